@@ -38,7 +38,7 @@ def training(data: Data, seed: int = 0) -> Training | Pipeline | tf.data.Dataset
     """
     from tftpu.input_pipelines import own
 
-    return own.checked_training(data, data.training(_context(data, seed)))
+    return own.checked_training(data, data.training(_build_context(data, seed)))
 
 
 def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
@@ -51,7 +51,7 @@ def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
     """
     from tftpu.input_pipelines import own
 
-    return own.checked_evaluation(data, data.evaluation(_context(data, seed)))
+    return own.checked_evaluation(data, data.evaluation(_build_context(data, seed)))
 
 
 def prediction(
@@ -137,5 +137,5 @@ def from_generator(
     return arrays.from_generator(make, spec, global_batch_size=global_batch_size)
 
 
-def _context(data: Data, seed: int) -> DataContext:
+def _build_context(data: Data, seed: int) -> DataContext:
     return DataContext(seed, data.global_batch_size)

@@ -29,15 +29,15 @@ def checked_training(data: Data, found: Any) -> Any:
     if hasattr(found, "starting_at"):
         size = found.global_batch_size
     elif isinstance(found, tf.data.Dataset):
-        size = _first(found, where)[0].shape[0]
-        if size < data.global_batch_size and _ends_after(found, 1):
+        size = _inspect_first(found, where)[0].shape[0]
+        if size < data.global_batch_size and _has_end_within(found, 1):
             raise UserError(
                 f"{where} returns {size:,} examples in all, fewer than data.global_batch_size="
                 f"{data.global_batch_size}: lower that, or add .repeat() before .batch(…)."
             )
     else:
         raise UserError(
-            f"{where} returns {_described(found)}: return a tf.data.Dataset, such as "
+            f"{where} returns {_describe_value(found)}: return a tf.data.Dataset, such as "
             "tf.data.Dataset.from_tensor_slices((x, y)).batch(context.global_batch_size)."
         )
     if size != data.global_batch_size:
@@ -57,8 +57,8 @@ def checked_evaluation(data: Data, found: Any) -> tf.data.Dataset | None:
     if found is None or isinstance(found, tf.data.Dataset):
         return found
     raise UserError(
-        f"{type(data).__name__}.evaluation() returns {_described(found)}: return a finite, batched "
-        "tf.data.Dataset, or None."
+        f"{type(data).__name__}.evaluation() returns {_describe_value(found)}: return a finite, "
+        "batched tf.data.Dataset, or None."
     )
 
 
@@ -84,14 +84,14 @@ def records_of(data: Data, address: str, context: DataContext) -> Unlabelled:
             )
         if split.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise UserError(f"{name}.evaluation() never ends: leave out .repeat().")
-        parts = list(_features(split, name))
+        parts = list(_iterate_features(split, name))
         if not parts:
             raise UserError(f"{name}.evaluation() returns an empty data set.")
         found = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
     return of_arrays(found, context, address)
 
 
-def _features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
+def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
     """Yields the features of each batch; warns of a split that may have no end."""
     started, due = time.monotonic(), _LONG
     for number, batch in enumerate(split.as_numpy_iterator(), 1):
@@ -116,7 +116,7 @@ def spec_of(pipeline: Any, examples: int) -> Spec:
     batches = starting_at(pipeline, 0)
     spec = batches.element_spec
     if any(None in part.shape[1:] for part in tf.nest.flatten(spec)):
-        shapes = [part.shape for part in _first(batches, "training()")]
+        shapes = [part.shape for part in _inspect_first(batches, "training()")]
         spec = tf.nest.pack_sequence_as(
             spec, [tf.TensorSpec(s, p.dtype) for s, p in zip(shapes, tf.nest.flatten(spec))]
         )
@@ -152,7 +152,7 @@ def steps_per_epoch(data: Data, pipeline: Any) -> int:
     return batches
 
 
-def _first(dataset: tf.data.Dataset, where: str) -> list[Any]:
+def _inspect_first(dataset: tf.data.Dataset, where: str) -> list[Any]:
     """Returns the parts of the first batch: their specs, where those are complete."""
     parts = tf.nest.flatten(dataset.element_spec)
     if any(part.shape.rank == 0 for part in parts):
@@ -164,10 +164,10 @@ def _first(dataset: tf.data.Dataset, where: str) -> list[Any]:
     raise UserError(f"{where} returns an empty data set.")
 
 
-def _ends_after(dataset: tf.data.Dataset, batches: int) -> bool:
+def _has_end_within(dataset: tf.data.Dataset, batches: int) -> bool:
     """Returns whether a data set has no more than this many batches."""
     return not any(True for _ in dataset.skip(batches).take(1))
 
 
-def _described(found: Any) -> str:
+def _describe_value(found: Any) -> str:
     return "nothing" if found is None else f"a {type(found).__name__}"

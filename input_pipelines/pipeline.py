@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 Parse = Callable[[Tensor], Batch]
 Prepare = Callable[[Any, Tensor], Any]
 Finish = Callable[[Batch, Tensor], Any]
-Attempt = Callable[[Tensor, Tensor], Batch]  # `Pipeline._attempt`, traced
+Attempt = Callable[[Tensor, Tensor], Batch]  # `Pipeline._try_records`, traced
 
 
 class RecordSource(Protocol):
@@ -134,7 +134,7 @@ class Pipeline:
 
         if machines > 1:
             drawn = drawn.shard(machines, machine)
-        batches = self._prepared(drawn, share, True, self._finished)
+        batches = self._prepare_records(drawn, share, True, self._finish_batch)
         if not self.data.services:
             return batches
         return service.distributed(
@@ -144,8 +144,8 @@ class Pipeline:
     def once(self) -> tf.data.Dataset:
         """Returns every example once, in batches; the last batch may be smaller."""
         records = self.source.once().batch(self.global_batch_size)
-        seeded = records.map(lambda record, number: (record, number, _no_seeds(number)))
-        return self._prepared(seeded, self.global_batch_size, False, self._finished)
+        seeded = records.map(lambda record, number: (record, number, _make_no_seeds(number)))
+        return self._prepare_records(seeded, self.global_batch_size, False, self._finish_batch)
 
     def of_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
         """Returns the examples of ranges of records, in order, in complete batches.
@@ -158,7 +158,7 @@ class Pipeline:
         def records(*borders: Tensor) -> tf.data.Dataset:
             first, last = borders
             found = self.source.between(first, last, size)
-            return found.map(lambda record, number: (record, number, _no_seeds(number)))
+            return found.map(lambda record, number: (record, number, _make_no_seeds(number)))
 
         firsts = tf.constant([numbers.start for numbers in ranges], tf.int64)
         lasts = tf.constant([numbers.stop for numbers in ranges], tf.int64)
@@ -169,7 +169,7 @@ class Pipeline:
             shaped = [tf.ensure_shape(p, (size, *p.shape[1:])) for p in tf.nest.flatten(batch)]
             return self.finish(tf.nest.pack_sequence_as(batch, shaped), seeds)
 
-        return self._prepared(drawn, size, False, finished)
+        return self._prepare_records(drawn, size, False, finished)
 
     def _share(self, hosts: int) -> int:
         share = share_of_host(self.global_batch_size, hosts)
@@ -180,7 +180,7 @@ class Pipeline:
             )
         return share
 
-    def _prepared(
+    def _prepare_records(
         self,
         records: tf.data.Dataset,
         share: int,
@@ -193,18 +193,18 @@ class Pipeline:
         spec: Any = records.element_spec
         record, _, seed = spec
         # Traced once and called several times: its graph holds all of the preparation.
-        signature = (_of_any_size(record), _of_any_size(seed))
-        attempt = tf.function(self._attempt, input_signature=signature)
+        signature = (_widen_spec(record), _widen_spec(seed))
+        attempt = tf.function(self._try_records, input_signature=signature)
 
         def chunk(*drawn: Tensor) -> tuple[Batch, Tensor, Tensor]:
-            return self._chunk(attempt, *drawn)
+            return self._parse_chunk(attempt, *drawn)
 
         chunks = records.map(chunk, tf.data.AUTOTUNE, deterministic=True)
         if size != share:
             chunks = chunks.rebatch(share, drop_remainder=drop_remainder)
         return chunks.map(finished, tf.data.AUTOTUNE, deterministic=True)
 
-    def _chunk(
+    def _parse_chunk(
         self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
     ) -> tuple[Batch, Tensor, Tensor]:
         """Returns the examples of some records, a mask of the good ones, and their seeds."""
@@ -215,7 +215,7 @@ class Pipeline:
         examples, found = tf.cond(
             fine,
             lambda: (together, tf.fill([size], True)),
-            lambda: self._apart(attempt, records, numbers, seeds),
+            lambda: self._parse_each(attempt, records, numbers, seeds),
         )
         static = records.shape[:1]
         examples = tf.nest.map_structure(
@@ -224,7 +224,7 @@ class Pipeline:
         # A copy: TensorFlow complains on stderr of slices of a batch that are batched again.
         return examples, tf.ensure_shape(found, static), tf.gather(seeds, tf.range(size))
 
-    def _apart(
+    def _parse_each(
         self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
     ) -> tuple[Batch, Tensor]:
         """Returns the examples of some records, zeros for bad ones; and a mask of the good."""
@@ -245,14 +245,16 @@ class Pipeline:
             filled = tf.cond(
                 _is_one(example),
                 lambda: tf.nest.map_structure(lambda part: part[0], example),
-                lambda: tf.nest.map_structure(lambda part: _zeros(part.shape[1:], part), example),
+                lambda: tf.nest.map_structure(
+                    lambda part: _make_zeros(part.shape[1:], part), example
+                ),
             )
             return filled, _is_one(example)
 
         each = tf.data.Dataset.from_tensor_slices((records, numbers, seeds)).map(one)
         return each.batch(tf.size(records, tf.int64)).get_single_element()
 
-    def _attempt(self, records: Tensor, seeds: Tensor) -> Batch:
+    def _try_records(self, records: Tensor, seeds: Tensor) -> Batch:
         """Returns the examples of some records; fewer of them, or none, if one of them is bad."""
 
         def parsed(records: Tensor, seeds: Tensor) -> tuple[Batch, Tensor]:
@@ -267,7 +269,7 @@ class Pipeline:
         else:
             examples = examples.map(lambda batch, _: batch).ignore_errors(log_warning=False)
         spec = examples.element_spec
-        none = tf.nest.map_structure(lambda part: _zeros((0, *part.shape[1:]), part), spec)
+        none = tf.nest.map_structure(lambda part: _make_zeros((0, *part.shape[1:]), part), spec)
         none = tf.data.Dataset.from_tensors(none)
         return examples.concatenate(none).take(1).get_single_element()
 
@@ -281,7 +283,7 @@ class Pipeline:
         number = int(drawn)
         if number in self.skipped:
             return True
-        reason = self._reason(record, number, seed)
+        reason = self._find_reason(record, number, seed)
         name = self._name(number)
         if not reason and _is_lost(record):
             raise UserError(
@@ -307,7 +309,7 @@ class Pipeline:
     def _name(self, number: int) -> str:
         return self.source.names(tf.constant([number], tf.int64))[0].numpy().decode()
 
-    def _reason(self, record: Any, number: int, seed: Any) -> str:
+    def _find_reason(self, record: Any, number: int, seed: Any) -> str:
         """Returns why a record cannot be prepared, found by trying; "" if it can.
 
         It is the end of a sentence that begins with the name of the record.
@@ -332,16 +334,16 @@ class Pipeline:
             retry.call(prepare, away, self._name(number))
         except (OSError, *away, tf.errors.PermissionDeniedError) as error:
             raise UserError(
-                f"{self._name(number)} cannot be reached ({_plain(error)}). Run the same command "
-                "again once it can be: the run resumes."
+                f"{self._name(number)} cannot be reached ({_strip_node_names(error)}). Run the "
+                "same command again once it can be: the run resumes."
             ) from error
         except pillow.ImageError as error:
-            return _plain(error)
+            return _strip_node_names(error)
         except (tf.errors.OpError, UserError, ValueError, TypeError) as error:
-            return f"cannot be prepared: {_plain(error)}"
+            return f"cannot be prepared: {_strip_node_names(error)}"
         return ""
 
-    def _finished(self, examples: Batch, found: Tensor, seeds: Tensor) -> Any:
+    def _finish_batch(self, examples: Batch, found: Tensor, seeds: Tensor) -> Any:
         batch = self.finish(examples, seeds)
         if self.data.on_bad_record == "raise":
             return batch
@@ -355,7 +357,7 @@ class Pipeline:
         return features, labels, given[0] * weights
 
 
-def _of_any_size(spec: tf.TensorSpec) -> tf.TensorSpec:
+def _widen_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
 
 
@@ -369,18 +371,18 @@ def _is_one(examples: Batch) -> Tensor:
     return tf.shape(tf.nest.flatten(examples)[0])[0] == 1
 
 
-def _plain(error: Exception) -> str:
+def _strip_node_names(error: Exception) -> str:
     """Returns an error's message without TensorFlow's names of nodes."""
     text = str(error).partition("\nTraceback")[0]  # of a function in Python
     text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]|name:\s*$", " ", text)
     return " ".join(text.split()).rstrip(". ")
 
 
-def _zeros(shape: tuple[int | None, ...], like: Any) -> Tensor:
+def _make_zeros(shape: tuple[int | None, ...], like: Any) -> Tensor:
     """Returns zeros of the dtype of `like`, with 0 for unknown dimensions."""
     return tf.zeros([size or 0 for size in shape], like.dtype)
 
 
-def _no_seeds(numbers: Tensor) -> Tensor:
+def _make_no_seeds(numbers: Tensor) -> Tensor:
     """Returns zeros (batch, 2), since evaluation draws nothing at random."""
     return tf.zeros((tf.shape(numbers)[0], 2), tf.int32)

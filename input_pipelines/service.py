@@ -92,10 +92,10 @@ def distributed(
         wanted = Wanted(
             __version__, described(data), context.seed, step, host, hosts, machine, len(addresses)
         )
-        with _opened(address, wanted, parts):
+        with _open_stream(address, wanted, parts):
             pass  # a mistake is found before training
         batches = tf.data.Dataset.from_generator(
-            lambda address=address, wanted=wanted: _received(address, wanted, parts),
+            lambda address=address, wanted=wanted: _receive_batches(address, wanted, parts),
             output_signature=tuple(parts),
         )
         made.append(batches.prefetch(2))
@@ -104,19 +104,21 @@ def distributed(
     return in_turn.map(lambda *flat: tf.nest.pack_sequence_as(spec, flat))
 
 
-def _received(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[tuple[np.ndarray, ...]]:
+def _receive_batches(
+    address: str, wanted: Wanted, parts: list[Any]
+) -> Iterator[tuple[np.ndarray, ...]]:
     """Yields the parts of each batch that a machine prepares."""
     number = wanted.step + wanted.machine
     try:
-        with _opened(address, wanted, parts) as stream:
+        with _open_stream(address, wanted, parts) as stream:
             while True:
-                kind = _exactly(stream, 1)
+                kind = _read_exactly(stream, 1)
                 if kind == ERROR:
-                    raise UserError(_line(stream)["error"])
-                found = int.from_bytes(_exactly(stream, 8), "big")
+                    raise UserError(_read_line(stream)["error"])
+                found = int.from_bytes(_read_exactly(stream, 8), "big")
                 if kind != BATCH or found != number:
                     raise UserError(f"The data service at {address} sent the wrong step.")
-                yield tuple(_part(stream, part) for part in parts)
+                yield tuple(_receive_part(stream, part) for part in parts)
                 number += wanted.machines
     except OSError as error:
         raise UserError(
@@ -126,12 +128,12 @@ def _received(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[tuple[
 
 
 @contextlib.contextmanager
-def _opened(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[IO[bytes]]:
+def _open_stream(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[IO[bytes]]:
     """Opens a stream of batches, after the shapes that it has were compared."""
-    with _connected(address) as connection, connection.makefile("rb") as stream:
+    with _connect(address) as connection, connection.makefile("rb") as stream:
         connection.settimeout(STALLED)
         connection.sendall(json.dumps(dataclasses.asdict(wanted)).encode() + b"\n")
-        answer = _line(stream)
+        answer = _read_line(stream)
         if "error" in answer:
             raise UserError(f"The data service at {address} refuses: {answer['error']}")
         if answer.get("parts") != shapes(parts):
@@ -157,7 +159,7 @@ def shapes(parts: list[Any]) -> list[Any]:
     return [[part.dtype.name, part.shape.as_list()] for part in parts]
 
 
-def _connected(address: str) -> socket.socket:
+def _connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     end = time.monotonic() + PATIENCE
     while True:
@@ -173,7 +175,7 @@ def _connected(address: str) -> socket.socket:
         time.sleep(0.5)
 
 
-def _line(stream: IO[bytes]) -> dict[str, Any]:
+def _read_line(stream: IO[bytes]) -> dict[str, Any]:
     line = stream.readline(LINE)
     try:
         answer = json.loads(line)
@@ -184,13 +186,13 @@ def _line(stream: IO[bytes]) -> dict[str, Any]:
     return answer
 
 
-def _part(stream: IO[bytes], part: Any) -> np.ndarray:
+def _receive_part(stream: IO[bytes], part: Any) -> np.ndarray:
     dtype = np.dtype(part.dtype.as_numpy_dtype)
     size = int(np.prod(part.shape.as_list(), dtype=np.int64)) * dtype.itemsize
-    return np.frombuffer(_exactly(stream, size), dtype).reshape(part.shape.as_list())
+    return np.frombuffer(_read_exactly(stream, size), dtype).reshape(part.shape.as_list())
 
 
-def _exactly(stream: IO[bytes], size: int) -> bytes:
+def _read_exactly(stream: IO[bytes], size: int) -> bytes:
     data = stream.read(size)
     if len(data) < size:
         raise ConnectionError("the connection was closed")

@@ -45,7 +45,7 @@ class Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, data: Data, host: str, port: int, allow_network: bool = False):
         self.data = dataclasses.replace(data, service="")  # not of other machines in turn
-        family, address = _resolved(host, port)
+        family, address = _resolve_host(host, port)
         if not allow_network:
             _refuse_public(host, address[0])
         self.address_family = family
@@ -74,20 +74,20 @@ class _Client(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         try:
-            wanted = _wanted(self.rfile.readline(LINE))
+            wanted = _parse_request(self.rfile.readline(LINE))
         except OSError:
             return None  # it said nothing
         except UserError as error:
-            return self._send(b"", {"error": str(error)})
+            return self._send_line(b"", {"error": str(error)})
         try:
-            batches = self._batches(wanted)
+            batches = self._iterate_batches(wanted)
             answer = {"parts": shapes(tf.nest.flatten(batches.element_spec))}
         except (UserError, OSError, tf.errors.OpError) as error:
-            return self._send(b"", {"error": _first_line(error)})
+            return self._send_line(b"", {"error": _extract_first_line(error)})
         self.connection.settimeout(None)  # a machine that trains may pause
         number = wanted.step + wanted.machine
         try:
-            self._send(b"", answer)
+            self._send_line(b"", answer)
             for batch in batches:
                 self.wfile.write(BATCH + number.to_bytes(8, "big"))
                 for part in tf.nest.flatten(batch):
@@ -96,9 +96,9 @@ class _Client(socketserver.StreamRequestHandler):
         except OSError:
             return None  # the training machine left
         except (UserError, tf.errors.OpError) as error:
-            self._send(ERROR, {"error": _first_line(error)})
+            self._send_line(ERROR, {"error": _extract_first_line(error)})
 
-    def _batches(self, wanted: Wanted) -> tf.data.Dataset:
+    def _iterate_batches(self, wanted: Wanted) -> tf.data.Dataset:
         """Returns the batches that a client asks for.
 
         Raises:
@@ -126,12 +126,12 @@ class _Client(socketserver.StreamRequestHandler):
             wanted.step, wanted.host, wanted.hosts, wanted.machine, wanted.machines
         )
 
-    def _send(self, kind: bytes, answer: dict[str, Any]) -> None:
+    def _send_line(self, kind: bytes, answer: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the training machine left
             self.wfile.write(kind + json.dumps(answer).encode() + b"\n")
 
 
-def _wanted(line: bytes) -> Wanted:
+def _parse_request(line: bytes) -> Wanted:
     """Returns what a client's first line asks for."""
     try:
         wanted = Wanted(**json.loads(line))
@@ -147,7 +147,7 @@ def _wanted(line: bytes) -> Wanted:
     return wanted
 
 
-def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+def _resolve_host(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, OverflowError) as error:
@@ -171,6 +171,6 @@ def _refuse_public(host: str, address: str) -> None:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _extract_first_line(error: Exception) -> str:
     text = getattr(error, "message", None) or str(error)
     return text.split("\nTraceback")[0].strip().removeprefix("UserError: ").splitlines()[0]

@@ -259,19 +259,19 @@ class Tokens(Streamed):
     def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import packed_tokens
 
-        return packed_tokens.training(self, self._folder(self.train_split), context)
+        return packed_tokens.training(self, self._prepare_folder(self.train_split), context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import packed_tokens
 
-        return packed_tokens.evaluation(self, self._folder(self.eval_split), context)
+        return packed_tokens.evaluation(self, self._prepare_folder(self.eval_split), context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import packed_tokens
 
         return packed_tokens.batch_spec(self, examples)
 
-    def _folder(self, split: str) -> str:
+    def _prepare_folder(self, split: str) -> str:
         """Returns the folder of packed shards, after packing a split's text if it is new."""
         if not self.train_text:
             return self.data_dir or ""

@@ -133,9 +133,9 @@ def of_shards(
     known = {name: f for name, f in (features or {}).items() if f.encoding != "image"}
 
     def fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
-        return _fields(source, known, numbers, names, pipeline.skipped)
+        return _collect_fields(source, known, numbers, names, pipeline.skipped)
 
-    state = [(p.path, p.examples, p.bytes, _changed(p.path)) for p in source.pieces]
+    state = [(p.path, p.examples, p.bytes, _read_change_time(p.path)) for p in source.pieces]
     return Unlabelled(
         source.count,
         _hash(state),
@@ -230,11 +230,11 @@ def of_files(
         return paths[numbers.start : numbers.stop], [0] * len(numbers)
 
     made = pipeline(Indexed(held), parse)
-    state = [(path, size, _changed(name)) for path, (name, size) in zip(paths, sizes)]
+    state = [(path, size, _read_change_time(name)) for path, (name, size) in zip(paths, sizes)]
     return Unlabelled(len(paths), _hash(state), made.of_ranges, places, skipped=made.skipped)
 
 
-def _changed(path: str) -> int:
+def _read_change_time(path: str) -> int:
     """Returns when a local file was changed, in nanoseconds; 0 in a bucket, by sizes alone."""
     return 0 if files.is_remote(path) else os.stat(path).st_mtime_ns
 
@@ -244,7 +244,7 @@ def texts(values: np.ndarray) -> np.ndarray:
     return np.vectorize(lambda value: value.decode(errors="replace"), [object])(values)
 
 
-def _fields(
+def _collect_fields(
     source: RecordSource,
     known: Mapping[str, Feature],
     numbers: range,

@@ -79,7 +79,7 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
         )
     if type(model).__module__ == sizes.__name__:
         check_types("model", model)
-        model.validate(_fitting(model))
+        model.validate(_choose_fitting_share(model))
     built = model.build()
     import keras
 
@@ -91,7 +91,7 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
     return built
 
 
-def _fitting(model: Model) -> Share:
+def _choose_fitting_share(model: Model) -> Share:
     """Returns a share of a batch that fits the model: there is no batch yet."""
     group = getattr(model, "norm_batch", 1)
     return Share(group if isinstance(group, int) and group > 0 else 1, replicas=1)

@@ -52,8 +52,8 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
     _check(model, rank, base)
     layers = internals.flat_layers(model)
     globs = [glob.strip() for glob in targets.split(",") if glob.strip()]
-    heads = [] if globs else _heads(model, layers)
-    adapted = _targets(model, layers, globs, heads)
+    heads = [] if globs else _find_heads(model, layers)
+    adapted = _find_targets(model, layers, globs, heads)
     for layer in adapted:
         _check_rank(layer, rank)
     for layer in adapted:
@@ -87,7 +87,7 @@ def merged_weights(
     Raises:
         UserError: a layer is quantized in a way that this cannot undo.
     """
-    found = {v.path: _value(v) for v in model.weights} | dict(replaced or {})
+    found = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
     for layer in internals.flat_layers(model):
         if layer.quantization_mode is not None or getattr(layer, "lora_enabled", False):
             _merge(layer, found)
@@ -100,7 +100,7 @@ def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
     first, second = (found.pop(f"{layer.path}/lora_{name}_{part}", None) for part in "ab")
     matrix = found[f"{layer.path}/{name}"]
     if layer.quantization_mode is not None:
-        matrix = np.asarray(keras.ops.convert_to_numpy(_dequantized(layer)), "float32")
+        matrix = np.asarray(keras.ops.convert_to_numpy(_dequantize(layer)), "float32")
         for other in (f"{name}_scale", f"{name}_zero", "g_idx"):
             found.pop(f"{layer.path}/{other}", None)
     if first is not None and second is not None:
@@ -110,7 +110,7 @@ def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
     found[f"{layer.path}/{name}"] = matrix
 
 
-def _dequantized(layer: Any) -> Any:
+def _dequantize(layer: Any) -> Any:
     """Returns the matrix of a quantized layer in floats, without adapters."""
     if layer.quantization_mode in ("int8", "int4"):
         if isinstance(layer, keras.layers.Dense | QuantizedConvolution):
@@ -220,7 +220,7 @@ def _check_rank(layer: Any, rank: int) -> None:
         )
 
 
-def _heads(model: keras.Model, layers: list[Any]) -> list[Any]:
+def _find_heads(model: keras.Model, layers: list[Any]) -> list[Any]:
     """Returns the dense layers that are outputs of a model; none of a language model's.
 
     A layer without weights may follow, such as the activation of a classifier.
@@ -236,7 +236,7 @@ def _heads(model: keras.Model, layers: list[Any]) -> list[Any]:
     return [v for v in own if id(v.output) in ends] if outputs else []
 
 
-def _targets(
+def _find_targets(
     model: keras.Model, layers: list[Any], globs: list[str], heads: list[Any]
 ) -> list[Any]:
     """Returns the layers to adapt: those that a glob matches; without globs, as by default."""
@@ -247,7 +247,7 @@ def _targets(
         if not any(fnmatch.fnmatchcase(layer.path, glob) for layer in able):
             raise UserError(
                 f"model.lora_targets: no dense layer or convolution matches {glob!r}. "
-                f"{_listed(model, able)}"
+                f"{_format_layers(model, able)}"
             )
     if globs:
         return [v for v in able if any(fnmatch.fnmatchcase(v.path, glob) for glob in globs)]
@@ -257,12 +257,12 @@ def _targets(
     if not found:
         raise UserError(
             f"The model {model.name!r} has no dense layer but its outputs, which are trained as a "
-            f"whole: name the layers to adapt by model.lora_targets. {_listed(model, able)}"
+            f"whole: name the layers to adapt by model.lora_targets. {_format_layers(model, able)}"
         )
     return found
 
 
-def _listed(model: keras.Model, able: list[Any]) -> str:
+def _format_layers(model: keras.Model, able: list[Any]) -> str:
     if not able:
         return f"The model {model.name!r} has none that is built."
     shown = ", ".join(layer.path for layer in able[:8])
@@ -320,5 +320,5 @@ def _freeze(layers: list[Any], kept: set[int]) -> None:
                 variable.trainable = False
 
 
-def _value(variable: keras.Variable) -> np.ndarray:
+def _to_array(variable: keras.Variable) -> np.ndarray:
     return np.asarray(keras.ops.convert_to_numpy(variable))

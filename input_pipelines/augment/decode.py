@@ -96,14 +96,14 @@ def cropped(
         tf.errors.InvalidArgumentError: at run time, for a broken or truncated image.
     """
     if image.dtype != tf.string:
-        return resized(_part(of_channels(image, channels), window), size)
+        return resized(_slice_window(of_channels(image, channels), window), size)
 
     def fused() -> Tensor:
         shape = tf.image.extract_jpeg_shape(image)
-        number = _orientation(image)
+        number = _read_orientation(image)
         upright = tf.where(number >= 5, shape[1::-1], shape[:2])  # height, width
         place = tf.stack(window(upright[0], upright[1]))
-        place = _if_turned(number, place, lambda: _place_in_file(place, upright, number))
+        place = _select_if_turned(number, place, lambda: _place_in_file(place, upright, number))
         shorter = tf.minimum(place[2], place[3])
 
         def at(ratio: int) -> Tensor:
@@ -119,10 +119,10 @@ def cropped(
         pixels = tf.cond(shorter < 2 * size, lambda: at(1), smaller)
         # Resizing float32 gives the same bits faster than uint8; the crop is not large here.
         pixels = resized(tf.cast(pixels, tf.float32), size)
-        return _if_turned(number, pixels, lambda: _turn(pixels, number))
+        return _select_if_turned(number, pixels, lambda: _turn(pixels, number))
 
     def whole() -> Tensor:
-        return resized(_part(decoded(image, channels), window), size)
+        return resized(_slice_window(decoded(image, channels), window), size)
 
     # A decoder that stops below the crop would not notice that the file is truncated.
     ends = tf.equal(_end(image, 2), b"\xff\xd9")
@@ -143,14 +143,14 @@ def decoded(image: Tensor, channels: int) -> Tensor:
 
     def jpeg() -> Tensor:
         pixels = tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
-        number = _orientation(image)
-        return _if_turned(number, pixels, lambda: _turn(pixels, number))
+        number = _read_orientation(image)
+        return _select_if_turned(number, pixels, lambda: _turn(pixels, number))
 
     def other() -> Tensor:
         return tf.cond(_is_plain_png(image), lambda: tf.io.decode_png(image, channels), by_pillow)
 
     def by_pillow() -> Tensor:
-        return _in_python(functools.partial(pillow.pixels, channels=channels), image, tf.uint8)
+        return _call_python(functools.partial(pillow.pixels, channels=channels), image, tf.uint8)
 
     pixels = tf.cond(_is_plain_jpeg(image), jpeg, other)
     return tf.ensure_shape(pixels, (None, None, channels))
@@ -186,7 +186,7 @@ def resized(image: Tensor, size: int) -> Tensor:
     return tf.squeeze(tf.cast(pixels + 0.5, tf.uint8), 0)
 
 
-def _in_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType) -> Tensor:
+def _call_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType) -> Tensor:
     """Returns what a function makes of the bytes of an image; this process has to compute it."""
 
     def of_value(value: Any) -> np.ndarray:  # bytes, or outside of graphs an array of them
@@ -195,7 +195,7 @@ def _in_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType)
     return tf.numpy_function(of_value, [image], dtype)
 
 
-def _orientation(image: Tensor) -> Tensor:
+def _read_orientation(image: Tensor) -> Tensor:
     """Returns the orientation that the metadata of a JPEG state, (), int32; 1 is upright."""
     # Read in Python, but few JPEGs have metadata: a segment of it first, or after that of JFIF.
     head = tf.cast(tf.io.decode_raw(tf.strings.substr(image, 0, 24), tf.uint8), tf.int32)
@@ -204,12 +204,12 @@ def _orientation(image: Tensor) -> Tensor:
     stated = _is_one_of(marker, 0xFE, *range(0xE1, 0xF0)) | (has_jfif & (head[5] != 16))
 
     def read() -> Tensor:
-        return _in_python(pillow.orientation, image, tf.int32)
+        return _call_python(pillow.orientation, image, tf.int32)
 
     return tf.ensure_shape(tf.cond(stated, read, lambda: tf.constant(1)), ())
 
 
-def _if_turned(number: Tensor, value: Tensor, other: Callable[[], Tensor]) -> Tensor:
+def _select_if_turned(number: Tensor, value: Tensor, other: Callable[[], Tensor]) -> Tensor:
     """Returns a value for an upright image; another one for an image of another orientation."""
     return tf.cond(number > 1, other, lambda: value)
 
@@ -275,7 +275,7 @@ def _end(text: Tensor, size: int) -> Tensor:
     return tf.strings.substr(text, tf.maximum(length - size, 0), size)
 
 
-def _part(image: Tensor, window: Callable[[Tensor, Tensor], Window]) -> Tensor:
+def _slice_window(image: Tensor, window: Callable[[Tensor, Tensor], Window]) -> Tensor:
     shape = tf.shape(image)
     top, left, height, width = window(shape[0], shape[1])
     return image[top : top + height, left : left + width]

@@ -27,7 +27,9 @@ def uniform(seeds: Tensor, count: int, purpose: str) -> Tensor:
     """
     pairs = -(-count // 2)  # a hash has 64 bits
     lead = tf.shape(seeds)[:-1]
-    index = tf.stack([tf.fill((pairs,), _key(purpose)), tf.range(pairs)], axis=1)  # (pairs, 2)
+    index = tf.stack(
+        [tf.fill((pairs,), _derive_key(purpose)), tf.range(pairs)], axis=1
+    )  # (pairs, 2)
     whole = tf.concat([lead, (pairs, 2)], 0)
     words = tf.concat(
         [tf.broadcast_to(seeds[..., None, :], whole), tf.broadcast_to(index, whole)], -1
@@ -46,7 +48,7 @@ def pixels(seed: Tensor, shape: tuple[int, ...], purpose: str) -> Tensor:
     words = -(-math.prod(shape) // 4)
     full: Any = None  # the whole range of the dtype
     drawn = tf.random.stateless_uniform(
-        (words,), seed + _key(purpose), full, full, tf.int32, alg="philox"
+        (words,), seed + _derive_key(purpose), full, full, tf.int32, alg="philox"
     )
     return tf.reshape(tf.reshape(tf.bitcast(drawn, tf.uint8), [-1])[: math.prod(shape)], shape)
 
@@ -77,5 +79,5 @@ def beta(alpha: float, numbers: Tensor) -> Tensor:
     return tf.cast(tf.where(side < 0.5, 0.5 - half, 0.5 + half), tf.float32)
 
 
-def _key(purpose: str) -> Tensor:
+def _derive_key(purpose: str) -> Tensor:
     return tf.constant(zlib.crc32(purpose.encode()) - 2**31, tf.int32)

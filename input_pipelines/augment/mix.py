@@ -66,7 +66,7 @@ def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Ten
         cut = tf.zeros((count,), tf.bool)
         box = tf.zeros((count, 4), tf.int32)
     else:
-        box = _boxes(draws.beta(cutmix, numbers[:, :3]), numbers[:, 3:5], height, width)
+        box = _draw_boxes(draws.beta(cutmix, numbers[:, :3]), numbers[:, 3:5], height, width)
         area: Tensor = tf.cast(box[:, 2] * box[:, 3], tf.float32)
         left = 1.0 - area / float(height * width)
         cut = numbers[:, 5] < 0.5 if mixup else tf.ones((count,), tf.bool)
@@ -118,7 +118,7 @@ def to_depth(images: Tensor) -> Tensor:
     return tf.nn.space_to_depth(images, 2)
 
 
-def _boxes(shares: Tensor, places: Tensor, height: int, width: int) -> Tensor:
+def _draw_boxes(shares: Tensor, places: Tensor, height: int, width: int) -> Tensor:
     """Returns CutMix's rectangles, (batch, 4): top, left, height, width, int32.
 
     Their sides are sqrt(1 - share) of the image's and their centres uniform; they are clipped to

@@ -66,7 +66,7 @@ def auto_contrast(image: Tensor, strength: Tensor | None = None) -> Tensor:
     levels: Tensor = tf.range(256, dtype=tf.float64)[:, None]
     table = tf.clip_by_value(tf.floor(levels * scale + -low * scale), 0.0, 255.0)
     table = tf.where(high > low, table, levels)  # a channel of one level stays the same
-    return _by_table(image, tf.cast(table, tf.uint8))
+    return _look_up_levels(image, tf.cast(table, tf.uint8))
 
 
 def equalize(image: Tensor, strength: Tensor | None = None) -> Tensor:
@@ -83,54 +83,58 @@ def equalize(image: Tensor, strength: Tensor | None = None) -> Tensor:
     below = tf.cumsum(counts, exclusive=True)
     table = tf.minimum((below + step // 2) // tf.maximum(step, 1), 255)
     table = tf.where(step > 0, table, levels)
-    return _by_table(image, tf.cast(table, tf.uint8))
+    return _look_up_levels(image, tf.cast(table, tf.uint8))
 
 
 def rotate(image: Tensor, strength: Tensor) -> Tensor:
     """Rotates about the centre, counterclockwise, by 30 degrees times the strength."""
     angle = strength * math.radians(30)
     cos, sin = tf.cos(angle), tf.sin(angle)
-    return _affine(image, cos, -sin, sin, cos)
+    return _transform_affine(image, cos, -sin, sin, cos)
 
 
 def shear_x(image: Tensor, strength: Tensor) -> Tensor:
     """Moves row y by 0.3 times the strength times its distance from the middle."""
-    return _affine(image, 1.0, 0.3 * strength, 0.0, 1.0)
+    return _transform_affine(image, 1.0, 0.3 * strength, 0.0, 1.0)
 
 
 def shear_y(image: Tensor, strength: Tensor) -> Tensor:
     """Moves column x by 0.3 times the strength times its distance from the middle."""
-    return _affine(image, 1.0, 0.0, 0.3 * strength, 1.0)
+    return _transform_affine(image, 1.0, 0.0, 0.3 * strength, 1.0)
 
 
 def translate_x(image: Tensor, strength: Tensor) -> Tensor:
     """Moves sideways by 45 % of the width times the strength, in whole pixels."""
-    return _affine(image, 1.0, 0.0, 0.0, 1.0, right=tf.round(0.45 * strength * image.shape[1]))
+    return _transform_affine(
+        image, 1.0, 0.0, 0.0, 1.0, right=tf.round(0.45 * strength * image.shape[1])
+    )
 
 
 def translate_y(image: Tensor, strength: Tensor) -> Tensor:
     """Moves up or down by 45 % of the height times the strength, in whole pixels."""
-    return _affine(image, 1.0, 0.0, 0.0, 1.0, down=tf.round(0.45 * strength * image.shape[0]))
+    return _transform_affine(
+        image, 1.0, 0.0, 0.0, 1.0, down=tf.round(0.45 * strength * image.shape[0])
+    )
 
 
 def color(image: Tensor, strength: Tensor) -> Tensor:
     """Changes the saturation, between grey and about twice as much."""
-    return colors.saturation(image, _factor(strength))
+    return colors.saturation(image, _compute_factor(strength))
 
 
 def contrast(image: Tensor, strength: Tensor) -> Tensor:
     """Changes the contrast, between the image's mean grey and about twice as much."""
-    return colors.contrast(image, _factor(strength))
+    return colors.contrast(image, _compute_factor(strength))
 
 
 def brightness(image: Tensor, strength: Tensor) -> Tensor:
     """Changes the brightness, between black and about twice as much."""
-    return colors.brightness(image, _factor(strength))
+    return colors.brightness(image, _compute_factor(strength))
 
 
 def sharpness(image: Tensor, strength: Tensor) -> Tensor:
     """Changes the sharpness, between smoothed and sharpened, except at the border."""
-    return colors.sharpness(image, _factor(strength))
+    return colors.sharpness(image, _compute_factor(strength))
 
 
 def posterize(image: Tensor, strength: Tensor) -> Tensor:
@@ -154,18 +158,18 @@ OPERATIONS = {
 }
 
 
-def _factor(strength: Tensor) -> Tensor:
+def _compute_factor(strength: Tensor) -> Tensor:
     return tf.maximum(1.0 + 0.9 * strength, 0.0)
 
 
-def _by_table(image: Tensor, table: Tensor) -> Tensor:
+def _look_up_levels(image: Tensor, table: Tensor) -> Tensor:
     """Replaces each pixel by the entry of its level and channel; table (256, channels)."""
     channels = image.shape[-1]
     index = tf.cast(image, tf.int32) * channels + tf.range(channels)
     return tf.gather(tf.reshape(table, [-1]), index)
 
 
-def _affine(
+def _transform_affine(
     image: Tensor,
     a: Number,
     b: Number,

@@ -65,17 +65,18 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
             job
             | "Parts" >> beam.Create(list(numbers))
             | "Spread" >> beam.Reshuffle()
-            | "Encode" >> beam.FlatMap(_records, reader)
+            | "Encode" >> beam.FlatMap(_iterate_records, reader)
         )
         sizes = (
             records
             | "Size" >> beam.Map(lambda found: (found[0], (1, len(found[2]) + tfrecord.OVERHEAD)))
-            | "Sizes" >> beam.CombinePerKey(_added)
+            | "Sizes" >> beam.CombinePerKey(_sum_pairs)
         )
         planned = (
             job
             | "Once" >> beam.Create([None])
-            | "Plan" >> beam.Map(_plan, beam.pvalue.AsDict(sizes), conversion, len(numbers))
+            | "Plan"
+            >> beam.Map(_plan_conversion, beam.pvalue.AsDict(sizes), conversion, len(numbers))
         )
         made = (
             records
@@ -90,14 +91,14 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
         )
 
 
-def _records(part: int, reader: Reader) -> Iterator[tuple[int, int, bytes]]:
+def _iterate_records(part: int, reader: Reader) -> Iterator[tuple[int, int, bytes]]:
     """Yields (part, number in it, record)."""
     for number, record in enumerate(staging.encoded(reader, part)):
         if isinstance(record, bytes):  # nothing is left out here
             yield part, number, record
 
 
-def _added(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+def _sum_pairs(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Adds up counts and bytes."""
     count, size = 0, 0
     for one, other in pairs:
@@ -105,7 +106,9 @@ def _added(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return count, size
 
 
-def _plan(_: None, sizes: dict[int, tuple[int, int]], conversion: Conversion, count: int) -> Plan:
+def _plan_conversion(
+    _: None, sizes: dict[int, tuple[int, int]], conversion: Conversion, count: int
+) -> Plan:
     counts = [sizes.get(part, (0, 0))[0] for part in range(count)]
     return conversion.plan(counts, sum(size for _, size in sizes.values()))
 
@@ -141,8 +144,8 @@ def _write(
 def _publish(
     _: None, made: list[tuple[int, Shard]], conversion: Conversion, reader: Reader
 ) -> None:
-    publishing.publish(conversion, reader, [shard for _, shard in sorted(made, key=_number)])
+    publishing.publish(conversion, reader, [shard for _, shard in sorted(made, key=_select_number)])
 
 
-def _number(pair: tuple[int, Shard]) -> int:
+def _select_number(pair: tuple[int, Shard]) -> int:
     return pair[0]

@@ -61,7 +61,7 @@ def run(
             say(f"{conversion.split}: {line}")
         staging.begin(folder, conversion, reader)
         staged = Staging(reader, folder)
-        made = _made(conversion, staged, workers, say)
+        made = _make_shards(conversion, staged, workers, say)
         skipped = staged.skipped()
         after = publishing.publish(conversion, reader, made, skipped)
     files.remove_tree(str(folder))
@@ -73,7 +73,7 @@ def run(
     return after
 
 
-def _made(conversion: Conversion, staged: Staging, workers: int, say: Say) -> list[Shard]:
+def _make_shards(conversion: Conversion, staged: Staging, workers: int, say: Say) -> list[Shard]:
     """Stages the parts and makes the shards, in parallel."""
     reader: Reader = staged.reader
     count = len(reader.parts)

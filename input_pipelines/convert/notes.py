@@ -12,7 +12,7 @@ from tftpu.storage import files
 def write(path: Path, value: Any) -> None:
     """Writes a JSON value atomically."""
     text = json.dumps(value)
-    files.write_whole(path, f"{_checksum(text)} {text}".encode())
+    files.write_whole(path, f"{_compute_checksum(text)} {text}".encode())
 
 
 def read(path: Path) -> Any:
@@ -21,8 +21,8 @@ def read(path: Path) -> Any:
         found, _, text = files.read(path).decode().partition(" ")
     except (OSError, ValueError):
         return None
-    return json.loads(text) if found == _checksum(text) else None
+    return json.loads(text) if found == _compute_checksum(text) else None
 
 
-def _checksum(text: str) -> str:
+def _compute_checksum(text: str) -> str:
     return f"{google_crc32c.value(text.encode()):08x}"

@@ -48,7 +48,7 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
     if end_of_text and end is None:
         raise UserError(f"The tokenizer {path} has no token {end_of_text!r}.")
     tail = [] if end is None else [end]
-    if asked := _asked(loaded):
+    if asked := _find_padding_settings(loaded):
         loaded.no_truncation()
         loaded.no_padding()
         _say_switched_off(path, " and ".join(asked))
@@ -66,10 +66,10 @@ def switched_off(path: str | None) -> list[str]:
 
     Both are for a batch of questions to a model: they would drop text, or train on padding.
     """
-    return _asked(load(path)) if path else []
+    return _find_padding_settings(load(path)) if path else []
 
 
-def _asked(loaded: Any) -> list[str]:
+def _find_padding_settings(loaded: Any) -> list[str]:
     return [name for name in ("truncation", "padding") if getattr(loaded, name)]
 
 

@@ -29,7 +29,7 @@ def each(workers: int, tasks: int) -> Iterator[Map]:
     pool = concurrent.futures.ProcessPoolExecutor(workers, spawn, initializer=_end_with_parent)
 
     def run(function: Callable[[int], Any], numbers: Iterable[int]) -> list[Any]:
-        with _without_main():
+        with _hide_main():
             results = pool.map(function, numbers)
         return list(results)
 
@@ -40,7 +40,7 @@ def each(workers: int, tasks: int) -> Iterator[Map]:
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
+def _hide_main() -> Iterator[None]:
     """Hides the user's script, which new processes would otherwise run again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -56,7 +56,7 @@ def begun(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None
             f"{conversion.output} holds another {conversion.split!r} split already, from other "
             "data or options: choose another output folder, or remove it first."
         )
-    if differences := list(_differences(found, conversion, reader)):
+    if differences := list(_find_differences(found, conversion, reader)):
         raise UserError(
             f"{conversion.output} holds a data set of other features or options, which its first "
             f"split fixed: {'; '.join(differences)}. Convert this split like the others, or choose "
@@ -65,7 +65,7 @@ def begun(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None
     return found, generation
 
 
-def _differences(first: Manifest, conversion: Conversion, reader: Reader) -> Iterator[str]:
+def _find_differences(first: Manifest, conversion: Conversion, reader: Reader) -> Iterator[str]:
     """Yields what a split would be made of, other than the data set that it is added to."""
     # What an older tftpu did not record is not compared.
     keys = ["classes", *(key for key in first.about if key in reader.about and key != "classes")]
@@ -95,7 +95,7 @@ def publish(
         if found is None:  # another process has made the same
             return manifest.read(conversion.output)
         before, generation = found
-        after = _extended(before, conversion, reader, shards, skipped)
+        after = _extend_manifest(before, conversion, reader, shards, skipped)
         if files.is_remote(conversion.output):
             data = manifest.to_json(after).encode()
             buckets.publish(f"{conversion.output}/{manifest.NAME}", data, generation)
@@ -104,7 +104,7 @@ def publish(
         return after
 
 
-def _extended(
+def _extend_manifest(
     before: Manifest,
     conversion: Conversion,
     reader: Reader,

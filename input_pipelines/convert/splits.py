@@ -45,8 +45,8 @@ def of(
         splits = image_files.splits_in(what, options.classes)
     found = splits.classes
     if not found:
-        plain = _changed(conversion, split=options.split or "train")
-        return _held_out(plain, validation_fraction)
+        plain = _replace_options(conversion, split=options.split or "train")
+        return _hold_out(plain, validation_fraction)
     if options.split:
         raise UserError(
             f"The folders of {what} are the splits {', '.join(found)}: leave out --split to "
@@ -57,7 +57,8 @@ def of(
     classes = options.classes or tuple(sorted({n for names in found.values() for n in names}))
     conversions = [
         dataclasses.replace(
-            _changed(conversion, split=name, classes=classes), source=f"images:{what}/{name}"
+            _replace_options(conversion, split=name, classes=classes),
+            source=f"images:{what}/{name}",
         )
         for name in found
     ]
@@ -71,16 +72,16 @@ def of(
             "a source with one training split and no validation split."
         )
     others = [c for c in conversions if c is not training[0]]
-    return [*_held_out(training[0], validation_fraction), *others]
+    return [*_hold_out(training[0], validation_fraction), *others]
 
 
-def _held_out(conversion: Conversion, fraction: float) -> list[Conversion]:
+def _hold_out(conversion: Conversion, fraction: float) -> list[Conversion]:
     if not fraction:
         return [conversion]
-    rest = _changed(conversion, validation_fraction=fraction)
-    return [rest, _changed(rest, split=HELD_OUT, held_out=True)]
+    rest = _replace_options(conversion, validation_fraction=fraction)
+    return [rest, _replace_options(rest, split=HELD_OUT, held_out=True)]
 
 
-def _changed(conversion: Conversion, **options: Any) -> Conversion:
+def _replace_options(conversion: Conversion, **options: Any) -> Conversion:
     changed = dataclasses.replace(conversion.options, **options)
     return dataclasses.replace(conversion, options=changed)

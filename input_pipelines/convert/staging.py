@@ -74,13 +74,13 @@ class Staging:
 
     def done(self) -> int:
         """Returns the number of parts that seem to be staged; `stage` looks at them."""
-        return sum(self._note(part).exists() for part in range(len(self.reader.parts)))
+        return sum(self._build_note_path(part).exists() for part in range(len(self.reader.parts)))
 
     def stage(self, part: int) -> np.ndarray:
         """Encodes a part, unless it is staged, undamaged; returns the bytes of each record."""
         if not self._is_whole(part):
             self._make(part)
-        return np.load(self._lengths(part))
+        return np.load(self._build_lengths_path(part))
 
     def _make(self, part: int) -> None:
         lengths, hashes, skipped = [], [], []
@@ -95,26 +95,26 @@ class Staging:
                     hashes.append(hashlib.blake2b(record, digest_size=16).digest())
                 yield record
 
-        for path in (self._note(part), self._skipped(part)):
+        for path in (self._build_note_path(part), self._build_skipped_path(part)):
             files.remove(path)
         made = tfrecord.write(str(self.folder / f"part-{part}"), measured())
         beside: dict[Path, Iterable[bytes]] = {
-            self._lengths(part): _npy(np.array(lengths, np.int64))
+            self._build_lengths_path(part): _encode_npy(np.array(lengths, np.int64))
         }
         if not self.reader.ordered:
-            beside[self._hashes(part)] = _npy(np.array(hashes, "S16"))
+            beside[self._build_hashes_path(part)] = _encode_npy(np.array(hashes, "S16"))
         if skipped:
-            beside[self._skipped(part)] = [json.dumps(skipped).encode()]
+            beside[self._build_skipped_path(part)] = [json.dumps(skipped).encode()]
         sums = {made.name: [made.bytes, made.crc32c]}
         for path, pieces in beside.items():
             data = b"".join(pieces)
             files.write_whole(path, data)
             sums[path.name] = [len(data), f"{google_crc32c.value(data):08x}"]
-        notes.write(self._note(part), sums)
+        notes.write(self._build_note_path(part), sums)
 
     def _is_whole(self, part: int) -> bool:
         """Returns whether a part is staged, and its files are as they were written."""
-        sums = notes.read(self._note(part))
+        sums = notes.read(self._build_note_path(part))
         if sums is None:
             return False
         try:
@@ -125,15 +125,15 @@ class Staging:
 
     def skipped(self) -> list[Skipped]:
         """Returns what was left out of all parts, in their order."""
-        notes = filter(Path.exists, map(self._skipped, range(len(self.reader.parts))))
+        notes = filter(Path.exists, map(self._build_skipped_path, range(len(self.reader.parts))))
         return [Skipped(*row) for note in notes for row in json.loads(note.read_text())]
 
     def put_in_order(self) -> None:
         """Records the order of the records by their content, regardless of their parts."""
         parts = range(len(self.reader.parts))
-        hashes = [np.load(self._hashes(part)) for part in parts]
+        hashes = [np.load(self._build_hashes_path(part)) for part in parts]
         order = np.argsort(np.concatenate(hashes), kind="stable")
-        files.write_whole(self.folder / "order.npy", _npy(order))
+        files.write_whole(self.folder / "order.npy", _encode_npy(order))
 
     def records(self, planned: Plan, shard: int) -> list[bytes]:
         """Returns the records of a shard, read part by part.
@@ -147,7 +147,7 @@ class Staging:
         of_part, number = planned.located(records)
         found = [b""] * len(number)
         for part in np.unique(of_part):
-            lengths = np.load(self._lengths(part))
+            lengths = np.load(self._build_lengths_path(part))
             begins = np.cumsum(lengths) - lengths
             path = self.folder / f"part-{part}"
             with open(path, "rb") as file:
@@ -164,16 +164,16 @@ class Staging:
                         ) from error
         return found
 
-    def _note(self, part: int) -> Path:
+    def _build_note_path(self, part: int) -> Path:
         return self.folder / f"part-{part}.json"
 
-    def _hashes(self, part: int) -> Path:
+    def _build_hashes_path(self, part: int) -> Path:
         return self.folder / f"part-{part}.hashes.npy"
 
-    def _skipped(self, part: int) -> Path:
+    def _build_skipped_path(self, part: int) -> Path:
         return self.folder / f"part-{part}.skipped"
 
-    def _lengths(self, part: int) -> Path:
+    def _build_lengths_path(self, part: int) -> Path:
         return self.folder / f"part-{part}.npy"
 
 
@@ -226,7 +226,7 @@ def begin(folder: Path, conversion: Conversion, reader: Reader) -> None:
         path.unlink(missing_ok=True)
 
 
-def _npy(array: np.ndarray) -> Iterator[bytes]:
+def _encode_npy(array: np.ndarray) -> Iterator[bytes]:
     """Yields the content of a `.npy` file."""
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))

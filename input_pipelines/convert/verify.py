@@ -46,20 +46,20 @@ class _Check:
         shard = self.shards[number]
         path = self.manifest.path(shard)
         try:
-            return self._problems(shard, path)
+            return self._find_problems(shard, path)
         except (OSError, tf.errors.OpError) as error:
             return [f"{path} cannot be read: {error}"]
 
-    def _problems(self, shard: Shard, path: str) -> list[str]:
+    def _find_problems(self, shard: Shard, path: str) -> list[str]:
         if not files.exists(path):
             return [f"{path} is missing."]
         problems = []
         if shard.crc32c and tfrecord.checksum(path) != shard.crc32c:
             problems.append(f"{path} is not the file that the manifest was written for: CRC32C.")
-        return [*problems, *_records(path, shard, self.manifest)]
+        return [*problems, *_check_records(path, shard, self.manifest)]
 
 
-def _records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:
+def _check_records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:
     """Yields the problems of a shard's records."""
     count, named, batch = 0, 0, []
     offsets = []
@@ -70,14 +70,14 @@ def _records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:
             batch.append(record)
             count += 1
             if len(batch) == _BATCH:
-                for problem in _parsed(path, count - len(batch), batch, manifest):
+                for problem in _check_batch(path, count - len(batch), batch, manifest):
                     named += 1
                     yield problem
                     if named == AT_MOST:
                         yield f"{path}: the check stops here; there may be more broken records."
                         return
                 batch = []
-        yield from _parsed(path, count - len(batch), batch, manifest)
+        yield from _check_batch(path, count - len(batch), batch, manifest)
     except UserError as error:  # a corrupt record: the next one cannot be found
         yield str(error)
         return
@@ -87,7 +87,7 @@ def _records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]:
         yield f"{path}: the index in the manifest does not match."
 
 
-def _parsed(path: str, first: int, batch: list[bytes], manifest: Manifest) -> Iterator[str]:
+def _check_batch(path: str, first: int, batch: list[bytes], manifest: Manifest) -> Iterator[str]:
     """Yields the problems of a batch of records; parses them one by one only if there are any."""
     import tensorflow as tf
 
@@ -113,10 +113,10 @@ def _parsed(path: str, first: int, batch: list[bytes], manifest: Manifest) -> It
             try:
                 check([record], [name])
             except tf.errors.OpError as error:
-                yield f"{name}{_source(record)}: {' '.join(error.message.split())}"
+                yield f"{name}{_name_source(record)}: {' '.join(error.message.split())}"
 
 
-def _source(record: bytes) -> str:
+def _name_source(record: bytes) -> str:
     """Returns " (made of FILE)" if a record names its file; "" if not, or if it cannot be read."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError

@@ -60,7 +60,7 @@ class Table:
                 "A snapshot is for a table: write FOR SYSTEM_TIME AS OF into the query instead."
             )
         with clients.explained(what):
-            table = _result_of(what) if is_query else clients.connected().tables.get_table(what)
+            table = _run_query(what) if is_query else clients.connected().tables.get_table(what)
         known = [field.name for field in table.schema]
         for name in features:
             if name not in known:
@@ -69,13 +69,13 @@ class Table:
         time = None if is_query else _time(snapshot) if snapshot else table.modified
         self._path = f"projects/{table.project}/datasets/{table.dataset_id}/tables/{table.table_id}"
         with clients.explained(what):
-            session = _session(table.project, self._path, self._columns, time)
+            session = _create_session(table.project, self._path, self._columns, time)
         self._what = what
         self._session_name = session.name
         self._schema = session.arrow_schema.serialized_schema
         self.parts: list[str] = [stream.name for stream in session.streams]
         self.state = [what if is_query else self._path, self._columns, str(time)]
-        self.features = self._described()
+        self.features = self._describe_rows()
 
     def batches(self, part: str) -> Iterator[Batch]:
         """Yields the rows of a stream in batches."""
@@ -88,7 +88,9 @@ class Table:
                 found = message.arrow_record_batch.serialized_record_batch
                 batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(found), schema)
                 yield {
-                    name: _array(batch.column(name), f"the column {name!r} of {self._what}", row)
+                    name: _convert_column(
+                        batch.column(name), f"the column {name!r} of {self._what}", row
+                    )
                     for name in self._columns
                 }
                 row += batch.num_rows
@@ -108,24 +110,26 @@ class Table:
             raise UserError(f"{self._what} is empty.")
         columns = {n: np.concatenate([batch[n] for batch in batches]) for n in self._columns}
         hashes = [
-            hashlib.blake2b(b"".join(_bytes(value) for value in row), digest_size=16).digest()
+            hashlib.blake2b(
+                b"".join(_encode_value(value) for value in row), digest_size=16
+            ).digest()
             for row in zip(*columns.values())
         ]
         order = sorted(range(len(hashes)), key=hashes.__getitem__)
         return {name: column[order] for name, column in columns.items()}
 
-    def _described(self) -> dict[str, Feature]:
+    def _describe_rows(self) -> dict[str, Feature]:
         """Returns the features by the first rows: the schema lacks the length of arrays."""
         for part in self.parts:
             for batch in self.batches(part):
-                return {name: _feature(values) for name, values in batch.items()}
+                return {name: _infer_feature(values) for name, values in batch.items()}
         self.parts = []
         return {}
 
 
 def training(data: "BigQuery", context: DataContext) -> Training:
     """Returns shuffled rows, in memory; see `epochs.Training` for the order."""
-    batch = _arranged(data, data.train_table)
+    batch = _arrange_rows(data, data.train_table)
     return Training(
         batch, context.global_batch_size, context.seed, lambda examples, seeds: examples
     )
@@ -133,7 +137,7 @@ def training(data: "BigQuery", context: DataContext) -> Training:
 
 def evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
     """Returns every row once."""
-    batch = _arranged(data, data.eval_table)
+    batch = _arrange_rows(data, data.eval_table)
     return tf.data.Dataset.from_tensor_slices(batch).batch(context.global_batch_size)
 
 
@@ -146,33 +150,35 @@ def prediction(data: "BigQuery", address: str, context: DataContext) -> Unlabell
         snapshot = data.snapshot
     wanted = tuple(dict.fromkeys((*data.features, *context.keep)))
     rows = Table(table, wanted, snapshot).read()
-    found = {name: _feature(values) for name, values in rows.items()}
+    found = {name: _infer_feature(values) for name, values in rows.items()}
     batches.spec(found, data.features, "", examples=1)  # raises for missing features and strings
     narrow = {name: arrays.device_array(rows[name]) for name in data.features}
     features = batches.arranged(narrow, data.features, "")
-    columns = {name: _texts(rows[name]) for name in context.keep}
+    columns = {name: _decode_texts(rows[name]) for name in context.keep}
     return unlabelled.of_arrays(features, context, table, columns)
 
 
 def batch_spec(data: "BigQuery", examples: int) -> Spec:
     """Returns the spec of a batch: (features, label)."""
-    found = Table(data.train_table, _names(data), data.snapshot).features
+    found = Table(data.train_table, _list_columns(data), data.snapshot).features
     return batches.spec(found, data.features, data.label, examples=examples)
 
 
-def _arranged(data: "BigQuery", table: str) -> Any:
-    found = Table(table, _names(data), data.snapshot)
+def _arrange_rows(data: "BigQuery", table: str) -> Any:
+    found = Table(table, _list_columns(data), data.snapshot)
     # Raises for missing features and strings.
     batches.spec(found.features, data.features, data.label, examples=1)
     values = {name: arrays.device_array(column) for name, column in found.read().items()}
     return batches.arranged(values, data.features, data.label)
 
 
-def _names(data: "BigQuery") -> tuple[str, ...]:
+def _list_columns(data: "BigQuery") -> tuple[str, ...]:
     return (*data.features, data.label) if data.label else data.features
 
 
-def _session(project: str, path: str, columns: list[str], time: datetime.datetime | None) -> Any:
+def _create_session(
+    project: str, path: str, columns: list[str], time: datetime.datetime | None
+) -> Any:
     from google.cloud.bigquery_storage_v1 import types
 
     wanted = types.ReadSession(
@@ -187,7 +193,7 @@ def _session(project: str, path: str, columns: list[str], time: datetime.datetim
     )
 
 
-def _result_of(query: str) -> Any:
+def _run_query(query: str) -> Any:
     """Runs a query and returns the temporary table of its rows."""
     job = clients.connected().tables.query(query)
     job.result(max_results=0)
@@ -204,7 +210,7 @@ def _time(text: str) -> datetime.datetime:
     return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
 
 
-def _array(column: Any, what: str, first: int) -> np.ndarray:
+def _convert_column(column: Any, what: str, first: int) -> np.ndarray:
     """Converts an Arrow column to an array (rows, ...) of a dtype that records support.
 
     Raises:
@@ -219,7 +225,7 @@ def _array(column: Any, what: str, first: int) -> np.ndarray:
         )
     kind = column.type
     if pyarrow.types.is_list(kind):
-        inner = _array(column.flatten(), what, first)
+        inner = _convert_column(column.flatten(), what, first)
         lengths = set(np.diff(column.offsets.to_numpy()).tolist())
         if len(lengths) != 1:
             raise UserError(
@@ -242,18 +248,18 @@ def _array(column: Any, what: str, first: int) -> np.ndarray:
     )
 
 
-def _texts(values: np.ndarray) -> Any:
+def _decode_texts(values: np.ndarray) -> Any:
     """Returns a column with texts in place of bytes."""
     return unlabelled.texts(values) if values.dtype == object else values
 
 
-def _feature(values: np.ndarray) -> Feature:
+def _infer_feature(values: np.ndarray) -> Feature:
     shape = values.shape[1:]
     if values.dtype == object:
         return Feature("string", shape)
     return Feature(values.dtype.name, shape, "raw" if shape else "list")
 
 
-def _bytes(value: Any) -> bytes:
+def _encode_value(value: Any) -> bytes:
     data = value if isinstance(value, bytes) else value.tobytes()
     return len(data).to_bytes(8, "little") + data

@@ -50,14 +50,14 @@ def load(uris: Sequence[str], table: str, identity: str) -> str:
                 )
             except exceptions.Conflict:
                 job = client.get_job(name, location=place)
-                if _failed(job):
+                if _has_failed(job):
                     continue
             _wait(job, table)
         return name
     raise UserError(f"Loading into {table} has failed {_ATTEMPTS} times: see its jobs in BigQuery.")
 
 
-def _failed(job: Any) -> bool:
+def _has_failed(job: Any) -> bool:
     """Returns whether a job of an earlier time has failed, once it is over."""
     from google.api_core import exceptions
 

@@ -24,7 +24,7 @@ def training(data: "Images", context: DataContext) -> Training:
     def prepare(examples: Batch, seeds: Tensor) -> tuple[Tensor, Tensor]:
         images = examples["image"]
         images = _shift(images, data.shift, seeds) if data.shift else images
-        return _standardise(images, data), tf.cast(examples["label"], tf.int32)
+        return _standardize(images, data), tf.cast(examples["label"], tf.int32)
 
     return Training(
         examples=small.in_memory(data.name, data.data_dir, data.train_split),
@@ -39,7 +39,7 @@ def evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
     examples = small.in_memory(data.name, data.data_dir, data.eval_split)
 
     def prepare(examples: Batch) -> tuple[Tensor, Tensor]:
-        return _standardise(examples["image"], data), tf.cast(examples["label"], tf.int32)
+        return _standardize(examples["image"], data), tf.cast(examples["label"], tf.int32)
 
     dataset = tf.data.Dataset.from_tensor_slices(examples)
     return dataset.batch(context.global_batch_size).map(prepare, tf.data.AUTOTUNE)
@@ -53,7 +53,7 @@ def prediction(data: "Images", address: str, context: DataContext) -> Unlabelled
         examples = small.in_memory(data.name, data.data_dir, split)
         images, labels = examples["image"], examples["label"]
         return unlabelled.of_arrays(
-            images, context, split, {"label": labels}, lambda images: _standardise(images, data)
+            images, context, split, {"label": labels}, lambda images: _standardize(images, data)
         )
 
     def pipeline(source: RecordSource, parse: Parse) -> Pipeline:
@@ -63,7 +63,7 @@ def prediction(data: "Images", address: str, context: DataContext) -> Unlabelled
             )
 
         def finish(images: Tensor, seeds: Tensor) -> Tensor:
-            return _standardise(images, data)
+            return _standardize(images, data)
 
         treatment = unlabelled.treatment(context)
         return Pipeline(source, treatment, context, parse, finish, example)
@@ -81,7 +81,7 @@ def export_inputs(data: "Images") -> ExportInputs:
     """Returns the pixels of an image, uint8."""
     shape = (data.image_size, data.image_size, data.channels)
     return ExportInputs(
-        {"images": shape}, {"images": "uint8"}, lambda images: _standardise(images, data)
+        {"images": shape}, {"images": "uint8"}, lambda images: _standardize(images, data)
     )
 
 
@@ -93,7 +93,7 @@ def class_names(data: "Images") -> list[str]:
 
 
 @untranslated
-def _standardise(images: Tensor, data: "Images") -> Tensor:
+def _standardize(images: Tensor, data: "Images") -> Tensor:
     """Converts uint8 pixels to float32 of about zero mean and unit variance, static shape."""
     shape = (images.shape[0], data.image_size, data.image_size, data.channels)
     return tf.cast(tf.ensure_shape(images, shape), tf.float32) / 64.0 - 1.2

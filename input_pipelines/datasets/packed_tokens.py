@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def training(data: "Tokens", folder: str, context: DataContext) -> Pipeline:
     """Returns shuffled rows of packed shards; see `pipeline` for the exact guarantees."""
-    return _pipeline(data, folder, data.train_split, context)
+    return _build_pipeline(data, folder, data.train_split, context)
 
 
 def evaluation(data: "Tokens", folder: str, context: DataContext) -> tf.data.Dataset:
     """Returns every row once: each token but the first of a document is predicted once."""
-    return _pipeline(data, folder, data.eval_split, context).once()
+    return _build_pipeline(data, folder, data.eval_split, context).once()
 
 
 def batch_spec(data: "Tokens", examples: int) -> Spec:
@@ -62,7 +62,7 @@ def packed(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     return features, tokens[:, 1:], tf.cast((here == after) & (after > 0), tf.float32)
 
 
-def _pipeline(data: "Tokens", folder: str, split: str, context: DataContext) -> Pipeline:
+def _build_pipeline(data: "Tokens", folder: str, split: str, context: DataContext) -> Pipeline:
     found = manifest.read(folder)
     for name in ("tokens", "segments"):
         if name not in found.features:

@@ -25,12 +25,12 @@ _EXAMPLE = "'x: float32[28,28]', 'y: int64 num_classes=10'"
 
 def training(data: "Records", context: DataContext) -> Pipeline:
     """Returns shuffled examples; see `pipeline` for the exact guarantees."""
-    return _pipeline(data, data.train_split, context)
+    return _build_pipeline(data, data.train_split, context)
 
 
 def evaluation(data: "Records", context: DataContext) -> tf.data.Dataset:
     """Returns every example once."""
-    return _pipeline(data, data.eval_split, context).once()
+    return _build_pipeline(data, data.eval_split, context).once()
 
 
 def prediction(data: "Records", address: str, context: DataContext) -> Unlabelled:
@@ -43,7 +43,7 @@ def prediction(data: "Records", address: str, context: DataContext) -> Unlabelle
         split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
         found = described(data, split)
         source = shards.of_manifest(found, split, cache.of(data))
-    parse = _parser(found, data.features)
+    parse = _build_parser(found, data.features)
     pipeline = Pipeline(
         source,
         unlabelled.treatment(context),
@@ -70,12 +70,12 @@ def described(data: "Records", split: str) -> Manifest:
     if not spec and not files.exists(files.join(folder, manifest.NAME)):
         raise UserError(
             f"{folder} has no {manifest.NAME}: describe its records in data.spec, as in "
-            f"({_proposed(folder, split)}). StreamedImages reads records of images."
+            f"({_propose_spec(folder, split)}). StreamedImages reads records of images."
         )
     return counted.read_manifest(folder, split, spec, data.compression)
 
 
-def _proposed(folder: str, split: str) -> str:
+def _propose_spec(folder: str, split: str) -> str:
     """Returns a spec as the first record of a split has it; an example if there is no record."""
     try:
         return manifest.describe_features(counted.find_features(folder, split)) or _EXAMPLE
@@ -83,7 +83,7 @@ def _proposed(folder: str, split: str) -> str:
         return _EXAMPLE
 
 
-def _pipeline(data: "Records", split: str, context: DataContext) -> Pipeline:
+def _build_pipeline(data: "Records", split: str, context: DataContext) -> Pipeline:
     found = described(data, split)
     roles = (data.features, data.label, data.weight)
     wanted = [name for name in (*data.features, data.label, data.weight) if name]
@@ -91,12 +91,12 @@ def _pipeline(data: "Records", split: str, context: DataContext) -> Pipeline:
         shards.of_manifest(found, split, cache.of(data), data.shuffle),
         data,
         context,
-        _parser(found, wanted),
+        _build_parser(found, wanted),
         lambda values, seeds: batches.arranged(values, *roles),
     )
 
 
-def _parser(found: Manifest, wanted: Sequence[str]) -> Parse:
+def _build_parser(found: Manifest, wanted: Sequence[str]) -> Parse:
     """Returns the function that makes features, by name, of records.
 
     Raises:

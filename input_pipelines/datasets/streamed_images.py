@@ -32,22 +32,22 @@ _log = logging.getLogger(__name__)
 
 def training(data: "StreamedImages", context: DataContext) -> Pipeline:
     """Returns shuffled, augmented training images; see `pipeline` for the guarantees."""
-    source, parse = _source(data, data.train_split)
+    source, parse = _open_source(data, data.train_split)
     prepare = image_ops.training(data.augment, data.image_size, data.channels)
     return Pipeline(
         source,
         data,
         context,
         parse,
-        _finish(data, mix.batches(data.augment, data.num_classes, data.space_to_depth)),
-        example=lambda example, seed: _chosen(prepare(_read(example), seed)),
+        _build_finish(data, mix.batches(data.augment, data.num_classes, data.space_to_depth)),
+        example=lambda example, seed: _select_parts(prepare(_read(example), seed)),
         pairs=mixes(data),
     )
 
 
 def evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
     """Returns every evaluation image once."""
-    source, parse = _source(data, data.eval_split)
+    source, parse = _open_source(data, data.eval_split)
     prepare = image_ops.evaluation(data.augment, data.image_size, data.channels)
 
     def finish(batch: Batch, seeds: Tensor) -> Batch:
@@ -60,8 +60,8 @@ def evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
         data,
         context,
         parse,
-        _finish(data, finish),
-        example=lambda example, _: _chosen(prepare(_read(example))),
+        _build_finish(data, finish),
+        example=lambda example, _: _select_parts(prepare(_read(example))),
     ).once()
 
 
@@ -76,7 +76,7 @@ def prediction(data: "StreamedImages", address: str, context: DataContext) -> Un
             return prepare({"image": image})["image"]
 
         def finish(images: Tensor, seeds: Tensor) -> Tensor:
-            return _scaled(data, mix.to_depth(images) if data.space_to_depth else images)
+            return _scale_pixels(data, mix.to_depth(images) if data.space_to_depth else images)
 
         treatment = unlabelled.treatment(context)
         return Pipeline(source, treatment, context, parse, finish, example)
@@ -89,13 +89,13 @@ def prediction(data: "StreamedImages", address: str, context: DataContext) -> Un
         return unlabelled.of_shards(source, made, found.features)
     split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
     if data.format in ("folder", "index"):
-        sizes = [(image.path, image.bytes) for image in _listed(data, split).images]
+        sizes = [(image.path, image.bytes) for image in _list_images(data, split).images]
         return unlabelled.of_files(sizes, pipeline)
     if data.format == "tfds":
-        source, parse = _of_tfds(data, split)
+        source, parse = _open_tfds(data, split)
         return unlabelled.of_shards(source, pipeline(source, parse))
     found = counted.read_manifest(data.data_dir or "", split)
-    source, parse = _of_shards(data, found, split)
+    source, parse = _open_shards(data, found, split)
     return unlabelled.of_shards(source, pipeline(source, parse), found.features)
 
 
@@ -114,7 +114,7 @@ def export_inputs(data: "StreamedImages") -> ExportInputs:
     shape = (data.image_size, data.image_size, data.channels)
 
     def prepare(images: Tensor) -> Tensor:
-        return _scaled(data, mix.to_depth(images) if data.space_to_depth else images)
+        return _scale_pixels(data, mix.to_depth(images) if data.space_to_depth else images)
 
     return ExportInputs({"images": shape}, {"images": "uint8"}, prepare)
 
@@ -124,7 +124,7 @@ def class_names(data: "StreamedImages") -> list[str] | None:
     if data.classes:
         return list(data.classes)
     if data.format in ("folder", "index"):
-        return _listed(data, data.train_split).class_names
+        return _list_images(data, data.train_split).class_names
     if data.format == "tfrecord":
         folder = data.data_dir or ""
         named = files.exists(files.join(folder, manifest.NAME))
@@ -141,20 +141,20 @@ def mixes(data: "StreamedImages") -> bool:
     return bool(data.augment.mixup or data.augment.cutmix)
 
 
-def _source(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
+def _open_source(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     """Returns the records of a split, and the function that makes {"image", "label"} of them.
 
     Raises:
         UserError: no such split, or another number of classes than in the config.
     """
     if data.format in ("folder", "index"):
-        return _of_files(data, split)
+        return _open_files(data, split)
     if data.format == "tfds":
-        return _of_tfds(data, split)
-    return _of_shards(data, counted.read_manifest(data.data_dir or "", split), split)
+        return _open_tfds(data, split)
+    return _open_shards(data, counted.read_manifest(data.data_dir or "", split), split)
 
 
-def _of_tfds(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
+def _open_tfds(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
     from tftpu.input_pipelines.datasets import tfds  # slow to import
 
     builder = tfds.prepared(data.name, data.data_dir, data.download)
@@ -172,7 +172,7 @@ def _of_tfds(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
     return source, parsed
 
 
-def _of_shards(data: "StreamedImages", found: Manifest, split: str) -> tuple[Shards, Parse]:
+def _open_shards(data: "StreamedImages", found: Manifest, split: str) -> tuple[Shards, Parse]:
     source = shards.of_manifest(found, split, cache.of(data), data.shuffle)
     records = ImageRecords(
         data.image_feature, data.label_feature, data.num_classes, data.first_class, data.classes
@@ -183,11 +183,11 @@ def _of_shards(data: "StreamedImages", found: Manifest, split: str) -> tuple[Sha
     return source, parse
 
 
-def _of_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
-    found = _listed(data, data.train_split, data.classes)
+def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
+    found = _list_images(data, data.train_split, data.classes)
     _check_classes(data, found.num_classes, are_names=found.class_names is not None)
     if split != data.train_split:  # it may lack some of the classes, and has no others
-        found = _listed(data, split, found.class_names or (), data.num_classes)
+        found = _list_images(data, split, found.class_names or (), data.num_classes)
     for line in image_files.describe_left_out(found.left_out):
         _log.warning("%s: %s", found.folder, line)
     paths = tf.constant([os.fsencode(image.path) for image in found.images])
@@ -199,7 +199,7 @@ def _of_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     return Indexed(paths), parse
 
 
-def _listed(
+def _list_images(
     data: "StreamedImages", split: str, classes: Sequence[str] = (), num_classes: int = 0
 ) -> ImageFiles:
     """Lists the image files of a split; see `image_index.in_index` for the classes.
@@ -247,19 +247,19 @@ def _read(example: Batch) -> Batch:
     return {"image": tf.io.read_file(example["path"]), "label": example["label"]}
 
 
-def _chosen(example: Batch) -> Batch:
+def _select_parts(example: Batch) -> Batch:
     return {"image": example["image"], "label": example["label"]}
 
 
-def _finish(data: "StreamedImages", mixed: Callable[[Batch, Tensor], Batch]) -> Finish:
+def _build_finish(data: "StreamedImages", mixed: Callable[[Batch, Tensor], Batch]) -> Finish:
     def finish(batch: Batch, seeds: Tensor) -> tuple[Tensor, Tensor]:
         batch = mixed(batch, seeds)
-        return _scaled(data, batch["image"]), batch["label"]
+        return _scale_pixels(data, batch["image"]), batch["label"]
 
     return finish
 
 
-def _scaled(data: "StreamedImages", images: Tensor) -> Tensor:
+def _scale_pixels(data: "StreamedImages", images: Tensor) -> Tensor:
     if data.image_dtype == "uint8":
         return images
     images = tf.cast(images, tf.float32) / 64.0 - 1.2  # about zero mean and unit variance

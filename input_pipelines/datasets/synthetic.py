@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 def training(data: "Synthetic", context: DataContext) -> Training:
     """Returns random examples, shuffled."""
     return Training(
-        _random(data), context.global_batch_size, context.seed, lambda examples, seeds: examples
+        _draw_values(data),
+        context.global_batch_size,
+        context.seed,
+        lambda examples, seeds: examples,
     )
 
 
 def evaluation(data: "Synthetic", context: DataContext) -> tf.data.Dataset:
     """Returns the same random examples, in order."""
-    return tf.data.Dataset.from_tensor_slices(_random(data)).batch(context.global_batch_size)
+    return tf.data.Dataset.from_tensor_slices(_draw_values(data)).batch(context.global_batch_size)
 
 
 def batch_spec(data: "Synthetic", examples: int) -> Spec:
@@ -35,7 +38,7 @@ def batch_spec(data: "Synthetic", examples: int) -> Spec:
     return batches.spec(parse_features(data.spec), data.features, data.label, examples=examples)
 
 
-def _random(data: "Synthetic") -> Any:
+def _draw_values(data: "Synthetic") -> Any:
     rng = np.random.default_rng(0)
     values = {}
     features = parse_features(data.spec)

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 def training(data: "Text", context: DataContext) -> Training:
     """Returns shuffled windows of the training documents; see `epochs.Training` for the order."""
     return Training(
-        examples=_windows(data, data.train_split),
+        examples=_cut_windows(data, data.train_split),
         global_batch_size=context.global_batch_size,
         seed=context.seed,
-        prepare=lambda examples, seeds: _shifted(*examples),
+        prepare=lambda examples, seeds: _shift_windows(*examples),
     )
 
 
 def evaluation(data: "Text", context: DataContext) -> tf.data.Dataset:
     """Returns windows that predict every byte but the first of each document exactly once."""
-    windows = tf.data.Dataset.from_tensor_slices(_windows(data, data.eval_split))
-    return windows.batch(context.global_batch_size).map(_shifted, tf.data.AUTOTUNE)
+    windows = tf.data.Dataset.from_tensor_slices(_cut_windows(data, data.eval_split))
+    return windows.batch(context.global_batch_size).map(_shift_windows, tf.data.AUTOTUNE)
 
 
 def batch_spec(data: "Text", examples: int) -> Spec:
@@ -40,7 +40,7 @@ def batch_spec(data: "Text", examples: int) -> Spec:
     )
 
 
-def _windows(data: "Text", split: str) -> tuple[np.ndarray, np.ndarray]:
+def _cut_windows(data: "Text", split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns all windows of a split, (windows, context + 1), uint8, and their lengths.
 
     Windows of one document overlap by one byte, so that each byte but the first is predicted
@@ -56,7 +56,7 @@ def _windows(data: "Text", split: str) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(windows), np.array(lengths, np.int32)
 
 
-def _shifted(windows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _shift_windows(windows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns bytes, the bytes that follow them, and weights: 0.0 for padding, else 1.0.
 
     Args:

@@ -45,7 +45,7 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
     """
     data_dir = data_dir or cache_folder()
     if name in EMBEDDED:
-        builder = _embedded(name, data_dir)
+        builder = _find_embedded(name, data_dir)
         _prepare(builder, download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         return builder
     try:
@@ -70,13 +70,14 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
     if not builder.is_prepared():
         raise UserError(
             f"The data set {name!r} is not prepared in {data_dir}: run "
-            f"`{_command(name, data_dir)}` on a machine that can download it (it names the files "
-            "that you have to fetch yourself), or set data.data_dir to the folder that holds it."
+            f"`{_format_command(name, data_dir)}` on a machine that can download it (it names the "
+            "files that you have to fetch yourself), or set data.data_dir to the folder that holds "
+            "it."
         )
     return builder
 
 
-def _command(name: str, data_dir: str, file_format: str = "") -> str:
+def _format_command(name: str, data_dir: str, file_format: str = "") -> str:
     """Returns the command that prepares a data set: TFDS's own needs a package that few have."""
     options = f", file_format={file_format!r}" if file_format else ""
     made = f"tfds.builder({name!r}, data_dir={data_dir!r}{options}).download_and_prepare()"
@@ -147,7 +148,7 @@ def check_format(builder: Builder) -> None:
         raise UserError(
             f"The data set {builder.name!r} is prepared as {kind}, but tftpu reads tfrecord: "
             "prepare it in another folder, as with "
-            f"`{_command(builder.info.full_name, 'FOLDER', 'tfrecord')}`."
+            f"`{_format_command(builder.info.full_name, 'FOLDER', 'tfrecord')}`."
         )
 
 
@@ -236,7 +237,7 @@ def _alone(builder: Builder) -> Iterator[None]:
         yield
 
 
-def _embedded(name: str, data_dir: str) -> Builder:
+def _find_embedded(name: str, data_dir: str) -> Builder:
     if name == "digits":
         from tftpu.input_pipelines.datasets.builders.digits import Digits
 

@@ -36,7 +36,9 @@ def encode(example: dict[str, Any], features: dict[str, Feature]) -> bytes:
             f"The example has a feature {name!r}, which the data set does not have."
             f"{did_you_mean(name, features)}"
         )
-    encoded = {name: _encoded(name, example[name], features[name]) for name in sorted(features)}
+    encoded = {
+        name: _encode_feature(name, example[name], features[name]) for name in sorted(features)
+    }
     record = tf.train.Example(features=tf.train.Features(feature=encoded))
     return record.SerializeToString(deterministic=True)
 
@@ -51,7 +53,7 @@ def parser(features: dict[str, Feature]) -> Parser:
     """
     parsed = {
         name: tf.io.FixedLenFeature(
-            () if feature.encoding == "raw" else feature.shape, _stored(feature)
+            () if feature.encoding == "raw" else feature.shape, _choose_stored_dtype(feature)
         )
         for name, feature in features.items()
     }
@@ -59,7 +61,8 @@ def parser(features: dict[str, Feature]) -> Parser:
     def parse(records: Tensor, names: Tensor) -> dict[str, Tensor]:
         values: dict[str, Any] = tf.io.parse_example(records, parsed, example_names=names)
         return {
-            name: _decoded(name, values[name], feature, names) for name, feature in features.items()
+            name: _decode_feature(name, values[name], feature, names)
+            for name, feature in features.items()
         }
 
     return parse
@@ -91,7 +94,7 @@ def find_features(record: bytes, place: str) -> dict[str, Feature]:
     return found
 
 
-def _encoded(name: str, value: Any, feature: Feature) -> tf.train.Feature:
+def _encode_feature(name: str, value: Any, feature: Feature) -> tf.train.Feature:
     if feature.dtype == "string":
         values = np.asarray(value, object)
         _check_shape(name, values.shape, feature)
@@ -123,14 +126,14 @@ def _check_shape(name: str, shape: tuple[int, ...], feature: Feature) -> None:
         raise UserError(f"The feature {name!r} has the shape {shape}: it must be {feature.shape}.")
 
 
-def _stored(feature: Feature) -> tf.DType:
+def _choose_stored_dtype(feature: Feature) -> tf.DType:
     """Returns the dtype in which a record holds a feature."""
     if feature.encoding != "list" or feature.dtype == "string":
         return tf.string
     return tf.float32 if feature.dtype == "float32" else tf.int64
 
 
-def _decoded(name: str, value: Tensor, feature: Feature, names: Tensor) -> Tensor:
+def _decode_feature(name: str, value: Tensor, feature: Feature, names: Tensor) -> Tensor:
     if feature.dtype == "string":
         return value
     dtype = tf.as_dtype(feature.dtype)

@@ -39,24 +39,24 @@ class ImageRecords:
         label = found.features.get(self.label)
         if not _is_image(found, self.image) or label is None:
             raise UserError(
-                f"{_described(found)}: images need a feature 'image', of encoding 'image', and "
+                f"{_describe_data(found)}: images need a feature 'image', of encoding 'image', and "
                 "'label', a class id. Where they have other names, set image_feature and "
                 "label_feature."
             )
         if label.shape or label.dtype == "float32":
             raise UserError(
-                f"{_described(found)}: {self.label!r} is not one class id or text for each image; "
-                "set label_feature to a feature that is."
+                f"{_describe_data(found)}: {self.label!r} is not one class id or text for each "
+                "image; set label_feature to a feature that is."
             )
         if label.dtype == "string" and not self.classes:
             raise UserError(
-                f"{_described(found)}: the label {self.label!r} is a text. List the texts in "
+                f"{_describe_data(found)}: the label {self.label!r} is a text. List the texts in "
                 "`classes`, in the order of their class ids, or set label_feature to the class id."
             )
         image = Feature("string", (), "image")
         stored = Feature("string" if label.dtype == "string" else "int64")
         parse = example_proto.parser({self.image: image, self.label: stored})
-        number = self._number if label.dtype == "string" else self._class_id
+        number = self._find_label if label.dtype == "string" else self._parse_class_id
 
         def parsed(records: Tensor) -> Batch:
             values = parse(records, tf.fill(tf.shape(records), ""))
@@ -64,7 +64,7 @@ class ImageRecords:
 
         return parsed
 
-    def _class_id(self, labels: Tensor) -> Tensor:
+    def _parse_class_id(self, labels: Tensor) -> Tensor:
         first, end = self.first_class, self.first_class + self.num_classes
         what = (
             f"the class id {self.label!r} is not in [{first}, {end}): correct it, or num_classes, "
@@ -73,7 +73,7 @@ class ImageRecords:
         example_proto.check((labels >= first) & (labels < end), what, tf.strings.as_string(labels))
         return tf.cast(labels - first, tf.int32)
 
-    def _number(self, labels: Tensor) -> Tensor:
+    def _find_label(self, labels: Tensor) -> Tensor:
         equal = labels[:, None] == tf.constant(self.classes)[None]  # (batch, classes)
         what = f"the label {self.label!r} is none of the {len(self.classes)} classes"
         example_proto.check(tf.reduce_any(equal, axis=1), what, labels)
@@ -93,7 +93,7 @@ def image_parser(found: Manifest, name: str) -> Any:
     images = [other for other, f in found.features.items() if f.encoding == "image"]
     if not _is_image(found, name) and len(images) != 1:
         raise UserError(
-            f"{_described(found)}: images need the feature {name!r}, of encoding 'image'."
+            f"{_describe_data(found)}: images need the feature {name!r}, of encoding 'image'."
         )
     chosen = name if _is_image(found, name) else images[0]
     parse = example_proto.parser({chosen: Feature("string", (), "image")})
@@ -106,6 +106,6 @@ def _is_image(found: Manifest, name: str) -> bool:
     return feature is not None and (feature.dtype, feature.shape) == ("string", ())
 
 
-def _described(found: Manifest) -> str:
+def _describe_data(found: Manifest) -> str:
     features = manifest.describe_features(found.features)
     return f"The data set in {found.folder} has {features or 'no features'}"

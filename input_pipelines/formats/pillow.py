@@ -46,7 +46,7 @@ def pixels(data: bytes, channels: int | None = None) -> np.ndarray:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ImageError(_TOO_LARGE)
-            return _of_channels(ImageOps.exif_transpose(_of_eight_bits(image)), channels)
+            return _to_channels(ImageOps.exif_transpose(_to_eight_bits(image)), channels)
     except ImageError:
         raise
     except PIL.UnidentifiedImageError as error:
@@ -82,7 +82,7 @@ def orientation(data: bytes) -> int:
     return found if found in range(1, 9) else 1
 
 
-def _of_eight_bits(image: Any) -> Any:
+def _to_eight_bits(image: Any) -> Any:
     from PIL import Image
 
     if image.mode.startswith("I;16"):
@@ -97,7 +97,7 @@ def _of_eight_bits(image: Any) -> Any:
     return image
 
 
-def _of_channels(image: Any, channels: int | None) -> np.ndarray:
+def _to_channels(image: Any, channels: int | None) -> np.ndarray:
     grey = image.mode in ("1", "L", "LA", "La") if channels is None else channels == 1
     found = np.asarray(image.convert("L" if grey else "RGB"))
     return found[..., None] if grey else found

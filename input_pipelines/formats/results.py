@@ -33,7 +33,7 @@ def jsonl(columns: Columns, errors: Errors) -> bytes:
         errors: why rows have no values, by their place.
     """
     encode = json.JSONEncoder(ensure_ascii=False).encode
-    rows = _rows(columns, errors)
+    rows = _iterate_rows(columns, errors)
     return "".join([f"{encode(row)}\n" for row in rows]).encode(errors="surrogateescape")
 
 
@@ -45,14 +45,14 @@ def tfrecord(columns: Columns, errors: Errors) -> bytes:
     """
     if errors:
         columns = {**columns, ERROR: [errors.get(n, "") for n in range(_count(columns))]}
-    entries = {name: _entries(name, columns[name]) for name in sorted(columns)}
+    entries = {name: _encode_entries(name, columns[name]) for name in sorted(columns)}
     rows = zip(*entries.values())
     if errors:
-        rows = (_without_values(entries, n, row, errors) for n, row in enumerate(rows))
-    return records.framed(lambda size: b"\x0a" + _varint(size), map(b"".join, rows))
+        rows = (_drop_values(entries, n, row, errors) for n, row in enumerate(rows))
+    return records.framed(lambda size: b"\x0a" + _encode_varint(size), map(b"".join, rows))
 
 
-def _without_values(
+def _drop_values(
     entries: Mapping[str, Any], number: int, row: tuple[bytes, ...], errors: Errors
 ) -> tuple[bytes, ...]:
     """Returns the entries of a row that it keeps: with an error, where it is and the reason."""
@@ -82,7 +82,7 @@ def parquet(columns: Columns, errors: Errors, with_errors: bool = False) -> byte
     table = {}
     for name, values in columns.items():
         mask = missing if errors and name not in KEYS else None
-        table[name] = _arrow(pyarrow, values, mask)
+        table[name] = _to_arrow(pyarrow, values, mask)
     if errors or with_errors:
         reasons = [errors.get(n) for n in range(_count(columns))]
         table[ERROR] = pyarrow.array(reasons, pyarrow.string())
@@ -91,7 +91,7 @@ def parquet(columns: Columns, errors: Errors, with_errors: bool = False) -> byte
     return written.getvalue()
 
 
-def _arrow(pyarrow: Any, values: Any, mask: np.ndarray | None) -> Any:
+def _to_arrow(pyarrow: Any, values: Any, mask: np.ndarray | None) -> Any:
     """Returns a column of Arrow: numbers, texts, or lists of them, as deep as the array."""
     array = np.asarray(values)
     if array.ndim == 1:
@@ -107,8 +107,8 @@ def _arrow(pyarrow: Any, values: Any, mask: np.ndarray | None) -> Any:
     return found
 
 
-def _rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
-    names, plain = list(columns), [_plain(values) for values in columns.values()]
+def _iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
+    names, plain = list(columns), [_to_plain(values) for values in columns.values()]
     for number, values in enumerate(zip(*plain)):
         row = dict(zip(names, values))
         if number in errors:
@@ -116,7 +116,7 @@ def _rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _plain(values: Any) -> list[Any]:
+def _to_plain(values: Any) -> list[Any]:
     """Returns a column as JSON has it: numbers with as many digits as their dtype."""
     array = np.asarray(values)
     if array.dtype.kind != "f":
@@ -135,11 +135,11 @@ def _plain(values: Any) -> list[Any]:
     return known.tolist()
 
 
-def _entries(name: str, values: Any) -> list[bytes]:
+def _encode_entries(name: str, values: Any) -> list[bytes]:
     """Returns the entry of a column in the features of each row, as protobuf encodes it."""
-    key = _message(1, name.encode())
+    key = _encode_message(1, name.encode())
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
-        return [_texts(key, (value,)) for value in values]
+        return [_encode_texts(key, (value,)) for value in values]
     array = np.asarray(values)
     flat = array.reshape(len(array), -1)
     if array.dtype.kind == "f":
@@ -147,31 +147,31 @@ def _entries(name: str, values: Any) -> list[bytes]:
         begin = _begin(size, 2, key)
         return [begin + data[n * size : (n + 1) * size] for n in range(len(array))]
     if array.dtype.kind not in "iub":
-        return [_texts(key, tuple(row)) for row in flat.tolist()]
+        return [_encode_texts(key, tuple(row)) for row in flat.tolist()]
     if flat.shape[1] == 1:
-        packed = [_varint(item & _MASK) for item in flat[:, 0].tolist()]
+        packed = [_encode_varint(item & _MASK) for item in flat[:, 0].tolist()]
     else:
-        packed = [b"".join([_varint(item & _MASK) for item in row]) for row in flat.tolist()]
+        packed = [b"".join([_encode_varint(item & _MASK) for item in row]) for row in flat.tolist()]
     return [_begin(len(items), 3, key) + items for items in packed]
 
 
 @functools.lru_cache(maxsize=1024)  # many rows are of one file, or of one class
-def _texts(key: bytes, texts: tuple[str, ...]) -> bytes:
-    listed = b"".join([_message(1, text.encode()) for text in texts])
-    return _message(1, key + _message(2, _message(1, listed)))
+def _encode_texts(key: bytes, texts: tuple[str, ...]) -> bytes:
+    listed = b"".join([_encode_message(1, text.encode()) for text in texts])
+    return _encode_message(1, key + _encode_message(2, _encode_message(1, listed)))
 
 
 @functools.lru_cache(maxsize=1024)  # a column's rows are of few sizes
 def _begin(size: int, kind: int, key: bytes) -> bytes:
     """Returns an entry up to its packed numbers: the key, the kind of list, and all lengths."""
-    packed = b"\x0a" + _varint(size)
-    listed = _tag(kind) + _varint(len(packed) + size) + packed
-    feature = _tag(2) + _varint(len(listed) + size) + listed
-    return _tag(1) + _varint(len(key) + len(feature) + size) + key + feature
+    packed = b"\x0a" + _encode_varint(size)
+    listed = _tag(kind) + _encode_varint(len(packed) + size) + packed
+    feature = _tag(2) + _encode_varint(len(listed) + size) + listed
+    return _tag(1) + _encode_varint(len(key) + len(feature) + size) + key + feature
 
 
-def _message(field: int, content: bytes) -> bytes:
-    return _tag(field) + _varint(len(content)) + content
+def _encode_message(field: int, content: bytes) -> bytes:
+    return _tag(field) + _encode_varint(len(content)) + content
 
 
 def _tag(field: int) -> bytes:
@@ -179,7 +179,7 @@ def _tag(field: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)

@@ -85,13 +85,13 @@ def rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
     Raises:
         UserError: the file is no table, or a record cannot be read; names the file and the line.
     """
-    with _opened(path) as file:
+    with _open_file(path) as file:
         found = _format(path, file)
         if found == _TEXT:
             raise UserError(
                 f"{path} is not a table: give JSON, or a file that ends in {', '.join(TABLES)}."
             )
-        yield from _rows(path, file, found, 0, None, skip_spaces)
+        yield from _read_rows(path, file, found, 0, None, skip_spaces)
 
 
 def documents(
@@ -108,8 +108,8 @@ def documents(
     Raises:
         UserError: a text cannot be read, or a record has none; names the file and the line.
     """
-    with _opened(path) as file:
-        yield from _documents(path, file, field, begin, end)
+    with _open_file(path) as file:
+        yield from _read_documents(path, file, field, begin, end)
 
 
 def texts(path: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
@@ -123,8 +123,8 @@ def texts(path: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
     Raises:
         UserError: as `documents` does.
     """
-    with _decompressed(path, io.BufferedReader(io.BytesIO(data))) as file:
-        for place, text in _documents(path, file, field, 0, None):
+    with _decompress(path, io.BufferedReader(io.BytesIO(data))) as file:
+        for place, text in _read_documents(path, file, field, 0, None):
             if place != path:
                 yield place, text
                 continue
@@ -133,18 +133,18 @@ def texts(path: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _open_file(path: str) -> Iterator[Any]:
     """Opens a file, through a decompressor if it is compressed.
 
     Raises:
         UserError: there is no such file, or its compressed data are damaged.
     """
-    with tfrecord.opened(path) as raw, _decompressed(path, raw) as file:
+    with tfrecord.opened(path) as raw, _decompress(path, raw) as file:
         yield file
 
 
 @contextlib.contextmanager
-def _decompressed(path: str, raw: Any) -> Iterator[Any]:
+def _decompress(path: str, raw: Any) -> Iterator[Any]:
     if not _peek(raw).startswith(_GZIP):
         yield raw
         return
@@ -189,16 +189,16 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-def _documents(
+def _read_documents(
     path: str, file: Any, field: str, begin: int, end: int | None
 ) -> Iterator[tuple[str, str]]:
     found = _format(path, file)
     if found == _TEXT:
         # As Python reads text: a line's end is no part of what an author wrote.
-        yield path, _decoded(file.read(), path).replace("\r\n", "\n").replace("\r", "\n")
+        yield path, _decode_text(file.read(), path).replace("\r\n", "\n").replace("\r", "\n")
         return
     empty = True
-    for place, row in _rows(path, file, found, begin, end):
+    for place, row in _read_rows(path, file, found, begin, end):
         empty, text = False, row.get(field)
         if field in row and not isinstance(text, str):
             raise UserError(
@@ -216,26 +216,26 @@ def _documents(
         _log.warning("%s holds no texts: it is read as %s, and has no records.", path, found)
 
 
-def _rows(
+def _read_rows(
     path: str, file: Any, found: str, begin: int, end: int | None, skip_spaces: bool = False
 ) -> Iterator[Row]:
     if found in _DELIMITERS:
-        return _rows_of_table(path, file, _DELIMITERS[found], skip_spaces)
+        return _read_table(path, file, _DELIMITERS[found], skip_spaces)
     if found == _JSON:
-        return _rows_of_json(path, file)
+        return _read_json_rows(path, file)
     if isinstance(file, gzip.GzipFile):  # cannot be read in parts: all lines are of the first
-        return iter(()) if begin else _rows_of_lines(path, file, 0, None)
-    return _rows_of_lines(path, file, begin, end)
+        return iter(()) if begin else _read_json_lines(path, file, 0, None)
+    return _read_json_lines(path, file, begin, end)
 
 
-def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) -> Iterator[Row]:
+def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
     start = _peek(file).removeprefix(_MARK).lstrip()
     # Bytes that are not UTF-8 become half characters, so that `_checked` can name their line.
     # The encoding utf-8-sig would take half a mark for no text.
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     reader = csv.reader(
-        _checked(text, path), delimiter=delimiter, strict=True, skipinitialspace=skip_spaces
+        _check_lines(text, path), delimiter=delimiter, strict=True, skipinitialspace=skip_spaces
     )
     header: list[str] = []
     try:
@@ -244,7 +244,7 @@ def _rows_of_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool)
                 continue
             place = f"line {reader.line_num} of {path}"
             if header:
-                yield Row(place, _by_column(place, values, header))
+                yield Row(place, _map_columns(place, values, header))
                 continue
             header = [name.strip() for name in values]
             # A name in quotes may hold any separator.
@@ -277,7 +277,7 @@ def _name_delimiters(path: str, found: str, needed: str) -> str:
     )
 
 
-def _checked(lines: Iterator[str], path: str) -> Iterator[str]:
+def _check_lines(lines: Iterator[str], path: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         # Most lines are ASCII, and whether one is costs next to nothing.
         if not line.isascii() and (wrong := _NOT_UTF8.search(line)):
@@ -288,7 +288,7 @@ def _checked(lines: Iterator[str], path: str) -> Iterator[str]:
         yield line.removeprefix("\ufeff") if number == 1 else line
 
 
-def _by_column(place: str, values: list[str], header: list[str]) -> dict[str, str]:
+def _map_columns(place: str, values: list[str], header: list[str]) -> dict[str, str]:
     if any(values[len(header) :]):
         raise UserError(
             f"{place} has {len(values)} values, and the table {len(header)} columns: put a value "
@@ -297,18 +297,18 @@ def _by_column(place: str, values: list[str], header: list[str]) -> dict[str, st
     return dict(zip(header, values))
 
 
-def _rows_of_json(path: str, file: Any) -> Iterator[Row]:
-    found = _json(_decoded(file.read(), path), path)
+def _read_json_rows(path: str, file: Any) -> Iterator[Row]:
+    found = _parse_json(_decode_text(file.read(), path), path)
     if isinstance(found, dict):
         found = [found]
     elif not isinstance(found, list):
         raise UserError(f"{path} holds neither JSON objects nor an array of them.")
     for number, row in enumerate(found):
         place = f"element {number} of {path}"
-        yield Row(place, _object(row, place))
+        yield Row(place, _check_object(row, place))
 
 
-def _rows_of_lines(path: str, file: Any, begin: int, end: int | None) -> Iterator[Row]:
+def _read_json_lines(path: str, file: Any, begin: int, end: int | None) -> Iterator[Row]:
     """Yields the rows of JSON lines; a line belongs to the part in which it begins."""
     if begin:
         file.seek(begin - 1)
@@ -318,12 +318,12 @@ def _rows_of_lines(path: str, file: Any, begin: int, end: int | None) -> Iterato
         number += 1
         place = f"the line at byte {position} of {path}" if begin else f"line {number} of {path}"
         position += len(line)
-        text = _decoded(line, place)
+        text = _decode_text(line, place)
         if text.strip():
-            yield Row(place, _object(_json(text, place), place))
+            yield Row(place, _check_object(_parse_json(text, place), place))
 
 
-def _json(text: str, place: str) -> Any:
+def _parse_json(text: str, place: str) -> Any:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
@@ -340,13 +340,13 @@ def _json(text: str, place: str) -> Any:
     return found
 
 
-def _object(found: Any, place: str) -> dict[str, Any]:
+def _check_object(found: Any, place: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{place} is not a JSON object.")
     return found
 
 
-def _decoded(data: bytes, place: str) -> str:
+def _decode_text(data: bytes, place: str) -> str:
     try:
         text = data.removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:

@@ -36,7 +36,9 @@ _log = logging.getLogger(__name__)
 
 def frame(record: bytes) -> bytes:
     """Returns a record as the file holds it: with its length and both checksums."""
-    return b"".join((_header(len(record)), record, struct.pack("<I", _masked_crc(record))))
+    return b"".join(
+        (_encode_header(len(record)), record, struct.pack("<I", _compute_masked_crc(record)))
+    )
 
 
 def framed(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> bytes:
@@ -50,19 +52,19 @@ def framed(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> bytes:
     @functools.lru_cache(maxsize=4096)
     def head(size: int) -> tuple[bytes, int]:
         first = begin(size)
-        return _header(len(first) + size) + first, google_crc32c.value(first)
+        return _encode_header(len(first) + size) + first, google_crc32c.value(first)
 
     parts, checksum, pack = [], google_crc32c.extend, struct.Struct("<I").pack
     for rest in rests:
         before, crc = head(len(rest))
-        parts += (before, rest, pack(_masked(checksum(crc, rest))))
+        parts += (before, rest, pack(_mask_crc(checksum(crc, rest))))
     return b"".join(parts)
 
 
 @functools.lru_cache(maxsize=4096)  # records of one data set are of few lengths
-def _header(size: int) -> bytes:
+def _encode_header(size: int) -> bytes:
     length = struct.pack("<Q", size)
-    return length + struct.pack("<I", _masked_crc(length))
+    return length + struct.pack("<I", _compute_masked_crc(length))
 
 
 def unframed(framed: bytes) -> bytes:
@@ -72,7 +74,7 @@ def unframed(framed: bytes) -> bytes:
         ValueError: it is not complete, or a checksum does not match.
     """
     file = io.BytesIO(framed)
-    record = _next(file, len(framed), len(framed))
+    record = _read_next(file, len(framed), len(framed))
     if record is None or file.read(1):
         raise ValueError("its length does not match")
     return record
@@ -109,14 +111,14 @@ class _Written:
         self.offsets: list[int] = []
 
     def __iter__(self) -> Iterator[bytes]:
-        for piece in self._pieces():
+        for piece in self._encode_pieces():
             self.size += len(piece)
             self.crc32c = google_crc32c.extend(self.crc32c, piece)
             yield piece
 
-    def _pieces(self) -> Iterator[bytes]:
+    def _encode_pieces(self) -> Iterator[bytes]:
         pending, position = io.BytesIO(), 0
-        with _compressed(pending, self._compression) as target:
+        with _compress(pending, self._compression) as target:
             for record in self._records:
                 if self.examples % INDEX_EVERY == 0:
                     self.offsets.append(position)
@@ -125,11 +127,11 @@ class _Written:
                 position += len(framed)
                 self.examples += 1
                 if pending.tell() >= _PIECE:
-                    yield _taken(pending)
-        yield _taken(pending)
+                    yield _take_written(pending)
+        yield _take_written(pending)
 
 
-def _taken(pending: io.BytesIO) -> bytes:
+def _take_written(pending: io.BytesIO) -> bytes:
     """Returns what was written so far, and forgets it."""
     piece = pending.getvalue()
     pending.seek(0)
@@ -189,7 +191,7 @@ def records(path: str, compression: str = "", first: int = 0) -> Iterator[tuple[
             file, room, largest = raw, size, size
         while True:
             try:
-                record = _next(file, room - position, largest)
+                record = _read_next(file, room - position, largest)
             except (ValueError, OSError, EOFError, zlib.error) as error:
                 raise UserError(f"{path}: record {number} is corrupt: {error}.") from error
             if record is None:
@@ -303,7 +305,7 @@ class _Remote(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _compressed(raw: BinaryIO, compression: str) -> Iterator[BinaryIO | gzip.GzipFile]:
+def _compress(raw: BinaryIO, compression: str) -> Iterator[BinaryIO | gzip.GzipFile]:
     if compression != "GZIP":
         yield raw
         return
@@ -312,7 +314,7 @@ def _compressed(raw: BinaryIO, compression: str) -> Iterator[BinaryIO | gzip.Gzi
         yield target
 
 
-def _next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes | None:
+def _read_next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes | None:
     """Returns the next record, or None at the end of the file.
 
     Args:
@@ -338,13 +340,13 @@ def _next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes | No
             f"its {length:,} bytes are more than {_RECORD_DEFLATE} times those of the whole file: "
             "what is compressed like this is no data"
         )
-    data = _exactly(file, length + 4)
-    if struct.unpack("<I", data[-4:])[0] != _masked_crc(data[:-4]):
+    data = _read_exactly(file, length + 4)
+    if struct.unpack("<I", data[-4:])[0] != _compute_masked_crc(data[:-4]):
         raise ValueError("the checksum of its data does not match")
     return data[:-4]
 
 
-def _exactly(file: BinaryIO | gzip.GzipFile, count: int) -> bytes:
+def _read_exactly(file: BinaryIO | gzip.GzipFile, count: int) -> bytes:
     """Reads this many bytes piece by piece, and never allocates much more than the file has."""
     pieces = []
     while count:
@@ -357,12 +359,12 @@ def _exactly(file: BinaryIO | gzip.GzipFile, count: int) -> bytes:
 
 def _is_length(header: bytes) -> bool:
     """Returns whether a header's checksum is that of its length."""
-    return struct.unpack("<I", header[8:])[0] == _masked_crc(header[:8])
+    return struct.unpack("<I", header[8:])[0] == _compute_masked_crc(header[:8])
 
 
-def _masked_crc(data: bytes) -> int:
-    return _masked(google_crc32c.value(data))
+def _compute_masked_crc(data: bytes) -> int:
+    return _mask_crc(google_crc32c.value(data))
 
 
-def _masked(crc: int) -> int:
+def _mask_crc(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF

@@ -108,7 +108,7 @@ class Cache:
 
     def size(self) -> int:
         """Returns the bytes of all files, including downloads in progress."""
-        return sum(_bytes(path) for path in self._files())
+        return sum(_parse_size(path) for path in self._list_files())
 
     def _is_whole(self, key: str, path: Path, expected: Stored) -> bool:
         if not path.exists():
@@ -143,7 +143,7 @@ class Cache:
             fcntl.flock(whole, fcntl.LOCK_EX)
             part.unlink(missing_ok=True)
             used = self.size()
-            for path in sorted(self._files(), key=_last_use):
+            for path in sorted(self._list_files(), key=_read_last_use):
                 if used + needed <= self.limit:
                     break
                 name = f"{path.name.partition('-')[0]}.lock"
@@ -151,21 +151,21 @@ class Cache:
                 with lock, contextlib.suppress(BlockingIOError):
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink(missing_ok=True)
-                    used -= _bytes(path)
+                    used -= _parse_size(path)
             if used + needed > self.limit:
                 return False
             part.touch()
             return True
 
-    def _files(self) -> list[Path]:
+    def _list_files(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if "-" in path.name]
 
 
-def _bytes(path: Path) -> int:
+def _parse_size(path: Path) -> int:
     return int(path.name.partition("-")[2].removesuffix(".part"))
 
 
-def _last_use(path: Path) -> float:
+def _read_last_use(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:  # its download has just ended

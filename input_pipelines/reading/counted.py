@@ -37,7 +37,7 @@ def read_manifest(
     """
     if files.exists(files.join(folder, manifest.NAME)):
         return manifest.read(folder)
-    names = _names(folder, split)
+    names = _list_names(folder, split)
     if not names:
         raise UserError(_explain_missing_files(folder, split))
     counted = _count_files(folder, names, compression)
@@ -62,7 +62,7 @@ def find_features(folder: str, split: str, compression: str = "") -> dict[str, F
     """
     from tftpu.input_pipelines.formats import example_proto
 
-    for name in _names(folder, split):
+    for name in _list_names(folder, split):
         path = files.join(folder, name)
         for _, record in tfrecord.records(path, compression or tfrecord.find_compression(path)):
             return example_proto.find_features(record, f"record 0 of {path}")
@@ -84,7 +84,7 @@ def _explain_missing_files(folder: str, split: str) -> str:
     return f"{holds}, and no {manifest.NAME}: name the split to read, as {folder}:{inner[0]}."
 
 
-def _names(folder: str, split: str) -> list[str]:
+def _list_names(folder: str, split: str) -> list[str]:
     """Returns the files of a split: those in its folder, or else those whose names begin so."""
     names, inner = _list_visible(folder)
     inside, _ = _list_visible(files.join(folder, split)) if split in inner else ([], [])
@@ -103,7 +103,7 @@ def _count_files(folder: str, names: list[str], compression: str) -> list[tuple[
     counted: list[tuple[Shard, str]] = []
     started, due = time.monotonic(), _LONG
     with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(lambda name: _counted(folder, name, compression), names):
+        for found in pool.map(lambda name: _count_file(folder, name, compression), names):
             counted.append(found)
             seconds = time.monotonic() - started
             if seconds >= due and len(counted) < len(names):
@@ -115,7 +115,7 @@ def _count_files(folder: str, names: list[str], compression: str) -> list[tuple[
     return counted
 
 
-def _counted(folder: str, name: str, compression: str) -> tuple[Shard, str]:
+def _count_file(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     """Scans a file once; later calls read the result from the cache folder.
 
     Returns:
@@ -127,7 +127,7 @@ def _counted(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     changed = os.path.getmtime(path) if not files.is_remote(path) else 0
     key = json.dumps([os.path.abspath(path) if changed else path, size, changed, compression])
     note = files.join(cache_folder(), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json")
-    kept = _kept(note)
+    kept = _read_note(note)
     if kept is not None:
         return dataclasses.replace(kept, name=name), compression
     found = dataclasses.replace(tfrecord.scan(path, compression), name=name)
@@ -135,7 +135,7 @@ def _counted(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     return found, compression
 
 
-def _kept(note: str) -> Shard | None:
+def _read_note(note: str) -> Shard | None:
     """Returns the result of an earlier scan; None if there is none, or it is damaged."""
     try:
         data = files.read(note)

@@ -120,7 +120,7 @@ def splits_in(folder: str, classes: Sequence[str] = ()) -> Splits:
             folders beside them.
     """
     found, left_out = sort_files(folder)
-    if classes and _are_classes(found, classes):
+    if classes and _has_classes(found, classes):
         return Splits({}, {})
     splits = _find_splits(folder, found)
     beside = {
@@ -130,7 +130,7 @@ def splits_in(folder: str, classes: Sequence[str] = ()) -> Splits:
     return Splits(splits, beside if splits else {})
 
 
-def _are_classes(found: Iterable[str], classes: Sequence[str]) -> bool:
+def _has_classes(found: Iterable[str], classes: Sequence[str]) -> bool:
     """Returns whether the folders of images are classes, by the names of all classes."""
     tops: set[str] = set()
     inner: set[str] = set()
@@ -157,15 +157,15 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
         return {}
     if others and not (len(names) > 1 and flat.isdisjoint(names) and flat.issuperset(others)):
         raise UserError(
-            f"{folder} has folders that are named like splits ({_some(names)}), and others "
-            f"({_some(others)}), so either may be the classes. Name the folder of one split, as "
-            f"{folder}/{names[0]}; leave only splits, or only classes, in {folder}; or, if all are "
-            f"classes, list them in {_show_classes(inside)}."
+            f"{folder} has folders that are named like splits ({_format_some(names)}), and others "
+            f"({_format_some(others)}), so either may be the classes. Name the folder of one "
+            f"split, as {folder}/{names[0]}; leave only splits, or only classes, in {folder}; or, "
+            f"if all are classes, list them in {_show_classes(inside)}."
         )
     for top in names:
         if top in flat:
             raise UserError(
-                f"The folders of {folder} are the splits {_some(names)}, and "
+                f"The folders of {folder} are the splits {_format_some(names)}, and "
                 f"{top}/{inside[top][0]} is in no folder of a class: make a folder for each class "
                 "in each split, or name the folder of one split that has them, or list images "
                 "and labels in an index."
@@ -180,8 +180,9 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
         if len(classes) == 1 and len(deeper) > 1 and not is_class:
             raise UserError(
                 f"All images of {folder}/{top} are in {classes[0]}, in the folders "
-                f"{_some(sorted(deeper))}: if these are the classes, name the folder of one split, "
-                f"as {folder}/{top}/{classes[0]}. If {top} is a class, list all of {folder} in "
+                f"{_format_some(sorted(deeper))}: if these are the classes, name the folder of "
+                f"one split, as {folder}/{top}/{classes[0]}. If {top} is a class, list all of "
+                f"{folder} in "
                 f"{_show_classes(inside)}."
             )
     return splits
@@ -207,14 +208,14 @@ def share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
     chosen = []
     for label in range(found.num_classes):
         images = [image for image in found.images if image.label == label]
-        images.sort(key=lambda image: _drawn(image.path.removeprefix(f"{found.folder}/")))
+        images.sort(key=lambda image: _hash_name(image.path.removeprefix(f"{found.folder}/")))
         count = round(fraction * len(images))
         chosen += images[:count] if held_out else images[count:]
     kept = set(chosen)
     return dataclasses.replace(found, images=[image for image in found.images if image in kept])
 
 
-def _drawn(name: str) -> bytes:
+def _hash_name(name: str) -> bytes:
     return hashlib.blake2b(os.fsencode(name), digest_size=16).digest()
 
 
@@ -235,9 +236,9 @@ def in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
         _check_classes(folder, names, found)
     elif unknown := sorted({*names} - {*classes}):
         raise UserError(
-            f"{folder} has the folders {_some(unknown)}, which are none of the classes of the "
-            f"first split ({_some(classes)}). Remove them; or give the first split images of them, "
-            "too, and convert all splits into a new output folder."
+            f"{folder} has the folders {_format_some(unknown)}, which are none of the classes of "
+            f"the first split ({_format_some(classes)}). Remove them; or give the first split "
+            "images of them, too, and convert all splits into a new output folder."
         )
     _check_depth(folder, names, found, classes)
     classes = list(classes) or names
@@ -256,8 +257,8 @@ def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
         )
     if splits := _find_splits(folder, found):
         raise UserError(
-            f"The folders of {folder} are the splits {_some(splits)}, not classes: name the folder "
-            f"of one split, as {folder}/{next(iter(splits))}."
+            f"The folders of {folder} are the splits {_format_some(splits)}, not classes: name "
+            f"the folder of one split, as {folder}/{next(iter(splits))}."
         )
     _check_depth(folder, names, found)
     _check_names(folder, found)
@@ -280,9 +281,9 @@ def _check_depth(
         return
     if len(names) == 1 and len(inner) > 1 and all(name.count("/") > 1 for name in found):
         raise UserError(
-            f"All images of {folder} are in {names[0]}, in the folders {_some(inner)}: if these "
-            f"are the classes, name {folder}/{names[0]}; if {names[0]} is the only class, put its "
-            "images into it directly."
+            f"All images of {folder} are in {names[0]}, in the folders {_format_some(inner)}: if "
+            f"these are the classes, name {folder}/{names[0]}; if {names[0]} is the only class, "
+            "put its images into it directly."
         )
 
 
@@ -298,8 +299,9 @@ def _check_names(folder: str, found: Iterable[str]) -> None:
     if len(alike) > 1 or len(shared) > 1:
         splits = alike if len(alike) > 1 else deep
         raise UserError(
-            f"The folders {_some(splits)} of {folder} look like splits, not classes: the images "
-            f"are in folders inside of them, such as {_some(sorted(inner[splits[0]])[:3])}. Name "
+            f"The folders {_format_some(splits)} of {folder} look like splits, not classes: the "
+            "images are in folders inside of them, such as "
+            f"{_format_some(sorted(inner[splits[0]])[:3])}. Name "
             "the folder of one split, the one that has a folder for each class; or, if they are "
             f"the classes, list these in {_show_classes(inner)}."
         )
@@ -317,9 +319,9 @@ def describe(found: ImageFiles) -> list[str]:
     names = found.class_names or [str(number) for number in range(found.num_classes)]
     said = [f"{name} {counts[number]:,}" for number, name in enumerate(names)]
     images, classes = counted(len(found.images), "image"), counted(len(names), "class")
-    lines = [f"{images} in {classes}: {_some(said)}"]
+    lines = [f"{images} in {classes}: {_format_some(said)}"]
     if missing := [name for number, name in enumerate(names) if not counts[number]]:
-        lines.append(f"There are no images of {_some(missing)}.")
+        lines.append(f"There are no images of {_format_some(missing)}.")
     inner = set()
     for image in found.images if found.in_folders else ():
         above = image.path.removeprefix(f"{found.folder}/").split("/")[:-1]
@@ -328,7 +330,7 @@ def describe(found: ImageFiles) -> list[str]:
     if inner:
         lines.append(
             "Images in folders inside of a class are of this class: "
-            f"{_some(map(decode_path, sorted(inner)))}."
+            f"{_format_some(map(decode_path, sorted(inner)))}."
         )
     return lines
 
@@ -337,13 +339,13 @@ def describe_left_out(left_out: LeftOut) -> list[str]:
     """Returns a line for each reason to leave files out."""
     return [
         f"Left out {len(names):,} {'folder(s)' if reason == _EMPTY else 'file(s)'}, {reason}: "
-        f"{_some(map(decode_path, names))}"
+        f"{_format_some(map(decode_path, names))}"
         for reason, names in left_out.items()
         if names
     ]
 
 
-def _some(names: Iterable[str]) -> str:
+def _format_some(names: Iterable[str]) -> str:
     listed = list(names)
     more = len(listed) - _SHOWN
     return ", ".join(listed[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -36,16 +36,16 @@ def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> Im
     folder = os.path.dirname(path) or "."
     rows = list(text_files.rows(path, skip_spaces=True))  # if it is missing, nothing is listed
     tree = listing.scan(folder)
-    images = [_image(row, folder, tree.sizes) for row in rows]
+    images = [_read_image(row, folder, tree.sizes) for row in rows]
     listing.warn_of_links(folder, tree.links, images)
-    labels = [_label(row) for row in rows]
+    labels = [_read_label(row) for row in rows]
     if not classes and (num_classes or all(map(_ID.fullmatch, labels))):
-        ids = [_class_id(row.place, label, num_classes) for row, label in zip(rows, labels)]
+        ids = [_parse_class_id(row.place, label, num_classes) for row, label in zip(rows, labels)]
         found, names = num_classes or max(ids, default=-1) + 1, None
     else:
         names = list(classes) or sorted(set(labels))
         known = {name: number for number, name in enumerate(names)}
-        ids = [_number(row.place, label, known) for row, label in zip(rows, labels)]
+        ids = [_find_class_id(row.place, label, known) for row, label in zip(rows, labels)]
         found = len(names)
     return ImageFiles(
         [ImageFile(f"{folder}/{name}", n, tree.sizes[name]) for name, n in zip(images, ids)],
@@ -76,7 +76,7 @@ def _is_index(name: str, split: str) -> bool:
     return stem == split
 
 
-def _value(row: Row, column: str) -> Any:
+def _read_value(row: Row, column: str) -> Any:
     value = row.values.get(column)
     if value is None or value == "":
         has = f" It has {', '.join(row.values)}." if column not in row.values else ""
@@ -88,8 +88,8 @@ def _value(row: Row, column: str) -> Any:
     return value
 
 
-def _image(row: Row, folder: str, sizes: dict[str, int]) -> str:
-    image = _value(row, "image")
+def _read_image(row: Row, folder: str, sizes: dict[str, int]) -> str:
+    image = _read_value(row, "image")
     if not isinstance(image, str):
         raise UserError(f"{row.place}: image must be a text, and label a text or a whole number.")
     name = image if image in sizes else posixpath.normpath(image)  # ./a.png, as `find` lists it
@@ -106,14 +106,16 @@ def _image(row: Row, folder: str, sizes: dict[str, int]) -> str:
     return name
 
 
-def _label(row: Row) -> str:
-    label = str(_value(row, "label")).strip()  # of text: spaces around a name are no part of it
+def _read_label(row: Row) -> str:
+    label = str(
+        _read_value(row, "label")
+    ).strip()  # of text: spaces around a name are no part of it
     if not label:
         raise UserError(f"{row.place} has no 'label': it is blank.")
     return label
 
 
-def _class_id(place: str, label: str, num_classes: int) -> int:
+def _parse_class_id(place: str, label: str, num_classes: int) -> int:
     match = _ID.fullmatch(label)
     if not match:
         raise UserError(f"{place} has the label {label[:20]!r}, and the others are class ids.")
@@ -131,7 +133,7 @@ def _class_id(place: str, label: str, num_classes: int) -> int:
     return number
 
 
-def _number(place: str, label: str, known: dict[str, int]) -> int:
+def _find_class_id(place: str, label: str, known: dict[str, int]) -> int:
     if label not in known:
         some = ", ".join(list(known)[:20])
         ids = " Class ids need no names: leave `classes` out, or write names in the index."

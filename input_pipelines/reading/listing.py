@@ -180,7 +180,7 @@ def matching(pattern: str) -> dict[str, int]:
 
     As in a shell, a hidden file or folder (.DS_Store) has to be named.
     """
-    folder = _folder_of(pattern)
+    folder = _find_fixed_folder(pattern)
     if folder == "." and not pattern.startswith("./"):
         pattern = f"./{pattern}"
     if not _WILDCARD.search(pattern) and not files.is_remote(pattern):
@@ -196,12 +196,12 @@ def checksums(pattern: str) -> dict[str, str]:
     """Returns the CRC32C of the files that match a pattern, by their sorted path."""
     if not files.is_remote(pattern):
         return {path: buckets.checksum(path).crc32c for path in matching(pattern)}
-    folder = _folder_of(pattern)
+    folder = _find_fixed_folder(pattern)
     stored = buckets.listing(folder)
     return {path: stored[path.removeprefix(f"{folder}/")].crc32c for path in matching(pattern)}
 
 
-def _folder_of(pattern: str) -> str:
+def _find_fixed_folder(pattern: str) -> str:
     """Returns the innermost folder that holds all that a pattern may match."""
     fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
     return os.path.dirname(fixed) or "."

@@ -24,7 +24,7 @@ class Permutation:
         self._mask = (np.uint64(1) << self._bits) - np.uint64(1)
         rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)
         with np.errstate(over="ignore"):
-            self._keys = _mixed(_mixed(np.uint64(seed % 2**64) + rounds) + rounds)
+            self._keys = _mix_bits(_mix_bits(np.uint64(seed % 2**64) + rounds) + rounds)
 
     def forward(self, places: np.ndarray) -> np.ndarray:
         """Returns the number at each of the places, int64."""
@@ -38,22 +38,22 @@ class Permutation:
         out = np.asarray(numbers).astype(np.uint64)
         outside = np.ones(out.shape, bool)
         while outside.any():
-            out[outside] = self._network(out[outside], keys, swap)
+            out[outside] = self._permute_by_network(out[outside], keys, swap)
             outside = out >= self.count
         return out.astype(np.int64)
 
-    def _network(self, numbers: np.ndarray, keys: np.ndarray, swap: bool) -> np.ndarray:
+    def _permute_by_network(self, numbers: np.ndarray, keys: np.ndarray, swap: bool) -> np.ndarray:
         left, right = numbers >> self._bits, numbers & self._mask
         if swap:
             left, right = right, left
         for key in keys:
-            left, right = right, left ^ (_mixed(right ^ key) & self._mask)
+            left, right = right, left ^ (_mix_bits(right ^ key) & self._mask)
         if swap:
             left, right = right, left
         return left << self._bits | right
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mix_bits(x: np.ndarray) -> np.ndarray:
     """Applies the finaliser of SplitMix64: each of the 64 bits depends on all."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

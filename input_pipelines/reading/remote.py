@@ -30,20 +30,20 @@ def records(path: Tensor, position: Tensor, count: Tensor) -> tf.data.Dataset:
         count: of the records wanted, (), int64.
     """
     found = tf.data.Dataset.from_generator(
-        _pieces,
+        _iterate_pieces,
         output_signature=tf.TensorSpec((None,), tf.string),
         args=(path, position, count),
     )
     return found.unbatch()
 
 
-def _pieces(path: bytes, position: np.int64, count: np.int64) -> Iterator[np.ndarray]:
+def _iterate_pieces(path: bytes, position: np.int64, count: np.int64) -> Iterator[np.ndarray]:
     """Yields the records of a file in arrays (n,) of bytes objects."""
     piece: list[bytes] = []
     size, left = 0, int(count)
     reader = tfrecord.records(path.decode(), first=int(position))
     while left:
-        record = _next(reader)
+        record = _read_next(reader)
         if record is None:
             break
         piece.append(record)
@@ -55,7 +55,7 @@ def _pieces(path: bytes, position: np.int64, count: np.int64) -> Iterator[np.nda
         yield np.array(piece, object)
 
 
-def _next(reader: Iterator[tuple[int, bytes]]) -> bytes | None:
+def _read_next(reader: Iterator[tuple[int, bytes]]) -> bytes | None:
     """Returns the next record, or None at the end or if it cannot be read."""
     failures: Any = (UserError, OSError, tf.errors.OpError)
     try:

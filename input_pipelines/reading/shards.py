@@ -180,7 +180,7 @@ class Shards:
         """Returns every record once, with its number, in a fixed order; reads files in parallel."""
         shards = tf.data.Dataset.range(len(self.pieces))
         width = min(len(self.pieces), AT_ONCE)
-        read = functools.partial(self._between, first=np.int64(0), last=np.int64(self.count))
+        read = functools.partial(self._read_between, first=np.int64(0), last=np.int64(self.count))
         return shards.interleave(read, width, 16, width, deterministic=True)
 
     def between(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
@@ -194,9 +194,9 @@ class Shards:
             return tuple(tf.gather(part, places) for part in batch)
 
         shards = tf.data.Dataset.range(low, high)
-        return shards.flat_map(lambda n: self._between(n, first, last)).batch(size).map(filled)
+        return shards.flat_map(lambda n: self._read_between(n, first, last)).batch(size).map(filled)
 
-    def _between(self, shard: Tensor, first: Any, last: Any) -> tf.data.Dataset:
+    def _read_between(self, shard: Tensor, first: Any, last: Any) -> tf.data.Dataset:
         """Returns the records of a shard whose number is in a range, with their numbers."""
         begin = self._tables.firsts[shard]
         first = tf.maximum(first, begin)
@@ -212,19 +212,21 @@ class Shards:
 
         def of_epoch(epoch: Tensor) -> tf.data.Dataset:
             skipped = tf.where(epoch == start, behind, tf.constant(0, tf.int64))
-            return self._of_epoch(tracks, track, epoch, skipped, window, seed)
+            return self._read_epoch(tracks, track, epoch, skipped, window, seed)
 
         # start, start + 1, ...: a range that begins at a tensor.
         return tf.data.Dataset.range(start, tf.int64.max).flat_map(of_epoch)
 
-    def _of_epoch(
+    def _read_epoch(
         self, tracks: Tracks, track: Tensor, epoch: Tensor, skipped: Tensor, window: int, seed: int
     ) -> tf.data.Dataset:
         """Returns a track's examples of an epoch, except the first `skipped`."""
         run = tf.constant(seed, tf.int64)
         shards = tf.range(len(self.pieces), dtype=tf.int64)
         # The second word keeps the order of the shards apart from that of any window.
-        row = order.shuffled(shards, len(self.pieces), _key(run, epoch, tf.constant(-1, tf.int64)))
+        row = order.shuffled(
+            shards, len(self.pieces), _derive_key(run, epoch, tf.constant(-1, tf.int64))
+        )
         counts: Tensor = tf.gather(self._tables.counts, row)
         ends: Tensor = tf.cumsum(counts)
         begins = ends - counts
@@ -250,7 +252,7 @@ class Shards:
             records, _ = found
             size = tf.size(records, tf.int64)
             place = order.shuffled(
-                tf.range(size), size, _key(run, epoch, number * tracks.number + track)
+                tf.range(size), size, _derive_key(run, epoch, number * tracks.number + track)
             )
             in_row = begin + number * window + place
             shard = tf.searchsorted(ends, in_row, side="right")
@@ -337,11 +339,11 @@ def of_manifest(
         for shard in data.shards(split)
     ]
     pieces = checked(pieces)
-    local = _through(cache, data, split) if cache else None
+    local = _build_cached_reader(cache, data, split) if cache else None
     return Shards(pieces, data.compression, shuffle, local=local)
 
 
-def _through(cache: Cache, data: Manifest, split: str) -> Local:
+def _build_cached_reader(cache: Cache, data: Manifest, split: str) -> Local:
     """Returns the function that reads a split's shards through a cache.
 
     Raises:
@@ -391,7 +393,7 @@ def checked(pieces: list[Piece]) -> list[Piece]:
     return [dataclasses.replace(piece, bytes=size) for piece, size in zip(pieces, sizes)]
 
 
-def _key(run: Tensor, epoch: Tensor, which: Tensor) -> Tensor:
+def _derive_key(run: Tensor, epoch: Tensor, which: Tensor) -> Tensor:
     """Returns the key of one permutation of a run, (3,), int32."""
     words = order.seeds(run[None], epoch[None], which[None])[0]
     return tf.concat([words, tf.cast(epoch % (1 << 30), tf.int32)[None]], 0)

@@ -89,7 +89,7 @@ class Structure(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         if isinstance(hyperparameters, Mapping):  # from a `.keras` file
-            hyperparameters = _decoded(hyperparameters)
+            hyperparameters = _decode_config(hyperparameters)
         self.hyperparameters = hyperparameters
         self.remat: str = getattr(hyperparameters, "remat", "none")
         checks.remat(self.remat)
@@ -101,7 +101,7 @@ class Structure(keras.layers.Layer):
         return borders[-1]
 
     def get_config(self) -> dict[str, Any]:
-        own = {"hyperparameters": _encoded(self.hyperparameters), "shared": list(self.shared)}
+        own = {"hyperparameters": _encode_config(self.hyperparameters), "shared": list(self.shared)}
         return {**super().get_config(), **own}
 
 
@@ -180,7 +180,7 @@ def _run(block: keras.Model, given: list[Tensor | None], x: Tensor) -> Tensor:
     return block([x, *given], training=True)
 
 
-def _encoded(config: Model) -> dict[str, Any]:
+def _encode_config(config: Model) -> dict[str, Any]:
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return {
         "class": f"{type(config).__module__}.{type(config).__qualname__}",
@@ -188,7 +188,7 @@ def _encoded(config: Model) -> dict[str, Any]:
     }
 
 
-def _decoded(encoded: Mapping[str, Any]) -> Model:
+def _decode_config(encoded: Mapping[str, Any]) -> Model:
     """Reads the output of `_encoded`."""
     module, _, name = encoded["class"].rpartition(".")
     # A file must not choose which modules are imported.

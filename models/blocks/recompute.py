@@ -43,13 +43,13 @@ def recomputed(
         changed[:] = [v for v, old, new in zip(others, before, after) if new is not old]
         return y, [new for old, new in zip(before, after) if new is not old]
 
-    y, values = _checkpoint(keep_products)(forward, x, trained, others)
+    y, values = _choose_checkpoint(keep_products)(forward, x, trained, others)
     for variable, value in zip(changed, values):
         variable.assign(value)
     return y
 
 
-def _checkpoint(keep_products: bool) -> Callable[..., tuple[Tensor, list[Tensor]]]:
+def _choose_checkpoint(keep_products: bool) -> Callable[..., tuple[Tensor, list[Tensor]]]:
     """Returns the function of Keras's backend that recomputes."""
     backend = keras.config.backend()
     if backend == "tensorflow":

@@ -38,7 +38,7 @@ def is_wanted(scan: str, parameters: int) -> bool:
 
 def are_alike(blocks: Sequence[keras.Model]) -> bool:
     """Returns whether blocks differ in nothing but names and the values of their variables."""
-    descriptions = [[_described(layer) for layer in block.layers] for block in blocks]
+    descriptions = [[_describe_layer(layer) for layer in block.layers] for block in blocks]
     return all(description == descriptions[0] for description in descriptions)
 
 
@@ -66,11 +66,11 @@ def run(
         with keras.StatelessScope(state_mapping=list(zip(first.variables, values))):
             return first([x, *given], training=training)
 
-    columns = [_values(block) for block in blocks]
+    columns = [_read_values(block) for block in blocks]
     return scan(body, x, [list(same) for same in zip(*columns)], remat)
 
 
-def _values(block: keras.Model) -> list[Tensor]:
+def _read_values(block: keras.Model) -> list[Tensor]:
     """Returns the values of a block's variables, in the dtype in which its layers use them.
 
     Stacked in that dtype they take half of the memory, and the layers would cast each anyway.
@@ -86,7 +86,7 @@ def _values(block: keras.Model) -> list[Tensor]:
     return [value(v) for v in block.variables]
 
 
-def _described(layer: keras.Layer) -> tuple[str, dict[str, Any], list[Any]]:
+def _describe_layer(layer: keras.Layer) -> tuple[str, dict[str, Any], list[Any]]:
     config = {key: value for key, value in layer.get_config().items() if key != "name"}
     shapes = [(tuple(v.shape), v.dtype, v.trainable) for v in layer.variables]
     return type(layer).__name__, config, shapes

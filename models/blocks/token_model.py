@@ -38,13 +38,13 @@ class TokenModel(BlockModel):
 
     def __call__(self, features: Any, *args: Any, **kwargs: Any) -> Any:
         """Raises `UserError` for a feature that the model does not know."""
-        return super().__call__(self._complete(features), *args, **kwargs)
+        return super().__call__(self._complete_features(features), *args, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
         # Keras's `stateless_call`, which its JAX trainer uses, does not come by `__call__`.
-        return super().call(self._complete(inputs), training=training, mask=mask)
+        return super().call(self._complete_features(inputs), training=training, mask=mask)
 
-    def _complete(self, features: Any) -> dict[str, Tensor | None]:
+    def _complete_features(self, features: Any) -> dict[str, Tensor | None]:
         """Returns all features by name, None for those that are left out."""
         if not isinstance(features, dict):
             features = {TOKENS: features}
@@ -96,7 +96,7 @@ class FactoredTokenModel(TokenModel):
             hidden: (batch, time, width), in the compute dtype.
             matrix: (vocabulary, width), in the dtype of the weights.
         """
-        features = self._complete(x)
+        features = self._complete_features(x)
         blocks, end = self._blocks, self._factored_end
         if blocks is not None and end is not None and blocks.serve(training):
             with keras.name_scope(self.name):

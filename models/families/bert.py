@@ -35,7 +35,7 @@ def build(config: "BERT") -> keras.Model:
     x = PositionsAndTypes(config.context, config.types, name="positions_embed")(
         x, inputs["positions"], inputs["types"]
     )
-    x = _norm(x, name="embed_norm")
+    x = _apply_norm(x, name="embed_norm")
     if config.dropout:
         x = layers.Dropout(config.dropout, name="embed_dropout")(x)
     borders = [x]
@@ -44,29 +44,29 @@ def build(config: "BERT") -> keras.Model:
         borders.append(x)
     x = Structure(config, shared=("segments",), name="structure")(borders)
     if config.head == "masked_lm":
-        x = _dense(x, config.width, activation=gelu, name="head_transform")
-        x = _norm(x, name="head_norm")
+        x = _apply_dense(x, config.width, activation=gelu, name="head_transform")
+        x = _apply_norm(x, name="head_norm")
         logits = TiedHeadWithBias(embed, dtype="float32", name="head")(x)
     else:
-        x = _dense(x[:, 0], config.width, activation="tanh", name="pool")  # (batch, width)
+        x = _apply_dense(x[:, 0], config.width, activation="tanh", name="pool")  # (batch, width)
         if config.dropout:
             x = layers.Dropout(config.dropout, name="head_dropout")(x)
-        logits = _dense(x, config.num_classes, dtype="float32", name="head")
+        logits = _apply_dense(x, config.num_classes, dtype="float32", name="head")
     return TokenModel(inputs, logits, config.name)
 
 
 def _block(x: Tensor, segments: Tensor, config: "BERT", name: str) -> Tensor:
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(x, segments)
     x = _add_norm(x, y, config, name=f"{name}_norm1")
-    y = _dense(x, 4 * config.width, activation=gelu, name=f"{name}_expand")
-    y = _dense(y, config.width, name=f"{name}_contract")
+    y = _apply_dense(x, 4 * config.width, activation=gelu, name=f"{name}_expand")
+    y = _apply_dense(y, config.width, name=f"{name}_contract")
     return _add_norm(x, y, config, name=f"{name}_norm2")
 
 
 def _add_norm(x: Tensor, y: Tensor, config: "BERT", name: str) -> Tensor:
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout")(y)
-    return _norm(Residual(name=f"{name}_add")([x, y]), name)
+    return _apply_norm(Residual(name=f"{name}_add")([x, y]), name)
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -141,11 +141,11 @@ class TiedHeadWithBias(Tied):
         return ops.matmul(x, ops.transpose(matrix)) + self.bias
 
 
-def _dense(x: Tensor, units: int, **options: Any) -> Tensor:
+def _apply_dense(x: Tensor, units: int, **options: Any) -> Tensor:
     return Dense(units, kernel_initializer=_init(), **options)(x)
 
 
-def _norm(x: Tensor, name: str) -> Tensor:
+def _apply_norm(x: Tensor, name: str) -> Tensor:
     return LayerNormalization(epsilon=1e-12, name=name)(x)
 
 

@@ -24,14 +24,16 @@ def build(config: "ConvNeXt") -> keras.Model:
     num_classes) float32.
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
-    x = _conv(images, config.widths[0], 4, name="stem_conv")  # (batch, size / 4, size / 4, width)
-    x = _norm(x, name="stem_norm")
+    x = _apply_conv(
+        images, config.widths[0], 4, name="stem_conv"
+    )  # (batch, size / 4, size / 4, width)
+    x = _apply_norm(x, name="stem_norm")
     done, last = 0, sum(config.blocks) - 1
     borders = [x]
     for stage, (blocks, width) in enumerate(zip(config.blocks, config.widths), 1):
         if stage > 1:
-            x = _norm(x, name=f"stage{stage}_norm")
-            x = _conv(x, width, 2, name=f"stage{stage}_conv")
+            x = _apply_norm(x, name=f"stage{stage}_norm")
+            x = _apply_conv(x, width, 2, name=f"stage{stage}_conv")
         for block in range(1, blocks + 1):
             # Deeper blocks are dropped more often.
             drop = config.stochastic_depth * done / last if last else 0.0
@@ -40,7 +42,7 @@ def build(config: "ConvNeXt") -> keras.Model:
             done += 1
     x = Structure(config, name="structure")(borders)
     x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
-    x = _norm(x, name="head_norm")
+    x = _apply_norm(x, name="head_norm")
     # float32 logits: a softmax in bfloat16 loses too much.
     head = Dense(config.num_classes, kernel_initializer=_init(), dtype="float32", name="head")
     return BlockModel(images, head(x), config.name)
@@ -50,7 +52,7 @@ def _block(x: Tensor, width: int, drop: float, config: "ConvNeXt", name: str) ->
     y = DepthwiseConv2D(7, padding="same", depthwise_initializer=_init(), name=f"{name}_depthwise")(
         x
     )
-    y = _norm(y, name=f"{name}_norm")
+    y = _apply_norm(y, name=f"{name}_norm")
     y = Dense(4 * width, kernel_initializer=_init(), name=f"{name}_expand")(y)
     y = layers.Activation(gelu, name=f"{name}_gelu")(y)
     y = Dense(width, kernel_initializer=_init(), name=f"{name}_contract")(y)
@@ -92,12 +94,12 @@ class LayerScale(layers.Layer):
         return {**super().get_config(), "initial": self.initial}
 
 
-def _conv(x: Tensor, filters: int, patch: int, name: str) -> Tensor:
+def _apply_conv(x: Tensor, filters: int, patch: int, name: str) -> Tensor:
     """Applies a convolution to patches that do not overlap."""
     return Conv2D(filters, patch, strides=patch, kernel_initializer=_init(), name=name)(x)
 
 
-def _norm(x: Tensor, name: str) -> Tensor:
+def _apply_norm(x: Tensor, name: str) -> Tensor:
     return LayerNormalization(epsilon=1e-6, name=name)(x)
 
 

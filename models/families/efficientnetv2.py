@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tftpu.models.sizes import EfficientNetV2
 
 
-Block = Callable[..., Tensor]  # `_fused` or `_inverted`
+Block = Callable[..., Tensor]  # `_apply_fused` or `_apply_inverted`
 
 
 def build(config: "EfficientNetV2") -> keras.Model:
@@ -27,13 +27,13 @@ def build(config: "EfficientNetV2") -> keras.Model:
     num_classes) float32.
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
-    x = _conv_norm(images, config.stem_width, 3, 2, config, name="stem")
+    x = _apply_conv_norm(images, config.stem_width, 3, 2, config, name="stem")
     done, total = 0, sum(config.blocks)
     borders = [x]
     for stage, blocks in enumerate(config.blocks):
-        kind = _fused if stage < config.fused_stages else _inverted
+        kind = _apply_fused if stage < config.fused_stages else _apply_inverted
         for block in range(blocks):
-            x = _residual(
+            x = _apply_residual(
                 kind,
                 x,
                 width=config.widths[stage],
@@ -46,21 +46,21 @@ def build(config: "EfficientNetV2") -> keras.Model:
             borders.append(x)
             done += 1
     x = Structure(config, name="structure")(borders)
-    x = _conv_norm(x, config.head_width, 1, 1, config, name="top")
+    x = _apply_conv_norm(x, config.head_width, 1, 1, config, name="top")
     x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
     # float32 logits: a softmax in bfloat16 loses too much.
     head = Dense(
         config.num_classes,
-        kernel_initializer=_head_init(),
+        kernel_initializer=_make_head_init(),
         dtype="float32",
         name="head",
     )
     return BlockModel(images, head(x), config.name)
 
 
-def _residual(
+def _apply_residual(
     block: Block,
     x: Tensor,
     width: int,
@@ -79,23 +79,23 @@ def _residual(
     return layers.Add(name=f"{name}_add")([x, y])
 
 
-def _fused(
+def _apply_fused(
     x: Tensor, width: int, stride: int, expand: int, config: "EfficientNetV2", name: str
 ) -> Tensor:
     """Applies a Fused-MBConv: a 3x3 convolution expands, a 1x1 contracts; or just one 3x3."""
     if expand == 1:
-        return _conv_norm(x, width, 3, stride, config, name=f"{name}_project")
-    x = _conv_norm(x, expand * x.shape[-1], 3, stride, config, name=f"{name}_expand")
-    return _conv_norm(x, width, 1, 1, config, name=f"{name}_project", activation=None)
+        return _apply_conv_norm(x, width, 3, stride, config, name=f"{name}_project")
+    x = _apply_conv_norm(x, expand * x.shape[-1], 3, stride, config, name=f"{name}_expand")
+    return _apply_conv_norm(x, width, 1, 1, config, name=f"{name}_project", activation=None)
 
 
-def _inverted(
+def _apply_inverted(
     x: Tensor, width: int, stride: int, expand: int, config: "EfficientNetV2", name: str
 ) -> Tensor:
     """Applies an MBConv: expand, depthwise 3x3, squeeze and excite, contract."""
     squeezed = max(1, int(x.shape[-1] * config.squeeze))
     if expand > 1:
-        x = _conv_norm(x, expand * x.shape[-1], 1, 1, config, name=f"{name}_expand")
+        x = _apply_conv_norm(x, expand * x.shape[-1], 1, 1, config, name=f"{name}_expand")
     x = DepthwiseConv2D(
         3,
         strides=stride,
@@ -104,9 +104,9 @@ def _inverted(
         depthwise_initializer=_init(),
         name=f"{name}_depthwise_conv",
     )(x)
-    x = _norm_silu(x, config, name=f"{name}_depthwise")
+    x = _apply_norm_silu(x, config, name=f"{name}_depthwise")
     x = _squeeze_excite(x, squeezed, name)
-    return _conv_norm(x, width, 1, 1, config, name=f"{name}_project", activation=None)
+    return _apply_conv_norm(x, width, 1, 1, config, name=f"{name}_project", activation=None)
 
 
 def _squeeze_excite(x: Tensor, squeezed: int, name: str) -> Tensor:
@@ -124,7 +124,7 @@ def _squeeze_excite(x: Tensor, squeezed: int, name: str) -> Tensor:
     return layers.Multiply(name=f"{name}_scale")([x, y])
 
 
-def _conv_norm(
+def _apply_conv_norm(
     x: Tensor,
     filters: int,
     kernel: int,
@@ -142,10 +142,10 @@ def _conv_norm(
         kernel_initializer=_init(),
         name=f"{name}_conv",
     )(x)
-    return _norm_silu(x, config, name, activation)
+    return _apply_norm_silu(x, config, name, activation)
 
 
-def _norm_silu(
+def _apply_norm_silu(
     x: Tensor, config: "EfficientNetV2", name: str, activation: str | None = "silu"
 ) -> Tensor:
     x = GhostBatchNormalization(config.norm_batch, momentum=0.9, epsilon=1e-3, name=f"{name}_norm")(
@@ -154,7 +154,7 @@ def _norm_silu(
     return layers.Activation(activation, name=f"{name}_silu")(x) if activation else x
 
 
-def _head_init() -> Initializer:
+def _make_head_init() -> Initializer:
     return keras.initializers.VarianceScaling(1 / 3, "fan_out", "uniform")
 
 

@@ -30,7 +30,7 @@ def build(config: "GPT") -> keras.Model:
     """
     inputs = token_inputs()
     embed = layers.Embedding(
-        config.vocabulary, config.width, embeddings_initializer=_normal(), name="tokens_embed"
+        config.vocabulary, config.width, embeddings_initializer=_make_normal(), name="tokens_embed"
     )
     x = embed(inputs["tokens"])  # (batch, time, width)
     x = Positions(config.context, name="positions_embed")(x, inputs["positions"])
@@ -56,10 +56,10 @@ def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
     x = Residual(name=f"{name}_add1")([x, y])
     y = LayerNormalization(epsilon=1e-5, name=f"{name}_norm2")(x)
     y = Dense(
-        4 * config.width, kernel_initializer=_normal(), name=f"{name}_expand", activation=_gelu
+        4 * config.width, kernel_initializer=_make_normal(), name=f"{name}_expand", activation=_gelu
     )(y)
     y = Dense(
-        config.width, kernel_initializer=_residual_init(config.layers), name=f"{name}_contract"
+        config.width, kernel_initializer=_make_residual_init(config.layers), name=f"{name}_contract"
     )(y)
     if config.dropout:
         y = layers.Dropout(config.dropout, name=f"{name}_dropout2")(y)
@@ -86,7 +86,7 @@ class Positions(layers.Layer):
         self, x_shape: Any, positions_shape: Any = None
     ) -> None:
         self.vectors = self.add_weight(
-            shape=(self.context, x_shape[-1]), initializer=_normal(), name="positions"
+            shape=(self.context, x_shape[-1]), initializer=_make_normal(), name="positions"
         )
 
     def call(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -129,17 +129,17 @@ class CausalSelfAttention(HoldsDense):
         self, x_shape: Any, segments_shape: Any = None
     ) -> None:
         width = x_shape[-1]
-        self.qkv = self.dense("qkv", 3 * width, x_shape, kernel_initializer=_normal())
-        residual = _residual_init(self.depth)
+        self.qkv = self.dense("qkv", 3 * width, x_shape, kernel_initializer=_make_normal())
+        residual = _make_residual_init(self.depth)
         self.out = self.dense("out", width, x_shape, kernel_initializer=residual)
 
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         batch, time, width = ops.shape(x)
-        q, k, v = self._projections(x, (batch, time, self.heads, width // self.heads))
+        q, k, v = self._project(x, (batch, time, self.heads, width // self.heads))
         y = causal_attention(self.name, q, k, v, segments, self.implementation)
         return self.out(ops.reshape(y, (batch, time, width)))
 
-    def _projections(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
+    def _project(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
         """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
         # The kernel reads the layout of a single product's output, whose columns no devices can
         # share by heads.
@@ -164,10 +164,10 @@ def _gelu(x: Tensor) -> Tensor:
     return keras.activations.gelu(x, approximate=True)
 
 
-def _normal() -> Initializer:
+def _make_normal() -> Initializer:
     return keras.initializers.RandomNormal(stddev=0.02)
 
 
-def _residual_init(depth: int) -> Initializer:
+def _make_residual_init(depth: int) -> Initializer:
     """Returns an initializer scaled down for the 2 * depth writes to the residual stream."""
     return keras.initializers.RandomNormal(stddev=0.02 / (2 * depth) ** 0.5)

@@ -33,7 +33,7 @@ def build(config: "Llama") -> keras.Model:
     """
     inputs = token_inputs()
     embed = layers.Embedding(
-        config.vocabulary, config.width, embeddings_initializer=_normal(), name="tokens_embed"
+        config.vocabulary, config.width, embeddings_initializer=_make_normal(), name="tokens_embed"
     )
     x = embed(inputs["tokens"])  # (batch, time, width)
     borders = [x]
@@ -41,18 +41,18 @@ def build(config: "Llama") -> keras.Model:
         x = _block(x, inputs["segments"], inputs["positions"], config, name=f"block{block + 1}")
         borders.append(x)
     x = Structure(config, shared=("segments", "positions"), name="structure")(borders)
-    x = _norm(x, config, name="final_norm")
+    x = _apply_norm(x, config, name="final_norm")
     if config.tied:
         head = TiedHead(embed, dtype="float32", name=HEAD)
     else:
         head = UntiedHead(
-            config.vocabulary, kernel_initializer=_normal(), dtype="float32", name=HEAD
+            config.vocabulary, kernel_initializer=_make_normal(), dtype="float32", name=HEAD
         )
     return FactoredTokenModel(inputs, head(x), config.name)
 
 
 def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name: str) -> Tensor:
-    y = _norm(x, config, name=f"{name}_norm1")
+    y = _apply_norm(x, config, name=f"{name}_norm1")
     y = RotaryAttention(
         config.heads,
         config.kv_heads,
@@ -62,12 +62,12 @@ def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name
         name=f"{name}_attention",
     )(y, segments, positions)
     x = Residual(name=f"{name}_add1")([x, y])
-    y = _norm(x, config, name=f"{name}_norm2")
-    gate = _dense(config.hidden, activation="silu", name=f"{name}_gate")(y)
+    y = _apply_norm(x, config, name=f"{name}_norm2")
+    gate = _make_dense(config.hidden, activation="silu", name=f"{name}_gate")(y)
     y = layers.Multiply(name=f"{name}_swiglu")(
-        [gate, _dense(config.hidden, name=f"{name}_expand")(y)]
+        [gate, _make_dense(config.hidden, name=f"{name}_expand")(y)]
     )
-    y = _dense(config.width, name=f"{name}_contract")(y)
+    y = _make_dense(config.width, name=f"{name}_contract")(y)
     return Residual(name=f"{name}_add2")([x, y])
 
 
@@ -108,7 +108,7 @@ class RotaryAttention(HoldsDense):
         head_dim = width // self.heads
 
         def dense(heads: int, name: str) -> Dense:
-            return self.dense(name, heads * head_dim, x_shape, **_plain())
+            return self.dense(name, heads * head_dim, x_shape, **_build_plain_options())
 
         self.query = dense(self.heads, "query")
         self.key = dense(self.kv_heads, "key")
@@ -195,17 +195,17 @@ def frequencies(head_dim: int, base: float, scaling: float) -> np.ndarray:
     return frequency.astype("float32")
 
 
-def _dense(units: int, **options: Any) -> Dense:
-    return Dense(units, **_plain(), **options)
+def _make_dense(units: int, **options: Any) -> Dense:
+    return Dense(units, **_build_plain_options(), **options)
 
 
-def _plain() -> dict[str, Any]:
-    return {"use_bias": False, "kernel_initializer": _normal()}
+def _build_plain_options() -> dict[str, Any]:
+    return {"use_bias": False, "kernel_initializer": _make_normal()}
 
 
-def _norm(x: Tensor, config: "Llama", name: str) -> Tensor:
+def _apply_norm(x: Tensor, config: "Llama", name: str) -> Tensor:
     return layers.RMSNormalization(epsilon=config.epsilon, name=name)(x)
 
 
-def _normal() -> Initializer:
+def _make_normal() -> Initializer:
     return keras.initializers.RandomNormal(stddev=0.02)

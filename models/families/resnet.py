@@ -30,13 +30,13 @@ def build(config: "ResNet") -> keras.Model:
     num_classes) float32.
     """
     images = keras.Input((config.image_size, config.image_size, config.channels), name="image")
-    x = _stem(images, config)
+    x = _apply_stem(images, config)
     borders = [x]
     for stage, blocks in enumerate(config.blocks):
         width = config.width * 2**stage
         for block in range(blocks):
             stride = 2 if stage > 0 and block == 0 else 1
-            x = _residual(x, width, stride, config, name=f"stage{stage + 1}_block{block + 1}")
+            x = _apply_residual(x, width, stride, config, name=f"stage{stage + 1}_block{block + 1}")
             borders.append(x)
     x = Structure(config, name="structure")(borders)
     x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
@@ -47,9 +47,9 @@ def build(config: "ResNet") -> keras.Model:
     return BlockModel(images, logits, config.name)
 
 
-def _stem(x: Tensor, config: "ResNet") -> Tensor:
+def _apply_stem(x: Tensor, config: "ResNet") -> Tensor:
     if config.stem == "small":
-        return _conv_norm(x, config.width, 3, 1, config, name="stem")
+        return _apply_conv_norm(x, config.width, 3, 1, config, name="stem")
     # The pool's windows begin one pixel before the image. Padding its input would copy it, 3 % of
     # the cycles of a ResNet-50 (compiled, v5e), so the convolution makes those pixels as well.
     inside = (config.image_size + 1) // 2
@@ -62,7 +62,7 @@ def _stem(x: Tensor, config: "ResNet") -> Tensor:
         x = Conv2D(
             *(config.width, 7, 2),
             use_bias=False,
-            kernel_initializer=_he_normal(),
+            kernel_initializer=_make_he_normal(),
             name="stem_conv",
         )(x)
     x = NormWithin(config.norm_batch, border=outside, name="stem_norm")(x)
@@ -71,23 +71,23 @@ def _stem(x: Tensor, config: "ResNet") -> Tensor:
     return layers.ReLU(name="stem_act")(x)
 
 
-def _residual(x: Tensor, width: int, stride: int, config: "ResNet", name: str) -> Tensor:
+def _apply_residual(x: Tensor, width: int, stride: int, config: "ResNet", name: str) -> Tensor:
     out = 4 * width if config.bottleneck else width
     branch = x
     if config.bottleneck:
         first, second = (stride, 1) if config.stride_in == "1x1" else (1, stride)
-        branch = _conv_norm(branch, width, 1, first, config, name=f"{name}_reduce")
-        branch = _conv_norm(branch, width, 3, second, config, name=f"{name}_conv")
-        branch = _conv_norm(branch, out, 1, 1, config, name=f"{name}_expand", last=True)
+        branch = _apply_conv_norm(branch, width, 1, first, config, name=f"{name}_reduce")
+        branch = _apply_conv_norm(branch, width, 3, second, config, name=f"{name}_conv")
+        branch = _apply_conv_norm(branch, out, 1, 1, config, name=f"{name}_expand", last=True)
     else:
-        branch = _conv_norm(branch, width, 3, stride, config, name=f"{name}_conv1")
-        branch = _conv_norm(branch, out, 3, 1, config, name=f"{name}_conv2", last=True)
+        branch = _apply_conv_norm(branch, width, 3, stride, config, name=f"{name}_conv1")
+        branch = _apply_conv_norm(branch, out, 3, 1, config, name=f"{name}_conv2", last=True)
     if stride > 1 or x.shape[-1] != out:
-        x = _conv_norm(x, out, 1, stride, config, name=f"{name}_project", relu=False)
+        x = _apply_conv_norm(x, out, 1, stride, config, name=f"{name}_project", relu=False)
     return layers.ReLU(name=f"{name}_relu")(Sum(name=f"{name}_add")([x, branch]))
 
 
-def _conv_norm(
+def _apply_conv_norm(
     x: Tensor,
     filters: int,
     kernel: int,
@@ -115,7 +115,7 @@ def _conv_norm(
         strides=stride,
         padding=padding,
         use_bias=False,
-        kernel_initializer=_he_normal(),
+        kernel_initializer=_make_he_normal(),
         name=f"{name}_conv",
     )(x)
     # A residual branch that starts at zero (Goyal et al. 2017) trains with large batches.
@@ -125,7 +125,7 @@ def _conv_norm(
     return x if ends else layers.ReLU(name=f"{name}_act")(x)
 
 
-def _he_normal() -> Initializer:
+def _make_he_normal() -> Initializer:
     return keras.initializers.VarianceScaling(2.0, "fan_out")
 
 
@@ -150,17 +150,17 @@ class NormWithin(GhostBatchNormalization):
         self.border = tuple(border)
 
     def call(self, x: Tensor, training: bool | None = False) -> Tensor:
-        rows, columns = (self._inside(size) for size in x.shape[1:3])
+        rows, columns = (self._mark_inside(size) for size in x.shape[1:3])
         inside = ops.logical_and(rows[:, None, None], columns[:, None])
         x = super().call(ops.where(inside, x, ops.cast(0, x.dtype)), training=training)
         return x + ops.cast(ops.where(inside, 0.0, float("-inf")), x.dtype)
 
-    def _inside(self, size: int) -> Tensor:
+    def _mark_inside(self, size: int) -> Tensor:
         place = ops.arange(size)
         return ops.logical_and(place >= self.border[0], place < size - self.border[1])
 
-    def _statistics(self, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        mean, variance = super()._statistics(x, axes)  # with the zeros of the border
+    def _compute_statistics(self, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        mean, variance = super()._compute_statistics(x, axes)  # with the zeros of the border
         height, width = x.shape[-3:-1]
         more = height * width / ((height - sum(self.border)) * (width - sum(self.border)))
         square = more * (variance + ops.square(mean))
@@ -191,7 +191,7 @@ class SpaceToDepthStem(layers.Layer):
     def build(self, input_shape: Any) -> None:
         self.kernel = self.add_weight(
             shape=(7, 7, input_shape[-1], self.filters),
-            initializer=_he_normal(),
+            initializer=_make_he_normal(),
             name="kernel",
         )
 

@@ -36,7 +36,7 @@ def build(config: "ViT") -> keras.Model:
         config.width,
         config.patch,
         strides=config.patch,
-        kernel_initializer=_lecun_normal(),
+        kernel_initializer=_make_lecun_normal(),
         name="patches",
     )(images)
     side = config.image_size // config.patch
@@ -83,7 +83,7 @@ def _add(x: Tensor, y: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
     return Residual(name=name)([x, y])
 
 
-def _lecun_normal() -> Initializer:
+def _make_lecun_normal() -> Initializer:
     return keras.initializers.LecunNormal()
 
 

@@ -75,7 +75,7 @@ def forward(
     return pl.pallas_call(
         body,
         grid=(batch, columns, time // BLOCK),
-        in_specs=[row, whole, whole, *_segment_specs(segmented, BLOCK, time)],
+        in_specs=[row, whole, whole, *_build_segment_specs(segmented, BLOCK, time)],
         out_specs=[row, pl.BlockSpec((1, 1, heads, BLOCK), lambda b, c, i: (b, c, 0, i))],
         out_shape=[
             jax.ShapeDtypeStruct(query.shape, query.dtype),
@@ -84,9 +84,9 @@ def forward(
         compiler_params=Parameters(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=VMEM
         ),
-        cost_estimate=_cost(query, key, head_dim, causal, products=2, queries=2, keys=2),
+        cost_estimate=_estimate_cost(query, key, head_dim, causal, products=2, queries=2, keys=2),
         interpret=interpret,
-    )(query, key, value, *_segment_arguments(segments))
+    )(query, key, value, *_build_segment_arguments(segments))
 
 
 def backward(
@@ -132,11 +132,19 @@ def backward(
     of_keys = time if shared > 1 else BLOCK
     # Gradients of float32 add up where they are written; of others, beside it.
     of_queries = BLOCK if query.dtype == jnp.float32 else time
-    shift = _shifts(output, upstream, head_dim, heads, interpret)
+    shift = _compute_shifts(output, upstream, head_dim, heads, interpret)
     return pl.pallas_call(
         body,
         grid=(batch, columns, shared, time // BLOCK),
-        in_specs=[whole, row, row, whole, sums, sums, *_segment_specs(segmented, time, BLOCK)],
+        in_specs=[
+            whole,
+            row,
+            row,
+            whole,
+            sums,
+            sums,
+            *_build_segment_specs(segmented, time, BLOCK),
+        ],
         out_specs=[whole, *(2 * [pl.BlockSpec((1, BLOCK, lanes), done)])],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)],
         scratch_shapes=[
@@ -148,9 +156,9 @@ def backward(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
             vmem_limit_bytes=VMEM,
         ),
-        cost_estimate=_cost(query, key, head_dim, causal, products=5, queries=3, keys=4),
+        cost_estimate=_estimate_cost(query, key, head_dim, causal, products=5, queries=3, keys=4),
         interpret=interpret,
-    )(query, key, value, upstream, log_sum, shift, *_segment_arguments(segments))
+    )(query, key, value, upstream, log_sum, shift, *_build_segment_arguments(segments))
 
 
 def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented):
@@ -159,14 +167,14 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented
     query = q_ref[0].astype(jnp.float32) * head_dim**-0.5  # (BLOCK, lanes)
     output = jnp.zeros(query.shape, jnp.float32)
     for head in range(heads):
-        mine = _lanes_of(head, head_dim, query.shape)
+        mine = _mask_lanes(head, head_dim, query.shape)
         own = jnp.where(mine, query, 0) if heads > 1 else query
 
         def step(index, state, own=own, diagonal=False):
             largest, total, mixed = state
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
             scores = product(k_ref[0, at, :].astype(jnp.float32), own, 1, 1)  # (keys, queries)
-            visible = _visible(segments, at, slice(None), segmented, diagonal)
+            visible = _find_visible(segments, at, slice(None), segmented, diagonal)
             scores = scores if visible is None else jnp.where(visible, scores, HIDDEN)
             new = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
             weight = jnp.exp(scores - new)
@@ -206,7 +214,7 @@ def _backward_body(
     zeros = jnp.zeros(key.shape, jnp.float32)
     d_key, d_value = zeros, zeros
     for head in range(heads):
-        mine = _lanes_of(head, head_dim, key.shape)
+        mine = _mask_lanes(head, head_dim, key.shape)
         own_key, own_value = (jnp.where(mine, x, 0) if heads > 1 else x for x in (key, value))
 
         def step(
@@ -217,7 +225,7 @@ def _backward_body(
             query, up = (ref[0, at, :].astype(jnp.float32) for ref in (q_ref, up_ref))
             query = query * scale
             scores = product(own_key, query, 1, 1)  # (keys, queries)
-            visible = _visible(segments, slice(None), at, segmented, diagonal)
+            visible = _find_visible(segments, slice(None), at, segmented, diagonal)
             scores = scores if visible is None else jnp.where(visible, scores, HIDDEN)
             weight = jnp.exp(scores - log_sum_ref[0, 0, pl.ds(head, 1), at])
             d_value += product(weight, up, 1, 0)
@@ -244,7 +252,7 @@ def _backward_body(
         dq_ref[0] = (dq_sum[...] * scale).astype(dq_ref.dtype)
 
 
-def _shifts(
+def _compute_shifts(
     output: jax.Array, upstream: jax.Array, head_dim: int, heads: int, interpret: bool
 ) -> jax.Array:
     """Computes what the softmax's gradient subtracts: the sum of an output times its gradient.
@@ -298,12 +306,12 @@ def product_of(dtype: Any) -> Callable[..., jax.Array]:
     return product
 
 
-def _lanes_of(head: int, head_dim: int, shape: tuple[int, ...]) -> jax.Array:
+def _mask_lanes(head: int, head_dim: int, shape: tuple[int, ...]) -> jax.Array:
     lane = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     return (lane >= head * head_dim) & (lane < (head + 1) * head_dim)
 
 
-def _visible(segments, keys, queries, segmented: bool, diagonal: bool) -> jax.Array | None:
+def _find_visible(segments, keys, queries, segmented: bool, diagonal: bool) -> jax.Array | None:
     """Returns which keys are seen, (keys, queries) bool; None if all are."""
     visible = None
     if diagonal:
@@ -316,7 +324,7 @@ def _visible(segments, keys, queries, segmented: bool, diagonal: bool) -> jax.Ar
     return visible
 
 
-def _segment_specs(segmented: bool, queries: int, keys: int) -> list[pl.BlockSpec]:
+def _build_segment_specs(segmented: bool, queries: int, keys: int) -> list[pl.BlockSpec]:
     """Returns the specs of the queries' segments, along lanes, and the keys', along sublanes."""
 
     def index(size: int, axis: int) -> Callable[..., tuple]:
@@ -334,11 +342,11 @@ def _segment_specs(segmented: bool, queries: int, keys: int) -> list[pl.BlockSpe
     ]
 
 
-def _segment_arguments(segments: Segments | None) -> list[jax.Array]:
+def _build_segment_arguments(segments: Segments | None) -> list[jax.Array]:
     return [] if segments is None else [segments[0][:, None, :], segments[1][:, :, None]]
 
 
-def _cost(
+def _estimate_cost(
     query: jax.Array,
     key: jax.Array,
     head_dim: int,

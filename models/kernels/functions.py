@@ -33,7 +33,7 @@ def flash_attention(
     Raises:
         UserError: jax is missing, or the kernel does not support these shapes.
     """
-    flash = _kernel()
+    flash = _import_kernel()
     batch, time, heads, head_dim = query.shape
     if key.shape[1] != time:
         raise UserError(
@@ -60,10 +60,10 @@ def flash_attention(
             f"model.attention='flash' on a mesh with {ring.axis}:{ring.size} takes a multiple of "
             f"{chunks * flash.BLOCK} tokens, not {time}: pad them, or use model.attention='plain'."
         )
-    times = _repeated(query, key.shape[2], flash)
+    times = _count_repeats(query, key.shape[2], flash)
     if times > 1:  # the gradient of the repetition sums over queries that share a key
         key, value = (ops.repeat(x, times, axis=2) for x in (key, value))
-    segments = _segments(batch, time, segment_ids, mask, -time % flash.BLOCK)
+    segments = _build_segments(batch, time, segment_ids, mask, -time % flash.BLOCK)
     column = max(flash.LANES // head_dim, 1)  # heads
 
     def columns(x):  # (batch, time, heads, head_dim) -> (batch, blocks, columns x 128)
@@ -85,12 +85,12 @@ def flash_attention(
         (*given, sums, tokens, tokens),
         (tokens, tokens, tokens),
     )
-    attend = _with_gradient(forward, backward, segments)
+    attend = _attach_gradient(forward, backward, segments)
     found = attend(columns(query), columns(key), columns(value))
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
 
-def _repeated(query: Tensor, key_heads: int, flash: Any) -> int:
+def _count_repeats(query: Tensor, key_heads: int, flash: Any) -> int:
     """Returns how often keys and values are repeated for heads of queries that share them.
 
     The kernel takes shared ones if a head fills a column of lanes. In float32 and over a long time
@@ -120,7 +120,7 @@ def takes_rotation(x: Any, heads: int) -> bool:
     """
     if target.platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
         return False
-    lanes, head_dim = _kernel().LANES, x.shape[2] // heads
+    lanes, head_dim = _import_kernel().LANES, x.shape[2] // heads
     return x.shape[2] % lanes == 0 and not (lanes % head_dim and head_dim % lanes)
 
 
@@ -139,7 +139,7 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
     from tftpu.models.kernels import rotary
 
     head_dim = x.shape[2] // heads
-    lanes = max(_kernel().LANES, head_dim)
+    lanes = max(_import_kernel().LANES, head_dim)
     cosine, sine = (
         ops.tile(ops.concatenate([first, second], -1), (1, 1, lanes // head_dim))
         for first, second in ((cosine, cosine), (-sine, sine))
@@ -168,7 +168,7 @@ def takes_whole(x: Any, heads: int) -> bool:
     """
     if target.platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
         return False
-    _kernel()
+    _import_kernel()
     from tftpu.models.kernels import whole
 
     _, time, width = x.shape
@@ -194,7 +194,7 @@ def whole_attention(
     from tftpu.models.kernels import whole
 
     batch, time, width = product.shape
-    segments = _segments(batch, time, segment_ids, None, 0) or None
+    segments = _build_segments(batch, time, segment_ids, None, 0) or None
     head_dim = width // 3 // heads
     of_segments = (EXAMPLES, None)
     forward = _call(
@@ -220,7 +220,7 @@ def whole_attention(
     return attend(product, ops.copy(bias))  # not the variable itself
 
 
-def _segments(
+def _build_segments(
     batch: int, time: int, segment_ids: Tensor | None, mask: Tensor | None, padding: int
 ) -> list[Tensor]:
     """Returns segments of queries and of keys, (batch, time) int32; [] if all keys are seen."""
@@ -236,12 +236,12 @@ def _segments(
     return [ops.pad(queries, paddings), ops.pad(keys, paddings, constant_values=-1)]
 
 
-def _with_gradient(forward: Callable, backward: Callable, segments: list[Tensor]) -> Callable:
+def _attach_gradient(forward: Callable, backward: Callable, segments: list[Tensor]) -> Callable:
     """Combines the kernels of the forward and the backward pass."""
 
     @ops.custom_gradient
     def attend(query, key, value):
-        output, log_sum = _keepable(forward(query, key, value, segments or None))
+        output, log_sum = _mark_keepable(forward(query, key, value, segments or None))
 
         def gradient(*upstream):
             (upstream,) = upstream
@@ -252,7 +252,7 @@ def _with_gradient(forward: Callable, backward: Callable, segments: list[Tensor]
     return attend
 
 
-def _keepable(results: Sequence[Tensor]) -> Sequence[Tensor]:
+def _mark_keepable(results: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns results that a backward pass which recomputes the rest may keep, on JAX."""
     if keras.config.backend() != "jax":
         return results
@@ -276,7 +276,7 @@ def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:
     return tensorflow_call.call(function)
 
 
-def _kernel() -> Any:
+def _import_kernel() -> Any:
     """Returns the module `flash`, if this machine can run it."""
     try:
         if keras.config.backend() == "tensorflow":

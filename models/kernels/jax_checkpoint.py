@@ -20,10 +20,10 @@ _FORMS = (
 
 def forgetting_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function whose backward pass gathers weights again, and keeps none whole."""
-    return jax.checkpoint(function, policy=_all_but_gathered)
+    return jax.checkpoint(function, policy=_is_kept)
 
 
-def _all_but_gathered(primitive: Any, *_: Any, **fields: Any) -> bool:
+def _is_kept(primitive: Any, *_: Any, **fields: Any) -> bool:
     """Returns whether the backward pass keeps a result: all but weights that were gathered.
 
     JAX 0.10's `save_anything_except_these_names` keeps everything. A constraint is what gathers: it

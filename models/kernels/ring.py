@@ -63,36 +63,38 @@ def forward(
         output: as of `flash.forward`.
         log_sum: the same, of this device's two chunks in place of its consecutive tokens.
     """
-    queries, held, query_segments = _chunks(query, key, value, segments, ring)
+    queries, held, query_segments = _collect_chunks(query, key, value, segments, ring)
 
     def pair(query: Any, keys: Keys, of_queries: Any, causal: bool = False) -> Mixed:
         run = functools.partial(flash.forward, head_dim=head_dim, interpret=interpret)
-        seen = _seen(of_queries, keys)
+        seen = _select_seen(of_queries, keys)
         output, log_sum = run(query, keys.key, keys.value, seen, causal=causal)
         return Mixed(output.astype(jnp.float32), log_sum)
 
     def add(mixed: Mixed, more: Mixed) -> Mixed:
         log_sum = jnp.logaddexp(mixed.log_sum, more.log_sum)
-        parts = [m.output * _by_channel(jnp.exp(m.log_sum - log_sum), m) for m in (mixed, more)]
+        parts = [
+            m.output * _expand_to_channels(jnp.exp(m.log_sum - log_sum), m) for m in (mixed, more)
+        ]
         return Mixed(parts[0] + parts[1], log_sum)
 
     def round_(state: Any, number: Any) -> tuple[Any, None]:
         (early, late), held = state
-        coming = _sent_on(held, ring)
+        coming = _send_on(held, ring)
         of_earlier = _is_earlier(number, ring)
         late = add(late, pair(queries[1], held[0], query_segments[1]))
-        query, of_query = (_either(of_earlier, x) for x in (queries, query_segments))
-        more = pair(query, _either(of_earlier, held), of_query)
-        early = _where(of_earlier, add(early, more), early)
-        late = _where(of_earlier, late, add(late, more))
+        query, of_query = (_select_pair(of_earlier, x) for x in (queries, query_segments))
+        more = pair(query, _select_pair(of_earlier, held), of_query)
+        early = _select_where(of_earlier, add(early, more), early)
+        late = _select_where(of_earlier, late, add(late, more))
         return ((early, late), coming), None
 
     early = pair(queries[0], held[0], query_segments[0], causal=True)
     late = pair(queries[1], held[1], query_segments[1], causal=True)
     late = add(late, pair(queries[1], held[0], query_segments[1]))
-    state = (early, late), _sent_on(held, ring)
+    state = (early, late), _send_on(held, ring)
     ((early, late), _), _ = jax.lax.scan(round_, state, jnp.arange(1, ring.size))
-    output = _in_order((early.output, late.output), ring).astype(query.dtype)
+    output = _restore_order((early.output, late.output), ring).astype(query.dtype)
     return output, jnp.concatenate([early.log_sum, late.log_sum], -1)
 
 
@@ -120,49 +122,54 @@ def backward(
     Returns:
         As `flash.backward`. The gradients of keys travel with them, and add up in float32.
     """
-    queries, held, query_segments = _chunks(query, key, value, segments, ring)
+    queries, held, query_segments = _collect_chunks(query, key, value, segments, ring)
     given = tuple(
-        zip(queries, query_segments, jnp.split(log_sum, 2, -1), *_both((output, upstream), ring))
+        zip(
+            queries,
+            query_segments,
+            jnp.split(log_sum, 2, -1),
+            *_exchange_halves((output, upstream), ring),
+        )
     )
 
     def pair(of_query: Any, keys: Keys, causal: bool = False) -> tuple[jax.Array, Chunks]:
         query, of_queries, log_sum, output, upstream = of_query
         run = functools.partial(flash.backward, head_dim=head_dim, interpret=interpret)
-        seen = _seen(of_queries, keys)
+        seen = _select_seen(of_queries, keys)
         found = run(query, keys.key, keys.value, seen, log_sum, output, upstream, causal=causal)
         d_query, d_key, d_value = (x.astype(jnp.float32) for x in found)
         return d_query, (d_key, d_value)
 
     def round_(state: Any, number: Any) -> tuple[Any, None]:
         (d_early, d_late), (d_first, d_second), held = state
-        coming = _sent_on(held, ring)
-        d_first, d_second = _sent_on((d_first, d_second), ring)  # of the keys that are here now
+        coming = _send_on(held, ring)
+        d_first, d_second = _send_on((d_first, d_second), ring)  # of the keys that are here now
         of_earlier = _is_earlier(number, ring)
         d_query, d_keys = pair(given[1], held[0])
         d_late, d_first = d_late + d_query, _sum(d_first, d_keys)
-        d_query, d_keys = pair(_either(of_earlier, given), _either(of_earlier, held))
+        d_query, d_keys = pair(_select_pair(of_earlier, given), _select_pair(of_earlier, held))
         d_early, d_late = (
             jnp.where(of_earlier, d_early + d_query, d_early),
             jnp.where(of_earlier, d_late, d_late + d_query),
         )
         d_first, d_second = (
-            _where(of_earlier, _sum(d_first, d_keys), d_first),
-            _where(of_earlier, d_second, _sum(d_second, d_keys)),
+            _select_where(of_earlier, _sum(d_first, d_keys), d_first),
+            _select_where(of_earlier, d_second, _sum(d_second, d_keys)),
         )
         return ((d_early, d_late), (d_first, d_second), coming), None
 
     d_early, d_first = pair(given[0], held[0], causal=True)
     d_late, d_second = pair(given[1], held[1], causal=True)
     more, d_keys = pair(given[1], held[0])
-    state = (d_early, d_late + more), (_sum(d_first, d_keys), d_second), _sent_on(held, ring)
+    state = (d_early, d_late + more), (_sum(d_first, d_keys), d_second), _send_on(held, ring)
     (d_queries, d_keys, _), _ = jax.lax.scan(round_, state, jnp.arange(1, ring.size))
-    (d_key, d_value) = zip(*_sent_on(d_keys, ring))
+    (d_key, d_value) = zip(*_send_on(d_keys, ring))
     found = zip((d_queries, d_key, d_value), (query, key, value))
-    d_query, d_key, d_value = (_in_order(chunks, ring).astype(x.dtype) for chunks, x in found)
+    d_query, d_key, d_value = (_restore_order(chunks, ring).astype(x.dtype) for chunks, x in found)
     return d_query, d_key, d_value
 
 
-def _chunks(
+def _collect_chunks(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -170,20 +177,22 @@ def _chunks(
     ring: Ring,
 ) -> tuple[Chunks, tuple[Keys, Keys], Chunks]:
     """Returns the queries, keys and segments of queries of the chunks of this device."""
-    of_queries, of_keys = ((None, None),) * 2 if segments is None else _both(segments, ring)
-    queries, keys, values = _both((query, key, value), ring)
+    of_queries, of_keys = (
+        ((None, None),) * 2 if segments is None else _exchange_halves(segments, ring)
+    )
+    queries, keys, values = _exchange_halves((query, key, value), ring)
     held = tuple(Keys(*one) for one in zip(keys, values, of_keys))
     return queries, (held[0], held[1]), of_queries
 
 
-def _seen(of_queries: jax.Array | None, keys: Keys) -> flash.Segments | None:
+def _select_seen(of_queries: jax.Array | None, keys: Keys) -> flash.Segments | None:
     """Returns the segments of queries and of keys, if there are any."""
     if of_queries is None or keys.segments is None:
         return None
     return of_queries, keys.segments
 
 
-def _both(arrays: tuple[jax.Array, ...], ring: Ring) -> list[Chunks]:
+def _exchange_halves(arrays: tuple[jax.Array, ...], ring: Ring) -> list[Chunks]:
     """Returns for each array the chunks that this device has for the time of attention.
 
     Args:
@@ -193,23 +202,23 @@ def _both(arrays: tuple[jax.Array, ...], ring: Ring) -> list[Chunks]:
     found = []
     for array in arrays:
         even, odd = (
-            jax.lax.ppermute(half, ring.axis, _holders(ring, number))
+            jax.lax.ppermute(half, ring.axis, _list_destinations(ring, number))
             for number, half in enumerate(jnp.split(array, 2, 1))
         )
         found.append(_as_even(even, odd, ring))
     return found
 
 
-def _in_order(chunks: Chunks, ring: Ring) -> jax.Array:
+def _restore_order(chunks: Chunks, ring: Ring) -> jax.Array:
     """Returns an array of which each device has the consecutive tokens that are its own."""
     halves = [
-        jax.lax.ppermute(half, ring.axis, [(b, a) for a, b in _holders(ring, number)])
+        jax.lax.ppermute(half, ring.axis, [(b, a) for a, b in _list_destinations(ring, number)])
         for number, half in enumerate(_as_even(*chunks, ring))
     ]
     return jnp.concatenate(halves, 1)
 
 
-def _holders(ring: Ring, number: int) -> list[tuple[int, int]]:
+def _list_destinations(ring: Ring, number: int) -> list[tuple[int, int]]:
     """Returns where each device sends its first half, 0, or its second half, 1."""
     chunks = [(device, 2 * device + number) for device in range(ring.size)]
     last = 2 * ring.size - 1
@@ -227,17 +236,17 @@ def _is_earlier(number: Any, ring: Ring) -> Any:
     return number <= jax.lax.axis_index(ring.axis)
 
 
-def _sent_on(tree: Any, ring: Ring) -> Any:
+def _send_on(tree: Any, ring: Ring) -> Any:
     """Returns what the device before has, while the one after gets this one's."""
     to = [(device, (device + 1) % ring.size) for device in range(ring.size)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.axis, to), tree)
 
 
-def _either(first: Any, pair: Any) -> Any:
-    return _where(first, *pair)
+def _select_pair(first: Any, pair: Any) -> Any:
+    return _select_where(first, *pair)
 
 
-def _where(condition: Any, first: Any, second: Any) -> Any:
+def _select_where(condition: Any, first: Any, second: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)
 
 
@@ -245,7 +254,7 @@ def _sum(first: Any, second: Any) -> Any:
     return jax.tree.map(jnp.add, first, second)
 
 
-def _by_channel(weights: jax.Array, mixed: Mixed) -> jax.Array:
+def _expand_to_channels(weights: jax.Array, mixed: Mixed) -> jax.Array:
     """Returns weights of queries and heads, (batch, columns, heads, time), for each channel."""
     batch, columns, heads, time = weights.shape
     by_head = jnp.transpose(weights, (0, 3, 1, 2)).reshape(batch, time, columns * heads, 1)

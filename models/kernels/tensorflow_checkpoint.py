@@ -30,7 +30,7 @@ def checkpoint(
     @tf.custom_gradient
     def run(x, *weights):
         def gradient(upstream, *_):
-            again, upstream = _after(x, upstream)
+            again, upstream = _wait_for(x, upstream)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([again, *weights])
                 y, _ = forward(again, weights, states)
@@ -43,7 +43,7 @@ def checkpoint(
     return y, values
 
 
-def _after(x: Tensor, upstream: Tensor) -> list[Tensor]:
+def _wait_for(x: Tensor, upstream: Tensor) -> list[Tensor]:
     """Returns both unchanged, but makes their uses wait for `upstream`.
 
     Otherwise a compiler would merge the two computations and keep the first result.

@@ -62,14 +62,14 @@ def forward(
     Returns:
         (batch, time, width), of qkv's dtype.
     """
-    batch, time, width = _sizes(qkv)
+    batch, time, width = _unpack_sizes(qkv)
     call = _call(_forward_body, qkv, head_dim, products=2, arrays=4)
     return call(
-        in_specs=[_rows(time, 3 * width), *_segment_specs(segments, time)],
-        out_specs=_rows(time, width),
+        in_specs=[_build_row_spec(time, 3 * width), *_build_segment_specs(segments, time)],
+        out_specs=_build_row_spec(time, width),
         out_shape=jax.ShapeDtypeStruct((batch, time, width), qkv.dtype),
         interpret=interpret,
-    )(qkv, *_segment_arguments(segments))
+    )(qkv, *_build_segment_arguments(segments))
 
 
 def backward(
@@ -90,33 +90,33 @@ def backward(
         d_qkv: of qkv's shape and dtype.
         sums: (batch, 1, 3 x width), float32.
     """
-    batch, time, width = _sizes(qkv)
+    batch, time, width = _unpack_sizes(qkv)
     call = _call(_backward_body, qkv, head_dim, products=5, arrays=7)
     return call(
         in_specs=[
-            *(_rows(time, 3 * width), _rows(time, width)),
-            *_segment_specs(segments, time),
+            *(_build_row_spec(time, 3 * width), _build_row_spec(time, width)),
+            *_build_segment_specs(segments, time),
         ],
-        out_specs=[_rows(time, 3 * width), _rows(1, 3 * width)],
+        out_specs=[_build_row_spec(time, 3 * width), _build_row_spec(1, 3 * width)],
         out_shape=[
             jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
             jax.ShapeDtypeStruct((batch, 1, 3 * width), jnp.float32),
         ],
         interpret=interpret,
-    )(qkv, upstream, *_segment_arguments(segments))
+    )(qkv, upstream, *_build_segment_arguments(segments))
 
 
 def _forward_body(qkv_ref, *refs, head_dim, columns, lanes, product):
     segments, out_ref = refs[:-1], refs[-1]
 
     def column(index, _):
-        query, key, value = _column(qkv_ref, index, head_dim, columns, lanes)
+        query, key, value = _read_column(qkv_ref, index, head_dim, columns, lanes)
         mixed = jnp.zeros(query.shape[::-1], jnp.float32)  # (lanes, queries)
         for head in range(lanes // head_dim):
             own = _own(query, 1, head, head_dim)
-            weight, total = _softmax(product(key, own, 1, 1), segments)
+            weight, total = _compute_softmax(product(key, own, 1, 1), segments)
             mixed += _own(product(value, weight, 0, 0) / total, 0, head, head_dim)
-        out_ref[0, :, _at(index, lanes)] = mixed.T.astype(out_ref.dtype)
+        out_ref[0, :, _index_column(index, lanes)] = mixed.T.astype(out_ref.dtype)
 
     jax.lax.fori_loop(0, columns, column, None)
 
@@ -125,13 +125,13 @@ def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes, product):
     segments, (d_qkv_ref, sums_ref) = refs[:-2], refs[-2:]
 
     def column(index, _):
-        query, key, value = _column(qkv_ref, index, head_dim, columns, lanes)
-        upstream = up_ref[0, :, _at(index, lanes)].astype(jnp.float32)
+        query, key, value = _read_column(qkv_ref, index, head_dim, columns, lanes)
+        upstream = up_ref[0, :, _index_column(index, lanes)].astype(jnp.float32)
         d_query = d_key = d_value = jnp.zeros(query.shape, jnp.float32)
         for head in range(lanes // head_dim):
             # Where a factor is zero for other heads, so is its product with all of them.
             own_query, own_key, up = (_own(x, 1, head, head_dim) for x in (query, key, upstream))
-            weight, total = _softmax(product(key, own_query, 1, 1), segments)
+            weight, total = _compute_softmax(product(key, own_query, 1, 1), segments)
             weight /= total
             d_weight = product(value, up, 1, 1)  # (keys, queries)
             d_score = weight * (d_weight - jnp.sum(weight * d_weight, axis=0, keepdims=True))
@@ -139,21 +139,21 @@ def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes, product):
             d_key += product(d_score, own_query, 1, 0)
             d_value += product(weight, up, 1, 0)
         for part, found in enumerate((d_query * head_dim**-0.5, d_key, d_value)):
-            at = _at(part * columns + index, lanes)
+            at = _index_column(part * columns + index, lanes)
             d_qkv_ref[0, :, at] = found.astype(d_qkv_ref.dtype)
             sums_ref[0, :, at] = jnp.sum(found, axis=0, keepdims=True)
 
     jax.lax.fori_loop(0, columns, column, None)
 
 
-def _column(qkv_ref, index, head_dim: int, columns: int, lanes: int):
+def _read_column(qkv_ref, index, head_dim: int, columns: int, lanes: int):
     """Returns a column's scaled queries, its keys and its values, each (time, lanes) float32."""
-    parts = (qkv_ref[0, :, _at(part * columns + index, lanes)] for part in range(3))
+    parts = (qkv_ref[0, :, _index_column(part * columns + index, lanes)] for part in range(3))
     query, key, value = (x.astype(jnp.float32) for x in parts)
     return query * head_dim**-0.5, key, value
 
 
-def _at(index, lanes: int):
+def _index_column(index, lanes: int):
     return pl.ds(pl.multiple_of(index * lanes, lanes), lanes)
 
 
@@ -163,7 +163,7 @@ def _own(x: jax.Array, axis: int, head: int, head_dim: int) -> jax.Array:
     return jnp.where((lane >= head * head_dim) & (lane < (head + 1) * head_dim), x, 0.0)
 
 
-def _softmax(scores, segments):
+def _compute_softmax(scores, segments):
     """Returns weights, (keys, queries), and their divisors, (1, queries)."""
     if segments:
         query_segments, key_segments = segments
@@ -172,7 +172,7 @@ def _softmax(scores, segments):
     return weight, jnp.sum(weight, axis=0, keepdims=True)
 
 
-def _sizes(qkv: jax.Array) -> tuple[int, int, int]:
+def _unpack_sizes(qkv: jax.Array) -> tuple[int, int, int]:
     """Returns batch, time and width."""
     batch, time, three_widths = qkv.shape
     return batch, time, three_widths // 3
@@ -190,9 +190,9 @@ def _call(
             columns in whole lanes.
         arrays: number of arrays of (batch, time, width) that are read and written.
     """
-    batch, time, width = _sizes(qkv)
+    batch, time, width = _unpack_sizes(qkv)
     lanes = max(LANES, head_dim)
-    scores = batch * (width // head_dim) * _up(time, 16) * _up(time, LANES)
+    scores = batch * (width // head_dim) * _round_up(time, 16) * _round_up(time, LANES)
     body = functools.partial(
         body,
         head_dim=head_dim,
@@ -213,18 +213,18 @@ def _call(
     )
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return math.ceil(size / multiple) * multiple
 
 
-def _rows(time: int, width: int) -> pl.BlockSpec:
+def _build_row_spec(time: int, width: int) -> pl.BlockSpec:
     return pl.BlockSpec((1, time, width), lambda example: (example, 0, 0))
 
 
-def _segment_specs(segments: Segments | None, time: int) -> list[pl.BlockSpec]:
+def _build_segment_specs(segments: Segments | None, time: int) -> list[pl.BlockSpec]:
     """Returns the specs of the queries' segments, along lanes, and the keys', along sublanes."""
-    return [] if segments is None else [_rows(1, time), _rows(time, 1)]
+    return [] if segments is None else [_build_row_spec(1, time), _build_row_spec(time, 1)]
 
 
-def _segment_arguments(segments: Segments | None) -> list[jax.Array]:
+def _build_segment_arguments(segments: Segments | None) -> list[jax.Array]:
     return [] if segments is None else [segments[0][:, None, :], segments[1][:, :, None]]

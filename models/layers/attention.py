@@ -60,7 +60,7 @@ def attention(
 
         return functions.flash_attention(query, key, value, causal, segment_ids, mask)
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
-    mixed = _plain(query, key, value, causal, segment_ids, mask)
+    mixed = _attend_by_blocks(query, key, value, causal, segment_ids, mask)
     return ops.reshape(mixed, shape)
 
 
@@ -89,10 +89,10 @@ def attention_by_heads(
         by_time = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
         found = attention(*by_time, segment_ids=segment_ids, implementation=implementation)
         return ops.transpose(found, (0, 2, 1, 3))
-    return _plain_by_heads(query * query.shape[-1] ** -0.5, key, value, segment_ids)
+    return _attend_by_heads(query * query.shape[-1] ** -0.5, key, value, segment_ids)
 
 
-def _plain_by_heads(
+def _attend_by_heads(
     query: Tensor, key: Tensor, value: Tensor, segment_ids: Tensor | None
 ) -> Tensor:
     """Computes the same as `_plain`, in one block and without shared key heads."""
@@ -188,7 +188,7 @@ def _has_kernel(implementation: str) -> bool:
     return target.platform() == "tpu"
 
 
-def _plain(
+def _attend_by_blocks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -214,7 +214,7 @@ def _plain(
         for index in range(BLOCKS if cut else 1):
             rows = slice(index * size, (index + 1) * size) if cut else slice(None)
             seen = slice(rows.stop if causal else None)
-            yield rows, seen, _visible(time, key_time, rows, seen, causal, segment_ids, mask)
+            yield rows, seen, _find_visible(time, key_time, rows, seen, causal, segment_ids, mask)
 
     def scores(query, key, rows, seen, visible):
         found = ops.cast(ops.einsum("btgrd,bsgd->bgrts", query[:, rows], key[:, seen]), "float32")
@@ -222,17 +222,17 @@ def _plain(
 
     @ops.custom_gradient
     def attend(query, key, value):
-        values = _with_ones(value) if cut else value
+        values = _append_ones(value) if cut else value
         outputs, log_sums = [], []
         for rows, seen, visible in blocks():
             score = scores(query, key, rows, seen, visible)
             largest = ops.max(score, axis=-1, keepdims=True)
             weight = ops.exp(score - largest)
-            mixed, total = _mixed(weight, values[:, seen], value.shape[-1])
+            mixed, total = _mix_values(weight, values[:, seen], value.shape[-1])
             outputs.append(ops.cast(mixed / total, value.dtype))
             total = ops.transpose(total, (0, 2, 3, 1, 4))  # (batch, key_heads, shared, time, 1)
             log_sums.append(largest + ops.log(total))
-        output = _joined(outputs, 1)
+        output = _join_parts(outputs, 1)
 
         def gradient(*upstream):
             (upstream,) = upstream
@@ -250,14 +250,14 @@ def _plain(
                 values.append(ops.einsum("bgrts,btgrd->bsgd", weight, up))
                 queries.append(ops.einsum("bgrts,bsgd->btgrd", d_score, key[:, seen]))
                 keys.append(ops.einsum("bgrts,btgrd->bsgd", d_score, query[:, rows]))
-            return _joined(queries, 1), _summed(keys), _summed(values)
+            return _join_parts(queries, 1), _sum_padded(keys), _sum_padded(values)
 
         return output, gradient
 
     return attend(query, key, value)
 
 
-def _with_ones(value: Tensor) -> Tensor:
+def _append_ones(value: Tensor) -> Tensor:
     """Appends a one to each value, in float32, if that fills a TPU lane that would be empty.
 
     Their product with the weights then also gives the weights' sum, which saves a pass over the
@@ -268,12 +268,12 @@ def _with_ones(value: Tensor) -> Tensor:
     return ops.cast(ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1), "float32")
 
 
-def _mixed(weight: Tensor, value: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+def _mix_values(weight: Tensor, value: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """Returns the weighted sums of values, and the sums of the weights, in float32.
 
     Args:
         weight: (batch, key_heads, shared, time, key_time), float32.
-        value: (batch, key_time, key_heads, head_dim), or the result of `_with_ones`.
+        value: (batch, key_time, key_heads, head_dim), or the result of `_append_ones`.
         head_dim: size of a value.
 
     Returns:
@@ -288,11 +288,11 @@ def _mixed(weight: Tensor, value: Tensor, head_dim: int) -> tuple[Tensor, Tensor
     return ops.cast(mixed, "float32"), ops.transpose(total, (0, 3, 1, 2, 4))
 
 
-def _joined(parts: list[Tensor], axis: int) -> Tensor:
+def _join_parts(parts: list[Tensor], axis: int) -> Tensor:
     return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=axis)
 
 
-def _summed(parts: list[Tensor]) -> Tensor:
+def _sum_padded(parts: list[Tensor]) -> Tensor:
     """Returns the sum of arrays of growing length, (batch, time, ...), padded by zeros."""
     total = ops.cast(parts[-1], "float32")
     for part in parts[:-1]:
@@ -301,7 +301,7 @@ def _summed(parts: list[Tensor]) -> Tensor:
     return ops.cast(total, parts[0].dtype)
 
 
-def _visible(
+def _find_visible(
     time: int,
     key_time: int,
     rows: slice,

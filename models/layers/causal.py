@@ -28,7 +28,7 @@ def causal_attention(
     if kept is not None and layer in kept.pairs:
         rows = kept.pairs[layer].keys.shape[0]
         pair = kept.extend(layer, key[:rows], value[:rows])
-        found = _of_one_token(query[:rows], pair, kept.visible)
+        found = _attend_one_token(query[:rows], pair, kept.visible)
         return ops.pad(found, ((0, query.shape[0] - rows), (0, 0), (0, 0), (0, 0)))
     if kept is not None:
         kept.start(layer, key, value)
@@ -37,7 +37,7 @@ def causal_attention(
     )
 
 
-def _of_one_token(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
+def _attend_one_token(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
     """Computes attention of one token of each row to those that it sees.
 
     Args:
@@ -53,7 +53,7 @@ def _of_one_token(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
         found = _as_one_product(query, pair, visible)
     else:
         keys, values = (ops.reshape(x, (batch, slots, key_heads, head_dim)) for x in pair)
-        weights = _weights(ops.einsum("bgrd,bsgd->bgrs", query, keys), visible)
+        weights = _compute_weights(ops.einsum("bgrd,bsgd->bgrs", query, keys), visible)
         found = ops.einsum("bgrs,bsgd->bgrd", weights, values)
     return ops.reshape(found, (batch, 1, heads, head_dim))
 
@@ -74,13 +74,13 @@ def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
     own = ops.eye(key_heads, dtype=query.dtype)  # (key_heads, key_heads)
     wide = query[:, :, :, None] * own[None, :, None, :, None]
     wide = ops.reshape(wide, (batch, key_heads * queries, key_heads * head_dim))
-    weights = _weights(ops.einsum("bqw,bsw->bqs", wide, pair.keys), visible)
+    weights = _compute_weights(ops.einsum("bqw,bsw->bqs", wide, pair.keys), visible)
     found = ops.einsum("bqs,bsw->bqw", weights, pair.values)
     found = ops.reshape(found, (batch, key_heads, queries, key_heads, head_dim))
     return ops.sum(found * own[None, :, None, :, None], axis=3)
 
 
-def _weights(scores: Tensor, visible: Tensor) -> Tensor:
+def _compute_weights(scores: Tensor, visible: Tensor) -> Tensor:
     """Returns the softmax of scores, (batch, ..., slots), over the slots that are visible."""
     between = (1,) * (len(scores.shape) - 2)
     visible = ops.reshape(visible, (visible.shape[0], *between, visible.shape[1]))

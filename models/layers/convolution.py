@@ -120,11 +120,11 @@ class QuantizedConvolution(keras.layers.Layer):
         if mode == "int4":
             stored[axis] = -(-shape[axis] // 2)
         with internals.becoming_quantized(self, self._kernel):
-            self._kernel = self._constant("kernel", tuple(stored), "int8", "zeros")
+            self._kernel = self._add_constant("kernel", tuple(stored), "int8", "zeros")
             scales = tuple(shape[axis] for axis in self.channel_axes)
-            self.kernel_scale = self._constant("kernel_scale", scales, "float32", "ones")
+            self.kernel_scale = self._add_constant("kernel_scale", scales, "float32", "ones")
 
-    def _constant(
+    def _add_constant(
         self, name: str, shape: tuple[int, ...], dtype: str, initializer: str
     ) -> keras.Variable:
         return self.add_weight(

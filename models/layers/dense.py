@@ -89,12 +89,16 @@ class HoldsDense(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         inside = internals.flat_layers(self)[1:]
-        found = {v.name: _form(v) for v in inside if isinstance(v, Dense) and v.quantization_mode}
+        found = {
+            v.name: _describe_form(v)
+            for v in inside
+            if isinstance(v, Dense) and v.quantization_mode
+        }
         forms = found if inside else self._forms
         return {**super().get_config(), **({"forms": forms} if forms else {})}
 
 
-def _form(layer: Dense) -> dict[str, Any]:
+def _describe_form(layer: Dense) -> dict[str, Any]:
     """Returns what the config of a quantized layer has beyond that of one that is not."""
     config = layer.get_config()
     names = "dtype", "quantization_config", "lora_rank", "lora_alpha"
@@ -108,14 +112,14 @@ def dequantized_kernel(layer: Any) -> Tensor:
         layer: a dense layer; or a convolution of `tftpu.models.layers.convolution`.
     """
     if isinstance(layer, keras.layers.Dense):
-        return _dequantized(layer, "kernel", layer.units)
+        return _dequantize(layer, "kernel", layer.units)
     axis = layer.channel_axes[0]
-    return _dequantized(layer, "kernel", layer.kernel_shape[axis], axis)
+    return _dequantize(layer, "kernel", layer.kernel_shape[axis], axis)
 
 
 def dequantized_embeddings(layer: keras.layers.Embedding) -> Tensor:
     """Returns the matrix of a quantized embedding without adapters, in its compute dtype."""
-    return _dequantized(layer, "embeddings", layer.output_dim)
+    return _dequantize(layer, "embeddings", layer.output_dim)
 
 
 def embeddings(layer: keras.layers.Embedding) -> Tensor:
@@ -130,7 +134,7 @@ def embeddings(layer: keras.layers.Embedding) -> Tensor:
     return matrix + scale * ops.matmul(private.lora_embeddings_a, private.lora_embeddings_b)
 
 
-def _dequantized(layer: Any, name: str, columns: int, packed: int = -1) -> Tensor:
+def _dequantize(layer: Any, name: str, columns: int, packed: int = -1) -> Tensor:
     """Returns a quantized matrix in the layer's compute dtype, computed in float32.
 
     Args:

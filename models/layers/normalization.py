@@ -59,27 +59,29 @@ class GhostBatchNormalization(keras.layers.Layer):
 
     def call(self, x: Tensor, training: bool | None = False) -> Tensor:
         """Normalises (batch, ..., channels)."""
-        if not self._uses_batch(training):
+        if not self._has_batch_statistics(training):
             return self._normalize(x, self.moving_mean, self.moving_variance)
         if self.norm_batch == "global":
-            mean, variance = self._statistics(x, tuple(range(len(x.shape) - 1)))  # (channels,)
+            mean, variance = self._compute_statistics(
+                x, tuple(range(len(x.shape) - 1))
+            )  # (channels,)
             self._update(mean[None], variance[None])
             return self._normalize(x, mean, variance)
         shape = x.shape
-        groups = self._groups(shape[0])
+        groups = self._count_groups(shape[0])
         x = ops.reshape(x, (groups, -1, *shape[1:]))  # (groups, examples, ..., channels)
         axes = tuple(range(1, len(x.shape) - 1))
-        mean, variance = self._statistics(x, axes)  # (groups, channels)
+        mean, variance = self._compute_statistics(x, axes)  # (groups, channels)
         self._update(mean, variance)
         broadcast = (groups, *([1] * len(axes)), shape[-1])
         x = self._normalize(x, ops.reshape(mean, broadcast), ops.reshape(variance, broadcast))
         return ops.reshape(x, shape)
 
-    def _uses_batch(self, training: bool | None) -> bool:
+    def _has_batch_statistics(self, training: bool | None) -> bool:
         """Returns whether statistics are the batch's: not in evaluation, nor if frozen."""
         return bool(training) and self.trainable
 
-    def _groups(self, examples: int | None) -> int:
+    def _count_groups(self, examples: int | None) -> int:
         if not isinstance(self.norm_batch, int) or not examples or examples % self.norm_batch:
             raise ValueError(
                 f"norm_batch={self.norm_batch} does not divide the batch of {examples} examples "
@@ -89,7 +91,7 @@ class GhostBatchNormalization(keras.layers.Layer):
             )
         return examples // self.norm_batch
 
-    def _statistics(self, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _compute_statistics(self, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Returns mean and variance over `axes`, float32."""
         x = ops.cast(x, "float32")
         if self.norm_batch == "global":
@@ -105,10 +107,10 @@ class GhostBatchNormalization(keras.layers.Layer):
             moving.assign(moving * self.momentum + seen * (1.0 - self.momentum))
 
     def _normalize(self, x: Tensor, mean: Any, variance: Any) -> Tensor:
-        scale, shift = self._line(mean, variance)
+        scale, shift = self._compute_line(mean, variance)
         return x * ops.cast(scale, x.dtype) + ops.cast(shift, x.dtype)
 
-    def _line(self, mean: Any, variance: Any) -> tuple[Tensor, Tensor]:
+    def _compute_line(self, mean: Any, variance: Any) -> tuple[Tensor, Tensor]:
         """Returns scale and shift: one multiply and one add for each element."""
         scale = self.gamma * ops.rsqrt(variance + self.epsilon)
         return scale, self.beta - mean * scale

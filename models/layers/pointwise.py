@@ -68,11 +68,11 @@ class PointwiseNormalization(GhostBatchNormalization):
 
     def call(self, x: Product, training: bool | None = False) -> Term:
         product, factor, kernel = x
-        if not self._uses_batch(training):
-            return (*x, *self._line(self.moving_mean, self.moving_variance))
-        mean, variance = statistics(factor, kernel, self._groups(product.shape[0]))
+        if not self._has_batch_statistics(training):
+            return (*x, *self._compute_line(self.moving_mean, self.moving_variance))
+        mean, variance = statistics(factor, kernel, self._count_groups(product.shape[0]))
         self._update(mean, variance)
-        return (*x, *self._line(mean, variance))
+        return (*x, *self._compute_line(mean, variance))
 
     def compute_output_spec(self, x: Any, training: bool | None = False) -> Term:
         filters = x[0].shape[-1]
@@ -96,7 +96,7 @@ class Sum(keras.layers.Layer):
         """Adds up tensors of (batch, height, width, filters), and terms that represent them."""
         if all(_has_batch_statistics(x) for x in inputs):
             return normalized(*inputs)
-        total, *others = (_value(x) for x in inputs)
+        total, *others = (_evaluate_value(x) for x in inputs)
         for other in others:
             total = total + other
         return total
@@ -106,7 +106,7 @@ def _has_batch_statistics(x: Tensor | Term) -> bool:
     return isinstance(x, tuple) and len(x[3].shape) == 2
 
 
-def _value(x: Tensor | Term) -> Tensor:
+def _evaluate_value(x: Tensor | Term) -> Tensor:
     if not isinstance(x, tuple):
         return x
     if _has_batch_statistics(x):
@@ -129,11 +129,11 @@ def statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     Returns:
         mean, variance: (groups, filters), float32.
     """
-    mean, square = _moments(x, groups)
+    mean, square = _compute_moments(x, groups)
     covariance = square - mean[:, :, None] * mean[:, None, :]
     kernel = ops.cast(kernel, "float32")
     # A TPU rounds the factors of a matrix product to bfloat16: this one is computed in two parts.
-    high = _leading_digits(covariance)
+    high = _truncate_digits(covariance)
     images = ops.matmul(high, kernel) + ops.matmul(covariance - high, kernel)
     variance = ops.sum(images * kernel, axis=1)
     mean = ops.sum(mean[:, :, None] * kernel, axis=1)
@@ -158,27 +158,28 @@ def normalized(*terms: Term) -> Tensor:
     def result(*flat):
         xs, kernels, scales, shifts = (flat[index::4] for index in range(4))
         x = xs[0] if len(terms) == 1 else ops.concatenate(xs, axis=-1)
-        shift = _broadcast(sum(shifts), dtype)
+        shift = _broadcast_groups(sum(shifts), dtype)
 
         def output():
             if groups > 1:  # one kernel per group would split the input and join the outputs
                 scaled = (
-                    _grouped(p, groups) * _broadcast(s, dtype) for p, s in zip(products, scales)
+                    _group_examples(p, groups) * _broadcast_groups(s, dtype)
+                    for p, s in zip(products, scales)
                 )
                 return ops.reshape(sum(scaled) + shift, shape)
             scaled = [ops.cast(k, "float32") * s for k, s in zip(kernels, scales)]
-            return _product(x, ops.cast(ops.concatenate(scaled), dtype)) + shift[0]
+            return _multiply_channels(x, ops.cast(ops.concatenate(scaled), dtype)) + shift[0]
 
         def gradient(upstream):
-            crossed = _crossed(x, upstream, groups)  # (groups, channels, filters)
-            grouped = _grouped(upstream, groups)
+            crossed = _multiply_groups(x, upstream, groups)  # (groups, channels, filters)
+            grouped = _group_examples(upstream, groups)
             d_shift = ops.sum(ops.cast(grouped, "float32"), axis=(1, 2, 3))
             gradients, first = [], 0
             for kernel, scale in zip(kernels, scales):
                 part = crossed[:, first : first + kernel.shape[0]]
                 first += kernel.shape[0]
-                scaled = ops.reshape(grouped * _broadcast(scale, dtype), shape)
-                d_x = _product(scaled, ops.transpose(kernel))
+                scaled = ops.reshape(grouped * _broadcast_groups(scale, dtype), shape)
+                d_x = _multiply_channels(scaled, ops.transpose(kernel))
                 d_kernel = ops.cast(ops.sum(part * scale[:, None], axis=0), dtype)
                 d_scale = ops.sum(part * ops.cast(kernel, "float32"), axis=1)
                 gradients += [d_x, d_kernel, d_scale, d_shift]
@@ -189,56 +190,58 @@ def normalized(*terms: Term) -> Tensor:
     return result(*(factor for _, *term in terms for factor in term))
 
 
-def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def _compute_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Returns E[x], (groups, channels), and E[x x'], (groups, channels, channels), float32."""
 
     @ops.custom_gradient
     def moments(x):
         count = x.shape[0] * x.shape[1] * x.shape[2] / groups
-        mean = ops.mean(ops.cast(_grouped(x, groups), "float32"), axis=(1, 2, 3))
+        mean = ops.mean(ops.cast(_group_examples(x, groups), "float32"), axis=(1, 2, 3))
 
         def gradient(*upstream):
             # JAX passes one tuple, TensorFlow two arguments.
             d_mean, d_square = upstream if len(upstream) == 2 else upstream[0]
             both = (d_square + ops.transpose(d_square, (0, 2, 1))) / count
             both = ops.unstack(ops.cast(both, x.dtype), groups)
-            d_x = ops.concatenate([_product(*part) for part in zip(_parts(x, groups), both)])
-            d_x = _grouped(d_x, groups) + _broadcast(d_mean / count, x.dtype)
+            d_x = ops.concatenate(
+                [_multiply_channels(*part) for part in zip(_split_groups(x, groups), both)]
+            )
+            d_x = _group_examples(d_x, groups) + _broadcast_groups(d_mean / count, x.dtype)
             return ops.reshape(d_x, x.shape)
 
-        return (mean, _crossed(x, x, groups) / count), gradient
+        return (mean, _multiply_groups(x, x, groups) / count), gradient
 
     return moments(x)
 
 
-def _crossed(x: Tensor, y: Tensor, groups: int) -> Tensor:
+def _multiply_groups(x: Tensor, y: Tensor, groups: int) -> Tensor:
     """Returns the sum of x y' over each group: (groups, channels of x, channels of y), float32."""
-    wide = (_parts(ops.cast(z, "float32"), groups) for z in (x, y))
+    wide = (_split_groups(ops.cast(z, "float32"), groups) for z in (x, y))
     # One group at a time: a batched product makes a TPU reorder its inputs.
     return ops.stack([ops.einsum("bhwc,bhwd->cd", a, b) for a, b in zip(*wide)])
 
 
-def _parts(x: Tensor, groups: int) -> list[Tensor]:
+def _split_groups(x: Tensor, groups: int) -> list[Tensor]:
     examples = x.shape[0] // groups
     return [x[group * examples : (group + 1) * examples] for group in range(groups)]
 
 
-def _grouped(x: Tensor, groups: int) -> Tensor:
+def _group_examples(x: Tensor, groups: int) -> Tensor:
     """Maps (batch, height, width, channels) to (groups, examples, height, width, channels)."""
     return ops.reshape(x, (groups, -1, *x.shape[1:]))
 
 
-def _broadcast(value: Any, dtype: str) -> Tensor:
+def _broadcast_groups(value: Any, dtype: str) -> Tensor:
     """Maps (groups, channels) to (groups, 1, 1, 1, channels), in the compute dtype."""
     return ops.cast(value, dtype)[:, None, None, None]
 
 
-def _product(x: Tensor, matrix: Tensor) -> Tensor:
+def _multiply_channels(x: Tensor, matrix: Tensor) -> Tensor:
     """Returns x @ matrix over the channels, as a convolution: a TPU keeps its memory layout."""
     return ops.conv(x, matrix[None, None], data_format=CHANNELS_LAST)
 
 
-def _leading_digits(x: Tensor) -> Tensor:
+def _truncate_digits(x: Tensor) -> Tensor:
     """Returns float32 cut to the 8 digits of bfloat16 (Dekker 1971), a constant to gradients."""
     large = x * (2.0**16 + 1.0)
     return ops.stop_gradient(large - (large - x))

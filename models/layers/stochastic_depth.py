@@ -77,30 +77,30 @@ class ExampleSeed(keras.random.SeedGenerator):
         self.state.assign(ops.stack([seed, draws + 1, first, run, stride]))
         place = ops.cast(ops.arange(examples), state.dtype)
         place = first + place // run * stride + place % run
-        bits = _mixed(_word(seed))
+        bits = _mix_bits(_extract_word(seed))
         for data in (draws, place):
-            bits = _mixed(ops.bitwise_xor(bits, _word(data)))
+            bits = _mix_bits(ops.bitwise_xor(bits, _extract_word(data)))
         # A float32 holds 24 bits.
-        return ops.cast(ops.right_shift(bits, _constant(8)), "float32") * 2.0**-24
+        return ops.cast(ops.right_shift(bits, _make_constant(8)), "float32") * 2.0**-24
 
 
-def _word(x: Tensor) -> Tensor:
+def _extract_word(x: Tensor) -> Tensor:
     """Returns the low 32 bits: the state is int64 under TensorFlow, uint32 under JAX."""
     if keras.backend.standardize_dtype(x.dtype) == "int64":
         x = ops.bitwise_and(x, 0xFFFFFFFF)
     return ops.cast(x, "uint32")
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mix_bits(x: Tensor) -> Tensor:
     """Hashes 32 bits to 32 by multiplications and shifts, which spread each bit to all others."""
-    x = _folded(x, 16) * _constant(0x7FEB352D)
-    x = _folded(x, 15) * _constant(0x846CA68B)
-    return _folded(x, 16)
+    x = _fold_bits(x, 16) * _make_constant(0x7FEB352D)
+    x = _fold_bits(x, 15) * _make_constant(0x846CA68B)
+    return _fold_bits(x, 16)
 
 
-def _folded(x: Tensor, bits: int) -> Tensor:
-    return ops.bitwise_xor(x, ops.right_shift(x, _constant(bits)))
+def _fold_bits(x: Tensor, bits: int) -> Tensor:
+    return ops.bitwise_xor(x, ops.right_shift(x, _make_constant(bits)))
 
 
-def _constant(x: int) -> Tensor:
+def _make_constant(x: int) -> Tensor:
     return ops.convert_to_tensor(x, "uint32")

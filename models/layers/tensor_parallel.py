@@ -52,12 +52,12 @@ def rules_for(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
     rules = TRANSFORMER
     tokens = shapes.get("tokens_embed/embeddings")
     if tokens:
-        of_tokens = (r for r in VOCABULARY if _sizes(r, shapes) <= {tokens[0]})
+        of_tokens = (r for r in VOCABULARY if _list_sizes(r, shapes) <= {tokens[0]})
         rules += tuple(of_tokens)
     return tuple(rule for rule in rules if any(re.search(rule[0], path) for path in shapes))
 
 
-def _sizes(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
+def _list_sizes(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
     """Returns the sizes that a rule cuts."""
     pattern, axes = rule
     place = axes.index(_IF_IT_DIVIDES)
@@ -76,7 +76,7 @@ def projected(layer: Dense, x: Tensor, heads: int, equation: str) -> list[Tensor
         equation: of the products of x with three kernels, each (width, heads, head_dim).
     """
     terms = [
-        [ops.einsum(equation, given, kernel) for kernel in _kernels_by_heads(matrix, heads)]
+        [ops.einsum(equation, given, kernel) for kernel in _split_by_heads(matrix, heads)]
         for given, matrix in layer.factors(x)
     ]
     return [functools.reduce(operator.add, parts) for parts in zip(*terms)]
@@ -93,7 +93,7 @@ def biases_by_heads(bias: Tensor, heads: int) -> list[Tensor]:
     return [target.cut(biases[i], (HEADS, None)) for i in range(3)]
 
 
-def _kernels_by_heads(kernel: Tensor, heads: int) -> list[Tensor]:
+def _split_by_heads(kernel: Tensor, heads: int) -> list[Tensor]:
     kernels = ops.reshape(kernel, (-1, 3, heads, kernel.shape[-1] // (3 * heads)))
     return [target.cut(kernels[:, i], (None, HEADS, None)) for i in range(3)]
 

@@ -58,7 +58,7 @@ def read(path: str) -> dict[str, StoredArray]:
     """
     path = str(path)
     if not path.endswith((".safetensors", ".safetensors.index.json", ".h5")):
-        path = _in_folder(path)
+        path = _find_in_folder(path)
     if files.size(path) is None:
         raise UserError(f"There is no weight file {path!r}.")
     try:
@@ -81,7 +81,7 @@ def write_safetensors(path: str, arrays: dict[str, np.ndarray]) -> None:
     files.write_whole(path, safetensors.TensorFile(arrays, metadata={"format": "pt"}))
 
 
-def _in_folder(folder: str) -> str:
+def _find_in_folder(folder: str) -> str:
     if not files.exists(folder):
         here = "" if os.path.isabs(folder) or files.is_remote(folder) else f" in {os.getcwd()}"
         raise UserError(f"There is no file or folder {folder!r}{here} to read weights from.")
@@ -120,15 +120,16 @@ def _read_safetensors(path: str) -> dict[str, StoredArray]:
         names = [name for name in listed if re.fullmatch(_OF_PROCESSES, name)]
     arrays = {}
     for name in names:
-        arrays |= _arrays_of(files.join(folder, name))
-    return _joined(arrays)
+        arrays |= _read_arrays(files.join(folder, name))
+    return _join_arrays(arrays)
 
 
-def _arrays_of(path: str) -> dict[str, StoredArray]:
+def _read_arrays(path: str) -> dict[str, StoredArray]:
     """Returns the arrays of one safetensors file."""
     if not files.is_remote(path):
         return {
-            name: _in_memory(array) for name, array in safetensors.decode(_content(path)).items()
+            name: _wrap_array(array)
+            for name, array in safetensors.decode(_read_content(path)).items()
         }
     start = 8 + int.from_bytes(files.read_range(path, 0, 8), "little")
     size = files.size(path) or 0
@@ -153,11 +154,11 @@ def _download(path: str, start: int, entry: safetensors.Entry) -> np.ndarray:
     return np.frombuffer(data, entry.dtype).reshape(entry.shape)
 
 
-def _in_memory(array: np.ndarray) -> StoredArray:
+def _wrap_array(array: np.ndarray) -> StoredArray:
     return StoredArray(array.shape, lambda: array)
 
 
-def _joined(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+def _join_arrays(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
     """Returns arrays with the parts of variables of a checkpoint joined to whole ones."""
     found: dict[str, StoredArray] = {}
     parts: dict[str, list[tuple[regions.Named, StoredArray]]] = {}
@@ -184,7 +185,7 @@ def _join(pieces: list[tuple[regions.Named, StoredArray]]) -> np.ndarray:
     return whole
 
 
-def _content(path: str) -> bytes | mmap.mmap:
+def _read_content(path: str) -> bytes | mmap.mmap:
     """Returns the bytes of a file; those of a local one are not read before they are used."""
     if files.is_remote(path):
         return files.read(path)
@@ -195,11 +196,11 @@ def _content(path: str) -> bytes | mmap.mmap:
 def _read_h5(path: str) -> dict[str, StoredArray]:
     import h5py
 
-    data = _content(path)
+    data = _read_content(path)
     refuse_endless_heaps(data)
     place = io.BytesIO(data) if files.is_remote(path) else path
     try:
         with h5py.File(place, "r") as file:
-            return {n: _in_memory(array) for n, array in Hdf5(file, len(data)).arrays().items()}
+            return {n: _wrap_array(array) for n, array in Hdf5(file, len(data)).arrays().items()}
     except (RuntimeError, AttributeError) as error:  # HDF5's own, for damage of many kinds
         raise ValueError(f"{error}") from error

@@ -75,38 +75,42 @@ class Hdf5:
             KeyError: there is no such group.
         """
         file = self._file
-        legacy = _child(file, "model_weights") if "model_weights" in file else file
-        return self._legacy(legacy) if "layer_names" in legacy.attrs else self._current(file)
+        legacy = _find_child(file, "model_weights") if "model_weights" in file else file
+        return (
+            self._read_legacy(legacy) if "layer_names" in legacy.attrs else self._read_current(file)
+        )
 
-    def _current(self, file: Any) -> dict[str, np.ndarray]:
+    def _read_current(self, file: Any) -> dict[str, np.ndarray]:
         """Reads a file of Keras 3: each layer has a group "vars" with arrays "0", "1", …"""
         arrays = {}
 
         def visit(path: str, group: Any) -> None:
             if path.split("/")[-1] == "vars" and "name" in group.attrs:
                 for index in group:
-                    arrays[f"{group.attrs['name']}/{index}"] = self._array(_child(group, index))
+                    arrays[f"{group.attrs['name']}/{index}"] = self._read_array(
+                        _find_child(group, index)
+                    )
 
         file.visititems(visit)  # which follows no links to elsewhere
         return arrays
 
-    def _legacy(self, file: Any) -> dict[str, np.ndarray]:
+    def _read_legacy(self, file: Any) -> dict[str, np.ndarray]:
         """Reads a file of Keras 2: each layer has a group, which lists its arrays in order."""
         arrays = {}
-        for group in _texts(file.attrs["layer_names"]):
+        for group in _decode_texts(file.attrs["layer_names"]):
             counts: dict[str, int] = {}
-            inside = _child(file, group)
-            for name in _texts(inside.attrs["weight_names"]):
+            inside = _find_child(file, group)
+            for name in _decode_texts(inside.attrs["weight_names"]):
                 parts = re.sub(r":\d+$", "", name).split("/")  # "stem/stem_conv/kernel:0"
                 if len(parts) < 2:
                     raise ValueError(f"its array {name!r} names no layer")
                 layer = parts[-2]
                 index = counts.get(layer, 0)
                 counts[layer] = index + 1
-                arrays[f"{layer}/{index}"] = self._array(_child(inside, name))
+                arrays[f"{layer}/{index}"] = self._read_array(_find_child(inside, name))
         return arrays
 
-    def _array(self, dataset: Any) -> np.ndarray:
+    def _read_array(self, dataset: Any) -> np.ndarray:
         """Returns the values of a dataset.
 
         Raises:
@@ -133,7 +137,7 @@ class Hdf5:
         return dataset[()]
 
 
-def _child(group: Any, path: str) -> Any:
+def _find_child(group: Any, path: str) -> Any:
     """Returns a group or dataset inside a group, along hard links only.
 
     Raises:
@@ -151,5 +155,5 @@ def _child(group: Any, path: str) -> Any:
     return group
 
 
-def _texts(names: Iterable[bytes | str]) -> list[str]:
+def _decode_texts(names: Iterable[bytes | str]) -> list[str]:
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names]

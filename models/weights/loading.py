@@ -53,7 +53,7 @@ class LoadReport:
             ("of the file's arrays not used", self.unused),
         ):
             if names:
-                lines.append(f"{len(names)} {said}: {_listed(names)}")
+                lines.append(f"{len(names)} {said}: {_format_names(names)}")
         return "; ".join(lines)
 
 
@@ -81,11 +81,11 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
         >>> model = tftpu.models.build("resnet50", num_classes=10)
         >>> print(tftpu.models.load_weights(model, "resnet-50/", replace_head=True))
     """
-    config = _config(model)
+    config = _find_config(model)
     arrays = files.read(path)
-    layout = _layout(config, model, str(path), arrays)
+    layout = _choose_layout(config, model, str(path), arrays)
     entries, known = layout.entries, layout.known
-    variables = _variables(model)
+    variables = _map_variables(model)
     quantized = adapters.quantized_layers(model)
     fitting: dict[str, Entry] = {}
     wrong, used = [], set()
@@ -109,7 +109,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
     if not fitting:
         raise UserError(
             f"No array of {path!r} fits the model {model.name!r}: the file has "
-            f"{_listed(sorted(arrays))}. Does it belong to another family?"
+            f"{_format_names(sorted(arrays))}. Does it belong to another family?"
         )
     added = adapters.added_weights(model)
     missing = [v for v in variables if v not in fitting and v not in replaced and v not in added]
@@ -153,7 +153,7 @@ def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") 
         raise UserError(
             f"There is no format {format!r} for weights.{did_you_mean(format, _FORMATS)}"
         )
-    config = _config(model)
+    config = _find_config(model)
     entries = hugging_face.layout(config)
     if entries is None:
         raise UserError(
@@ -186,13 +186,13 @@ def freeze(model: keras.Model, patterns: str) -> list[str]:
         UserError: a pattern matches no variable, or nothing is left to train.
     """
     globs = [glob.strip() for glob in patterns.split(",") if glob.strip()]
-    paths = list(_variables(model))
+    paths = list(_map_variables(model))
     for glob in globs:
         if not fnmatch.filter(paths, glob):
             layers = sorted({path.split("/")[0] for path in paths})
             raise UserError(
                 f"model.freeze: no variable matches {glob!r}. The layers with variables are "
-                f"{_listed(layers, 12)}."
+                f"{_format_names(layers, 12)}."
             )
     frozen = {path for path in paths if any(fnmatch.fnmatchcase(path, glob) for glob in globs)}
     for layer in model.layers:
@@ -215,7 +215,7 @@ def _shape(entry: Entry, arrays: list[StoredArray]) -> tuple[int, ...] | None:
         return None
 
 
-def _layout(
+def _choose_layout(
     config: Model, model: keras.Model, path: str, arrays: dict[str, StoredArray]
 ) -> "_Layout":
     """Returns the layout of a file.
@@ -226,7 +226,7 @@ def _layout(
     if all(re.match(r"\d{5} ", name) for name in arrays):  # a checkpoint of tftpu
         _refuse_adapters(path, arrays)
         return _own_layout(model, {name.split(" ", 1)[1]: name for name in arrays})
-    if arrays.keys() & _variables(model).keys():  # as `Trainer.export_weights` names them
+    if arrays.keys() & _map_variables(model).keys():  # as `Trainer.export_weights` names them
         return _own_layout(model, {name: name for name in arrays})
     from_keras = path.endswith(".h5")
     there = keras_applications if from_keras else hugging_face
@@ -245,7 +245,7 @@ def _layout(
 
 
 def _own_layout(model: keras.Model, known: dict[str, str]) -> "_Layout":
-    return _Layout([same(ours, ours) for ours in _variables(model)], known, _is_head, {})
+    return _Layout([same(ours, ours) for ours in _map_variables(model)], known, _is_head, {})
 
 
 class _Layout(NamedTuple):
@@ -280,7 +280,7 @@ def _is_head(path: str) -> bool:
     return bool(re.match(r"(head|head_\w+|pool)/", path) or re.search(r"seed(_\w+)?$", path))
 
 
-def _config(model: keras.Model) -> Model:
+def _find_config(model: keras.Model) -> Model:
     config = model.hyperparameters if isinstance(model, BlockModel) else None
     if config is None:
         raise UserError(
@@ -290,7 +290,7 @@ def _config(model: keras.Model) -> Model:
     return config
 
 
-def _variables(model: keras.Model) -> dict[str, keras.Variable]:
+def _map_variables(model: keras.Model) -> dict[str, keras.Variable]:
     return {variable.path: variable for variable in model.weights}
 
 
@@ -308,7 +308,7 @@ def _refuse_mismatch(path: str, wrong: list[str]) -> None:
     if wrong:
         raise UserError(
             f"Nothing was loaded from {path!r}: {len(wrong)} shapes differ. "
-            f"{_listed(wrong, 4, '; ')}."
+            f"{_format_names(wrong, 4, '; ')}."
         )
 
 
@@ -316,12 +316,12 @@ def _refuse_other_network(model: keras.Model, path: str, differences: list[str])
     if differences:
         raise UserError(
             f"Nothing was loaded from {path!r}, which holds the weights of another network than "
-            f"{model.name!r}: {_listed(differences, 4, '; ')}. Choose the model that they belong "
-            "to."
+            f"{model.name!r}: {_format_names(differences, 4, '; ')}. Choose the model that they "
+            "belong to."
         )
 
 
-def _listed(names: list[str], shown: int = 5, between: str = ", ") -> str:
+def _format_names(names: list[str], shown: int = 5, between: str = ", ") -> str:
     """Lists the first names, and the number of the others."""
     rest = f"{between}and {len(names) - shown} more" if len(names) > shown else ""
     return between.join(names[:shown]) + rest

@@ -60,7 +60,7 @@ def save_adapters(
     values |= dict(replaced or {})
     arrays: dict[str, np.ndarray] = {}
     for layer in layers:
-        arrays |= _of_layer(layer, by_path, values)
+        arrays |= _convert_layer(layer, by_path, values)
     whole = [v.path for v in model.trainable_variables if not v.path.endswith(adapters.ADAPTERS)]
     for path in whole:
         entry = by_path[path]
@@ -68,7 +68,7 @@ def save_adapters(
         arrays |= dict(zip(entry.theirs, entry.write(values[path])))
     modules = sorted({name.rpartition(".lora_")[0] for name in arrays if ".lora_" in name})
     trained = sorted({name.rpartition(".")[0] for path in whole for name in by_path[path].theirs})
-    about = _config(layers[0], modules, trained, base, isinstance(config, sizes.GPT))
+    about = _build_config(layers[0], modules, trained, base, isinstance(config, sizes.GPT))
     named = {f"{_PREFIX}{name}": array for name, array in arrays.items()}
     files.write_safetensors(storage.join(folder, "adapter_model.safetensors"), named)
     text = json.dumps(about, indent=2) + "\n"
@@ -76,7 +76,7 @@ def save_adapters(
     return sum(array.size for array in arrays.values())
 
 
-def _of_layer(
+def _convert_layer(
     layer: Any, by_path: Mapping[str, Entry], values: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the adapters of a layer by PEFT's names, without their prefix."""
@@ -95,7 +95,7 @@ def _of_layer(
     return found
 
 
-def _config(
+def _build_config(
     layer: Any, modules: list[str], trained: list[str], base: str, transposed: bool
 ) -> dict[str, Any]:
     """Returns the content of `adapter_config.json`."""

@@ -165,9 +165,9 @@ def test_anything_else_gets_an_error_and_the_server_answers_the_next(tmp_path, s
 def test_numbers_that_no_run_has_are_refused(tmp_path, numbers):
     asked = {"version": "1", "data": {}, "seed": 0, "step": 0, "host": 0, "hosts": 1}
     asked |= {"machine": 0, "machines": 1}
-    serving._wanted(json.dumps(asked).encode())
+    serving._parse_request(json.dumps(asked).encode())
     with pytest.raises(UserError):
-        serving._wanted(json.dumps(asked | numbers).encode())
+        serving._parse_request(json.dumps(asked | numbers).encode())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "8.8.8.8", "2001:4860:4860::8888"])

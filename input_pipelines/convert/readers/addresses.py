@@ -56,12 +56,12 @@ def reader_of(address: str, options: ReadOptions) -> Reader:
             )
     found = _KINDS[kind](what, options)
     if not found.parts:
-        advice = _advice(what) if kind == "text" else ""
+        advice = _advise(what) if kind == "text" else ""
         raise UserError(f"There is nothing in {address}.{advice}")
     return found
 
 
-def _advice(pattern: str) -> str:
+def _advise(pattern: str) -> str:
     """Returns what to do about a pattern of text files that hold nothing."""
     if set("*?[").intersection(pattern):
         return ""

@@ -51,7 +51,7 @@ class ImageReader(OrderedReader):
                 data = file.read()
             name = decode_path(path.removeprefix(f"{self._folder}/"))
             try:
-                image = _stored(data)
+                image = _encode_image(data)
             except ValueError as error:
                 if not self._skip_bad:
                     raise UserError(
@@ -63,7 +63,7 @@ class ImageReader(OrderedReader):
                 yield {"image": image, "label": label, SOURCE: name}
 
 
-def _stored(data: bytes) -> bytes:
+def _encode_image(data: bytes) -> bytes:
     """Returns the image of a record: JPEGs and PNGs as they are, others as a PNG.
 
     Raises:

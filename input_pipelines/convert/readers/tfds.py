@@ -37,7 +37,7 @@ class TfdsReader(OrderedReader):
         self._name, self._data_dir = name, options.data_dir
         about, features = {}, {}
         for feature, kind in chosen(dict(builder.info.features), options.features).items():
-            features[feature] = _feature(feature, kind)
+            features[feature] = _describe_feature(feature, kind)
             if feature == "label" and getattr(kind, "names", None):
                 about["classes"] = list(kind.names)
         parts = [
@@ -70,7 +70,7 @@ class TfdsReader(OrderedReader):
             yield {name: example[name].numpy() for name in self.features}
 
 
-def _feature(name: str, kind: Any) -> Feature:
+def _describe_feature(name: str, kind: Any) -> Feature:
     """Returns the feature of a record for a feature of TFDS.
 
     Raises:

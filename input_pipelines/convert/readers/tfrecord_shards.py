@@ -63,7 +63,7 @@ class ShardReader(OrderedReader):
         from tftpu.input_pipelines.formats import example_proto
 
         parse = example_proto.parser(self._all)
-        for names, records in _batches(part[0], self._compression):
+        for names, records in _iterate_batches(part[0], self._compression):
             examples = parse(tf.constant(records), tf.constant(names))
             columns = [examples[name].numpy() for name in self.features]
             for values in zip(*columns):
@@ -111,7 +111,7 @@ class ImageRecordReader(OrderedReader):
         from tftpu.input_pipelines.augment import decode
 
         parse = self._records.parser(self._found)
-        for names, records in _batches(part[0], self._found.compression):
+        for names, records in _iterate_batches(part[0], self._found.compression):
             try:
                 values = parse(tf.constant(records))
             except tf.errors.InvalidArgumentError:
@@ -119,7 +119,7 @@ class ImageRecordReader(OrderedReader):
                     try:
                         parse(tf.constant([record]))
                     except tf.errors.InvalidArgumentError as error:
-                        raise UserError(f"{name}: {_plain(error)}.") from error
+                        raise UserError(f"{name}: {_strip_node_names(error)}.") from error
                 raise
             columns = values["image"].numpy(), values["label"].numpy()
             for name, image, label in zip(names, *columns):
@@ -132,14 +132,14 @@ class ImageRecordReader(OrderedReader):
                 yield {"image": image, "label": label}
 
 
-def _batches(path: str, compression: str) -> Iterator[tuple[list[str], list[bytes]]]:
+def _iterate_batches(path: str, compression: str) -> Iterator[tuple[list[str], list[bytes]]]:
     """Yields the names and the records of a file, some at a time."""
     records = enumerate(tfrecord.records(path, compression))
     while batch := list(itertools.islice(records, _BATCH)):
         yield [f"record {n} of {path}" for n, _ in batch], [record for _, (_, record) in batch]
 
 
-def _plain(error: Any) -> str:
+def _strip_node_names(error: Any) -> str:
     """Returns the words of TensorFlow's error without its names of nodes, and those of a check."""
     said = error.message.partition("}} ")[2] or error.message
     checked = re.findall(r"""^\s*b(['"])(.*)\1$""", said.partition("Summarized data:")[2], re.M)

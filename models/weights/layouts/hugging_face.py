@@ -82,13 +82,13 @@ def tied_arrays(config: Model) -> dict[str, str]:
     return {}
 
 
-def _gpt(config: sizes.GPT) -> Layout:
+def _map_gpt(config: sizes.GPT) -> Layout:
     yield same("tokens_embed/embeddings", "transformer.wte.weight")
     yield same("positions_embed/positions", "transformer.wpe.weight")
     for block in range(config.layers):
         ours, theirs = f"block{block + 1}", f"transformer.h.{block}"
-        yield from _norm(f"{ours}_norm1", f"{theirs}.ln_1")
-        yield from _norm(f"{ours}_norm2", f"{theirs}.ln_2")
+        yield from _map_norm(f"{ours}_norm1", f"{theirs}.ln_1")
+        yield from _map_norm(f"{ours}_norm2", f"{theirs}.ln_2")
         for layer, name in (
             ("attention/qkv", "attn.c_attn"),
             ("attention/out", "attn.c_proj"),
@@ -97,10 +97,10 @@ def _gpt(config: sizes.GPT) -> Layout:
         ):
             yield same(f"{ours}_{layer}/kernel", f"{theirs}.{name}.weight")
             yield same(f"{ours}_{layer}/bias", f"{theirs}.{name}.bias")
-    yield from _norm("final_norm", "transformer.ln_f")
+    yield from _map_norm("final_norm", "transformer.ln_f")
 
 
-def _llama(config: sizes.Llama) -> Layout:
+def _map_llama(config: sizes.Llama) -> Layout:
     yield same("tokens_embed/embeddings", "model.embed_tokens.weight")
     for block in range(config.layers):
         ours, theirs = f"block{block + 1}", f"model.layers.{block}"
@@ -121,32 +121,32 @@ def _llama(config: sizes.Llama) -> Layout:
         yield transposed("head/kernel", "lm_head.weight", (1, 0))
 
 
-def _bert(config: sizes.BERT) -> Layout:
+def _map_bert(config: sizes.BERT) -> Layout:
     embed = "bert.embeddings"
     yield same("tokens_embed/embeddings", f"{embed}.word_embeddings.weight")
     yield same("positions_embed/positions", f"{embed}.position_embeddings.weight")
     yield same("positions_embed/types", f"{embed}.token_type_embeddings.weight")
-    yield from _norm("embed_norm", f"{embed}.LayerNorm")
+    yield from _map_norm("embed_norm", f"{embed}.LayerNorm")
     for block in range(config.layers):
         ours, theirs = f"block{block + 1}", f"bert.encoder.layer.{block}"
-        yield from _joined_qkv(f"{ours}_attention", f"{theirs}.attention.self")
-        yield from _dense(f"{ours}_attention/out", f"{theirs}.attention.output.dense")
-        yield from _norm(f"{ours}_norm1", f"{theirs}.attention.output.LayerNorm")
-        yield from _dense(f"{ours}_expand", f"{theirs}.intermediate.dense")
-        yield from _dense(f"{ours}_contract", f"{theirs}.output.dense")
-        yield from _norm(f"{ours}_norm2", f"{theirs}.output.LayerNorm")
+        yield from _map_qkv(f"{ours}_attention", f"{theirs}.attention.self")
+        yield from _map_dense(f"{ours}_attention/out", f"{theirs}.attention.output.dense")
+        yield from _map_norm(f"{ours}_norm1", f"{theirs}.attention.output.LayerNorm")
+        yield from _map_dense(f"{ours}_expand", f"{theirs}.intermediate.dense")
+        yield from _map_dense(f"{ours}_contract", f"{theirs}.output.dense")
+        yield from _map_norm(f"{ours}_norm2", f"{theirs}.output.LayerNorm")
     if config.head == "masked_lm":
-        yield from _dense("head_transform", "cls.predictions.transform.dense")
-        yield from _norm("head_norm", "cls.predictions.transform.LayerNorm")
+        yield from _map_dense("head_transform", "cls.predictions.transform.dense")
+        yield from _map_norm("head_norm", "cls.predictions.transform.LayerNorm")
         yield same("head/bias", "cls.predictions.bias")
     else:
-        yield from _dense("pool", "bert.pooler.dense")
-        yield from _dense("head", "classifier")
+        yield from _map_dense("pool", "bert.pooler.dense")
+        yield from _map_dense("head", "classifier")
 
 
-def _vit(config: sizes.ViT) -> Layout:
+def _map_vit(config: sizes.ViT) -> Layout:
     embed = "vit.embeddings"
-    yield from _conv("patches", f"{embed}.patch_embeddings.projection")
+    yield from _map_conv("patches", f"{embed}.patch_embeddings.projection")
     yield same("class_token/token", f"{embed}.cls_token")
     yield Entry(
         "positions/positions",
@@ -156,41 +156,41 @@ def _vit(config: sizes.ViT) -> Layout:
     )
     for block in range(config.layers):
         ours, theirs = f"block{block + 1}", f"vit.encoder.layer.{block}"
-        yield from _norm(f"{ours}_norm1", f"{theirs}.layernorm_before")
-        yield from _joined_qkv(f"{ours}_attention", f"{theirs}.attention.attention")
-        yield from _dense(f"{ours}_attention/out", f"{theirs}.attention.output.dense")
-        yield from _norm(f"{ours}_norm2", f"{theirs}.layernorm_after")
-        yield from _dense(f"{ours}_expand", f"{theirs}.intermediate.dense")
-        yield from _dense(f"{ours}_contract", f"{theirs}.output.dense")
-    yield from _norm("final_norm", "vit.layernorm")
-    yield from _dense("head", "classifier")
+        yield from _map_norm(f"{ours}_norm1", f"{theirs}.layernorm_before")
+        yield from _map_qkv(f"{ours}_attention", f"{theirs}.attention.attention")
+        yield from _map_dense(f"{ours}_attention/out", f"{theirs}.attention.output.dense")
+        yield from _map_norm(f"{ours}_norm2", f"{theirs}.layernorm_after")
+        yield from _map_dense(f"{ours}_expand", f"{theirs}.intermediate.dense")
+        yield from _map_dense(f"{ours}_contract", f"{theirs}.output.dense")
+    yield from _map_norm("final_norm", "vit.layernorm")
+    yield from _map_dense("head", "classifier")
 
 
-def _convnext(config: sizes.ConvNeXt) -> Layout:
-    yield from _conv("stem_conv", "convnext.embeddings.patch_embeddings")
-    yield from _norm("stem_norm", "convnext.embeddings.layernorm")
+def _map_convnext(config: sizes.ConvNeXt) -> Layout:
+    yield from _map_conv("stem_conv", "convnext.embeddings.patch_embeddings")
+    yield from _map_norm("stem_norm", "convnext.embeddings.layernorm")
     for stage, blocks in enumerate(config.blocks):
         theirs = f"convnext.encoder.stages.{stage}"
         if stage > 0:
-            yield from _norm(f"stage{stage + 1}_norm", f"{theirs}.downsampling_layer.0")
-            yield from _conv(f"stage{stage + 1}_conv", f"{theirs}.downsampling_layer.1")
+            yield from _map_norm(f"stage{stage + 1}_norm", f"{theirs}.downsampling_layer.0")
+            yield from _map_conv(f"stage{stage + 1}_conv", f"{theirs}.downsampling_layer.1")
         for block in range(blocks):
             ours = f"stage{stage + 1}_block{block + 1}"
             layer = f"{theirs}.layers.{block}"
             # (channels, 1, height, width) and (height, width, channels, 1)
             yield transposed(f"{ours}_depthwise/kernel", f"{layer}.dwconv.weight", (2, 3, 0, 1))
             yield same(f"{ours}_depthwise/bias", f"{layer}.dwconv.bias")
-            yield from _norm(f"{ours}_norm", f"{layer}.layernorm")
-            yield from _dense(f"{ours}_expand", f"{layer}.pwconv1")
-            yield from _dense(f"{ours}_contract", f"{layer}.pwconv2")
+            yield from _map_norm(f"{ours}_norm", f"{layer}.layernorm")
+            yield from _map_dense(f"{ours}_expand", f"{layer}.pwconv1")
+            yield from _map_dense(f"{ours}_contract", f"{layer}.pwconv2")
             if config.layer_scale:
                 yield same(f"{ours}_layer_scale/scale", f"{layer}.layer_scale_parameter")
-    yield from _norm("head_norm", "convnext.layernorm")
-    yield from _dense("head", "classifier")
+    yield from _map_norm("head_norm", "convnext.layernorm")
+    yield from _map_dense("head", "classifier")
 
 
-def _resnet(config: sizes.ResNet) -> Layout:
-    yield from _conv_norm("stem", "resnet.embedder.embedder")
+def _map_resnet(config: sizes.ResNet) -> Layout:
+    yield from _map_conv_norm("stem", "resnet.embedder.embedder")
     branch = ("reduce", "conv", "expand") if config.bottleneck else ("conv1", "conv2")
     out = 4 if config.bottleneck else 1
     channels = config.width
@@ -200,49 +200,49 @@ def _resnet(config: sizes.ResNet) -> Layout:
             ours = f"stage{stage + 1}_block{block + 1}"
             theirs = f"resnet.encoder.stages.{stage}.layers.{block}"
             for index, name in enumerate(branch):
-                yield from _conv_norm(f"{ours}_{name}", f"{theirs}.layer.{index}")
+                yield from _map_conv_norm(f"{ours}_{name}", f"{theirs}.layer.{index}")
             if channels != out * width or (stage > 0 and block == 0):
-                yield from _conv_norm(f"{ours}_project", f"{theirs}.shortcut")
+                yield from _map_conv_norm(f"{ours}_project", f"{theirs}.shortcut")
             channels = out * width
-    yield from _dense("head", "classifier.1")
+    yield from _map_dense("head", "classifier.1")
 
 
-def _norm(ours: str, theirs: str) -> Layout:
+def _map_norm(ours: str, theirs: str) -> Layout:
     yield same(f"{ours}/gamma", f"{theirs}.weight")
     yield same(f"{ours}/beta", f"{theirs}.bias")
 
 
-def _dense(ours: str, theirs: str) -> Layout:
+def _map_dense(ours: str, theirs: str) -> Layout:
     yield transposed(f"{ours}/kernel", f"{theirs}.weight", (1, 0))
     yield same(f"{ours}/bias", f"{theirs}.bias")
 
 
-def _joined_qkv(ours: str, theirs: str) -> Layout:
+def _map_qkv(ours: str, theirs: str) -> Layout:
     """Yields the entries of queries, keys and values: one matrix here, three there."""
     parts = [f"{theirs}.{name}" for name in ("query", "key", "value")]
     yield joined(f"{ours}/qkv/kernel", [f"{part}.weight" for part in parts], transpose=True)
     yield joined(f"{ours}/qkv/bias", [f"{part}.bias" for part in parts], transpose=False)
 
 
-def _conv(ours: str, theirs: str) -> Layout:
+def _map_conv(ours: str, theirs: str) -> Layout:
     yield transposed(f"{ours}/kernel", f"{theirs}.weight", (2, 3, 1, 0))
     yield same(f"{ours}/bias", f"{theirs}.bias")
 
 
-def _conv_norm(ours: str, theirs: str) -> Layout:
+def _map_conv_norm(ours: str, theirs: str) -> Layout:
     yield transposed(f"{ours}_conv/kernel", f"{theirs}.convolution.weight", (2, 3, 1, 0))
-    yield from _norm(f"{ours}_norm", f"{theirs}.normalization")
+    yield from _map_norm(f"{ours}_norm", f"{theirs}.normalization")
     yield same(f"{ours}_norm/moving_mean", f"{theirs}.normalization.running_mean")
     yield same(f"{ours}_norm/moving_variance", f"{theirs}.normalization.running_var")
 
 
 _LAYOUTS: dict[type[Model], Callable[..., Layout]] = {
-    sizes.ResNet: _resnet,
-    sizes.ConvNeXt: _convnext,
-    sizes.ViT: _vit,
-    sizes.BERT: _bert,
-    sizes.GPT: _gpt,
-    sizes.Llama: _llama,
+    sizes.ResNet: _map_resnet,
+    sizes.ConvNeXt: _map_convnext,
+    sizes.ViT: _map_vit,
+    sizes.BERT: _map_bert,
+    sizes.GPT: _map_gpt,
+    sizes.Llama: _map_llama,
 }
 # Of heads, which have no prefix in files without it, either.
 _HEADS = ("lm_head.", "classifier.", "cls.", "score.", "qa_outputs.")

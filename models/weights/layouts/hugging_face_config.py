@@ -63,7 +63,7 @@ def check(config: Model, name: str, path: str) -> None:
     kinds, settings = _FAMILIES[type(config)]
     if not isinstance(theirs, dict) or not ({"model_type", "architectures"} & theirs.keys()):
         return  # of another program, such as a run of tftpu
-    theirs = _with_rotary(theirs)
+    theirs = _merge_rotary(theirs)
     kind = theirs.get("model_type", kinds[0])
     if kind not in kinds:
         raise UserError(
@@ -74,7 +74,7 @@ def check(config: Model, name: str, path: str) -> None:
     differences = [
         _describe(setting, theirs, config)
         for setting in settings(config, theirs)
-        if not _agrees(theirs.get(setting.key, setting.default), setting.ours)
+        if not _is_same(theirs.get(setting.key, setting.default), setting.ours)
     ]
     if differences:
         raise UserError(
@@ -83,7 +83,7 @@ def check(config: Model, name: str, path: str) -> None:
         )
 
 
-def _agrees(value: Any, ours: tuple[Any, ...]) -> bool:
+def _is_same(value: Any, ours: tuple[Any, ...]) -> bool:
     alike = [value == one and isinstance(value, bool) == isinstance(one, bool) for one in ours]
     tiny = [
         isinstance(value, float) and isinstance(one, float) and max(value, one) <= _TINY_EPSILON
@@ -102,7 +102,7 @@ def _describe(setting: Setting, theirs: dict[str, Any], config: Model) -> str:
     return f"{there}, and model.{setting.field} is {getattr(config, setting.field)!r}"
 
 
-def _llama(c: sizes.Llama, theirs: dict[str, Any]) -> Iterator[Setting]:
+def _list_llama(c: sizes.Llama, theirs: dict[str, Any]) -> Iterator[Setting]:
     mistral = theirs.get("model_type") == "mistral"
     yield Setting("num_hidden_layers", 32, (c.layers,), "layers")
     yield Setting("hidden_size", 4096, (c.width,), "width")
@@ -130,7 +130,7 @@ def _llama(c: sizes.Llama, theirs: dict[str, Any]) -> Iterator[Setting]:
         yield Setting("original_max_position_embeddings", None, (8192,))
 
 
-def _with_rotary(theirs: dict[str, Any]) -> dict[str, Any]:
+def _merge_rotary(theirs: dict[str, Any]) -> dict[str, Any]:
     """Returns a config with the settings of its rotary positions beside the others."""
     rope = theirs.get("rope_parameters") or theirs.get("rope_scaling")
     if not isinstance(rope, dict):
@@ -138,7 +138,7 @@ def _with_rotary(theirs: dict[str, Any]) -> dict[str, Any]:
     return {**theirs, "rope_type": rope.get("type", "default"), **rope}
 
 
-def _gpt(c: sizes.GPT, theirs: dict[str, Any]) -> Iterator[Setting]:
+def _list_gpt(c: sizes.GPT, theirs: dict[str, Any]) -> Iterator[Setting]:
     yield Setting("n_layer", 12, (c.layers,), "layers")
     yield Setting("n_embd", 768, (c.width,), "width")
     yield Setting("n_head", 12, (c.heads,), "heads")
@@ -153,7 +153,7 @@ def _gpt(c: sizes.GPT, theirs: dict[str, Any]) -> Iterator[Setting]:
     yield Setting("add_cross_attention", False, (False,))
 
 
-def _encoder(c: sizes.BERT | sizes.ViT, epsilon: float) -> Iterator[Setting]:
+def _list_encoder(c: sizes.BERT | sizes.ViT, epsilon: float) -> Iterator[Setting]:
     yield Setting("num_hidden_layers", 12, (c.layers,), "layers")
     yield Setting("hidden_size", 768, (c.width,), "width")
     yield Setting("num_attention_heads", 12, (c.heads,), "heads")
@@ -162,8 +162,8 @@ def _encoder(c: sizes.BERT | sizes.ViT, epsilon: float) -> Iterator[Setting]:
     yield Setting("layer_norm_eps", 1e-12, (epsilon,))
 
 
-def _bert(c: sizes.BERT, theirs: dict[str, Any]) -> Iterator[Setting]:
-    yield from _encoder(c, 1e-12)
+def _list_bert(c: sizes.BERT, theirs: dict[str, Any]) -> Iterator[Setting]:
+    yield from _list_encoder(c, 1e-12)
     yield Setting("max_position_embeddings", 512, (c.context,), "context")
     yield Setting("vocab_size", 30522, (c.vocabulary,), "vocabulary")
     yield Setting("type_vocab_size", 2, (c.types,), "types")
@@ -173,15 +173,15 @@ def _bert(c: sizes.BERT, theirs: dict[str, Any]) -> Iterator[Setting]:
         yield Setting("tie_word_embeddings", True, (True,))
 
 
-def _vit(c: sizes.ViT, theirs: dict[str, Any]) -> Iterator[Setting]:
-    yield from _encoder(c, 1e-6)
+def _list_vit(c: sizes.ViT, theirs: dict[str, Any]) -> Iterator[Setting]:
+    yield from _list_encoder(c, 1e-6)
     yield Setting("image_size", 224, (c.image_size, [c.image_size] * 2), "image_size")
     yield Setting("patch_size", 16, (c.patch, [c.patch] * 2), "patch")
     yield Setting("num_channels", 3, (c.channels,), "channels")
     yield Setting("qkv_bias", True, (True,))
 
 
-def _convnext(c: sizes.ConvNeXt, theirs: dict[str, Any]) -> Iterator[Setting]:
+def _list_convnext(c: sizes.ConvNeXt, theirs: dict[str, Any]) -> Iterator[Setting]:
     yield Setting("depths", [3, 3, 9, 3], (list(c.blocks),), "blocks")
     yield Setting("hidden_sizes", [96, 192, 384, 768], (list(c.widths),), "widths")
     yield Setting("num_channels", 3, (c.channels,), "channels")
@@ -190,7 +190,7 @@ def _convnext(c: sizes.ConvNeXt, theirs: dict[str, Any]) -> Iterator[Setting]:
     yield Setting("layer_norm_eps", 1e-12, (1e-6,))
 
 
-def _resnet(c: sizes.ResNet, theirs: dict[str, Any]) -> Iterator[Setting]:
+def _list_resnet(c: sizes.ResNet, theirs: dict[str, Any]) -> Iterator[Setting]:
     kind = "bottleneck" if c.bottleneck else "basic"
     widths = [(4 if c.bottleneck else 1) * c.width * 2**stage for stage in range(len(c.blocks))]
     yield Setting("layer_type", "bottleneck", (kind,), "bottleneck")
@@ -207,10 +207,10 @@ def _resnet(c: sizes.ResNet, theirs: dict[str, Any]) -> Iterator[Setting]:
 
 # A Mistral without a window is a Llama; the autoencoder's encoder is a ViT.
 _FAMILIES: dict[type[Model], tuple[tuple[str, ...], Callable[..., Iterator[Setting]]]] = {
-    sizes.Llama: (("llama", "mistral"), _llama),
-    sizes.GPT: (("gpt2",), _gpt),
-    sizes.BERT: (("bert",), _bert),
-    sizes.ViT: (("vit", "vit_mae", "vit_msn"), _vit),
-    sizes.ConvNeXt: (("convnext",), _convnext),
-    sizes.ResNet: (("resnet",), _resnet),
+    sizes.Llama: (("llama", "mistral"), _list_llama),
+    sizes.GPT: (("gpt2",), _list_gpt),
+    sizes.BERT: (("bert",), _list_bert),
+    sizes.ViT: (("vit", "vit_mae", "vit_msn"), _list_vit),
+    sizes.ConvNeXt: (("convnext",), _list_convnext),
+    sizes.ResNet: (("resnet",), _list_resnet),
 }

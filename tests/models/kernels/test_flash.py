@@ -168,7 +168,7 @@ def test_keys_are_repeated_only_for_devices_and_memory(key_heads, dtype, time, d
     query = keras.KerasTensor((1, time, 16, 128), dtype)
     sharing = target.Sharing({target.HEADS: devices}, None, None, None)
     with target.compiling_for("tpu", sharing):
-        assert functions._repeated(query, key_heads, flash) == times
+        assert functions._count_repeats(query, key_heads, flash) == times
 
 
 # Compiled
