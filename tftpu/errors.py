@@ -76,7 +76,7 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """
     allowed = sorted(allowed)
     # Parts of a name ("float16" of "mixed_float16") say more than a similar one ("float32").
-    near = [name for name in allowed if _parts(name).issuperset(_parts(given))]
+    near = [name for name in allowed if _split_words(name).issuperset(_split_words(given))]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
     if near:
@@ -84,6 +84,6 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     return f" Allowed: {', '.join(allowed)}." if allowed else ""
 
 
-def _parts(name: str) -> set[str]:
+def _split_words(name: str) -> set[str]:
     """Returns the words of a name such as "mean_squared_error" or "MeanSquaredError"."""
     return set(re.split(r"_|(?<=[a-z])(?=[A-Z])", name))

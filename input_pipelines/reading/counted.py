@@ -99,7 +99,7 @@ def _list_visible(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _count_files(folder: str, names: list[str], compression: str) -> list[tuple[Shard, str]]:
-    """Returns what `_counted` does for each file; logs the progress if that takes long."""
+    """Returns what `_count_file` does for each file; logs the progress if that takes long."""
     counted: list[tuple[Shard, str]] = []
     started, due = time.monotonic(), _LONG
     with ThreadPoolExecutor(8) as pool:

@@ -189,7 +189,7 @@ def _encode_config(config: Model) -> dict[str, Any]:
 
 
 def _decode_config(encoded: Mapping[str, Any]) -> Model:
-    """Reads the output of `_encoded`."""
+    """Reads the output of `_encode_config`."""
     module, _, name = encoded["class"].rpartition(".")
     # A file must not choose which modules are imported.
     cls = getattr(importlib.import_module(SIZES), name, None) if module == SIZES else None

@@ -42,7 +42,7 @@ def rotate(
     several = cosine.shape[0] > 1
     waves = pl.BlockSpec((1, rows, lanes), lambda b, i, c: (b if several else 0, i, 0))
     return pl.pallas_call(
-        functools.partial(_run_kernel, head_dim=head_dim, lanes=lanes),
+        functools.partial(_body, head_dim=head_dim, lanes=lanes),
         grid=(batch, pl.cdiv(time, rows), width // (columns * lanes)),
         in_specs=[block, waves, waves],
         out_specs=block,
@@ -57,7 +57,7 @@ def rotate(
     )(x, cosine, sine)
 
 
-def _run_kernel(x_ref, cosine_ref, sine_ref, out_ref, *, head_dim: int, lanes: int):
+def _body(x_ref, cosine_ref, sine_ref, out_ref, *, head_dim: int, lanes: int):
     cosine, sine, half = cosine_ref[0], sine_ref[0], head_dim // 2
     lane = jax.lax.broadcasted_iota(jnp.int32, cosine.shape, 1)
     for column in range(x_ref.shape[2] // lanes):

@@ -317,6 +317,6 @@ def test_lengths_below_a_part_compile_nothing_of_their_own():
 
 
 def test_few_lengths_of_prompts_are_compiled():
-    lengths = {generate_module._padded(length) for length in range(1, 1025)}
+    lengths = {generate_module._round_up_length(length) for length in range(1, 1025)}
     assert sorted(lengths) == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
-    assert all(length <= generate_module._padded(length) for length in range(1, 1025))
+    assert all(length <= generate_module._round_up_length(length) for length in range(1, 1025))

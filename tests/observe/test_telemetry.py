@@ -28,7 +28,7 @@ def test_a_sample_matches_the_kernels_figures(tmp_path):
 def test_rates_are_means_since_the_last_sample(tmp_path, monkeypatch):
     moved = {"disk_write_mb_s": 0.0}
     times = iter([0.0, 2.0])
-    monkeypatch.setattr(telemetry, "_counters", lambda: (next(times), dict(moved)))
+    monkeypatch.setattr(telemetry, "_read_counters", lambda: (next(times), dict(moved)))
     watch = telemetry.Telemetry(str(tmp_path), lambda: None)
     moved["disk_write_mb_s"] = 10e6
     assert watch.sample()["disk_write_mb_s"] == pytest.approx(5.0)

@@ -103,7 +103,7 @@ def test_a_body_damaged_in_transfer_is_downloaded_again(service, tmp_path, what)
 def test_a_connection_that_breaks_in_a_refusal_hides_nothing(service, monkeypatch):
     generation = buckets.publish(f"{FOLDER}/lease", b"first")
     with monkeypatch.context() as patch:  # renewed after it was looked at, before it is read
-        patch.setattr(buckets, "_stored", lambda _: buckets.Stored(5, "", generation + 1))
+        patch.setattr(buckets, "_describe_stored", lambda _: buckets.Stored(5, "", generation + 1))
         service.faults.append(Fault("GET", "alt=media", "truncate"))
         with pytest.raises(buckets.ChangedError):
             buckets.read(f"{FOLDER}/lease")

@@ -92,13 +92,13 @@ def is_refused(workdir, locks: bool) -> None:
     """Checks that a second claim is refused, of a process with and without the kernel's locks."""
     for kind in (locks, not locks):
         with Disk(locks=kind), pytest.raises(HeldError):
-            claims._taken(workdir)
+            claims._take_lock(workdir)
 
 
 def is_free(workdir, locks: bool) -> None:
     """Checks that the next claim holds; a file that could not be removed has no meaning."""
     with Disk(locks=locks):
-        lock = claims._taken(workdir)
+        lock = claims._take_lock(workdir)
         lock.check()
         lock.release()
     left = {path.name for path in workdir.iterdir()} - {".lock", ".lock-beats"}
@@ -110,7 +110,7 @@ def test_the_nth_operation_of_a_claim_fails_for_every_n(folder, locks):
         workdir, lock = folder(n), None
         with Disk(n, locks) as disk:
             try:
-                lock = claims._taken(workdir)
+                lock = claims._take_lock(workdir)
             except UserError as error:
                 assert not isinstance(error, HeldError)
         if lock is not None:
@@ -128,11 +128,11 @@ def test_the_nth_operation_of_a_second_claim_fails_for_every_n(folder, locks):
     for n in itertools.count(1):
         workdir = folder(n)
         with Disk(locks=locks):
-            lock = claims._taken(workdir)
+            lock = claims._take_lock(workdir)
         before = open_in(workdir)
         for seconds in (True, False):
             with Disk(n, seconds) as disk, pytest.raises(UserError):
-                claims._taken(workdir)
+                claims._take_lock(workdir)
             lock.check()
             is_refused(workdir, locks)
         assert open_in(workdir) == before, n
@@ -146,7 +146,7 @@ def test_the_nth_operation_of_holding_a_lock_fails_for_every_n(folder, locks):
     for n in itertools.count(1):
         workdir = folder(n)
         with Disk(locks=locks):
-            lock = claims._taken(workdir)
+            lock = claims._take_lock(workdir)
         with Disk(n, locks) as disk:
             for step in (lock.check, lock.renew, lock.renew):
                 try:
@@ -179,7 +179,7 @@ def test_the_nth_operation_of_a_release_fails_for_every_n(folder, locks):
 
 def test_a_release_that_fails_leaves_the_file_of_another_owner(tmp_path):
     with Disk(locks=False):
-        lock = claims._taken(tmp_path)
+        lock = claims._take_lock(tmp_path)
     beats = tmp_path / ".lock-beats"
     beats.unlink()
     beats.write_bytes(DEAD.content())

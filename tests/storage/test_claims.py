@@ -62,9 +62,9 @@ def another_process(workdir: str):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, "_space", lambda: "another machine")
         patch.setattr(owner.socket, "gethostname", lambda: "elsewhere")
-        lock = claims._taken(workdir)
+        lock = claims._take_lock(workdir)
     over = threading.Event()
-    beats = threading.Thread(target=claims._beat, args=(workdir, lock, over), daemon=True)
+    beats = threading.Thread(target=claims._renew_until, args=(workdir, lock, over), daemon=True)
     beats.start()
     try:
         yield over
@@ -108,7 +108,7 @@ def test_an_owner_that_falls_silent_is_replaced_once_its_lock_expires(workdir, c
             assert time.monotonic() - began > 0.6
             assert "held by process" in caplog.text and "waiting up to" in caplog.text
             with pytest.raises(HeldError):
-                claims._taken(workdir)
+                claims._take_lock(workdir)
 
 
 @pytest.mark.parametrize("workdir", ["no locks", "bucket"], indirect=True)
@@ -153,7 +153,7 @@ def test_a_disk_without_locks_says_so_and_refuses_a_second_run(no_locks, tmp_pat
     with claims.claim(tmp_path):
         assert "cannot be locked by the system (No locks available)" in caplog.text
         with pytest.raises(HeldError):
-            claims._taken(tmp_path)
+            claims._take_lock(tmp_path)
 
 
 @pytest.mark.parametrize("first", ["kernel", "beats"])
@@ -168,7 +168,7 @@ def test_the_two_kinds_of_locks_on_a_disk_exclude_each_other(first, tmp_path, mo
     with another_process(str(tmp_path)):
         monkeypatch.setattr(fcntl, "flock", refused if first == "kernel" else real)
         with pytest.raises(HeldError):
-            claims._taken(tmp_path)
+            claims._take_lock(tmp_path)
 
 
 def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
@@ -182,7 +182,7 @@ def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
 
         def take():
             try:
-                won.append(claims._taken(workdir))
+                won.append(claims._take_lock(workdir))
             except HeldError as error:
                 refused.append(error)
 
@@ -210,7 +210,7 @@ def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
         """Sees the expired lock, and is overtaken by another process."""
         found = real(look, say)
         monkeypatch.setattr(owner, "alive", real)
-        won.append(claims._taken(workdir))
+        won.append(claims._take_lock(workdir))
         for change in ("rename", "unlink"):
             monkeypatch.setattr(os, change, noting(getattr(os, change)))
         return found
@@ -224,7 +224,7 @@ def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
 
     monkeypatch.setattr(owner, "alive", alive)
     with pytest.raises(HeldError):
-        claims._taken(workdir)
+        claims._take_lock(workdir)
     won[0].check()
     assert away and not any(away)
 
@@ -292,7 +292,7 @@ def test_a_lease_that_another_process_took_a_moment_before_is_left_to_it(service
 
     monkeypatch.setattr(owner, "alive", slow)
     with pytest.raises(HeldError, match="elsewhere"):
-        claims._taken(RUN)
+        claims._take_lock(RUN)
     assert service.content("run/.lease") == theirs
 
 
@@ -309,12 +309,12 @@ def test_a_lock_that_another_process_took_a_moment_before_is_given_back(
 
     monkeypatch.setattr(owner, "alive", slow)
     with pytest.raises(HeldError, match="elsewhere"):
-        claims._taken(tmp_path)
+        claims._take_lock(tmp_path)
     assert beats.read_bytes() == theirs
 
 
 def test_a_lost_lease_is_neither_renewed_nor_removed(service):
-    lock = claims._taken(RUN)
+    lock = claims._take_lock(RUN)
     theirs = elsewhere()
     service.overwrite("run/.lease", theirs)
     with pytest.raises(LostError, match="elsewhere"):
@@ -335,7 +335,7 @@ def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch
             time.sleep(0.1)
             claims.check(RUN)
             with pytest.raises(HeldError):
-                claims._taken(RUN)
+                claims._take_lock(RUN)
         if RUN.removeprefix(f"gs://{BUCKET}/") + "/.lease" in service.names():
             # The one attempt to give it back failed: as if the process had been killed.
             service.storage.wipe(keep_buckets=True)
@@ -347,7 +347,7 @@ def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch
 def test_any_content_of_a_lock_is_survived(content, tmp_path):
     (tmp_path / ".lock").write_bytes(content)
     with claims.claim(tmp_path), pytest.raises(HeldError):
-        claims._taken(tmp_path)
+        claims._take_lock(tmp_path)
 
 
 def test_a_disk_that_fails_while_a_workdir_is_claimed_leaves_no_lock(tmp_path, monkeypatch):

@@ -143,14 +143,14 @@ def test_the_part_of_another_process_is_not_joined(service, monkeypatch):
     metrics = Lines(URI, 0)
     metrics.append(numbered(1))
     metrics.flush()
-    written = buckets._written
+    written = buckets._write_file
 
     def slow(*arguments):
         service.overwrite("run/metrics.jsonl.part", b"another run's\n")
         written(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(buckets, "_written", slow)
+        patch.setattr(buckets, "_write_file", slow)
         metrics.append(numbered(2))
         metrics.flush()
     assert service.content("run/metrics.jsonl").decode() == numbered(1)

@@ -102,21 +102,21 @@ def _sum(leaf: Leaf, parts: Sequence[Region]) -> int:
     """Returns the weighted sum of the elements of a variable in some regions."""
     total = np.uint64(0)
     for region in parts:
-        bits = _bits(np.asarray(leaf.read(region)))
-        for first, places in _places(leaf.shape, region):
+        bits = _view_bits(np.asarray(leaf.read(region)))
+        for first, places in _iterate_places(leaf.shape, region):
             words = bits[first : first + len(places)].astype(np.uint64)
             with np.errstate(over="ignore"):
                 total += (words * (places * _SLOPE + _OFFSET)).sum(dtype=np.uint64)
     return int(total) * (2 * zlib.crc32(leaf.name.encode()) + 1)
 
 
-def _bits(values: np.ndarray) -> np.ndarray:
+def _view_bits(values: np.ndarray) -> np.ndarray:
     """Returns the elements as unsigned integers of their size, (size,)."""
     flat = np.ascontiguousarray(values).reshape(-1)
     return flat.view(f"uint{8 * flat.dtype.itemsize}")
 
 
-def _places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
+def _iterate_places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
     """Yields the places that a region's elements have in the variable, some at a time."""
     count = regions.size_of(region)
     if region == regions.whole(shape):

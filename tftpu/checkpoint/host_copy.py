@@ -64,7 +64,7 @@ class HostCopy:
         copies: list[Future[None]] = []
         groups = {
             group: [
-                Copied(i, leaf, r, self._copied((group, i, r), leaf.read(r), copies))
+                Copied(i, leaf, r, self._copy_array((group, i, r), leaf.read(r), copies))
                 for i, leaf in enumerate(members)
                 for r in leaf.written
             ]
@@ -74,7 +74,7 @@ class HostCopy:
             copy.result()
         return groups
 
-    def _copied(self, key: _Key, value: np.ndarray, copies: list[Future[None]]) -> np.ndarray:
+    def _copy_array(self, key: _Key, value: np.ndarray, copies: list[Future[None]]) -> np.ndarray:
         array = self._arrays.get(key)
         if array is None or (array.shape, array.dtype) != (value.shape, value.dtype):
             array = self._arrays[key] = np.empty(value.shape, value.dtype)

@@ -68,7 +68,7 @@ class StoredFile:
             raise ValueError(
                 f"{self._path} should have {starts[-1]:,} bytes, and has {size or 0:,}"
             )
-        for run in self._neighbours(sorted(set(wanted))):
+        for run in self._group_neighbours(sorted(set(wanted))):
             first, last = starts[run[0]], starts[run[-1] + 1]
             data = files.read_range(self._path, first, last - first)
             for number in run:
@@ -77,7 +77,7 @@ class StoredFile:
                     raise ValueError(f"{self._path} does not match its checksums")
                 yield number, part
 
-    def _neighbours(self, numbers: list[int]) -> Iterator[list[int]]:
+    def _group_neighbours(self, numbers: list[int]) -> Iterator[list[int]]:
         run: list[int] = []
         size = 0
         for number in numbers:
@@ -146,7 +146,7 @@ def read(folder: str) -> dict[str, StoredFile]:
         OSError, ValueError: the manifest is missing or damaged.
         UserError: it is of an earlier version of tftpu.
     """
-    listed = _listed(_marker(files.join(folder, FILE)))
+    listed = _list_blocks(_read_marker(files.join(folder, FILE)))
     return {name: StoredFile(files.join(folder, name), found) for name, found in listed.items()}
 
 
@@ -156,15 +156,15 @@ def digest(folder: str) -> str:
     Raises:
         OSError: the manifest is missing.
     """
-    return hashlib.blake2b(_marker(files.join(folder, FILE)), digest_size=8).hexdigest()
+    return hashlib.blake2b(_read_marker(files.join(folder, FILE)), digest_size=8).hexdigest()
 
 
-def _marker(path: str) -> bytes:
+def _read_marker(path: str) -> bytes:
     # Not by TensorFlow, which may still know the size of an earlier one.
     return side_files.content(path) if buckets.is_address(path) else files.read(path)
 
 
-def _listed(manifest: bytes) -> dict[str, list[Block]]:
+def _list_blocks(manifest: bytes) -> dict[str, list[Block]]:
     """Returns the blocks of the files of a manifest.
 
     Raises:

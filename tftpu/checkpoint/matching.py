@@ -76,8 +76,8 @@ def read(
         names = [name for name in stored if _group_of(name) == group]
         if not names and group in _OPTIONAL:
             continue
-        saved = _saved({name: stored[name] for name in names}, step)
-        differences = _differences(saved, members)
+        saved = _read_headers({name: stored[name] for name in names}, step)
+        differences = _find_differences(saved, members)
         if differences:
             raise UserError(
                 f"The checkpoint of step {step} belongs to another {group}: "
@@ -85,7 +85,7 @@ def read(
                 "workdir."
             )
         pairs += zip(members, saved)
-    return _values(stored, pairs)
+    return _read_values(stored, pairs)
 
 
 def assign(found: Iterable[Found]) -> None:
@@ -105,13 +105,13 @@ def _group_of(file: str) -> str | None:
     return found[1] if found else None
 
 
-def _saved(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
+def _read_headers(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
     """Returns the variables of a group, from the headers of its files by name."""
     found: dict[int, _Saved] = {}
     for file in stored:
         _, header = next(stored[file].read([0]))
         try:
-            for block, entry in enumerate(_entries(header, stored[file].blocks), start=1):
+            for block, entry in enumerate(_parse_entries(header, stored[file].blocks), start=1):
                 index, name, region, shape = regions.named(entry.name, entry.shape)
                 variable = found.setdefault(index, _Saved(name, shape, []))
                 if (variable.name, variable.shape) != (name, shape):
@@ -131,7 +131,7 @@ def _saved(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
     return [found[index] for index in sorted(found)]
 
 
-def _entries(header: bytes, blocks: Sequence[Block]) -> list[safetensors.Entry]:
+def _parse_entries(header: bytes, blocks: Sequence[Block]) -> list[safetensors.Entry]:
     """Returns the arrays of a file; raises ValueError unless each is a block of it."""
     found = safetensors.entries(header)
     if [entry.last - entry.first for entry in found] != [block.size for block in blocks[1:]]:
@@ -139,7 +139,9 @@ def _entries(header: bytes, blocks: Sequence[Block]) -> list[safetensors.Entry]:
     return found
 
 
-def _values(stored: Mapping[str, StoredFile], pairs: Sequence[tuple[Leaf, _Saved]]) -> list[Found]:
+def _read_values(
+    stored: Mapping[str, StoredFile], pairs: Sequence[tuple[Leaf, _Saved]]
+) -> list[Found]:
     """Reads the blocks that leaves need, each once, and returns what the leaves hold of them."""
     needed: dict[str, dict[int, list[tuple[int, _Part, Region]]]] = {}
     for number, (leaf, saved) in enumerate(pairs):
@@ -173,7 +175,7 @@ def _put(found: Found, part: _Part, region: Region, data: bytes) -> None:
     ]
 
 
-def _differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[str]:
+def _find_differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[str]:
     """Returns the differences between leaves and a checkpoint's variables, one clause each."""
     there = [(without_counters(variable.name), variable.shape) for variable in saved]
     here = [(without_counters(leaf.name), leaf.shape) for leaf in leaves]

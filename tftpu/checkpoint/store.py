@@ -130,7 +130,7 @@ class Checkpoints:
             files.join(self.folder, str(step)),
             step,
             self._copy.take(leaves),
-            json.dumps(state, default=_plain).encode(),
+            json.dumps(state, default=_to_plain).encode(),
             marker,
         )
 
@@ -329,7 +329,7 @@ def _step(record: dict[str, Any] | None) -> int | None:
     return record["step"] if record else None
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Converts arrays and scalars, which callbacks may log and JSON cannot represent."""
     array = np.asarray(value)
     return repr(value) if array.dtype == object else array.tolist()

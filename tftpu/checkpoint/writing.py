@@ -53,7 +53,7 @@ class Writing:
             OSError: it could not be written, and is not valid.
         """
         self._clear()
-        listed = manifest.write_files(self._folder, self._contents_of_chief())
+        listed = manifest.write_files(self._folder, self._collect_chief_contents())
         manifest.commit(self._step, listed, self._marker)
 
     def as_chief(self, exchange: Exchange, prepare: Callable[[], None]) -> None:
@@ -73,11 +73,11 @@ class Writing:
         exchange.announce(self._name("begun"), json.dumps({"save": save}))
         with self._announcing(exchange, "ended"):
             try:
-                listed = manifest.write_files(self._folder, self._contents_of_chief())
+                listed = manifest.write_files(self._folder, self._collect_chief_contents())
             finally:  # whatever happened here, the others give account
                 reports = exchange.collect(self._name("written"), "")[1:]
             for host, report in enumerate(map(json.loads, reports), start=1):
-                listed |= self._seen(host, report)
+                listed |= self._check_seen(host, report)
             manifest.commit(self._step, listed, self._marker)
         exchange.announce(self._name("ended"), "{}")
 
@@ -91,9 +91,9 @@ class Writing:
         Raises:
             OSError: a process could not write its files; it is not valid.
         """
-        begun = _succeeded(exchange.announce(self._name("begun"), ""))
+        begun = _parse_success(exchange.announce(self._name("begun"), ""))
         contents = {
-            f"{group}-{index}-{begun['save']}.safetensors": _blocks(copied)
+            f"{group}-{index}-{begun['save']}.safetensors": _list_blocks(copied)
             for group, copied in self._copies.items()
             if copied
         }
@@ -101,23 +101,23 @@ class Writing:
         try:
             report = {"files": manifest.write_files(self._folder, contents)}
         except BaseException as error:
-            report = _failure(error)
+            report = _describe_failure(error)
             raise
         finally:
             exchange.collect(self._name("written"), json.dumps(report))
-            _succeeded(exchange.announce(self._name("ended"), ""))
+            _parse_success(exchange.announce(self._name("ended"), ""))
 
     def _clear(self) -> None:
         self.begun = True
         manifest.clear(self._folder, self._marker)
 
-    def _contents_of_chief(self) -> dict[str, Blocks]:
+    def _collect_chief_contents(self) -> dict[str, Blocks]:
         contents = {
-            f"{group}.safetensors": _blocks(copied) for group, copied in self._copies.items()
+            f"{group}.safetensors": _list_blocks(copied) for group, copied in self._copies.items()
         }
         return {**contents, STATE: lambda: [self._state]}
 
-    def _seen(self, host: int, report: dict) -> Listing:
+    def _check_seen(self, host: int, report: dict) -> Listing:
         """Returns the files that another host wrote, which this one sees.
 
         Raises:
@@ -144,19 +144,19 @@ class Writing:
         try:
             yield
         except BaseException as error:
-            exchange.announce(self._name(moment), json.dumps(_failure(error)))
+            exchange.announce(self._name(moment), json.dumps(_describe_failure(error)))
             raise
 
 
-def _blocks(copied: Sequence[Copied]) -> Blocks:
+def _list_blocks(copied: Sequence[Copied]) -> Blocks:
     return safetensors.TensorFile(matching.keyed(copied)).blocks
 
 
-def _failure(error: BaseException) -> dict[str, str]:
+def _describe_failure(error: BaseException) -> dict[str, str]:
     return {_FAILED: getattr(error, "strerror", None) or str(error) or repr(error)}
 
 
-def _succeeded(text: str) -> dict:
+def _parse_success(text: str) -> dict:
     """Returns what the chief announced; raises OSError for a failure."""
     found = json.loads(text)
     if _FAILED in found:

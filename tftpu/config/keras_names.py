@@ -8,11 +8,11 @@ from typing import Any
 from tftpu.errors import UserError, did_you_mean
 
 
-def _names(words: str) -> tuple[str, ...]:
+def _split_names(words: str) -> tuple[str, ...]:
     return tuple(words.split())
 
 
-LOSSES = _names(
+LOSSES = _split_names(
     """
     BCE BinaryCrossentropy BinaryFocalCrossentropy CTC CategoricalCrossentropy
     CategoricalFocalCrossentropy CategoricalHinge Circle CosineSimilarity Dice Hinge Huber KLD
@@ -26,7 +26,7 @@ LOSSES = _names(
     squared_hinge tversky
     """
 )
-METRICS = _names(
+METRICS = _split_names(
     """
     acc
     AUC Accuracy BCE BinaryAccuracy BinaryCrossentropy BinaryIoU CategoricalAccuracy
@@ -47,7 +47,7 @@ METRICS = _names(
     """
 )
 # Of metrics that Keras does not make without arguments.
-WITH_ARGUMENTS = _names(
+WITH_ARGUMENTS = _split_names(
     """
     IoU MeanIoU OneHotIoU OneHotMeanIoU PrecisionAtRecall RecallAtPrecision
     SensitivityAtSpecificity SpecificityAtSensitivity io_u mean_io_u one_hot_io_u

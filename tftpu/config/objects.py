@@ -84,17 +84,17 @@ def own_name(part: dict[str, Any]) -> str | None:
     if name == "function" and module == "builtins":  # which Keras looks up among its own
         name, module = str(part.get("config")).rpartition(">")[2], None
     elif name == "function":  # Keras would take any from the module, which it never writes so
-        raise _not_made(part)
+        raise _explain_not_made(part)
     package = module.partition(".")[0] if isinstance(module, str) else None
     if isinstance(name, str) and name.isidentifier() and not name.startswith("__"):
         if module is None or module in _KERAS or package == "tftpu":
             return None
         if package not in (None, "", "builtins", "keras"):
             return f"{module}.{name}"
-    raise _not_made(part)
+    raise _explain_not_made(part)
 
 
-def _not_made(part: dict[str, Any]) -> UserError:
+def _explain_not_made(part: dict[str, Any]) -> UserError:
     return UserError(
         f"The config describes {part.get('module')}.{part['class_name']!s:.60}, which is not made "
         "again: objects are public ones of Keras, such as keras.losses.Huber, or your own, and no "

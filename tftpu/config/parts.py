@@ -25,18 +25,18 @@ def refuse_model(model: Any) -> None:
             f"Experiment(model={model!r}) is a name: write tftpu.models.config({model!r})."
         )
     if not isinstance(model, Model):
-        raise UserError(f"Experiment(model=…) is {_described(model)}. {_OWN_MODEL}")
+        raise UserError(f"Experiment(model=…) is {_describe_value(model)}. {_OWN_MODEL}")
     _refuse_plain_class(model, Model)
 
 
 def refuse_data(data: Any) -> None:
     """Raises `UserError` for anything but a dataclass derived from `Data`."""
     if not isinstance(data, Data):
-        raise UserError(f"Experiment(data=…) is {_described(data)}. {_OWN_DATA}")
+        raise UserError(f"Experiment(data=…) is {_describe_value(data)}. {_OWN_DATA}")
     _refuse_plain_class(data, Data)
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}, not an object: write {value.__name__}()"
     modules = {base.__module__.partition(".")[0] for base in type(value).__mro__}

@@ -82,7 +82,7 @@ def from_json(
         for name in _COMPILED:  # callbacks are only recorded
             _check_compiled(getattr(experiment, name), name)
         for path in find_unreadable(experiment, own, imported, written):
-            raise _not_own(path)
+            raise _explain_not_own(path)
         return experiment
     except UserError:
         raise
@@ -102,34 +102,34 @@ def _from_plain(value: Any, kind: Any, own: Collection[str]) -> Any:
         own: as for `from_json`.
     """
     if isinstance(value, dict) and "class" in value:
-        cls = _class(value["class"], kind, own)
+        cls = _resolve_class(value["class"], kind, own)
         kinds = typing.get_type_hints(cls)
         parts = {k: _from_plain(v, kinds.get(k), own) for k, v in value.items() if k != "class"}
         for name, part in parts.items():
             if _is_dataclass(kinds.get(name)) and not isinstance(part, kinds[name]):
                 raise TypeError(f"{name} is {part!r}")
         return cls(**parts)
-    inner = _inner(kind, value)
+    inner = _find_inner(kind, value)
     if isinstance(value, dict):
         # The description of a Keras object is plain data itself, with lists.
         raw = typing.get_origin(kind) is dict and inner is Any
         return value if raw else {key: _from_plain(v, inner, own) for key, v in value.items()}
     if isinstance(value, list):
         parts = [_from_plain(part, inner, own) for part in value]
-        is_list = any(list in (option, typing.get_origin(option)) for option in _options(kind))
+        is_list = any(list in (option, typing.get_origin(option)) for option in _list_options(kind))
         return parts if is_list else tuple(parts)
     return value
 
 
-def _options(kind: Any) -> tuple[Any, ...]:
+def _list_options(kind: Any) -> tuple[Any, ...]:
     """Returns the types of a union, and another type as the only one."""
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return typing.get_args(kind) if union else (kind,)
 
 
-def _inner(kind: Any, value: Any) -> Any:
+def _find_inner(kind: Any, value: Any) -> Any:
     """Returns the declared type of the elements of a list or dict; None if there is none."""
-    for option in _options(kind):
+    for option in _list_options(kind):
         container, parts = typing.get_origin(option), typing.get_args(option)
         if container in (dict, Mapping) and isinstance(value, dict):
             return parts[1]
@@ -138,17 +138,17 @@ def _inner(kind: Any, value: Any) -> Any:
     return None
 
 
-def _class(path: str, kind: Any, own: Collection[str]) -> type:
+def _resolve_class(path: str, kind: Any, own: Collection[str]) -> type:
     """Returns a dataclass by its name.
 
     Raises:
         UserError: it is none that the field may hold.
     """
-    found = _loaded(path, own)
-    allowed = _dataclasses_in(kind) or (Optimizer, KerasObject, Function)
+    found = _look_up(path, own)
+    allowed = _list_dataclasses(kind) or (Optimizer, KerasObject, Function)
     # The type's own type: another attribute of an object that loads itself may be what loads it.
     if not (issubclass(type(found), type) and dataclasses.is_dataclass(found)):
-        raise _not_own(path)
+        raise _explain_not_own(path)
     cls: Any = found
     if not issubclass(cls, allowed):
         raise UserError(
@@ -171,10 +171,10 @@ def find_unreadable(
         own, imported, written: as for `from_json`.
     """
     for field in _COMPILED:
-        for part in _leaves(getattr(experiment, field)):
+        for part in _iterate_leaves(getattr(experiment, field)):
             for path in names_in(part):
                 module, _, name = path.rpartition(".")
-                found = _loaded(path, own)
+                found = _look_up(path, own)
                 # Keras calls a function that a description names with arguments of the file. It is
                 # called with labels and predictions alone where it is the loss or metric itself.
                 if isinstance(part, Function):
@@ -214,7 +214,7 @@ def _check_compiled(value: Any, name: str) -> None:
         name: of the field.
     """
     kinds = (str, Optimizer, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
-    for part in [value] if name == "optimizer" else _leaves(value):
+    for part in [value] if name == "optimizer" else _iterate_leaves(value):
         described = part.description if isinstance(part, KerasObject) else {"class_name": ""}
         if not (
             isinstance(part, kinds) and isinstance(described, dict) and "class_name" in described
@@ -224,16 +224,16 @@ def _check_compiled(value: Any, name: str) -> None:
             )
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _iterate_leaves(value: Any) -> Iterator[Any]:
     """Yields the parts of lists and dicts but None; a raw description of an object is one part."""
     if isinstance(value, list | tuple) or (isinstance(value, dict) and "class_name" not in value):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(part)
+            yield from _iterate_leaves(part)
     elif value is not None:
         yield value
 
 
-def _loaded(path: str, own: Collection[str]) -> Any:
+def _look_up(path: str, own: Collection[str]) -> Any:
     """Returns what a loaded module holds under a name; None: nothing. Only own ones are imported.
 
     An attribute that is looked up in the usual way might import modules.
@@ -263,7 +263,7 @@ def _is_keras(found: Any) -> bool:
     return not is_layer and any(module.partition(".")[0] == "keras" for module in modules)
 
 
-def _not_own(path: str) -> UserError:
+def _explain_not_own(path: str) -> UserError:
     package = path.partition(".")[0]
     if package == "tftpu":
         return UserError(f"config.json names {path}, which is no config of this version of tftpu.")
@@ -275,9 +275,9 @@ def _not_own(path: str) -> UserError:
     )
 
 
-def _dataclasses_in(kind: Any) -> tuple[type, ...]:
+def _list_dataclasses(kind: Any) -> tuple[type, ...]:
     """Returns the dataclasses among the types of a declaration, such as `A | tuple[B, ...]`."""
-    inner = [cls for part in typing.get_args(kind) for cls in _dataclasses_in(part)]
+    inner = [cls for part in typing.get_args(kind) for cls in _list_dataclasses(part)]
     return (kind, *inner) if _is_dataclass(kind) else tuple(inner)
 
 

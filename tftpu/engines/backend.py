@@ -59,7 +59,7 @@ def check_keras() -> None:
     It imports nothing: Keras reads its settings at import, once.
     """
     keras: Any = sys.modules.get("keras")
-    version = getattr(keras, "__version__", None) or _installed_version()
+    version = getattr(keras, "__version__", None) or _read_installed_version()
     if version.startswith("2."):
         raise UserError(
             f"Keras {version} is installed, and tftpu trains models of Keras 3: run "
@@ -132,7 +132,7 @@ def check_model(model: Any) -> None:
         )
 
 
-def _installed_version() -> str:
+def _read_installed_version() -> str:
     try:
         return importlib.metadata.version("keras")
     except importlib.metadata.PackageNotFoundError:

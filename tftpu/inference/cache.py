@@ -56,7 +56,7 @@ class Cache:
         """Keeps keys and values of the first tokens, each (batch, time, key_heads, head_dim)."""
 
         def kept(x: Tensor) -> Tensor:
-            return ops.pad(_joined(x), ((0, 0), (0, self._slots - x.shape[1]), (0, 0)))
+            return ops.pad(_join_heads(x), ((0, 0), (0, self._slots - x.shape[1]), (0, 0)))
 
         self.pairs[layer] = Pair(kept(keys), kept(values))
 
@@ -64,13 +64,13 @@ class Cache:
         """Keeps those of one more token, (batch, 1, key_heads, head_dim), and returns all."""
         before, start = self.pairs[layer], (0, self._slot, 0)
         self.pairs[layer] = Pair(
-            ops.slice_update(before.keys, start, _joined(keys)),
-            ops.slice_update(before.values, start, _joined(values)),
+            ops.slice_update(before.keys, start, _join_heads(keys)),
+            ops.slice_update(before.values, start, _join_heads(values)),
         )
         return self.pairs[layer]
 
 
-def _joined(x: Tensor) -> Tensor:
+def _join_heads(x: Tensor) -> Tensor:
     """Returns (batch, time, heads, head_dim) with all heads of a token side by side.
 
     So they fill the tiles of a TPU's memory, and one more token changes only one of its rows.

@@ -76,7 +76,7 @@ class Cached:
         with open_cache(Cache(slots)) as cache:
             _, hidden, _ = self._model.factored_logits({"tokens": tokens}, training=False)
         last = ops.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
-        return _pairs(cache), self._model.logits_of(last)[:, 0]
+        return _list_pairs(cache), self._model.logits_of(last)[:, 0]
 
     def step(
         self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
@@ -90,10 +90,10 @@ class Cached:
         with open_cache(Cache(slots, pairs, first + count, visible)) as cache:
             # A loop may go on beyond the context; what it writes there is cut off.
             place = ops.minimum(lengths + count, self.context - 1)
-            features = {"tokens": _filled(token), "positions": _filled(place)}
+            features = {"tokens": _fill_rows(token), "positions": _fill_rows(place)}
             _, hidden, _ = self._model.factored_logits(features, training=False)
         logits = self._model.logits_of(hidden)[: token.shape[0], 0]
-        return _pairs(cache), logits
+        return _list_pairs(cache), logits
 
 
 class Recomputed:
@@ -110,7 +110,7 @@ class Recomputed:
     def __init__(self, model: Any, context: int | None = None):
         shape = getattr(model, "input_shape", None) or (None, None)  # a model of one's own: any
         if not isinstance(shape, tuple) or len(shape) != 2:
-            raise _no_writer(model, f"it takes {shape}")
+            raise _explain_no_writer(model, f"it takes {shape}")
         found = context or shape[1]
         if not model.built or found is None:
             raise UserError(
@@ -123,7 +123,7 @@ class Recomputed:
             _, _, vocabulary = logits.shape
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise _no_writer(model, reason) from error
+            raise _explain_no_writer(model, reason) from error
         self._model = model
         self.context = found
         self.vocabulary = vocabulary
@@ -131,7 +131,7 @@ class Recomputed:
     def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
         """Reads prompts."""
         row = ops.pad(tokens, ((0, 0), (0, self.context - tokens.shape[1])))
-        return row, self._logits(row, lengths - 1)
+        return row, self._compute_logits(row, lengths - 1)
 
     def step(
         self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
@@ -140,9 +140,9 @@ class Recomputed:
         place = ops.minimum(lengths + count, self.context - 1)
         here = ops.arange(self.context, dtype="int32")[None] == place[:, None]
         row = ops.where(here, token[:, None], state)
-        return row, self._logits(row, place)
+        return row, self._compute_logits(row, place)
 
-    def _logits(self, row: Tensor, place: Tensor) -> Tensor:
+    def _compute_logits(self, row: Tensor, place: Tensor) -> Tensor:
         logits = self._model(row, training=False)
         found = ops.take_along_axis(logits, place[:, None, None], axis=1)[:, 0]
         return ops.cast(found, "float32")
@@ -164,19 +164,19 @@ def decoding_of(model: Any, context: int | None = None) -> Decoding:
     return found
 
 
-def _no_writer(model: Any, reason: str) -> UserError:
+def _explain_no_writer(model: Any, reason: str) -> UserError:
     return UserError(
         f"The model {model.name!r} does not continue texts: it must take tokens, (batch, time), "
         f"and return logits of the next one, (batch, time, vocabulary). {reason}"
     )
 
 
-def _filled(x: Tensor) -> Tensor:
+def _fill_rows(x: Tensor) -> Tensor:
     """Returns (batch,) as (batch, 1), on a TPU with as many rows as fill a matrix."""
     missing = max(0, ROWS - x.shape[0]) if target.platform() == "tpu" else 0
     return ops.pad(x, ((0, missing),))[:, None]
 
 
-def _pairs(cache: Cache) -> dict[str, tuple[Tensor, Tensor]]:
+def _list_pairs(cache: Cache) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns the pairs of a cache as a nest that loops carry."""
     return {name: tuple(pair) for name, pair in cache.pairs.items()}

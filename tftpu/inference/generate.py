@@ -139,7 +139,7 @@ class Writer:
         if every < 1 or min(row.seed for row in rows) < 0:
             seeds = sorted({row.seed for row in rows})
             raise UserError(f"every={every}, seed={seeds[0]}: give 1 or more, and 0 or more.")
-        uniform = _uniform(rows, length + every + 1)
+        uniform = _draw_uniform(rows, length + every + 1)
         ended, done, context = np.zeros(len(rows), bool), 0, self._decoding.context
         while done < length and not ended.all():
             # A row that fills the context keeps the last half of it, and one that ended
@@ -154,7 +154,7 @@ class Writer:
                 for text, part in zip(texts, parts):
                     text += part
                 found = [
-                    self._until_end(ended, index, part, row.length - done)
+                    self._cut_at_end(ended, index, part, row.length - done)
                     for index, (row, part) in enumerate(zip(rows, parts))
                 ]
                 done += len(parts[0])
@@ -173,13 +173,13 @@ class Writer:
     ) -> Iterator[list[Tokens]]:
         """Yields the next tokens of texts that fit the context together with them."""
         lengths = np.array([len(text) for text in texts], np.int32)
-        time = min(_padded(int(lengths.max())), self._decoding.context)
+        time = min(_round_up_length(int(lengths.max())), self._decoding.context)
         tokens = np.zeros((len(texts), time), np.int32)
         for padded, text in zip(tokens, texts):
             padded[: len(text)] = text
         calls = -(-length // every)
         slots = time + every * (1 << (calls - 1).bit_length())  # few sizes are compiled
-        read, write = self._loop([row.sampling for row in rows])
+        read, write = self._compile_loop([row.sampling for row in rows])
         numbers = rules([row.sampling for row in rows])
         state = read(tokens, lengths, uniform[:, 0], numbers, ended.copy(), slots)
         for done in range(0, calls * every, every):
@@ -192,7 +192,7 @@ class Writer:
                 )
             yield np.array(written)[:, : length - done].tolist()
 
-    def _loop(self, samplings: Sequence[Sampling]) -> tuple[Any, Any]:
+    def _compile_loop(self, samplings: Sequence[Sampling]) -> tuple[Any, Any]:
         """Returns the compiled functions that read, and write."""
         choice, *others = {sampling.choice for sampling in samplings}
         if others:
@@ -202,7 +202,7 @@ class Writer:
             self._loops[choice] = self._compiled(loop.read), self._compiled(loop.write)
         return self._loops[choice]
 
-    def _until_end(self, ended: np.ndarray, index: int, part: Tokens, room: int) -> Tokens:
+    def _cut_at_end(self, ended: np.ndarray, index: int, part: Tokens, room: int) -> Tokens:
         """Returns a row's next tokens up to its stop or its length; nothing if it has ended."""
         if ended[index]:
             return []
@@ -250,14 +250,14 @@ def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
         )
 
 
-def _padded(length: int) -> int:
+def _round_up_length(length: int) -> int:
     """Returns the next of 64, 96, 128, 192, 256, and so on: few lengths are compiled."""
     whole = _PROMPT << (-(-length // _PROMPT) - 1).bit_length()
     three_quarters = 3 * whole // 4
     return three_quarters if whole > _PROMPT and length <= three_quarters else whole
 
 
-def _uniform(rows: Sequence[Row], count: int) -> np.ndarray:
+def _draw_uniform(rows: Sequence[Row], count: int) -> np.ndarray:
     """Returns numbers of [0, 1), (rows, count), float32; those of a row do not depend on others."""
     found = [np.random.default_rng((r.seed, r.place)).random(count, np.float32) for r in rows]
     return np.stack(found)

@@ -46,7 +46,7 @@ class Loop:
             "first": ops.cast(tokens.shape[1], "int32"),  # slot of the first token that is written
             "count": ops.cast(0, "int32"),  # of the tokens that were written
             "ended": ended,
-            "finite": _finite(logits),
+            "finite": _is_finite(logits),
         }
 
     def write(
@@ -77,7 +77,7 @@ class Loop:
                 "first": first,
                 "count": count + 1,
                 "ended": ops.logical_or(state["ended"], token == end),
-                "finite": ops.logical_and(state["finite"], _finite(logits)),
+                "finite": ops.logical_and(state["finite"], _is_finite(logits)),
             }
             return index + 1, state, written
 
@@ -91,5 +91,5 @@ class Loop:
         return state, written
 
 
-def _finite(logits: Tensor) -> Tensor:
+def _is_finite(logits: Tensor) -> Tensor:
     return ops.all(ops.isfinite(logits))

@@ -124,28 +124,28 @@ def predict(
         OSError: a shard cannot be written.
     """
     records.kept(range(0), job.keep)  # an unknown field is refused before anything is computed
-    shards = _shards(records.count, job)
+    shards = _list_shards(records.count, job)
     mine = shards[job.share[0] - 1 :: job.share[1]]
-    plan = _plan(job, records)
-    with claims.claim(_claimed(job)), contextlib.ExitStack() as stack:
-        known = _known_sums(job, plan)
+    plan = _describe_plan(job, records)
+    with claims.claim(_claim_folder(job)), contextlib.ExitStack() as stack:
+        known = _read_known_sums(job, plan)
         _check_plan(job, plan, known)
         names = [shard.name for shard in mine]
         _remove_unfinished(job, [known.name, *names])
         known.start(names)
         stack.callback(known.close)
-        missing = _missing(job, mine, known)
+        missing = _find_missing(job, mine, known)
         done, all_mine = (sum(len(s.numbers) for s in part) for part in (missing, mine))
         done = all_mine - done
         report(done, all_mine)
         written = stack.enter_context(
-            contextlib.closing(_written(trainer, records, job, missing, known))
+            contextlib.closing(_write_shards(trainer, records, job, missing, known))
         )
         for shard in written:
             done += len(shard.numbers)
             report(done, all_mine)
         known.close()
-        return _completed(job, plan, shards, known)
+        return _complete_manifest(job, plan, shards, known)
 
 
 def verify(output: str) -> list[str]:
@@ -180,7 +180,7 @@ def verify(output: str) -> list[str]:
     return problems
 
 
-def _shards(count: int, job: Job) -> list[_Shard]:
+def _list_shards(count: int, job: Job) -> list[_Shard]:
     firsts = range(0, count, job.records_per_shard)
     return [
         _Shard(
@@ -191,13 +191,13 @@ def _shards(count: int, job: Job) -> list[_Shard]:
     ]
 
 
-def _claimed(job: Job) -> str:
+def _claim_folder(job: Job) -> str:
     """Returns the folder that this process holds while it writes."""
     machine, machines = job.share
     return job.output if machines == 1 else f"{job.output}/.share-{machine}-of-{machines}"
 
 
-def _plan(job: Job, records: Records) -> dict[str, Any]:
+def _describe_plan(job: Job, records: Records) -> dict[str, Any]:
     """Returns what the folder holds."""
     return {
         **job.plan,
@@ -209,7 +209,7 @@ def _plan(job: Job, records: Records) -> dict[str, Any]:
     }
 
 
-def _known_sums(job: Job, plan: Mapping[str, Any]) -> Sums:
+def _read_known_sums(job: Job, plan: Mapping[str, Any]) -> Sums:
     """Returns the sums of the shards that any machine has written so far."""
     manifest, listed = sums.read_manifest(files.join(job.output, MANIFEST))
     same = manifest is not None and all(manifest.get(name) == plan[name] for name in plan)
@@ -248,7 +248,7 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
     files.write_whole(path, sums.seal(plan))  # an earlier version did not seal it
 
 
-def _missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]:
+def _find_missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]:
     """Returns the shards of this machine that are not there as they were written."""
     there = sums.stored_sums(job.output, [shard.name for shard in mine])
     if there and not known.begun:
@@ -281,7 +281,7 @@ def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
             files.remove(files.join(job.output, name))
 
 
-def _written(
+def _write_shards(
     trainer: Predictor, records: Records, job: Job, missing: Sequence[_Shard], known: Sums
 ) -> Generator[_Shard]:
     """Yields each shard once it is written, which another thread does while the devices compute."""
@@ -290,7 +290,7 @@ def _written(
     waiting: collections.deque[Any] = collections.deque()
     pool = concurrent.futures.ThreadPoolExecutor(1, "predictions")
     try:
-        for shard, outputs in _computed(trainer, records, missing):
+        for shard, outputs in _compute_shards(trainer, records, missing):
             waiting.append(pool.submit(_write, records, job, known, shard, outputs))
             while len(waiting) > _WAITING:
                 yield waiting.popleft().result()
@@ -300,7 +300,7 @@ def _written(
         pool.shutdown(cancel_futures=True)
 
 
-def _computed(
+def _compute_shards(
     trainer: Predictor, records: Records, shards: Sequence[_Shard]
 ) -> Iterator[tuple[_Shard, Nest]]:
     """Yields the outputs for the records of each shard."""
@@ -330,13 +330,15 @@ def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
     skipped = records.skipped
     errors = {n: skipped[number] for n, number in enumerate(shard.numbers) if number in skipped}
     content = job.encode({**columns, **found}, errors)
-    claims.check(_claimed(job))
+    claims.check(_claim_folder(job))
     files.write_whole(files.join(job.output, shard.name), content)
     known.add(shard.name, sums.sum_of(content))
     return shard
 
 
-def _completed(job: Job, plan: Mapping[str, Any], shards: Sequence[_Shard], known: Sums) -> bool:
+def _complete_manifest(
+    job: Job, plan: Mapping[str, Any], shards: Sequence[_Shard], known: Sums
+) -> bool:
     """Returns whether all shards are there, after writing the manifest if they are."""
     known.read()  # what other machines have written meanwhile
     there = set(files.names_in(job.output)) & set(known.known)

@@ -70,7 +70,7 @@ def quantized_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
         model: built; it keeps its weights.
         bits: 8 or 4.
     """
-    found, known = {}, _axes_of_kernels(model)
+    found, known = {}, _find_kernel_axes(model)
     for variable in model.weights:
         shape = tuple(variable.shape)
         is_float = keras.backend.is_float_dtype(variable.dtype)
@@ -99,7 +99,7 @@ def refuse_quantized(model: keras.Model) -> None:
             )
 
 
-def _axes_of_kernels(model: keras.Model) -> dict[str, tuple[int, ...]]:
+def _find_kernel_axes(model: keras.Model) -> dict[str, tuple[int, ...]]:
     """Returns the dimensions of the channels of kernels whose last is not that, by path."""
     layers, found = keras.layers, {}
     depthwise = layers.DepthwiseConv1D | layers.DepthwiseConv2D
@@ -125,7 +125,7 @@ def quantized(value: np.ndarray, axes: int | tuple[int, ...], bits: int) -> Quan
         bits: 8 or 4.
     """
     largest = 2 ** (bits - 1) - 1
-    grouped, together = _grouped(value, (axes,) if isinstance(axes, int) else axes, bits)
+    grouped, together = _group_values(value, (axes,) if isinstance(axes, int) else axes, bits)
     reach = np.abs(grouped).max(together, keepdims=True)
     best = np.full(reach.shape, np.inf, "float32")
     scale = np.ones(reach.shape, "float32")
@@ -138,7 +138,7 @@ def quantized(value: np.ndarray, axes: int | tuple[int, ...], bits: int) -> Quan
     return Quantized(value.shape, codes, scale, bits)
 
 
-def _grouped(
+def _group_values(
     value: np.ndarray, axes: tuple[int, ...], bits: int
 ) -> tuple[np.ndarray, tuple[int, ...]]:
     """Returns a weight in a shape of groups, and the dimensions of the values of a group."""

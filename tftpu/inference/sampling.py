@@ -82,7 +82,7 @@ class Choice(NamedTuple):
             return ops.cast(ops.argmax(logits, axis=-1), "int32")
         temperature = rules["temperature"][:, None]
         if self.kind == "all":
-            return _drawn(ops.softmax(logits / temperature, axis=-1), uniform)
+            return _draw_place(ops.softmax(logits / temperature, axis=-1), uniform)
         count = min(self.best or logits.shape[-1], logits.shape[-1])
         best, tokens = ops.top_k(logits, count)  # the most likely one first
         allowed = ops.arange(count)[None] < rules["top_k"][:, None]
@@ -90,7 +90,7 @@ class Choice(NamedTuple):
         # A token is left out if those before it are enough.
         before = ops.cumsum(chances, axis=-1) - chances
         kept = ops.where(before < rules["top_p"][:, None], chances, 0.0)
-        place = _drawn(kept, uniform)
+        place = _draw_place(kept, uniform)
         return ops.cast(ops.take_along_axis(tokens, place[:, None], axis=-1)[:, 0], "int32")
 
 
@@ -104,7 +104,7 @@ def rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
     }
 
 
-def _drawn(chances: Tensor, uniform: Tensor) -> Tensor:
+def _draw_place(chances: Tensor, uniform: Tensor) -> Tensor:
     """Returns the place that a number of [0, 1) falls on in each row of chances, int32."""
     total = ops.cumsum(chances, axis=-1)
     drawn = uniform[:, None] * total[:, -1:]

@@ -79,7 +79,7 @@ class Console(writers.Writer):
         if split == writers.HOST:
             return
         if split == "train":
-            self._line.metric = _metric(scalars)
+            self._line.metric = _find_metric(scalars)
             if self._live:
                 return
         text = writers.line(step, self._steps, split, scalars)
@@ -138,7 +138,7 @@ class LiveLine:
         parts = {
             "loss": f"loss {p.loss:.4g}" if p.loss is not None else "",
             "eta": f"ETA {duration(p.eta)}" if p.eta is not None and not self.over else "",
-            "rate": self._rate(),
+            "rate": self._format_rate(),
             "metric": f"{self.metric[0]} {self.metric[1]:.4g}" if self.metric else "",
             "usd": f"${p.usd:,.2f}" if p.usd is not None else "",
             "mfu": f"MFU {p.mfu:.1%}" if p.mfu is not None else "",
@@ -156,7 +156,7 @@ class LiveLine:
             line += "  " + "━" * done + "╌" * (room - done)
         return line[:width]
 
-    def _rate(self) -> str:
+    def _format_rate(self) -> str:
         rate = self.progress.rate
         if not rate:
             return ""
@@ -183,7 +183,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{whole_seconds:02}"
 
 
-def _metric(scalars: Mapping[str, float]) -> tuple[str, float] | None:
+def _find_metric(scalars: Mapping[str, float]) -> tuple[str, float] | None:
     """Returns the first scalar that is a metric of the model and not a loss."""
     others = (*writers.CURVES_ONLY, writers.THROUGHPUT)
     for name, value in scalars.items():

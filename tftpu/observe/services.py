@@ -23,7 +23,7 @@ class MLflow(Writer):
     """
 
     def __init__(self, workdir: str):
-        mlflow = _required("mlflow", "mlflow-skinny")
+        mlflow = _import_required("mlflow", "mlflow-skinny")
         self.failures = (mlflow.exceptions.MlflowException,)
         # By default, MLflow retries for minutes, and the run would wait at every line.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -34,12 +34,12 @@ class MLflow(Writer):
         self._client = mlflow.MlflowClient()
         if known is None:
             with _refusals("mlflow", "MLFLOW_TRACKING_URI", self.failures):
-                known = self._created(os.path.basename(workdir))
+                known = self._create_run(os.path.basename(workdir))
             file.write(known.encode())
         self._run = known
         self._metric, self._param = mlflow.entities.Metric, mlflow.entities.Param
 
-    def _created(self, name: str) -> str:
+    def _create_run(self, name: str) -> str:
         """Creates a run, and its experiment if that does not exist; returns the run's id."""
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tftpu")
         known = self._client.get_experiment_by_name(experiment)
@@ -75,7 +75,7 @@ class WandB(Writer):
     """
 
     def __init__(self, workdir: str):
-        self._wandb = _required("wandb", "wandb")
+        self._wandb = _import_required("wandb", "wandb")
         self.failures = (self._wandb.Error,)
         file = OwnFile(workdir, "wandb_run")
         file.see()
@@ -130,7 +130,7 @@ def _refusals(module: str, variable: str, failures: tuple[type[Exception], ...])
         ) from error
 
 
-def _required(module: str, package: str) -> Any:
+def _import_required(module: str, package: str) -> Any:
     try:
         return __import__(module)
     except ImportError as error:

@@ -51,7 +51,7 @@ class Telemetry:
         self._tpu = tpu
         self._over = threading.Event()
         self._process = psutil.Process()
-        self._counters = _counters()
+        self._counters = _read_counters()
         psutil.cpu_percent(None)  # the first call returns 0: it has no earlier one to compare with
         self._reported: set[str] = set()  # errors that were logged already
         self.latest: dict[str, float] = {}
@@ -69,7 +69,7 @@ class Telemetry:
 
     def sample(self) -> dict[str, float]:
         """Returns the current state of the machine; rates are means since the last call."""
-        before, self._counters = self._counters, _counters()
+        before, self._counters = self._counters, _read_counters()
         (then, moved_then), (now, moved) = before, self._counters
         memory = psutil.virtual_memory()
         result = {
@@ -160,7 +160,7 @@ def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str
     return found
 
 
-def _counters() -> tuple[float, dict[str, float]]:
+def _read_counters() -> tuple[float, dict[str, float]]:
     """Returns the time, and the bytes moved since the machine started, by counter."""
     moved = {}
     disk = psutil.disk_io_counters()

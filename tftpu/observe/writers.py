@@ -77,30 +77,30 @@ class Writers(Writer):
         self._failed: set[int] = set()
 
     def begin(self, config: Hyperparameters) -> None:
-        self._all("begin", config)
+        self._call_all("begin", config)
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        self._all("write", step, split, scalars)
+        self._call_all("write", step, split, scalars)
 
     def write_text(self, step: int, name: str, text: str) -> None:
-        self._all("write_text", step, name, text)
+        self._call_all("write_text", step, name, text)
 
     def write_images(self, step: int, name: str, images: np.ndarray) -> None:
-        self._all("write_images", step, name, images)
+        self._call_all("write_images", step, name, images)
 
     def say(self, text: str) -> None:
-        self._all("say", text)
+        self._call_all("say", text)
 
     def roll_back(self, step: int) -> None:
-        self._all("roll_back", step)
+        self._call_all("roll_back", step)
 
     def flush(self, durable: bool = False) -> None:
-        self._all("flush", durable)
+        self._call_all("flush", durable)
 
     def close(self) -> None:
-        self._all("close")
+        self._call_all("close")
 
-    def _all(self, method: str, *args: Any) -> None:
+    def _call_all(self, method: str, *args: Any) -> None:
         for index, writer in enumerate(self._writers):
             try:
                 getattr(writer, method)(*args)
@@ -221,7 +221,7 @@ class TensorBoard(Writer):
         from tensorboard.plugins.hparams import summary_v2 as hparams
 
         if self._config:
-            shown = {_column(name): value for name, value in self._config.items()}
+            shown = {_build_column(name): value for name, value in self._config.items()}
             with self._at(folder, self._start):
                 hparams.hparams(shown, trial_id=os.path.abspath(self._workdir))
         self._config = {}
@@ -282,7 +282,7 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _column(name: str) -> str:
+def _build_column(name: str) -> str:
     """Returns the column of a setting in the HParams tab, which sorts them by name.
 
     "learning_rate" becomes "Learning rate", so that it precedes fields such as "data.name".

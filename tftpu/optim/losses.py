@@ -57,7 +57,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         if soft:
             true = ops.sum(labels * y_pred, axis=-1)
         else:
-            is_true = labels[..., None] == _classes(0, y_pred.shape[-1])
+            is_true = labels[..., None] == _list_classes(0, y_pred.shape[-1])
             true = ops.sum(ops.where(is_true, y_pred, 0.0), axis=-1)
         if not self.smoothing:
             return log_sum - true
@@ -124,7 +124,7 @@ def chunked_crossentropy(
 
     def logits(hidden: Tensor, rows: Tensor, start: Tensor) -> Tensor:
         found = ops.einsum("btw,cw->btc", rounded(hidden), rounded(rows))
-        return ops.where(_classes(start, size) < classes, found, _NEVER)
+        return ops.where(_list_classes(start, size) < classes, found, _NEVER)
 
     @ops.custom_gradient
     def loss(hidden, matrix):
@@ -132,7 +132,7 @@ def chunked_crossentropy(
 
         def forward(index, base, total, true, everything):
             some = logits(hidden, chunks[index], index * size)
-            is_true = labels[..., None] == _classes(index * size, size)
+            is_true = labels[..., None] == _list_classes(index * size, size)
             found = [ops.exp(some - base[..., None]), ops.where(is_true, some, 0.0)]
             if smoothing:
                 found.append(ops.where(some > _NEVER, some, 0.0))
@@ -151,14 +151,14 @@ def chunked_crossentropy(
         near = ops.take(matrix, ops.clip(labels, 0, classes - 1), axis=0)  # (batch, time, width)
         base = ops.sum(rounded(hidden) * rounded(near), axis=-1)
         zeros = ops.zeros_like(base)
-        base, total, true, everything = _loop(count, forward, base, zeros, zeros, zeros)
+        base, total, true, everything = _run_loop(count, forward, base, zeros, zeros, zeros)
         log_sum = base + ops.log(total)
         value = log_sum - (1.0 - smoothing) * true - smoothing / classes * everything
 
         def gradient(upstream):
             def backward(index, d_hidden, d_chunks):
                 some = ops.exp(logits(hidden, chunks[index], index * size) - log_sum[..., None])
-                is_true = labels[..., None] == _classes(index * size, size)
+                is_true = labels[..., None] == _list_classes(index * size, size)
                 some -= ops.where(is_true, 1.0 - smoothing, 0.0) + smoothing / classes
                 some = ops.cast(some * upstream[..., None], hidden.dtype)  # (batch, time, size)
                 d_hidden += ops.cast(ops.einsum("btc,cw->btw", some, chunks[index]), "float32")
@@ -166,7 +166,7 @@ def chunked_crossentropy(
                 return index + 1, d_hidden, ops.slice_update(d_chunks, (index, 0, 0), d_chunk[None])
 
             zeros = ops.zeros_like(hidden, dtype="float32"), ops.zeros_like(chunks)
-            d_hidden, d_chunks = _loop(count, backward, *zeros)
+            d_hidden, d_chunks = _run_loop(count, backward, *zeros)
             d_matrix = ops.reshape(d_chunks, (count * size, width))[:classes]
             return ops.cast(d_hidden, hidden.dtype), ops.cast(d_matrix, matrix.dtype)
 
@@ -175,7 +175,7 @@ def chunked_crossentropy(
     return loss(hidden, matrix)
 
 
-def _loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[Tensor, ...]:
+def _run_loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[Tensor, ...]:
     """Runs `body(index, *state)` in a device loop until the index it returns is `count`.
 
     It is a loop because the compiler would otherwise process all chunks at the same time.
@@ -188,7 +188,7 @@ def _loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[Tenso
     return tuple(state)
 
 
-def _classes(first: Tensor | int, count: int) -> Tensor:
+def _list_classes(first: Tensor | int, count: int) -> Tensor:
     """Returns the `count` classes from `first` on: (count,), int32.
 
     Labels are compared with them instead of gathered by: a TPU scatters the gradient of a gather

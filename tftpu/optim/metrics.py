@@ -36,13 +36,13 @@ class Accuracy(keras.metrics.MeanMetricWrapper):
     """
 
     def __init__(self, name: str = "accuracy", dtype: Any = None):
-        super().__init__(_right, name=name, dtype=dtype)
+        super().__init__(_mark_right, name=name, dtype=dtype)
 
     def get_config(self) -> dict[str, Any]:
         return {"name": self.name, "dtype": self.dtype}
 
 
-def _right(y_true: Tensor, y_pred: Tensor) -> Tensor:
+def _mark_right(y_true: Tensor, y_pred: Tensor) -> Tensor:
     """Returns 1.0 where the prediction is right, else 0.0: (batch, ...)."""
     if len(y_true.shape) == len(y_pred.shape):
         y_true = ops.argmax(y_true, axis=-1)

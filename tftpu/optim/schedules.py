@@ -62,10 +62,10 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         warm = step / max(self.warmup_steps, 1)
         done = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
         done = ops.clip(done, 0.0, 1.0)
-        factor = self._factor(done, step)
+        factor = self._compute_factor(done, step)
         return self.peak * ops.where(step < self.warmup_steps, warm, factor)
 
-    def _factor(self, done: Tensor, step: Tensor) -> Tensor:
+    def _compute_factor(self, done: Tensor, step: Tensor) -> Tensor:
         """Returns the share of the peak.
 
         Args:

@@ -126,18 +126,18 @@ def lint(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
     total = sum(seconds for _, seconds, _ in by_layer) or 1.0
     shares = {layer: seconds / total for layer, seconds, _ in by_layer}
     layers = [
-        *_wasted_lanes(step, shares),
-        *_float32_products(step, _of_products(cost, total)),
-        *_augmentation(step, shares),
-        *_grouped_convolutions(step, shares),
-        *_short_iterations(cost, total),
+        *_find_wasted_lanes(step, shares),
+        *_find_float32_products(step, _compute_product_shares(cost, total)),
+        *_find_augmentation(step, shares),
+        *_find_grouped_convolutions(step, shares),
+        *_find_short_iterations(cost, total),
     ]
     layers.sort(key=lambda item: -item.step_share)
-    of_program = [*_uncounted_loops(cost), *_silent_kernels(cost)]
-    return [*of_program, *_partial_tiles(microbatch), *_emulated_float16(step), *layers]
+    of_program = [*_find_uncounted_loops(cost), *_find_silent_kernels(cost)]
+    return [*of_program, *_find_partial_tiles(microbatch), *_find_emulated_float16(step), *layers]
 
 
-def _uncounted_loops(cost: Cost) -> list[Lint]:
+def _find_uncounted_loops(cost: Cost) -> list[Lint]:
     if not cost.uncounted_loops:
         return []
     count = counted(len(cost.uncounted_loops), "loop")
@@ -146,7 +146,7 @@ def _uncounted_loops(cost: Cost) -> list[Lint]:
     return [Lint("", f"{told}: time and work are too low", fix)]
 
 
-def _silent_kernels(cost: Cost) -> list[Lint]:
+def _find_silent_kernels(cost: Cost) -> list[Lint]:
     if not cost.silent_kernels:
         return []
     where = ", ".join(repr(layer) for layer in cost.silent_kernels)
@@ -154,7 +154,7 @@ def _silent_kernels(cost: Cost) -> list[Lint]:
     return [Lint("", told, "Give a cost_estimate to pallas_call")]
 
 
-def _partial_tiles(microbatch: int) -> list[Lint]:
+def _find_partial_tiles(microbatch: int) -> list[Lint]:
     padded = -(-microbatch // SUBLANES) * SUBLANES
     if 1 - microbatch / padded < WORTH:
         return []
@@ -168,14 +168,14 @@ def _partial_tiles(microbatch: int) -> list[Lint]:
     ]
 
 
-def _emulated_float16(step: LoweredStep) -> list[Lint]:
+def _find_emulated_float16(step: LoweredStep) -> list[Lint]:
     if step.precision != "mixed_float16":
         return []
     fix = "Use mixed_bfloat16, which is native and needs no loss scale"
     return [Lint("", "float16 is emulated on a TPU", fix)]
 
 
-def _wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
+def _find_wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
     """Finds layers whose features leave lanes empty. The task, not the user, chooses outputs'."""
     outputs = {
         tensor.dims[-1]
@@ -201,7 +201,7 @@ def _wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
     return found
 
 
-def _of_products(cost: Cost, total: float) -> dict[str, float]:
+def _compute_product_shares(cost: Cost, total: float) -> dict[str, float]:
     """Returns the share of the step that matrix products of each layer take."""
     found: dict[str, float] = {}
     for priced in cost.instructions:
@@ -210,7 +210,7 @@ def _of_products(cost: Cost, total: float) -> dict[str, float]:
     return found
 
 
-def _float32_products(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
+def _find_float32_products(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
     """Finds layers with matrix products in float32."""
     if step.precision != "mixed_bfloat16":
         return []
@@ -233,7 +233,7 @@ def _float32_products(step: LoweredStep, shares: dict[str, float]) -> list[Lint]
     ]
 
 
-def _augmentation(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
+def _find_augmentation(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
     return [
         Lint(
             name,
@@ -247,7 +247,7 @@ def _augmentation(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
     ]
 
 
-def _grouped_convolutions(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
+def _find_grouped_convolutions(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
     return [
         Lint(
             name,
@@ -259,7 +259,7 @@ def _grouped_convolutions(step: LoweredStep, shares: dict[str, float]) -> list[L
     ]
 
 
-def _short_iterations(cost: Cost, total: float) -> list[Lint]:
+def _find_short_iterations(cost: Cost, total: float) -> list[Lint]:
     """Finds layers that loops of many short iterations take the time of, such as a scatter's."""
     spent: dict[tuple[str, str, int], float] = {}
     for priced in cost.instructions:

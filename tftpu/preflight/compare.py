@@ -38,12 +38,12 @@ def print_comparison(before: Named, after: Named, console: Console) -> None:
     both = [item for item in after.report.slices if item.slice in earlier]
     if not both:
         raise UserError(
-            f"The reports have no slice in common: {before.name} has {_slices(before)}, and "
-            f"{after.name} has {_slices(after)}. Give --slices that both have."
+            f"The reports have no slice in common: {before.name} has {_list_slices(before)}, and "
+            f"{after.name} has {_list_slices(after)}. Give --slices that both have."
         )
     lines: list[str | Table] = [f"before  {_title(before)}", f"after   {_title(after)}"]
     for item in both:
-        lines += ["", *_compared(earlier[item.slice], item, before.report, after.report)]
+        lines += ["", *_compare_slice(earlier[item.slice], item, before.report, after.report)]
     for side, other in ((before, after), (after, before)):
         known = {item.slice for item in other.report.slices}
         alone = [item.slice for item in side.report.slices if item.slice not in known]
@@ -54,7 +54,7 @@ def print_comparison(before: Named, after: Named, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, str))
 
 
-def _slices(named: Named) -> str:
+def _list_slices(named: Named) -> str:
     return ", ".join(item.slice for item in named.report.slices) or "none"
 
 
@@ -64,15 +64,15 @@ def _title(named: Named) -> str:
     return f"{named.name}: global batch {report.global_batch_size:,}, {report.precision}{run}"
 
 
-def _compared(
+def _compare_slice(
     before: SliceReport, after: SliceReport, first: Report, second: Report
 ) -> list[str | Table]:
     """Returns the tables of one slice."""
-    table = _table(after.slice)
+    table = _build_table(after.slice)
     states = [verdict(before), verdict(after)]
     if states != ["fits", "fits"]:
         table.add_row("  verdict", *states, "", "")
-    for row in _figures(before, after, first, second):
+    for row in _build_figures(before, after, first, second):
         if row.before is not None or row.after is not None:
             table.add_row(*row.cells())
     parts: list[str | Table] = [table]
@@ -81,7 +81,7 @@ def _compared(
         ("by kind", before.by_kind, after.by_kind),
     ):
         if old and new:
-            parts += ["", *_changes(title, old, new, before.step_ms or 0.0)]
+            parts += ["", *_build_changes(title, old, new, before.step_ms or 0.0)]
     return parts
 
 
@@ -98,9 +98,9 @@ class _Row(NamedTuple):
     def cells(self) -> tuple[str, ...]:
         """Returns the cells of a table."""
         values = ("-" if v is None else self.shown(v) for v in (self.before, self.after))
-        return (f"  {self.name}", *values, self._difference(), self.note)
+        return (f"  {self.name}", *values, self._format_difference(), self.note)
 
-    def _difference(self) -> str:
+    def _format_difference(self) -> str:
         if self.before is None or self.after is None:
             return ""
         change = self.after - self.before
@@ -114,29 +114,31 @@ class _Row(NamedTuple):
         return f"{text} ({share:+.0%})" if abs(share) >= 1 else f"{text} ({share:+.1%})"
 
 
-def _figures(before: SliceReport, after: SliceReport, first: Report, second: Report) -> list[_Row]:
+def _build_figures(
+    before: SliceReport, after: SliceReport, first: Report, second: Report
+) -> list[_Row]:
     rows = [
         _Row("memory", before.hbm_bytes or None, after.hbm_bytes or None, units.size),
         _Row("step", before.step_ms, after.step_ms, _time),
         _Row("collectives", before.collective_ms, after.collective_ms, _time),
-        _Row("MFU", before.mfu, after.mfu, "{:.1%}".format, shown_change=_points),
+        _Row("MFU", before.mfu, after.mfu, "{:.1%}".format, shown_change=_format_points),
         _Row("examples/s", before.examples_per_second, after.examples_per_second, units.number),
         _Row("cost/1k steps", before.usd_per_1000_steps, after.usd_per_1000_steps, units.price),
         _Row("cost/run", before.usd_per_run, after.usd_per_run, units.price),
     ]
     if first.global_batch_size != second.global_batch_size:  # steps of different work
-        old, new = _per_million(before, first), _per_million(after, second)
+        old, new = _compute_per_million(before, first), _compute_per_million(after, second)
         rows.insert(6, _Row("cost/1M examples", old, new, units.price))
     return rows
 
 
-def _per_million(item: SliceReport, report: Report) -> float | None:
+def _compute_per_million(item: SliceReport, report: Report) -> float | None:
     if item.usd_per_1000_steps is None:
         return None
     return item.usd_per_1000_steps * 1000 / report.global_batch_size
 
 
-def _changes(
+def _build_changes(
     title: str, before: Sequence[Spent], after: Sequence[Spent], step_ms: float
 ) -> list[str | Table]:
     """Returns the table of the layers or kinds whose time changed most, and a line on the rest."""
@@ -144,7 +146,7 @@ def _changes(
     rows = [_Row(name, old.get(name), new.get(name), _time) for name in {**old, **new}]
     rows.sort(key=lambda row: -abs(_change(row)))
     shown = [row for row in rows if abs(_change(row)) > WORTH * step_ms][:MAX_CHANGES]
-    table = _table(title)
+    table = _build_table(title)
     for row in shown:
         note = "only before" if row.after is None else "only after" if row.before is None else ""
         table.add_row(*row._replace(note=note).cells())
@@ -163,7 +165,7 @@ def _change(row: _Row) -> float:
     return (row.after or 0.0) - (row.before or 0.0)
 
 
-def _table(title: str) -> Table:
+def _build_table(title: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"  {title}" if title.startswith("by") else title, no_wrap=True)
     for column in _COLUMNS:
@@ -175,5 +177,5 @@ def _time(milliseconds: float) -> str:
     return units.duration(milliseconds / 1e3)
 
 
-def _points(share: float) -> str:
+def _format_points(share: float) -> str:
     return f"{100 * share:.1f} points"

@@ -121,7 +121,7 @@ class Examiner:
 
     def examine(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, with advice if the step does not fit."""
-        report = self._examined(target)
+        report = self._examine_slice(target)
         if report.fits or not report.compiles:
             return report
         wider = self._cut_more(target)
@@ -138,7 +138,7 @@ class Examiner:
             )
         return report
 
-    def _examined(self, target: Slice) -> SliceReport:
+    def _examine_slice(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, without advice."""
         try:
             shares = self.lowering.shares(target)
@@ -167,7 +167,7 @@ class Examiner:
             compiles=not compiled.error or compiled.out_of_memory,
             undecided=compiled.undecided,
             fits=not compiled.error,
-            error=_with_advice(compiled.error, target),
+            error=_add_advice(compiled.error, target),
             compile_seconds=round(compiled.seconds, 1),
         )
         if not compiled.error:
@@ -201,7 +201,7 @@ class Examiner:
                 *(self.model_fn, self.batch_spec, self.options, lowering),
                 *(self.caller, self.processes),
             )
-            report = other._examined(target)
+            report = other._examine_slice(target)
             place = candidates.index(lowering)
             if report.fits:
                 found, candidates = report, candidates[:place]
@@ -327,7 +327,7 @@ class Examiner:
         return ["Gradient accumulation is not enough to make this batch fit."]
 
 
-def _with_advice(error: str, target: Slice) -> str:
+def _add_advice(error: str, target: Slice) -> str:
     """Returns the compiler's error, with advice if the cause is a kernel inside the model."""
     kernel = "A kernel inside the model (model.attention='flash' has one)"
     generation = target.generation.name

@@ -131,13 +131,15 @@ def plots_of(step: LoweredStep, compiled: Compiled, cost: Cost, target: Slice) -
         target: the slice that it was compiled for.
     """
     module = Module(compiled.text)
-    return Plots(_memory(module, step, cost), _points(cost), _exchanges(module, cost, target))
+    return Plots(
+        _build_memory(module, step, cost), _list_points(cost), _list_exchanges(module, cost, target)
+    )
 
 
-def _memory(module: Module, step: LoweredStep, cost: Cost) -> MemoryCurve:
+def _build_memory(module: Module, step: LoweredStep, cost: Cost) -> MemoryCurve:
     lifetimes = Lifetimes(module)
     layers = {priced.name: priced.layer for priced in cost.instructions}
-    in_use = _in_use(lifetimes.arrays, len(lifetimes.order))
+    in_use = _compute_in_use(lifetimes.arrays, len(lifetimes.order))
     peak = in_use.index(max(in_use))
     base = cost.memory.total - cost.memory.temporaries
     count = len(in_use)
@@ -152,8 +154,10 @@ def _memory(module: Module, step: LoweredStep, cost: Cost) -> MemoryCurve:
         base=base,
         held={name: size for name, size in step.held._asdict().items() if size},
         bytes=[base + in_use[at] for at in highest],
-        layers=[_layer(lifetimes.order[at], layers, step) for at in highest],
-        arrays=[_large(a, layers) for a in sorted(live, key=lambda a: -a.bytes)[:_LARGEST]],
+        layers=[_find_layer(lifetimes.order[at], layers, step) for at in highest],
+        arrays=[
+            _describe_large(a, layers) for a in sorted(live, key=lambda a: -a.bytes)[:_LARGEST]
+        ],
         loops=[
             LoopPlace(loop.first * places // count, loop.last * places // count, loop.times)
             for loop in lifetimes.loops
@@ -161,7 +165,7 @@ def _memory(module: Module, step: LoweredStep, cost: Cost) -> MemoryCurve:
     )
 
 
-def _in_use(arrays: Iterable[Array], count: int) -> list[int]:
+def _compute_in_use(arrays: Iterable[Array], count: int) -> list[int]:
     """Returns the bytes of the arrays that live at each of `count` instructions."""
     changes = [0] * (count + 1)
     for array in arrays:
@@ -174,19 +178,19 @@ def _in_use(arrays: Iterable[Array], count: int) -> list[int]:
     return in_use
 
 
-def _layer(instruction: Instruction, layers: dict[str, str], step: LoweredStep) -> str:
+def _find_layer(instruction: Instruction, layers: dict[str, str], step: LoweredStep) -> str:
     """Returns the layer of an instruction, which has no price if it is free."""
     return layers.get(instruction.name) or step.layer_path(instruction.op_name) or "(no layer)"
 
 
-def _large(array: Array, layers: dict[str, str]) -> LargeTensor:
+def _describe_large(array: Array, layers: dict[str, str]) -> LargeTensor:
     """Returns an array with the layer that writes to it first."""
     layer = next((layers[name] for name in array.names if name in layers), "(constant)")
     padding = array.bytes - array.tensor.bytes
     return LargeTensor(str(array.tensor), array.bytes, padding, layer)
 
 
-def _points(cost: Cost) -> list[RooflinePoint]:
+def _list_points(cost: Cost) -> list[RooflinePoint]:
     with_products = [p for p in cost.instructions if p.flops and p.seconds]
     longest = sorted(with_products, key=lambda p: -p.seconds)[:MAX_POINTS]
     return [
@@ -195,7 +199,7 @@ def _points(cost: Cost) -> list[RooflinePoint]:
     ]
 
 
-def _exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]:
+def _list_exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]:
     """Returns the collectives by opcode and layer, the longest first."""
     priced = {p.name: p for p in cost.instructions}
     found: dict[tuple[str, str], Exchange] = {}
@@ -211,7 +215,7 @@ def _exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]:
             if key in running:
                 running.pop(key).waited_ms += price.seconds * 1e3
         elif key not in running:  # else it carries on, with the work of other instructions
-            opcode = _opcode(inside[0][0])
+            opcode = _name_opcode(inside[0][0])
             exchange = found.setdefault((opcode, price.layer), Exchange(opcode, price.layer))
             exchange.count += times
             sent = sum(collectives.sent_bytes(i, c, target) for i, c in inside)
@@ -226,7 +230,7 @@ def _exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]:
     return sorted(found.values(), key=lambda e: -e.ms)[:MAX_EXCHANGES]
 
 
-def _opcode(collective: Instruction) -> str:
+def _name_opcode(collective: Instruction) -> str:
     if collectives.is_between_slices(collective):
         return "between slices"
     return collective.opcode.removesuffix("-start")

@@ -37,16 +37,18 @@ class Report:
     @property
     def cheapest(self) -> SliceReport | None:
         """The slice on which the run costs least; None if no price is known."""
-        return min(self._priced(), key=lambda s: _or_inf(s.usd_per_1000_steps), default=None)
+        return min(
+            self._list_priced(), key=lambda s: _to_sortable(s.usd_per_1000_steps), default=None
+        )
 
     @property
     def fastest(self) -> SliceReport | None:
         """The slice with the shortest step; None if no time is known."""
-        return min(self._priced(), key=lambda s: _or_inf(s.step_ms), default=None)
+        return min(self._list_priced(), key=lambda s: _to_sortable(s.step_ms), default=None)
 
     def ranked(self) -> list[SliceReport]:
         """Returns the slices, the one on which the run costs least first."""
-        return sorted(self.slices, key=lambda item: _or_inf(item.usd_per_1000_steps))
+        return sorted(self.slices, key=lambda item: _to_sortable(item.usd_per_1000_steps))
 
     def to_json(self) -> str:
         """Returns the report as JSON, the content of `preflight.json`."""
@@ -78,7 +80,7 @@ class Report:
             # Brackets in shapes are not markup; long lines stay whole when piped.
             console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
 
-    def _priced(self) -> list[SliceReport]:
+    def _list_priced(self) -> list[SliceReport]:
         return [item for item in self.slices if item.step_ms is not None]
 
     def marks(self, item: SliceReport) -> str:
@@ -98,15 +100,15 @@ class Report:
         lines = [
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
-            f"fitted to published runs: {self._runs()}; the ranges are as wide as predictions were "
-            "off for models that the fit did not know.",
+            f"fitted to published runs: {self._count_runs()}; the ranges are as wide as "
+            "predictions were off for models that the fit did not know.",
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]
         if any(item.kwh_per_run is not None for item in self.slices):
             lines.append(f"Energy: {POWER_SOURCE}.")
         return lines
 
-    def _runs(self) -> str:
+    def _count_runs(self) -> str:
         """Returns how many published runs the times rest on."""
         names = dict.fromkeys(parse_slice(item.slice).generation.name for item in self.slices)
         return ", ".join(
@@ -114,5 +116,5 @@ class Report:
         )
 
 
-def _or_inf(value: float | None) -> float:
+def _to_sortable(value: float | None) -> float:
     return math.inf if value is None else value

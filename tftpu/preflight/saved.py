@@ -44,7 +44,7 @@ def read_report(path: str) -> Report:
             "differently. Run tftpu preflight again for that config."
         )
     try:
-        report: Report = _built(Report, record, "the report")
+        report: Report = _build_value(Report, record, "the report")
         if not report.global_batch_size:
             raise ValueError("the report has no examples.")
         for item in report.slices:
@@ -56,7 +56,7 @@ def read_report(path: str) -> Report:
     return report
 
 
-def _built(kind: Any, value: Any, where: str) -> Any:
+def _build_value(kind: Any, value: Any, where: str) -> Any:
     """Returns a value of JSON as its declared type; raises ValueError if it has another.
 
     Args:
@@ -68,13 +68,16 @@ def _built(kind: Any, value: Any, where: str) -> Any:
     if origin is types.UnionType:
         if value is None:
             return None
-        return _built(next(a for a in arguments if a is not types.NoneType), value, where)
+        return _build_value(next(a for a in arguments if a is not types.NoneType), value, where)
     if origin is list and isinstance(value, list):
-        return [_built(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value)]
+        return [_build_value(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value)]
     if origin is dict and isinstance(value, dict):
-        return {name: _built(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
+        return {
+            name: _build_value(arguments[1], item, f"{where}.{name}")
+            for name, item in value.items()
+        }
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _instance(kind, value, where)
+        return _build_instance(kind, value, where)
     # The type of a value of JSON is exact, but for a float, which may be written as an integer.
     known = (float, int) if kind is float else (kind,)
     if type(value) not in known or origin is not None:
@@ -84,10 +87,10 @@ def _built(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _instance(kind: Any, value: dict[str, Any], where: str) -> Any:
+def _build_instance(kind: Any, value: dict[str, Any], where: str) -> Any:
     declared = typing.get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     for name in {*names} ^ {*value}:
         state = "does not have" if name in names else "has an unknown"
         raise ValueError(f"{where} {state} {name!r}.")
-    return kind(**{n: _built(declared[n], value[n], f"{where}.{n}") for n in names})
+    return kind(**{n: _build_value(declared[n], value[n], f"{where}.{n}") for n in names})

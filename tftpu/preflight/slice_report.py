@@ -154,8 +154,8 @@ def fill(
     balance = target.flops_per_s / target.bytes_per_s
     report.bound = "compute" if report.arithmetic_intensity > balance else "memory"
     report.estimated_cycles = cost.cycles
-    report.by_layer = _spent(cost.by("layer"), cost.seconds)
-    report.by_kind = _spent(cost.by("kind"), cost.seconds)
+    report.by_layer = _list_spent(cost.by("layer"), cost.seconds)
+    report.by_kind = _list_spent(cost.by("kind"), cost.seconds)
     top = sorted(cost.instructions, key=lambda p: -p.seconds)[:10]
     report.top_instructions = [
         Spent(p.name, p.seconds * 1e3, p.seconds / cost.seconds, p.cycles, p.layer) for p in top
@@ -211,7 +211,7 @@ def fill_state(report: SliceReport, step: LoweredStep, target: Slice) -> None:
         report.advice.append(f"A slice with more memory per device would hold it: {found}.")
 
 
-def _spent(rows: list[tuple[str, float, int]], total: float) -> list[Spent]:
+def _list_spent(rows: list[tuple[str, float, int]], total: float) -> list[Spent]:
     return [Spent(name, seconds * 1e3, seconds / total, cycles) for name, seconds, cycles in rows]
 
 

@@ -29,10 +29,10 @@ def overview(rows: Sequence[tuple[SliceReport, str]], with_run: bool, console: C
     cells = [cells_of(item, remark, with_run) for item, remark in rows]
     columns = list(cells[0])
     for name in _OPTIONAL:
-        if _natural_width(_overview(cells, columns), console) <= console.width:
+        if _measure_natural_width(_build_overview(cells, columns), console) <= console.width:
             break
         columns.remove(name)
-    return _overview(cells, columns)
+    return _build_overview(cells, columns)
 
 
 def details(item: SliceReport, explain: bool) -> list[str | Table]:
@@ -46,16 +46,19 @@ def details(item: SliceReport, explain: bool) -> list[str | Table]:
     if not item.compiles:
         return [*lines, f"  {item.error}"]
     if not item.fits:
-        return [*lines, *_misfit(item)]
+        return [*lines, *_describe_misfit(item)]
     lines += [f"  mesh: {item.mesh}"] if item.mesh else []
-    lines += [*_memory(item), *(_unpriced(item) if item.step_ms is None else _figures(item))]
+    lines += [
+        *_describe_memory(item),
+        *(_describe_unpriced(item) if item.step_ms is None else _describe_figures(item)),
+    ]
     lines += [f"  ! {text}" for text in item.lints[: None if explain else MAX_LINTS]]
     if len(item.lints) > MAX_LINTS and not explain:
         lines.append(f"  ! {len(item.lints) - MAX_LINTS} more findings")
-    return [*lines, *(_explanation(item) if explain and item.step_ms is not None else [])]
+    return [*lines, *(_build_explanation(item) if explain and item.step_ms is not None else [])]
 
 
-def _overview(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> Table:
+def _build_overview(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if column in _TEXT else "right", no_wrap=True)
@@ -64,7 +67,7 @@ def _overview(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> Table:
     return table
 
 
-def _natural_width(table: Table, console: Console) -> int:
+def _measure_natural_width(table: Table, console: Console) -> int:
     """Returns the width that a table needs, however wide the console is."""
     return console.measure(table, options=console.options.update(width=1000)).maximum
 
@@ -77,7 +80,7 @@ def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
         "batch/core": f"{item.per_core_batch:,}" if item.per_core_batch else "-",
         "HBM": hbm if item.hbm_bytes else "-",
         "step": _time(item.step_ms),
-        "range": _range(item),
+        "range": _format_range(item),
         "MFU": "-" if item.mfu is None else f"{item.mfu:.1%}",
         "bound": item.bound or "-",
         "cost/1k steps": _price(item.usd_per_1000_steps),
@@ -91,7 +94,7 @@ def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
     return {**cells, "": remark}
 
 
-def _memory(item: SliceReport) -> list[str]:
+def _describe_memory(item: SliceReport) -> list[str]:
     """Returns the lines about the memory of a step that fits."""
     share = item.hbm_bytes / item.hbm_limit_bytes
     parts = ", ".join(f"{name} {units.size(count)}" for name, count in item.hbm.items())
@@ -99,11 +102,11 @@ def _memory(item: SliceReport) -> list[str]:
         f"  memory: {units.size(item.hbm_bytes)} with {item.per_core_batch:,} examples per core, "
         f"{share:.1%} of the {units.size(item.hbm_limit_bytes)} available ({parts})",
     ]
-    largest = "; ".join(_tensor(t) for t in item.largest_tensors[:3])
+    largest = "; ".join(_format_tensor(t) for t in item.largest_tensors[:3])
     return [*lines, f"  largest: {largest}"] if largest else lines
 
 
-def _unpriced(item: SliceReport) -> list[str]:
+def _describe_unpriced(item: SliceReport) -> list[str]:
     """Returns the lines about a step whose program cannot be read."""
     return [
         f"  work: the model's own {units.quantity(item.model_flops, 'FLOP')}",
@@ -111,7 +114,7 @@ def _unpriced(item: SliceReport) -> list[str]:
     ]
 
 
-def _figures(item: SliceReport) -> list[str]:
+def _describe_figures(item: SliceReport) -> list[str]:
     """Returns the lines about work, time and prices of a step that fits."""
     intensity = units.number(item.arithmetic_intensity or 0.0)
     return [
@@ -119,15 +122,15 @@ def _figures(item: SliceReport) -> list[str]:
         f"{units.quantity(item.model_flops, 'FLOP')}, MFU {item.mfu or 0:.1%}), "
         f"{units.quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
         f"{item.bound}-bound",
-        f"  time: {_time(item.step_ms)} ({_range(item)}), "
+        f"  time: {_time(item.step_ms)} ({_format_range(item)}), "
         f"{units.number(item.examples_per_second or 0.0)} examples/s on the slice; "
         f"roofline {_time(item.roofline_ms)}; collectives {_time(item.collective_ms)}; "
         f"compiler's estimate {units.quantity(item.estimated_cycles, 'cycles')}",
-        *_prices(item),
+        *_describe_prices(item),
     ]
 
 
-def _prices(item: SliceReport) -> list[str]:
+def _describe_prices(item: SliceReport) -> list[str]:
     parts = [f"{_price(item.usd_per_1000_steps)} per 1,000 steps"]
     if item.usd_per_epoch is not None:
         parts.append(f"{units.price(item.usd_per_epoch)} per epoch")
@@ -148,7 +151,7 @@ def verdict(item: SliceReport) -> str:
     return "does not fit" if item.compiles else "does not compile"
 
 
-def _misfit(item: SliceReport) -> list[str]:
+def _describe_misfit(item: SliceReport) -> list[str]:
     """Returns the lines about a step that does not fit in memory."""
     over = item.hbm_bytes - item.hbm_limit_bytes
     # The compiler may count less than it has to keep: its temporaries alone.
@@ -171,18 +174,18 @@ def _misfit(item: SliceReport) -> list[str]:
     return [*lines, *(f"  {text}" for text in item.advice)]
 
 
-def _explanation(item: SliceReport) -> list[str | Table]:
+def _build_explanation(item: SliceReport) -> list[str | Table]:
     """Returns the compiler's options, and tables of time by kind, layer and instruction."""
     options = as_text(item.compiler_options).replace(",", " ")
     return [
         *([f"  compiler options: {options}"] if options else []),
-        *("", _spent_table("by kind", item.by_kind)),
-        *("", _spent_table("by layer", item.by_layer[:MAX_LAYERS])),
-        *("", _spent_table("top instructions", item.top_instructions)),
+        *("", _build_spent_table("by kind", item.by_kind)),
+        *("", _build_spent_table("by layer", item.by_layer[:MAX_LAYERS])),
+        *("", _build_spent_table("top instructions", item.top_instructions)),
     ]
 
 
-def _spent_table(title: str, rows: Sequence[Spent]) -> Table:
+def _build_spent_table(title: str, rows: Sequence[Spent]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in (f"  {title}", "time", "of step", "cycles", ""):
         left = column in (f"  {title}", "")
@@ -193,7 +196,7 @@ def _spent_table(title: str, rows: Sequence[Spent]) -> Table:
     return table
 
 
-def _tensor(tensor: LargeTensor) -> str:
+def _format_tensor(tensor: LargeTensor) -> str:
     padding = f", {tensor.padding / tensor.bytes:.0%} padding" if tensor.padding else ""
     return f"{tensor.shape} of {tensor.layer} ({units.size(tensor.bytes)}{padding})"
 
@@ -202,7 +205,7 @@ def _time(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else units.duration(milliseconds / 1e3)
 
 
-def _range(item: SliceReport) -> str:
+def _format_range(item: SliceReport) -> str:
     if item.step_ms_low is None or item.step_ms_high is None:
         return "-"
     return units.duration_range(item.step_ms_low / 1e3, item.step_ms_high / 1e3)

@@ -18,24 +18,24 @@ def number(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """Returns a time as "108 us", "12.3 ms", "45 s", "12.5 min", "3.81 h" or "2.5 d"."""
-    return _in_unit(seconds, _unit(seconds, _times(seconds)))
+    return _format_in_unit(seconds, _choose_unit(seconds, _choose_times(seconds)))
 
 
 def duration_range(low: float, high: float) -> str:
     """Returns a range of times in one unit: "92.2-125 us"."""
-    unit = _unit(high, _times(high))
-    return f"{number(low / unit[0])}-{_in_unit(high, unit)}"
+    unit = _choose_unit(high, _choose_times(high))
+    return f"{number(low / unit[0])}-{_format_in_unit(high, unit)}"
 
 
 def size(count: float) -> str:
     """Returns a number of bytes with a binary prefix: "9.8 MiB"."""
-    return _in_unit(count, _unit(count, SIZES))
+    return _format_in_unit(count, _choose_unit(count, SIZES))
 
 
 def quantity(count: float, unit: str) -> str:
     """Returns a count with an SI prefix: "131 Mcycles" for 131e6 and "cycles"."""
-    scale, prefix = _unit(count, _COUNTS)
-    return _in_unit(count, (scale, prefix + unit))
+    scale, prefix = _choose_unit(count, _COUNTS)
+    return _format_in_unit(count, (scale, prefix + unit))
 
 
 def price(usd: float) -> str:
@@ -50,18 +50,20 @@ def price(usd: float) -> str:
 
 def energy(kwh: float) -> str:
     """Returns an energy: "23.9 mWh", "450 Wh" or "3.35 kWh"."""
-    return _in_unit(kwh, _unit(kwh, ((1e3, "MWh"), (1.0, "kWh"), (1e-3, "Wh"), (1e-6, "mWh"))))
+    return _format_in_unit(
+        kwh, _choose_unit(kwh, ((1e3, "MWh"), (1.0, "kWh"), (1e-3, "Wh"), (1e-6, "mWh")))
+    )
 
 
-def _times(seconds: float) -> Units:
+def _choose_times(seconds: float) -> Units:
     return (*_DAYS, *_TIMES) if seconds >= 2 * _DAYS[0][0] else _TIMES
 
 
-def _unit(value: float, units: Units) -> tuple[float, str]:
+def _choose_unit(value: float, units: Units) -> tuple[float, str]:
     """Returns the largest unit in which the value, rounded to three digits, is at least 1."""
     rounded = abs(float(f"{value:.3g}"))
     return next((unit for unit in units if rounded >= unit[0]), units[-1])
 
 
-def _in_unit(value: float, unit: tuple[float, str]) -> str:
+def _format_in_unit(value: float, unit: tuple[float, str]) -> str:
     return f"{number(value / unit[0])} {unit[1]}"

@@ -94,7 +94,7 @@ def check_writing(
         for target in targets:
             compiled = compile_program(writing.step, target, {}, time_limit, verbose, processes)
             report = WritingReport(target.name, rows, writing.context, target.generation.hbm_limit)
-            report.error = _why(compiled)
+            report.error = _explain_misfit(compiled)
             if not compiled.error:
                 report.hbm_bytes = memory_of(compiled.memory).total
             if compiled.text:
@@ -105,7 +105,7 @@ def check_writing(
     return found
 
 
-def _why(compiled: Compiled) -> str:
+def _explain_misfit(compiled: Compiled) -> str:
     """Returns why a device cannot run the loop, "" if it can."""
     if not compiled.out_of_memory:
         return compiled.error
@@ -131,12 +131,12 @@ def print_writing(reports: list[WritingReport], console: Console) -> None:
         justify = "left" if column in ("slice", "") else "right"
         table.add_column(column, justify=justify, no_wrap=True)
     for report in reports:
-        table.add_row(*_cells(report))
+        table.add_row(*_build_cells(report))
     console.print(f"Writing with a context of {reports[0].context:,} tokens, compiled, not run")
     console.print(table)
 
 
-def _cells(report: WritingReport) -> list[str]:
+def _build_cells(report: WritingReport) -> list[str]:
     used = f"{units.size(report.hbm_bytes)} of {units.size(report.hbm_limit_bytes)}"
     cells = [report.slice, f"{report.rows:,}", used if report.hbm_bytes else "-"]
     if report.token_ms is None:

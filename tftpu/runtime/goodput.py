@@ -200,7 +200,7 @@ class Record:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Record":
         """Returns the record of an object that has `_FIELDS`; other values may be damaged."""
-        facts: dict[str, Any] = {f.name: _number(record.get(f.name)) for f in fields(Facts)}
+        facts: dict[str, Any] = {f.name: _parse_number(record.get(f.name)) for f in fields(Facts)}
         for name in ("step", "steps", "global_batch_size", "chips"):
             facts[name] = facts[name] if facts[name] is None else int(facts[name])
         boot = record.get("boot")  # which an older version did not write
@@ -211,12 +211,12 @@ class Record:
             started=float(record["started"]),
             updated=float(record["updated"]),
             boot=boot if isinstance(boot, str) else "",
-            uptime=_number(record.get("uptime")) or 0.0,
+            uptime=_parse_number(record.get("uptime")) or 0.0,
             restarts=int(record["restarts"]),
             repeated_steps=int(record["repeated_steps"]),
             wall_seconds=float(record["wall_seconds"]),
             goodput=float(record["goodput"]),
-            seconds={part: _number(record["seconds"].get(part)) or 0.0 for part in PARTS},
+            seconds={part: _parse_number(record["seconds"].get(part)) or 0.0 for part in PARTS},
             facts=Facts(**facts),
         )
 
@@ -248,7 +248,7 @@ class Account:
         self._failed = False
         self._lost = 0.0
         if earlier and earlier.state not in (FINISHED, STOPPED):
-            self._lost = _gap(earlier, clock.wall())
+            self._lost = _measure_gap(earlier, clock.wall())
         self._earlier_seconds = earlier.seconds if earlier else dict.fromkeys(PARTS, 0.0)
         self.facts = Facts()
         self.restarts = earlier.restarts + 1 if earlier else 0
@@ -286,8 +286,8 @@ class Account:
                 host=socket.gethostname(),
                 started=round(self._started, 3),
                 updated=round(time.time(), 3),
-                boot=_boot(),
-                uptime=round(_uptime(), 3),
+                boot=_read_boot_id(),
+                uptime=round(_read_uptime(), 3),
                 restarts=self.restarts,
                 repeated_steps=self.repeated_steps,
                 wall_seconds=round(sum(seconds.values()), 3),
@@ -322,21 +322,21 @@ def _record(record: dict[str, Any] | None) -> Record | None:
     return Record.from_json(record) if record else None
 
 
-def _number(value: Any) -> Any:
+def _parse_number(value: Any) -> Any:
     """Returns a number that is finite and not negative; None in place of anything else."""
     good = side_files.is_number(value) and 0 <= value < math.inf
     return value if good else None
 
 
-def _gap(earlier: Record, age: float) -> float:
+def _measure_gap(earlier: Record, age: float) -> float:
     """Returns the seconds between the last record of a process and the start of this one.
 
     Args:
         earlier: the record.
         age: seconds since this process started.
     """
-    if earlier.boot and earlier.boot == _boot():
-        return max(0.0, _uptime() - age - earlier.uptime)
+    if earlier.boot and earlier.boot == _read_boot_id():
+        return max(0.0, _read_uptime() - age - earlier.uptime)
     # Another machine, or another start of it: only clocks that people set are left.
     gap = time.time() - age - earlier.updated
     if gap > _LONGEST_GAP:
@@ -349,13 +349,13 @@ def _gap(earlier: Record, age: float) -> float:
     return max(0.0, gap)
 
 
-def _boot() -> str:
+def _read_boot_id() -> str:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
 
 
-def _uptime() -> float:
+def _read_uptime() -> float:
     """Returns the seconds since the machine was started; 0 where no clock tells."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(clock) if clock is not None else 0.0

@@ -120,34 +120,34 @@ class PreemptionNotice:
 
     def _listen(self) -> None:
         while True:
-            ready, _, _ = select.select([self._ours], [], [], self._left())
+            ready, _, _ = select.select([self._ours], [], [], self._measure_left())
             if ready:
                 numbers = self._ours.recv(64)
                 if not numbers:
                     return
                 for number in numbers:
                     if number in self._previous:
-                        self._note(signal.Signals(number).name, number)
+                        self._note_request(signal.Signals(number).name, number)
                     elif number == _MAINTENANCE and self.requested is None:
-                        self._note("a maintenance event")
-            elif self._left() == 0:
+                        self._note_request("a maintenance event")
+            elif self._measure_left() == 0:
                 self._run_out()
 
-    def _left(self) -> float | None:
+    def _measure_left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
-    def _note(self, reason: str, number: int = 0) -> None:
+    def _note_request(self, reason: str, number: int = 0) -> None:
         if self.requested is not None:
             # A signal to all processes of a group comes again from a parent that passes it on.
             same = number == signal.SIGTERM and reason == self.requested
             if same and time.monotonic() < self._since + _TOGETHER:
                 return
-            if number and not _interactive():
+            if number and not _is_interactive():
                 _say(f"A second signal, {reason}: exiting at once.")
                 os._exit(128 + number)
             return
         self.requested, self._since = reason, time.monotonic()
-        if number != signal.SIGINT and not _interactive():
+        if number != signal.SIGINT and not _is_interactive():
             self._deadline = time.monotonic() + self._grace
         _say(f"{reason}: finishing the device loop, then saving. A second signal exits at once.")
 
@@ -198,13 +198,13 @@ def maintenance_event() -> str | None:
         # The next try may be answered, whatever went wrong with this one: ValueError is of names
         # that are no host's.
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            text = _metadata(f"/computeMetadata/v1/instance/{key}")
+            text = _ask_metadata(f"/computeMetadata/v1/instance/{key}")
             if text and text != nothing:
                 return text
     return None
 
 
-def _metadata(path: str) -> str | None:
+def _ask_metadata(path: str) -> str | None:
     """Returns the metadata server's answer; None if it is another server's, or not in time."""
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     connection = http.client.HTTPConnection(host, timeout=_TIMEOUT)
@@ -231,7 +231,7 @@ def _metadata(path: str) -> str | None:
         connection.close()
 
 
-def _interactive() -> bool:
+def _is_interactive() -> bool:
     """Returns whether this is a notebook or a console, whose process must not be ended."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 

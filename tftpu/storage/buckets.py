@@ -77,8 +77,8 @@ def listing(folder: str) -> dict[str, Stored]:
     bucket, prefix = split(folder)
     prefix = f"{prefix}/" if prefix else ""
     with _refusals("listing", folder):
-        blobs = _client().list_blobs(bucket, prefix=prefix, retry=retry.of_google_client())
-        return {blob.name.removeprefix(prefix): _stored(blob) for blob in blobs}
+        blobs = _create_client().list_blobs(bucket, prefix=prefix, retry=retry.of_google_client())
+        return {blob.name.removeprefix(prefix): _describe_stored(blob) for blob in blobs}
 
 
 def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str, Stored]:
@@ -101,10 +101,10 @@ def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str
         local, known = checksum(paths[name]), there.get(name, Stored(-1, ""))
         if local[:2] == known[:2]:
             return known
-        blob = _blob(f"{folder}/{name}", chunk_size=_CHUNK)
-        blob.crc32c = _encoded(local.crc32c)  # the service rejects any other content
+        blob = _build_blob(f"{folder}/{name}", chunk_size=_CHUNK)
+        blob.crc32c = _encode_crc(local.crc32c)  # the service rejects any other content
         with _refusals("uploading", f"{folder}/{name}"):
-            _written(
+            _write_file(
                 blob,
                 local,
                 lambda: blob.upload_from_filename(
@@ -113,9 +113,9 @@ def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str
                     retry=retry.of_google_client(),
                 ),
             )
-        return _stored(blob)
+        return _describe_stored(blob)
 
-    return _in_parallel(send, paths)
+    return _call_in_parallel(send, paths)
 
 
 def download(
@@ -138,7 +138,7 @@ def download(
         UserError: a file is missing or differs from what was expected, or the service refuses or
             stays out of reach.
     """
-    return _in_parallel(
+    return _call_in_parallel(
         lambda name: fetch(f"{folder}/{name}", Path(target) / name, expected[name]), expected
     )
 
@@ -162,7 +162,7 @@ def fetch(uri: str, path: Path, expected: Stored | None = None) -> Path:
 def fetch_into(uri: str, path: Path, expected: Stored) -> None:
     """Downloads one file to a temporary path, syncs it and verifies it."""
     with _refusals("downloading", uri):
-        _fetch_whole(_blob(uri), path)
+        _fetch_whole(_build_blob(uri), path)
     found = checksum(path)
     if found[:2] != expected[:2]:
         raise UserError(
@@ -178,23 +178,23 @@ def stat(uri: str) -> Stored:
     Raises:
         UserError: there is none, or the service refuses or stays out of reach.
     """
-    blob = _blob(uri)
+    blob = _build_blob(uri)
     with _refusals("looking at", uri):
         blob.reload(retry=retry.of_google_client())
-    return _stored(blob)
+    return _describe_stored(blob)
 
 
 def read(uri: str) -> tuple[bytes, int]:
     """Returns the content of a small file and its generation; `(b"", 0)` if there is none."""
     from google.api_core import exceptions
 
-    blob = _blob(uri)
+    blob = _build_blob(uri)
     with _refusals("reading", uri):
         try:
             blob.reload(retry=retry.of_google_client())
-            generation = _stored(blob).generation
+            generation = _describe_stored(blob).generation
             same = {"if_generation_match": generation, "retry": retry.of_google_client()}
-            data = _downloaded(uri, lambda: blob.download_as_bytes(checksum="crc32c", **same))
+            data = _download_file(uri, lambda: blob.download_as_bytes(checksum="crc32c", **same))
         except exceptions.NotFound:
             return b"", 0
     return data, generation
@@ -214,13 +214,15 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
     Raises:
         UserError: another process wrote it meanwhile, or the service refuses or stays out of reach.
     """
-    blob = _blob(uri)
+    blob = _build_blob(uri)
     wanted = Stored(len(data), f"{google_crc32c.value(data):08x}")
-    blob.crc32c = _encoded(wanted.crc32c)
+    blob.crc32c = _encode_crc(wanted.crc32c)
     terms = {"if_generation_match": generation, "retry": retry.of_google_client()}
     with _refusals("writing", uri):
-        _written(blob, wanted, lambda: blob.upload_from_string(data, "application/json", **terms))
-    return _stored(blob).generation
+        _write_file(
+            blob, wanted, lambda: blob.upload_from_string(data, "application/json", **terms)
+        )
+    return _describe_stored(blob).generation
 
 
 def append(uri: str, data: bytes, before: Stored) -> Stored:
@@ -242,23 +244,23 @@ def append(uri: str, data: bytes, before: Stored) -> Stored:
     wanted = Stored(before.bytes + len(data), crc32c)
     if not before.generation:
         return wanted._replace(generation=publish(uri, data))
-    part, whole = _blob(f"{uri}.part"), _blob(uri)
+    part, whole = _build_blob(f"{uri}.part"), _build_blob(uri)
     with _refusals("writing", uri):
         part.upload_from_string(data, checksum="crc32c", retry=retry.of_google_client())
-        _written(
+        _write_file(
             whole,
             wanted,
             lambda: whole.compose(
-                [_blob(uri), part],
+                [_build_blob(uri), part],
                 if_generation_match=before.generation,
                 if_source_generation_match=[None, part.generation],
                 retry=retry.of_google_client(),
             ),
         )
-    if _stored(whole)[:2] != wanted[:2]:
+    if _describe_stored(whole)[:2] != wanted[:2]:
         raise ChangedError(f"Failed writing {uri}: its content is not what was written.")
     remove(f"{uri}.part", part.generation)
-    return _stored(whole)
+    return _describe_stored(whole)
 
 
 def remove(uri: str, generation: int) -> None:
@@ -266,7 +268,7 @@ def remove(uri: str, generation: int) -> None:
     from google.api_core import exceptions
 
     with contextlib.suppress(exceptions.GoogleAPICallError, exceptions.RetryError, OSError):
-        _blob(uri).delete(if_generation_match=generation, timeout=10.0, retry=None)
+        _build_blob(uri).delete(if_generation_match=generation, timeout=10.0, retry=None)
 
 
 def location(bucket: str) -> str:
@@ -276,11 +278,11 @@ def location(bucket: str) -> str:
         UserError: there is no such bucket, or access to it is denied.
     """
     with _refusals("looking at", f"gs://{bucket}"):
-        return _client().get_bucket(bucket, retry=retry.of_google_client()).location
+        return _create_client().get_bucket(bucket, retry=retry.of_google_client()).location
 
 
 @functools.cache
-def _client() -> Any:
+def _create_client() -> Any:
     from google.auth import exceptions
     from google.cloud import storage
 
@@ -294,21 +296,21 @@ def _client() -> Any:
         return storage.Client(project="unused")
 
 
-def _blob(uri: str, chunk_size: int | None = None) -> Blob:
+def _build_blob(uri: str, chunk_size: int | None = None) -> Blob:
     bucket, name = split(uri)
-    return _client().bucket(bucket).blob(name, chunk_size=chunk_size)
+    return _create_client().bucket(bucket).blob(name, chunk_size=chunk_size)
 
 
-def _stored(blob: Blob) -> Stored:
+def _describe_stored(blob: Blob) -> Stored:
     crc = base64.b64decode(blob.crc32c).hex()
     return Stored(int(blob.size), crc, int(blob.generation))
 
 
-def _encoded(crc32c: str) -> str:
+def _encode_crc(crc32c: str) -> str:
     return base64.b64encode(bytes.fromhex(crc32c)).decode()
 
 
-def _written(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
+def _write_file(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
     """Writes a file, and accepts a failed precondition if the bucket holds the same content.
 
     This happens if the answer to an earlier request was lost, or if another process won.
@@ -322,7 +324,7 @@ def _written(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
             blob.reload(retry=retry.of_google_client())
         except exceptions.NotFound:
             raise error from None  # another process removed it
-        if _stored(blob)[:2] != wanted[:2]:
+        if _describe_stored(blob)[:2] != wanted[:2]:
             raise
 
 
@@ -333,10 +335,10 @@ def _fetch_whole(blob: Blob, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
 
-    _downloaded(f"gs://{blob.bucket.name}/{blob.name}", fetch)
+    _download_file(f"gs://{blob.bucket.name}/{blob.name}", fetch)
 
 
-def _downloaded(uri: str, fetch: Callable[[], _T]) -> _T:
+def _download_file(uri: str, fetch: Callable[[], _T]) -> _T:
     """Downloads a file, and again in the two cases that Google's client does not repeat.
 
     The content does not match its checksum; the connection breaks while the text of a refusal,
@@ -348,7 +350,7 @@ def _downloaded(uri: str, fetch: Callable[[], _T]) -> _T:
     return retry.call(fetch, (DataCorruption, requests.RequestException), uri, tries=_TRIES)
 
 
-def _in_parallel(function: Callable[[str], _T], names: Iterable[str]) -> dict[str, _T]:
+def _call_in_parallel(function: Callable[[str], _T], names: Iterable[str]) -> dict[str, _T]:
     """Calls a function for each name in parallel; starts no more calls after the first failure."""
     with futures.ThreadPoolExecutor(WORKERS) as pool:
         begun = {pool.submit(function, name): name for name in names}

@@ -63,9 +63,11 @@ def claim(workdir: files.StrPath) -> Iterator[None]:
         return
     files.check_folder("workdir", str(workdir))
     is_new = not files.is_remote(workdir) and not Path(workdir).exists()
-    lock = _taken(workdir)
+    lock = _take_lock(workdir)
     over = threading.Event()
-    beats = threading.Thread(target=_beat, args=(workdir, lock, over), name="lock", daemon=True)
+    beats = threading.Thread(
+        target=_renew_until, args=(workdir, lock, over), name="lock", daemon=True
+    )
     beats.start()
     _held[place] = lock
     try:
@@ -110,7 +112,7 @@ def held(workdir: files.StrPath) -> bool | None:
         return False
     except OSError:
         return None
-    beats = Owner.read(_content(Path(workdir) / _BEATS) or b"")
+    beats = Owner.read(_read_content(Path(workdir) / _BEATS) or b"")
     return None if beats and not beats.released and not beats.dead else False
 
 
@@ -118,7 +120,7 @@ def _place(workdir: files.StrPath) -> str:
     return str(workdir).rstrip("/") if files.is_remote(workdir) else os.path.abspath(workdir)
 
 
-def _beat(workdir: files.StrPath, lock: _Lock, over: threading.Event) -> None:
+def _renew_until(workdir: files.StrPath, lock: _Lock, over: threading.Event) -> None:
     """Renews a lock until it is released or lost."""
     warned = False
     while not over.wait(owner.BEAT):
@@ -134,20 +136,20 @@ def _beat(workdir: files.StrPath, lock: _Lock, over: threading.Event) -> None:
             warned = True
 
 
-def _taken(workdir: files.StrPath) -> _Lock:
+def _take_lock(workdir: files.StrPath) -> _Lock:
     """Returns the lock of a workdir, which this process now holds."""
     try:
         if buckets.is_address(workdir):
             return Lease(str(workdir))
         files.make_folder(workdir)
-        return _locked(Path(workdir).absolute())
+        return _lock_folder(Path(workdir).absolute())
     except OSError as error:
         raise UserError(
             f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose another."
         ) from error
 
 
-def _locked(workdir: Path) -> _Lock:
+def _lock_folder(workdir: Path) -> _Lock:
     """Returns the lock of a folder on a disk: the kernel's, or one of beats."""
     descriptor = os.open(workdir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -178,8 +180,8 @@ def _locked(workdir: Path) -> _Lock:
     # A run on another machine may lock in the other way. Each sees the other's file, which is
     # written before this: at most one of them stays.
     try:
-        if owner.alive(lambda: _content(other) or None, saying(workdir)):
-            raise refusal(workdir, Owner.read(_content(other) or b""))
+        if owner.alive(lambda: _read_content(other) or None, saying(workdir)):
+            raise refusal(workdir, Owner.read(_read_content(other) or b""))
     except BaseException:  # a disk that fails leaves no lock behind
         lock.release()
         raise
@@ -235,12 +237,12 @@ class _Beats:
         self._path = workdir / _BEATS
         self._owner = Owner.this_process(exclusive=False)
         # Beats go into this file, whatever happens to its name.
-        while (descriptor := self._created(self._path)) is None:
+        while (descriptor := self._create_file(self._path)) is None:
             self._break()
         self._descriptor = descriptor
 
     def check(self) -> None:
-        content = _content(self._path)
+        content = _read_content(self._path)
         if content is None:
             raise loss(self._workdir, f"or its file {_BEATS} was deleted")
         found = Owner.read(content)
@@ -261,7 +263,7 @@ class _Beats:
         finally:
             os.close(self._descriptor)
 
-    def _created(self, path: Path) -> int | None:
+    def _create_file(self, path: Path) -> int | None:
         """Creates a file of this owner, complete at once, and opens it; None if there is one."""
         own = self._path.with_name(f"{_BEATS}.{self._owner.key}")
         descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -275,36 +277,36 @@ class _Beats:
             os.close(descriptor)
             raise
         finally:
-            _unlink(own)
+            _remove_file(own)
         return descriptor
 
     def _break(self) -> None:
         """Removes the lock of an owner that is dead; raises HeldError if it lives."""
-        seen = self._dead(self._path)
+        seen = self._find_dead(self._path)
         if seen is None:
             return
         known = Owner.read(seen)
         # Of several processes that saw this, one at a time removes what they saw, and no new lock.
         turn = self._path.with_name(f"{_BEATS}.{known.key if known else 'unknown'}.broken")
-        descriptor = self._created(turn)
+        descriptor = self._create_file(turn)
         if descriptor is None:
-            if self._dead(turn) is not None:
-                _unlink(turn)
+            if self._find_dead(turn) is not None:
+                _remove_file(turn)
             return
         try:
-            if _content(self._path) == seen:
+            if _read_content(self._path) == seen:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._path)
         finally:
             os.close(descriptor)
-            _unlink(turn)
+            _remove_file(turn)
 
-    def _dead(self, path: Path) -> bytes | None:
+    def _find_dead(self, path: Path) -> bytes | None:
         """Returns the file of an owner that is dead, None if there is none; or raises HeldError."""
         seen: list[bytes | None] = []
 
         def look() -> bytes | None:
-            seen.append(_content(path))
+            seen.append(_read_content(path))
             return seen[-1]
 
         if owner.alive(look, saying(self._workdir)):
@@ -312,7 +314,7 @@ class _Beats:
         return seen[-1]
 
 
-def _content(path: Path) -> bytes | None:
+def _read_content(path: Path) -> bytes | None:
     """Returns the content of a file; None if there is none."""
     try:
         return files.read(path)
@@ -320,7 +322,7 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _unlink(path: Path) -> None:
+def _remove_file(path: Path) -> None:
     """Removes a file of no meaning, which may also stay."""
     with contextlib.suppress(OSError):
         os.unlink(path)

@@ -79,7 +79,7 @@ def join(*parts: StrPath) -> str:
 def make_folder(folder: StrPath) -> None:
     """Creates a folder and those above it, which survive a crash of the machine."""
     if is_remote(folder):
-        _remote(folder, _gfile().makedirs, folder)
+        _operate_remotely(folder, _import_gfile().makedirs, folder)
         return
     missing = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
     _operate("mkdir", folder, os.makedirs, folder, exist_ok=True)
@@ -99,7 +99,7 @@ def write_whole(path: StrPath, data: bytes | Iterable[bytes]) -> None:
     """
     parts = [data] if isinstance(data, bytes) else data
     if is_remote(path):
-        _remote(path, _upload, path, parts)
+        _operate_remotely(path, _upload, path, parts)
         return
     target = Path(path)
     make_folder(target.parent)
@@ -138,7 +138,7 @@ def sync(path: StrPath) -> None:
 def rename(path: StrPath, target: StrPath) -> None:
     """Renames a file; an earlier one of the new name is replaced."""
     if is_remote(path):
-        _remote(path, _gfile().rename, path, target, True)
+        _operate_remotely(path, _import_gfile().rename, path, target, True)
     else:
         _operate("replace", target, os.replace, path, target)
 
@@ -151,7 +151,7 @@ def read(path: StrPath) -> bytes:
         OSError: it is a folder or a pipe, or it cannot be read.
     """
     if is_remote(path):
-        return _remote(path, _download, path)
+        return _operate_remotely(path, _download, path)
     return _operate("read", path, _read_whole, path)
 
 
@@ -181,7 +181,7 @@ def read_range(path: StrPath, first: int, count: int) -> bytes:
         OSError: it cannot be read.
     """
     if is_remote(path):
-        return _remote(path, _download_range, path, first, count)
+        return _operate_remotely(path, _download_range, path, first, count)
     return _operate("read", path, _read_range, path, first, count)
 
 
@@ -191,13 +191,13 @@ def retried(path: StrPath, function: Callable[[], _T]) -> _T:
     Raises:
         OSError: the bucket stays out of reach.
     """
-    return _remote(path, function) if is_remote(path) else function()
+    return _operate_remotely(path, function) if is_remote(path) else function()
 
 
 def exists(path: StrPath) -> bool:
     """Returns whether there is a file or a folder."""
     if is_remote(path):
-        return _remote(path, _gfile().exists, path)
+        return _operate_remotely(path, _import_gfile().exists, path)
     return _operate("exists", path, os.path.exists, path)
 
 
@@ -205,7 +205,7 @@ def size(path: StrPath) -> int | None:
     """Returns the bytes of a file, or None if there is none."""
     if is_remote(path):
         with contextlib.suppress(FileNotFoundError):
-            return _remote(path, _gfile().stat, path).length
+            return _operate_remotely(path, _import_gfile().stat, path).length
         return None
     return os.path.getsize(path) if os.path.isfile(path) else None
 
@@ -215,7 +215,9 @@ def names_in(folder: StrPath) -> list[str]:
     if is_remote(folder):
         if not exists(folder):
             return []
-        return sorted(name.rstrip("/") for name in _remote(folder, _gfile().listdir, folder))
+        return sorted(
+            name.rstrip("/") for name in _operate_remotely(folder, _import_gfile().listdir, folder)
+        )
     try:
         return sorted(_operate("list", folder, os.listdir, folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -225,7 +227,7 @@ def names_in(folder: StrPath) -> list[str]:
 def list_folder(folder: StrPath) -> tuple[list[str], list[str]]:
     """Returns the sorted names of the files in a folder, and those of the folders in it."""
     if is_remote(folder):
-        found = _remote(folder, _gfile().listdir, folder) if exists(folder) else []
+        found = _operate_remotely(folder, _import_gfile().listdir, folder) if exists(folder) else []
         inner = {name for name in found if name.endswith("/")}
         return sorted({*found} - inner), sorted(name.rstrip("/") for name in inner)
     names = names_in(folder)
@@ -237,7 +239,7 @@ def remove(path: StrPath) -> None:
     """Removes a file, if it exists."""
     if is_remote(path):
         if exists(path):
-            _remote(path, _gfile().remove, path)
+            _operate_remotely(path, _import_gfile().remove, path)
         return
     with contextlib.suppress(FileNotFoundError):
         _operate("unlink", path, os.unlink, path)
@@ -255,7 +257,7 @@ def remove_tree(folder: StrPath) -> None:
     """Removes a folder and its content, if it exists."""
     if is_remote(folder):
         if exists(folder):
-            _remote(folder, _gfile().rmtree, folder)
+            _operate_remotely(folder, _import_gfile().rmtree, folder)
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         _operate("rmtree", folder, shutil.rmtree, folder)
@@ -268,7 +270,7 @@ def _operate(
     return function(*args, **keywords)
 
 
-def _remote(path: StrPath, function: Callable[..., _T], *args: Any) -> _T:
+def _operate_remotely(path: StrPath, function: Callable[..., _T], *args: Any) -> _T:
     """Performs an operation on a bucket, and retries it while the bucket is out of reach."""
     from tensorflow import errors
 
@@ -295,18 +297,18 @@ def _remote(path: StrPath, function: Callable[..., _T], *args: Any) -> _T:
 
 def _upload(path: StrPath, parts: Iterable[bytes]) -> None:
     # An object appears in its bucket when the upload is complete.
-    with _gfile().GFile(path, "wb") as file:
+    with _import_gfile().GFile(path, "wb") as file:
         for part in parts:
             file.write(part)
 
 
 def _download(path: StrPath) -> bytes:
-    with _gfile().GFile(path, "rb") as file:
+    with _import_gfile().GFile(path, "rb") as file:
         return file.read()
 
 
 def _download_range(path: StrPath, first: int, count: int) -> bytes:
-    with _gfile().GFile(path, "rb") as file:
+    with _import_gfile().GFile(path, "rb") as file:
         file.seek(first)
         return file.read(count)
 
@@ -341,7 +343,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _gfile() -> Any:
+def _import_gfile() -> Any:
     import tensorflow as tf
 
     return tf.io.gfile

@@ -128,7 +128,7 @@ def up_to(path: str, data: bytes, step: int) -> bytes:
                 kept.append(line + b"\n")
         except (ValueError, KeyError, TypeError, RecursionError):
             # A run that was killed has not finished its last line.
-            damaged += line is not last or not _begins_a_line(line)
+            damaged += line is not last or not _is_line_start(line)
     if damaged:
         copy = side_files.copy_aside(path, data)
         _log.warning(
@@ -140,7 +140,7 @@ def up_to(path: str, data: bytes, step: int) -> bytes:
     return b"".join(kept)
 
 
-def _begins_a_line(data: bytes) -> bool:
+def _is_line_start(data: bytes) -> bool:
     start = b'{"step": '
     return data[: len(start)] == start[: len(data)]
 

@@ -81,14 +81,14 @@ class OwnFile:
             files.remove(self.path)
             return
         self.see()
-        if retry.call(self._removed, (_StaysError,), self.path):
+        if retry.call(self._remove_seen, (_StaysError,), self.path):
             raise buckets.ChangedError(
                 f"Failed removing {self.path}: another process wrote it meanwhile. Use a separate "
                 "folder for each run."
             )
         self._generation, self._unsure = 0, b""
 
-    def _removed(self) -> bool:
+    def _remove_seen(self) -> bool:
         """Removes the object that was seen; returns whether there is another one."""
         if self._generation:
             buckets.remove(self.path, self._generation)

@@ -65,7 +65,7 @@ class Owner:
             process=os.getpid(),
             host=socket.gethostname(),
             space=_space(),
-            born=_born(os.getpid()),
+            born=_read_start_time(os.getpid()),
             since=time.strftime("%Y-%m-%d %H:%M:%S"),
             exclusive=exclusive,
         )
@@ -100,7 +100,7 @@ class Owner:
     @property
     def dead(self) -> bool:
         """True if it was a process of this machine, and is none any more."""
-        return self.near and _born(self.process) != self.born
+        return self.near and _read_start_time(self.process) != self.born
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
@@ -165,7 +165,7 @@ def _space() -> str:
         return ""
 
 
-def _born(process: int) -> int:
+def _read_start_time(process: int) -> int:
     """Returns when a process was started, in the kernel's ticks; -1 if there is none."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:

@@ -47,11 +47,11 @@ class TensorFile:
 
     def blocks(self) -> Iterator[bytes | memoryview]:
         """Yields the header, and the bytes of each array."""
-        yield self._header()
+        yield self._build_header()
         for array in self._arrays.values():
             yield array.reshape(-1).view(np.uint8).data
 
-    def _header(self) -> bytes:
+    def _build_header(self) -> bytes:
         entries: dict[str, object] = {}
         if self._metadata:
             entries["__metadata__"] = dict(self._metadata)
@@ -129,7 +129,7 @@ def entries(header: bytes) -> list[Entry]:
     if not isinstance(fields, dict):
         raise ValueError("its header is not a JSON object")
     fields.pop("__metadata__", None)
-    found = sorted((_entry(name, value) for name, value in fields.items()), key=_place)
+    found = sorted((_build_entry(name, value) for name, value in fields.items()), key=_place)
     end = 0
     for entry in found:
         if entry.first != end:
@@ -143,7 +143,7 @@ def _place(entry: Entry) -> tuple[int, int]:
     return entry.first, entry.last
 
 
-def _entry(name: str, value: object) -> Entry:
+def _build_entry(name: str, value: object) -> Entry:
     """Returns an entry of a header.
 
     Raises:
@@ -156,9 +156,9 @@ def _entry(name: str, value: object) -> Entry:
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"{name!r} has the unknown dtype {dtype!r}")
     kind = np.dtype(_DTYPES[dtype])
-    if not _are_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
+    if not _has_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{name!r} has the shape {shape!r}")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _has_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(f"{name!r} has the data_offsets {offsets!r}")
     first, last = offsets
     if last - first != math.prod(shape) * kind.itemsize:
@@ -166,7 +166,7 @@ def _entry(name: str, value: object) -> Entry:
     return Entry(name, kind, tuple(shape), first, last)
 
 
-def _are_sizes(numbers: object) -> bool:
+def _has_sizes(numbers: object) -> bool:
     """Returns whether this is a list of whole numbers that can be sizes of an array."""
     return isinstance(numbers, list) and all(
         type(number) is int and 0 <= number < _LARGEST for number in numbers

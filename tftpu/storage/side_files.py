@@ -30,7 +30,7 @@ def read(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
     try:
         return _read(path, fields)
     except (OSError, ValueError, RecursionError) as error:
-        _log.warning("%s cannot be read and is ignored: %s.", path, _reason(error))
+        _log.warning("%s cannot be read and is ignored: %s.", path, _explain_reason(error))
         return None
 
 
@@ -41,7 +41,7 @@ def take(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
     except OSError as error:  # a disk or a bucket that fails says nothing about the content
         _log.warning("%s cannot be read and is ignored: %s.", path, error)
     except (ValueError, RecursionError) as error:
-        set_aside(path, _reason(error))
+        set_aside(path, _explain_reason(error))
     return None
 
 
@@ -55,7 +55,7 @@ def take_text(path: files.StrPath) -> str | None:
             raise ValueError("it is not a line of text")
         return text
     except ValueError as error:
-        set_aside(path, _reason(error))
+        set_aside(path, _explain_reason(error))
         return None
 
 
@@ -150,7 +150,7 @@ def is_number(value: Any) -> bool:
     return not isinstance(value, int) or abs(value) < 1e300
 
 
-def _reason(error: Exception) -> str:
+def _explain_reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return "it is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)

@@ -62,7 +62,7 @@ class Generation:
     chip_config: str = ""
 
 
-def _gib(value: float) -> int:
+def _to_gib(value: float) -> int:
     return int(value * 2**30)
 
 
@@ -81,9 +81,9 @@ _ALONE = ("v2", "v3")  # their slices are not joined by a network
 GENERATIONS = {
     g.name: g
     for g in (
-        Generation("v2", 2, 2, 0.70, 46, 716, _gib(7.48), 62, 16, 3.1, 16, 1.125, None, _FLAT),
+        Generation("v2", 2, 2, 0.70, 46, 716, _to_gib(7.48), 62, 16, 3.1, 16, 1.125, None, _FLAT),
         Generation(
-            *("v3", 2, 2, 0.94, 123, 900, _gib(15.48), 82, 32, 3.1, 16, 2.00, 220),
+            *("v3", 2, 2, 0.94, 123, 900, _to_gib(15.48), 82, 32, 3.1, 16, 2.00, 220),
             (*_FLAT, "16x32", "32x32"),
         ),
         Generation(
@@ -93,7 +93,7 @@ GENERATIONS = {
             1.05,
             275,
             1200,
-            _gib(30.75),
+            _to_gib(30.75),
             50,
             4,
             3.1,
@@ -104,10 +104,14 @@ GENERATIONS = {
             4,
             "megacore",
         ),
-        Generation("v5e", 1, 1, 1.50, 197, 819, _gib(15.75), 50, 16, 3.1, 16, 1.20, None, _LITE, 8),
-        Generation("v5p", 1, 2, 1.75, 459, 2765, _gib(95.73), 100, 4, 6.2, 16, 4.20, None, _CUBES),
         Generation(
-            "v6e", 1, 1, 1.75, 918, 1638, _gib(31.24), 100, 16, 12.5, 32, 2.70, None, _LITE, 8
+            "v5e", 1, 1, 1.50, 197, 819, _to_gib(15.75), 50, 16, 3.1, 16, 1.20, None, _LITE, 8
+        ),
+        Generation(
+            "v5p", 1, 2, 1.75, 459, 2765, _to_gib(95.73), 100, 4, 6.2, 16, 4.20, None, _CUBES
+        ),
+        Generation(
+            "v6e", 1, 1, 1.75, 918, 1638, _to_gib(31.24), 100, 16, 12.5, 32, 2.70, None, _LITE, 8
         ),
     )
 }
@@ -147,7 +151,7 @@ class Slice:
     @property
     def axes(self) -> tuple[int, ...]:
         """Number of chips along each axis of the torus."""
-        return _axes(self.shape)
+        return _parse_axes(self.shape)
 
     def links(self, chips: int) -> int:
         """Returns how many of its links a chip can use at once to exchange with a group.
@@ -163,10 +167,10 @@ class Slice:
         for count in range(1, len(used) + 1):
             for group in itertools.combinations(used, count):
                 if math.prod(group) == chips:
-                    return sum(2 if self._closes(axis) else 1 for axis in group)
+                    return sum(2 if self._is_closed(axis) else 1 for axis in group)
         return min(2, max(1, chips - 1))
 
-    def _closes(self, axis: int) -> bool:
+    def _is_closed(self, axis: int) -> bool:
         ring, is_cube = self.generation.ring, len(self.axes) == 3
         return all(a % ring == 0 for a in self.axes) if is_cube else axis % ring == 0
 
@@ -239,7 +243,9 @@ def parse_slice(name: str) -> Slice:
             f"v5e-8.{hint}"
         )
     generation = GENERATIONS[ALIASES.get(match[1], match[1])]
-    sizes = {math.prod(_axes(shape)) * generation.counted: shape for shape in generation.shapes}
+    sizes = {
+        math.prod(_parse_axes(shape)) * generation.counted: shape for shape in generation.shapes
+    }
     size = int(match[2])
     if size not in sizes:
         unit = "cores" if generation.counted == 2 else "chips"
@@ -250,5 +256,5 @@ def parse_slice(name: str) -> Slice:
     return Slice(f"{generation.name}-{size}", generation, sizes[size])
 
 
-def _axes(shape: str) -> tuple[int, ...]:
+def _parse_axes(shape: str) -> tuple[int, ...]:
     return tuple(int(axis) for axis in shape.split("x"))

@@ -105,11 +105,12 @@ def refuse_other_features(model: keras.Model, spec: Nest) -> None:
             return
         pairs = [("", tensor.shape, part.shape) for tensor, part in zip(inputs, given)]
     for name, wanted, given in pairs:
-        if not _fits(tuple(wanted), tuple(given)):
+        if not _is_fitting(tuple(wanted), tuple(given)):
             raise UserError(
-                f"The model {model.name!r} takes features{name} of shape {_example(wanted)} an "
-                f"example, and the data has {_example(given)}: change keras.Input, or reshape the "
-                "data."
+                f"The model {model.name!r} takes features{name} of shape "
+                f"{_format_example(wanted)} an "
+                f"example, and the data has {_format_example(given)}: change keras.Input, or "
+                "reshape the data."
             )
 
 
@@ -129,13 +130,13 @@ def explained(spec: Nest, purpose: str = "train") -> Iterator[None]:
     except ValueError as error:
         given = spec if isinstance(spec, tuple) else (spec,)
         names = ("x", "y", "sample_weight") if len(given) <= 3 else range(1, len(given) + 1)
-        data = ", ".join(f"{name} {_described(part)}" for name, part in zip(names, given))
+        data = ", ".join(f"{name} {_describe_part(part)}" for name, part in zip(names, given))
         raise UserError(
             f"Keras cannot {purpose} the model (with {data} a batch): {str(error).strip()}"
         ) from error
 
 
-def _fits(wanted: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
+def _is_fitting(wanted: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
     """Returns whether data fit an input; as in Keras, a last axis of 1 may be missing or extra."""
     if len(wanted) == len(given) + 1 and wanted[-1] == 1:
         given = (*given, 1)
@@ -146,9 +147,9 @@ def _fits(wanted: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
     )
 
 
-def _example(shape: Any) -> str:
+def _format_example(shape: Any) -> str:
     return str(tuple(shape)[1:])
 
 
-def _described(part: Nest) -> Nest:
+def _describe_part(part: Nest) -> Nest:
     return keras.tree.map_structure(lambda s: str((*s.shape,)), part)

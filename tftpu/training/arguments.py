@@ -159,7 +159,7 @@ def training_data(
         if isinstance(x, keras.utils.PyDataset):
             return PyBatches(x, shuffle, seed)
         return x
-    if y is None and sample_weight is None and _looks_like_pair(x):
+    if y is None and sample_weight is None and _is_like_pair(x):
         raise UserError(
             "The arrays came as one tuple: write fit(x, y, ...), with features and labels as two "
             "arguments (and several features as a list)."
@@ -258,7 +258,7 @@ def split(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple, t
         )
 
     def part(start: int, end: int) -> tuple:
-        return tuple(None if p is None else _sliced(p, start, end) for p in given)
+        return tuple(None if p is None else _slice_part(p, start, end) for p in given)
 
     return part(0, at), part(at, count)
 
@@ -360,7 +360,7 @@ def _is_arrays(x: Any) -> bool:
     return isinstance(x, list | tuple | dict) or (hasattr(x, "shape") and hasattr(x, "__array__"))
 
 
-def _looks_like_pair(x: Any) -> bool:
+def _is_like_pair(x: Any) -> bool:
     return isinstance(x, tuple) and len(x) in (2, 3)
 
 
@@ -368,11 +368,11 @@ def _count(x: Nest) -> int:
     return as_arrays(x, batch_size=1).count
 
 
-def _sliced(part: Nest, start: int, end: int) -> Nest:
+def _slice_part(part: Nest, start: int, end: int) -> Nest:
     if isinstance(part, list | tuple):
-        return [_sliced(item, start, end) for item in part]
+        return [_slice_part(item, start, end) for item in part]
     if isinstance(part, dict):
-        return {key: _sliced(item, start, end) for key, item in part.items()}
+        return {key: _slice_part(item, start, end) for key, item in part.items()}
     return part[start:end]  # rows, of a pandas frame as well
 
 

@@ -51,7 +51,7 @@ def limits_of(model: keras.Model, batch: Nest) -> list[Limit]:
     if (isinstance(batch, tuple) and len(batch) > 3) or not _is_known(model, "call", "__call__"):
         return []
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    return [*_limits_of_labels(model, y), *_limits_of_ids(model, x)]
+    return [*_find_label_limits(model, y), *_find_id_limits(model, x)]
 
 
 def refuse_outside(model: keras.Model, batch: Nest) -> None:
@@ -67,7 +67,7 @@ def refuse_outside(model: keras.Model, batch: Nest) -> None:
     for limit in limits_of(model, batch):
         if limit.of_labels and any(map(_may_mask, keras_internals.flat_layers(model))):
             continue
-        if found := _outside(limit, batch):
+        if found := _find_outside(limit, batch):
             raise UserError(f"{found}.")
 
 
@@ -81,22 +81,26 @@ def describe_damage(model: keras.Model, batch: Nest) -> str:
         model: built.
         batch: of arrays.
     """
-    outside = (_outside(limit, batch) for limit in limits_of(model, batch))
-    found = (_holding("NaN", np.isnan, batch), *outside, _holding("infinite", np.isinf, batch))
+    outside = (_find_outside(limit, batch) for limit in limits_of(model, batch))
+    found = (
+        _find_holding("NaN", np.isnan, batch),
+        *outside,
+        _find_holding("infinite", np.isinf, batch),
+    )
     return next(filter(None, found), "")
 
 
-def _holding(kind: str, is_kind: Callable[[np.ndarray], np.ndarray], batch: Nest) -> str:
+def _find_holding(kind: str, is_kind: Callable[[np.ndarray], np.ndarray], batch: Nest) -> str:
     """Returns which part of a batch has values of a kind, and where; or ""."""
-    for name, values in _named(batch):
+    for name, values in _iterate_named(batch):
         if np.issubdtype(values.dtype, np.floating):
-            rows = _rows(is_kind(values))
+            rows = _find_rows(is_kind(values))
             if rows.size:
-                return f"{name} has {kind} values in {_examples(rows, len(values))}"
+                return f"{name} has {kind} values in {_format_examples(rows, len(values))}"
     return ""
 
 
-def _outside(limit: Limit, batch: Nest) -> str:
+def _find_outside(limit: Limit, batch: Nest) -> str:
     """Returns which values of a batch are outside a limit, and what that means; or ""."""
     weight = batch[2] if isinstance(batch, tuple) and len(batch) == 3 else None
     values = np.asarray(limit.values)
@@ -111,11 +115,12 @@ def _outside(limit: Limit, batch: Nest) -> str:
         weighed = ops.convert_to_numpy(align(weight, values.shape)) != 0
         if weighed.ndim <= wrong.ndim:
             wrong &= weighed
-    rows = _rows(wrong)
+    rows = _find_rows(wrong)
     if not rows.size:
         return ""
     return (
-        f"{limit.name} has the value {values[wrong].flat[0]} in {_examples(rows, len(values))}, "
+        f"{limit.name} has the value {values[wrong].flat[0]} in "
+        f"{_format_examples(rows, len(values))}, "
         f"and {limit.owner}, so they must be whole numbers from 0 to {limit.size - 1}: "
         f"{limit.advice}"
     )
@@ -133,7 +138,7 @@ def _may_mask(layer: keras.Layer) -> bool:
     return masks or not _is_known(layer, "compute_mask")
 
 
-def _limits_of_labels(model: keras.Model, y: Any) -> Iterator[Limit]:
+def _find_label_limits(model: keras.Model, y: Any) -> Iterator[Limit]:
     outputs = getattr(model, "outputs", None)
     if not outputs or y is None or not getattr(model, "compiled", False):
         return
@@ -160,7 +165,7 @@ def _limits_of_labels(model: keras.Model, y: Any) -> Iterator[Limit]:
             )
 
 
-def _limits_of_ids(model: keras.Model, x: Any) -> Iterator[Limit]:
+def _find_id_limits(model: keras.Model, x: Any) -> Iterator[Limit]:
     inputs = getattr(model, "inputs", None) or []
     for layer in keras_internals.flat_layers(model) if inputs else ():
         if not isinstance(layer, keras.layers.Embedding) or not _is_known(layer, "call"):
@@ -170,14 +175,14 @@ def _limits_of_ids(model: keras.Model, x: Any) -> Iterator[Limit]:
             for source in keras_internals.symbolic_inputs(layer)
         }
         for place in () if -1 in places else sorted(places):  # -1: it may get something computed
-            name, values = _feature(x, place, inputs)
+            name, values = _find_feature(x, place, inputs)
             if values is not None:
                 advice = "the tokenizer's vocabulary may be larger than the model's"
                 owner = f"the layer {layer.name!r} has {layer.input_dim}"
                 yield Limit(name, values, layer.input_dim, owner, advice)
 
 
-def _feature(x: Any, place: int, inputs: list[Any]) -> tuple[str, Any]:
+def _find_feature(x: Any, place: int, inputs: list[Any]) -> tuple[str, Any]:
     """Returns the name and the values of what a batch has for one of the inputs; None: unknown."""
     if isinstance(x, dict):
         return f"x[{inputs[place].name!r}]", x.get(inputs[place].name)
@@ -186,7 +191,7 @@ def _feature(x: Any, place: int, inputs: list[Any]) -> tuple[str, Any]:
     return name, flat[place] if len(flat) == len(inputs) else None
 
 
-def _named(batch: Nest) -> Iterator[tuple[str, np.ndarray]]:
+def _iterate_named(batch: Nest) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the arrays of a batch with their names."""
     given = batch if isinstance(batch, tuple) else (batch,)
     heads = ("x", "y", "sample_weight") if len(given) <= 3 else None
@@ -195,12 +200,12 @@ def _named(batch: Nest) -> Iterator[tuple[str, np.ndarray]]:
         yield head + "".join(f"[{key!r}]" for key in path[1:]), np.asarray(values)
 
 
-def _rows(wrong: np.ndarray) -> np.ndarray:
+def _find_rows(wrong: np.ndarray) -> np.ndarray:
     """Returns the indices of the examples in which something is wrong."""
     return np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
 
 
-def _examples(rows: np.ndarray, count: int) -> str:
+def _format_examples(rows: np.ndarray, count: int) -> str:
     """Returns the examples in words, such as "the examples 3, 17 (2 of 64)"."""
     shown = ", ".join(map(str, rows[:_SHOWN])) + (", …" if len(rows) > _SHOWN else "")
     return f"the example{'s' if len(rows) > 1 else ''} {shown} ({len(rows)} of {count})"

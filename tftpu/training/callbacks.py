@@ -46,14 +46,14 @@ class Callbacks:
         self._model: Any = model
         self._ended = False
         self._error: Exception | None = None
-        self._remembering = [one for one in callbacks if _remembers(one)]
+        self._remembering = [one for one in callbacks if _is_remembering(one)]
         self.stopped = False
         self._timetable = timetable
         self._list = keras_internals.callback_list(
             list(callbacks), model, timetable.epochs, timetable.epoch_steps
         )
         self.history = keras_internals.history_of(self._list)
-        self.read_batch_logs = any(map(_reads_batch_logs, callbacks))
+        self.read_batch_logs = any(map(_is_reading_batch_logs, callbacks))
 
     @property
     def stopped(self) -> bool:
@@ -78,7 +78,7 @@ class Callbacks:
         names = [*executor.train_sums.result_names, "learning_rate"]
         names += [f"val_{name}" for name in evaluated]
         for callback in self._list.callbacks:
-            if _may_log(callback):
+            if _has_user_code(callback):
                 return
             if not isinstance(callback, _REMEMBERING):
                 continue
@@ -104,11 +104,11 @@ class Callbacks:
         """
         self._list.on_train_begin()  # which empties the history's epochs
         self.restore_history(progress)
-        for key, callback in self._named():
+        for key, callback in self._list_named():
             for name, value in progress.callbacks.get(key, {}).items():
                 setattr(callback, name, value)
         if not over:
-            self._list.on_epoch_begin(self._epoch(progress.step))
+            self._list.on_epoch_begin(self._count_epochs(progress.step))
 
     def restore_history(self, progress: RunProgress) -> None:
         """Sets the history to that of the progress."""
@@ -130,11 +130,11 @@ class Callbacks:
             over: whether the run is over.
             logs: of the epoch, the evaluation's prefixed with "val_" as Keras does.
         """
-        self._list.on_epoch_end(self._ended_epochs(step, over) - 1, logs)
+        self._list.on_epoch_end(self._count_ended_epochs(step, over) - 1, logs)
 
     def epoch_begin(self, step: int) -> None:
         """Tells the callbacks that an epoch begins after a step."""
-        self._list.on_epoch_begin(self._epoch(step))
+        self._list.on_epoch_begin(self._count_epochs(step))
 
     def finish(self) -> None:
         """Tells the callbacks that training ended, once; `end` raises what one of them raises.
@@ -163,25 +163,25 @@ class Callbacks:
                 for name in _REMEMBERED
                 if (value := getattr(callback, name, None)) is not None and math.isfinite(value)
             }
-            for key, callback in self._named()
+            for key, callback in self._list_named()
         }
 
     def evaluating(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Returns the results of an evaluation, and tells the callbacks before and after."""
         return _evaluating(self._list, evaluate)
 
-    def _named(self) -> list[tuple[str, keras.callbacks.Callback]]:
+    def _list_named(self) -> list[tuple[str, keras.callbacks.Callback]]:
         """Returns the callbacks that remember numbers, with keys that a rerun gives them again."""
         return [
             (f"{index} {type(one).__name__} {getattr(one, 'monitor', '')}", one)
             for index, one in enumerate(self._remembering)
         ]
 
-    def _epoch(self, step: int) -> int:
+    def _count_epochs(self, step: int) -> int:
         return step // self._timetable.epoch_steps
 
-    def _ended_epochs(self, step: int, over: bool) -> int:
-        return -(-step // self._timetable.epoch_steps) if over else self._epoch(step)
+    def _count_ended_epochs(self, step: int, over: bool) -> int:
+        return -(-step // self._timetable.epoch_steps) if over else self._count_epochs(step)
 
 
 def evaluate_with(
@@ -241,13 +241,13 @@ def _evaluating(listed: Any, evaluate: Callable[[], dict[str, float]]) -> dict[s
     return results
 
 
-def _may_log(callback: keras.callbacks.Callback) -> bool:
+def _has_user_code(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback runs code of its user, which may add to the logs."""
     own = not type(callback).__module__.startswith("keras.")
     return own or isinstance(callback, keras.callbacks.LambdaCallback)
 
 
-def _remembers(callback: keras.callbacks.Callback) -> bool:
+def _is_remembering(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback's numbers are kept over a restart.
 
     An EarlyStopping that restores the best weights has lost them, so it begins anew.
@@ -257,7 +257,7 @@ def _remembers(callback: keras.callbacks.Callback) -> bool:
     )
 
 
-def _reads_batch_logs(callback: keras.callbacks.Callback) -> bool:
+def _is_reading_batch_logs(callback: keras.callbacks.Callback) -> bool:
     plain = keras.callbacks.Callback
     methods = ("on_train_batch_end", "on_batch_end")
     return any(getattr(type(callback), m) is not getattr(plain, m) for m in methods) or isinstance(

@@ -128,15 +128,15 @@ class Programs:
         spec = self._engine.training_spec(dataset, microbatches, class_weight)
         executor = self.executor_for(spec)
         self._refuse_values(dataset)
-        new, loop = not self._loops, self._loop_for(spec)
+        new, loop = not self._loops, self._prepare_loop(spec)
         if new:  # and known to change nothing but the model
             executor.warn_of_mixing(dataset, class_weight)
         if epoch is not None and epoch.last is not None:
             last = self._engine.last_spec(spec, epoch.last, microbatches)
-            loop = EpochLoop(loop, self._loop_for(last), epoch, executor.train_sums)
+            loop = EpochLoop(loop, self._prepare_loop(last), epoch, executor.train_sums)
         return loop, spec
 
-    def _loop_for(self, spec: Nest) -> TrainLoop:
+    def _prepare_loop(self, spec: Nest) -> TrainLoop:
         """Returns the train loop for batches of a spec; it is kept with its compiled program."""
         key = str(spec)
         if key not in self._loops:

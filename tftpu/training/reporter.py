@@ -85,8 +85,8 @@ class Reporter:
         self._start = start
         chips = output.hardware.chips if output.hardware.is_tpu else None
         self._console = Console(steps, start, chips, live=output.live) if output.verbose else None
-        self._lines = self._line_files()
-        sinks = self._sinks()
+        self._lines = self._build_line_files()
+        sinks = self._build_sinks()
         self._writers = writers.Writers(sinks)
         self._seen = bool(sinks)
         self._facts = Facts(
@@ -116,7 +116,7 @@ class Reporter:
             self._console.start()
         self._update_facts(self._start)
         self._write_account()
-        self._writers.begin(self._config())
+        self._writers.begin(self._build_config())
         self._writers.write_text(self._start, "model", f"```\n{self._output.summary()}\n```")
         if self._seen:
             self._telemetry.start()
@@ -212,14 +212,14 @@ class Reporter:
         self._write_account()
         self._accounting.close(CLOSING)
 
-    def _sinks(self) -> list[writers.Writer]:
+    def _build_sinks(self) -> list[writers.Writer]:
         output = self._output
         sinks: list[writers.Writer] = [self._console] if self._console else []
         if output.workdir:
             sinks += [*self._lines, Background(writers.TensorBoard(output.workdir, self._start))]
         return [*sinks, *output.writers]
 
-    def _line_files(self) -> list[Background]:
+    def _build_line_files(self) -> list[Background]:
         workdir = self._output.workdir
         if workdir is None:
             return []
@@ -250,8 +250,8 @@ class Reporter:
             step=step,
             eta_seconds=eta,
             examples_per_sec=round(rate, 1) if rate else None,
-            mfu=_rounded(mfu),
-            usd=_rounded(usd),
+            mfu=_round_value(mfu),
+            usd=_round_value(usd),
         )
 
     def _show_images(self, step: int, dataset: Any) -> None:
@@ -266,7 +266,7 @@ class Reporter:
         outputs = self._output.executor.predict_batch(x)
         self._writers.write_images(step, "samples", samples.captioned(x, y, outputs))
 
-    def _config(self) -> dict[str, HyperParameter]:
+    def _build_config(self) -> dict[str, HyperParameter]:
         optimizer = self._output.executor.optimizer_name
         known: dict[str, HyperParameter] = {
             "model": self._output.model_name,
@@ -277,7 +277,7 @@ class Reporter:
             "replicas": self._output.replicas,
             "steps": self._steps,
         }
-        return known | {k: _plain(v) for k, v in self._output.hyperparameters.items()}
+        return known | {k: _to_plain(v) for k, v in self._output.hyperparameters.items()}
 
 
 def summary_of(model: keras.Model) -> str:
@@ -287,9 +287,9 @@ def summary_of(model: keras.Model) -> str:
     return text.getvalue()
 
 
-def _rounded(value: float | None) -> float | None:
+def _round_value(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _plain(value: Any) -> HyperParameter:
+def _to_plain(value: Any) -> HyperParameter:
     return value if isinstance(value, bool | int | float | str) else str(value)

@@ -39,10 +39,10 @@ def restore(
     if hosts.count == 1:
         return checkpoints.restore(leaves, step)
     with hosts.together():
-        return _agreed(checkpoints, leaves, hosts, step)
+        return _restore_agreed(checkpoints, leaves, hosts, step)
 
 
-def _agreed(
+def _restore_agreed(
     checkpoints: Checkpoints, leaves: Mapping[str, Sequence[Leaf]], hosts: Hosts, step: int | None
 ) -> Restored | None:
     """Loads the first checkpoint that every host can read, as the chief lists them."""
@@ -52,7 +52,7 @@ def _agreed(
         chosen = hosts.from_chief(candidates[number] if number < len(candidates) else None)
         if chosen is None:
             break
-        loaded = _visible(checkpoints, chosen).load(leaves, chosen)
+        loaded = _check_visible(checkpoints, chosen).load(leaves, chosen)
         if not hosts.any(loaded is None)[0] and loaded is not None:
             return checkpoints.adopt(loaded)
         tried.append(chosen)
@@ -61,7 +61,7 @@ def _agreed(
     return None
 
 
-def _visible(checkpoints: Checkpoints, step: int) -> Checkpoints:
+def _check_visible(checkpoints: Checkpoints, step: int) -> Checkpoints:
     """Returns the checkpoints; raises `UserError` if this host does not see their folder."""
     if not files.exists(checkpoints.folder):
         raise UserError(

@@ -78,7 +78,7 @@ class Session:
         hosts = context.engine.hosts
         context.base.begin(context.model)
         self._saver = Saver(checkpoints, context.base.saved, timetable, self._state, hosts)
-        self.progress = self._restored() or context.before.continued(self._executor.step)
+        self.progress = self._restore_newest() or context.before.continued(self._executor.step)
         if self.progress.step < timetable.first_step:
             self._executor.begin_at(timetable.first_step)
             self.progress.step = timetable.first_step
@@ -121,22 +121,22 @@ class Session:
                         batches = self._feed.open(self.progress.position)
                         continue
                     self._count(sums, steps)
-                    asked = self._any_asks(notice)
+                    asked = self._is_any_asking(notice)
                     self._log()
                     if not asked:  # an evaluation may take longer than the grace period
                         self._evaluate()
-                        asked = self._any_asks(notice)
+                        asked = self._is_any_asking(notice)
                         self._log()  # a callback may just have ended the run
                     self._save(now=asked)
                     if asked and (self._evaluation_due or not self.over):
                         saved = context.engine.hosts.from_chief(self._settle())
                         raise Preempted(notice.requested or "another host", self._step, saved)
-                self._finish()
+                self._finish_saving()
             ended = goodput.FINISHED
         except BaseException as error:
-            ended = _final_state(error)
+            ended = _choose_final_state(error)
             if context.engine.lost_host(error):
-                raise self._host_lost(error) from error
+                raise self._explain_lost_host(error) from error
             raise
         finally:
             self._end(ended)
@@ -183,7 +183,7 @@ class Session:
         logs = self._executor.train_sums.read(sums) if self._callbacks.read_batch_logs else None
         self._callbacks.batch_end(self._step, logs)
 
-    def _any_asks(self, notice: PreemptionNotice) -> bool:
+    def _is_any_asking(self, notice: PreemptionNotice) -> bool:
         """Returns whether any host was asked to stop; `stop_training` on one ends it on all.
 
         They also agree whether a checkpoint is due, which each host's own clock may say.
@@ -295,20 +295,20 @@ class Session:
         kept = hosts.from_chief(self._saver.newest_up_to(self._step))
         if options.on_nan != "rollback" or kept is None:
             good = f" The checkpoint of step {kept} is kept." if kept is not None else ""
-            raise DivergedError(f"{where}. {self._cause(steps)}{good}")
+            raise DivergedError(f"{where}. {self._find_cause(steps)}{good}")
         rollbacks = self.progress.rollbacks + 1
         if rollbacks > options.max_rollbacks:
             tried = f"{options.max_rollbacks} rollbacks did not help"
-            raise DivergedError(f"{where}. {tried}. {self._cause(steps)}")
+            raise DivergedError(f"{where}. {tried}. {self._find_cause(steps)}")
         skipped = self.progress.skipped_batches + last - kept
         self._repeats_until = max(self._repeats_until, self._step)
-        self.progress = self._restored() or self.progress
+        self.progress = self._restore_newest() or self.progress
         self.progress.skipped_batches, self.progress.rollbacks = skipped, rollbacks
         self._callbacks.restore_history(self.progress)
         self._reporter.roll_back(self._step)
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
 
-    def _cause(self, steps: int) -> str:
+    def _find_cause(self, steps: int) -> str:
         """Returns why the loss may not be finite after a device loop of this many steps."""
         found = self._feed.describe_damage(self._context.model, self.progress.position, steps)
         return found or _LESS
@@ -328,7 +328,7 @@ class Session:
         if not self.over:
             self._context.profiler.at(self._step)
 
-    def _finish(self) -> None:
+    def _finish_saving(self) -> None:
         """Waits for the last checkpoint. Raises `UserError` if it could not be saved."""
         hosts = self._context.engine.hosts
         saved = hosts.from_chief(self._settle())
@@ -350,7 +350,7 @@ class Session:
             last_first.callback(self._feed.close)
             self._settle()
 
-    def _host_lost(self, error: BaseException) -> HostLost:
+    def _explain_lost_host(self, error: BaseException) -> HostLost:
         last_line = str(error).strip().rpartition("\n")[2][:200]
         return HostLost(
             f"Another host of the run was lost after step {self._step}, or failed: see its output. "
@@ -368,7 +368,7 @@ class Session:
         ended = {"ended": self._timetable.steps} if self._callbacks.stopped else {}
         return own | self.progress.to_json(names) | ended
 
-    def _restored(self) -> RunProgress | None:
+    def _restore_newest(self) -> RunProgress | None:
         """Loads the newest checkpoint; returns its progress, or None if there is none."""
         restored = self._context.restore()
         if restored is None:
@@ -397,7 +397,7 @@ class Session:
             )
 
 
-def _final_state(error: BaseException) -> str:
+def _choose_final_state(error: BaseException) -> str:
     """Maps an exception to the run's final state."""
     if isinstance(error, Preempted):
         return goodput.STOPPED if error.reason == "SIGINT" else goodput.PREEMPTED

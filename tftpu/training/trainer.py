@@ -335,11 +335,11 @@ class Trainer:
                 loop, spec = self._programs.training(dataset, class_weight, epoch)
                 if validation_data is not None:  # mistakes are found before training
                     self._programs.executor_for_evaluation(validation_data)
-            output = self._output(loop, spec, verbose)
+            output = self._build_output(loop, spec, verbose)
             feed = Feed(self.engine, dataset, class_weight, epoch)
             listed = Callbacks(callbacks, self.model, timetable)
             session = Session(
-                self._context(), loop, timetable, feed, validation_data, listed,
+                self._build_context(), loop, timetable, feed, validation_data, listed,
                 lambda start: Reporter(output, timetable.steps, start),
             )  # fmt: skip
             try:
@@ -356,7 +356,7 @@ class Trainer:
             sums = executor.evaluate(dataset, lambda: clock.spend("compiling"))
         return executor.eval_sums.read(sums)
 
-    def _context(self) -> RunContext:
+    def _build_context(self) -> RunContext:
         return RunContext(
             model=self.model,
             engine=self.engine,
@@ -375,7 +375,7 @@ class Trainer:
             before=self._progress,
         )
 
-    def _output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:
+    def _build_output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:
         share, sample = keras.tree.flatten(spec)[0].shape[0], self._sample
         workdir = self._writes_to
         named = () if workdir is None else background.services(self.options, workdir)

@@ -371,12 +371,12 @@ def test_a_damaged_program_in_the_cache_is_compiled_again(monkeypatch, tmp_path)
 
 def test_another_version_of_libtpu_compiles_again(monkeypatch):
     target = parse_slice("v3-8")
-    before = compiler._key(b"module", target, {})
+    before = compiler._build_key(b"module", target, {})
     monkeypatch.setattr(compiler, "libtpu_version", lambda: "9.9.9")
-    now = compiler._key(b"module", target, {})
+    now = compiler._build_key(b"module", target, {})
     others = (
-        compiler._key(b"module", parse_slice("v5e-8"), {}),
-        compiler._key(b"module", target, {"xla_a": "1"}),
+        compiler._build_key(b"module", parse_slice("v5e-8"), {}),
+        compiler._build_key(b"module", target, {"xla_a": "1"}),
     )
     assert len({before, now, *others}) == 4
 
@@ -412,6 +412,6 @@ def test_what_a_conversion_needed_is_free_for_the_compiler():
     compiler.check_machine()  # imports jax
     process = psutil.Process()
     before = process.memory_info().rss
-    module = compiler._converted(step)
+    module = compiler._convert_step(step)
     assert len(module) > 10**6
     assert process.memory_info().rss - before < 80 * 2**20  # 160 MiB were kept

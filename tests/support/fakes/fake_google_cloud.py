@@ -132,7 +132,7 @@ def storage(objects: dict[str, bytes], granted: Sequence[str] = ALL_GRANTED) -> 
             pass
 
     # The client of uploads is kept, with the address that it had.
-    buckets._client.cache_clear()
+    buckets._create_client.cache_clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
@@ -140,7 +140,7 @@ def storage(objects: dict[str, bytes], granted: Sequence[str] = ALL_GRANTED) -> 
     finally:
         server.shutdown()
         server.server_close()
-        buckets._client.cache_clear()
+        buckets._create_client.cache_clear()
 
 
 def _resource(name: str, data: bytes) -> dict[str, str]:

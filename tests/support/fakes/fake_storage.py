@@ -223,9 +223,9 @@ def in_this_process(environment: dict[str, str]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        transfers._client.cache_clear()
+        transfers._create_client.cache_clear()
         yield
-    transfers._client.cache_clear()
+    transfers._create_client.cache_clear()
 
 
 @contextlib.contextmanager

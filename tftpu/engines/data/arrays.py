@@ -71,7 +71,7 @@ class Arrays:
         share = self.global_batch_size // hosts
         places = tf.range(share, dtype=tf.int64) + host * share
         examples = self._tensors
-        return _steps(step).map(
+        return _count_steps(step).map(
             lambda step: self._gather(examples, step * self.global_batch_size + places),
             num_parallel_calls=2,
             deterministic=True,
@@ -89,7 +89,7 @@ class Arrays:
                 places = tf.ensure_shape(places, (size,))
             return self._gather(examples, step // epoch.steps * count + places)
 
-        return _steps(step).map(batch, num_parallel_calls=2, deterministic=True)
+        return _count_steps(step).map(batch, num_parallel_calls=2, deterministic=True)
 
     def once(self) -> tf.data.Dataset:
         """Returns every example once, in the order of the arrays; the last batch may be smaller."""
@@ -139,7 +139,7 @@ def as_arrays(
         UserError: not arrays of numbers, or arrays of different lengths.
     """
     named = {"x": x, "y": y, "sample_weight": sample_weight}
-    given = {name: _numbers(name, part) for name, part in named.items() if part is not None}
+    given = {name: _to_arrays(name, part) for name, part in named.items() if part is not None}
     if "sample_weight" in given and "y" not in given:
         raise UserError("sample_weight needs y: without labels there is no loss to weigh.")
     lengths = {
@@ -164,16 +164,16 @@ def alone(batch: tuple[Nest, ...]) -> Nest:
     return batch[0] if len(batch) == 1 and not isinstance(batch[0], tuple) else batch
 
 
-def _steps(first: int) -> tf.data.Dataset:
+def _count_steps(first: int) -> tf.data.Dataset:
     return tf.data.Dataset.range(first, tf.int64.max)
 
 
-def _numbers(name: str, part: Nest) -> Nest:
+def _to_arrays(name: str, part: Nest) -> Nest:
     """Returns an argument as nested NumPy arrays; lists become tuples, as tf.data wants them."""
     if isinstance(part, list | tuple):
-        return tuple(_numbers(name, item) for item in part)
+        return tuple(_to_arrays(name, item) for item in part)
     if isinstance(part, dict):
-        return {key: _numbers(f"{name}[{key!r}]", item) for key, item in part.items()}
+        return {key: _to_arrays(f"{name}[{key!r}]", item) for key, item in part.items()}
     kind = type(part).__name__
     if not hasattr(part, "shape") or not hasattr(part, "__array__"):
         raise UserError(

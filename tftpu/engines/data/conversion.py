@@ -108,7 +108,7 @@ def for_training(
     else:
         batches = complete_batches(dataset).skip(start)
     batches = gate.guard(batches) if gate is not None else batches
-    return narrow(_weighed(batches, class_weight))
+    return narrow(_weigh_batches(batches, class_weight))
 
 
 def for_epochs(
@@ -131,7 +131,7 @@ def for_epochs(
     else:
         batches = checked(dataset).repeat().skip(start)
     batches = gate.guard(batches) if gate is not None else batches
-    batches = _weighed(batches, class_weight)
+    batches = _weigh_batches(batches, class_weight)
     return narrow(epoch_batches(batches, epoch, start, shares))
 
 
@@ -232,7 +232,9 @@ def features_of(batch: Nest) -> Nest:
     return x
 
 
-def _weighed(batches: tf.data.Dataset, class_weight: dict[int, float] | None) -> tf.data.Dataset:
+def _weigh_batches(
+    batches: tf.data.Dataset, class_weight: dict[int, float] | None
+) -> tf.data.Dataset:
     if not class_weight:
         return batches
     return batches.map(lambda *batch: weigh(batch, class_weight))

@@ -73,12 +73,14 @@ class PyBatches:
     @functools.cached_property
     def _ends(self) -> tuple[int, int]:
         """The sizes of the first batch and of the last, which are read."""
-        return _examples(self._batch(0)), _examples(self._batch(self.dataset.num_batches - 1))
+        return _count_examples(self._batch(0)), _count_examples(
+            self._batch(self.dataset.num_batches - 1)
+        )
 
     def from_step(self, step: int) -> tf.data.Dataset:
         """Returns an endless data set from a step on; the last batch of an epoch may be smaller."""
         steps = self.dataset.num_batches
-        return self._dataset_of(lambda: self._from(step, steps))
+        return self._build_dataset(lambda: self._from(step, steps))
 
     def once(self) -> tf.data.Dataset:
         """Returns every batch once, in order; or the first ones, up to the limit.
@@ -88,7 +90,7 @@ class PyBatches:
         """
         counts = [n for n in (self.dataset.num_batches, self.limit) if n is not None]
         count = min(counts) if counts else self.epoch().steps
-        batches = self._dataset_of(lambda: self._read(range(count)))
+        batches = self._build_dataset(lambda: self._read(range(count)))
         return batches.apply(tf.data.experimental.assert_cardinality(count))
 
     def take(self, batches: int) -> "PyBatches":
@@ -113,7 +115,7 @@ class PyBatches:
 
         return keras.tree.map_structure(spec, self._batch(0))
 
-    def _dataset_of(self, generator: Callable[[], Iterator[Nest]]) -> tf.data.Dataset:
+    def _build_dataset(self, generator: Callable[[], Iterator[Nest]]) -> tf.data.Dataset:
         return tf.data.Dataset.from_generator(generator, output_signature=self._signature)
 
     def _from(self, step: int, steps: int | None) -> Iterator[Nest]:
@@ -184,5 +186,5 @@ def _as_arrays(part: Nest) -> Nest:
     return np.asarray(part)
 
 
-def _examples(batch: Nest) -> int:
+def _count_examples(batch: Nest) -> int:
     return len(keras.tree.flatten(batch)[0])

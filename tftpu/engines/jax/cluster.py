@@ -48,7 +48,7 @@ def connect(
     if place.count > 1:
         together = JaxHosts(coordination.start(place, host_timeout))
         internals.place_values_by(placing.put)
-    found = _devices(tpu, virtual_devices)
+    found = _choose_devices(tpu, virtual_devices)
     if jax.process_count() != place.count:
         raise UserError(
             f"JAX finds the devices of {jax.process_count()} hosts, and {place.count} would train: "
@@ -79,7 +79,7 @@ def task(tpu: str, virtual_devices: int | None) -> Task:
 def current() -> JaxEngine:
     """Returns the engine of the last `connect`; without one, that of the first device."""
     if not _connected:
-        _connected.append(JaxEngine(meshes.make(mesh_sizes(None, 1), _found()[:1])))
+        _connected.append(JaxEngine(meshes.make(mesh_sizes(None, 1), _find_devices()[:1])))
     return _connected[0]
 
 
@@ -90,18 +90,18 @@ def forget_connected() -> None:
 
 def attached_platform() -> str:
     """Returns the platform that JAX sees: "tpu", "gpu" or "cpu"."""
-    return _found()[0].platform
+    return _find_devices()[0].platform
 
 
-def _devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.Device]:
+def _choose_devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.Device]:
     if virtual_devices is not None or tpu == "none":
-        return _virtual_cpus(virtual_devices) if virtual_devices else _without_tpu()
+        return _create_virtual_cpus(virtual_devices) if virtual_devices else _find_without_tpu()
     if tpu not in ("auto", "local"):
         raise UserError(
             f"tpu={tpu!r} names a TPU, and the JAX engine runs on the machine that the TPU is "
             "attached to: run there, with tpu='local'."
         )
-    devices = _found()
+    devices = _find_devices()
     if tpu == "local" and devices[0].platform != "tpu":
         raise UserError(
             f"tpu='local' was requested, and JAX finds {len(devices)} {devices[0].platform} "
@@ -111,7 +111,7 @@ def _devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.Device]:
     return devices
 
 
-def _found() -> Sequence[meshes.Device]:
+def _find_devices() -> Sequence[meshes.Device]:
     """Returns the devices that JAX chooses.
 
     A TPU's library that is installed for preflight alone would first look for chips, and complain.
@@ -123,8 +123,8 @@ def _found() -> Sequence[meshes.Device]:
     return jax.devices()
 
 
-def _without_tpu() -> Sequence[meshes.Device]:
-    devices = _found()
+def _find_without_tpu() -> Sequence[meshes.Device]:
+    devices = _find_devices()
     return jax.devices("cpu") if devices[0].platform == "tpu" else devices
 
 
@@ -137,7 +137,7 @@ def use_cpu() -> None:
         jax.config.update("jax_platforms", "cpu")
 
 
-def _virtual_cpus(count: int) -> Sequence[meshes.Device]:
+def _create_virtual_cpus(count: int) -> Sequence[meshes.Device]:
     with contextlib.suppress(RuntimeError):  # a JAX that is running already keeps its devices
         jax.config.update("jax_num_cpu_devices", count)
     use_cpu()

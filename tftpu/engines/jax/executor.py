@@ -72,10 +72,10 @@ class JaxExecutor(BaseExecutor):
         self.evaluation_compiled = False
         self._separable: dict[str, bool] = {}
         whole = self.variables.layout.whole
-        self._evaluate = self._compiled(self._eval_step.evaluate, out_shardings=whole)
+        self._evaluate = self._compile_function(self._eval_step.evaluate, out_shardings=whole)
         # Every host gets all outputs.
         gathered = {"out_shardings": whole} if mesh.is_multi_process else {}
-        self._predict = self._compiled(self._eval_step.predict, **gathered)
+        self._predict = self._compile_function(self._eval_step.predict, **gathered)
         self._weight_norm = jax.jit(self._eval_step.weight_norm, out_shardings=whole)
 
     @property
@@ -127,12 +127,15 @@ class JaxExecutor(BaseExecutor):
         if not self.evaluation_compiled:
             whole = narrow(finite_dataset(dataset))
             self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(whole)))
-        values, sums = self._eval_step.values(), self._zeros(self.eval_sums.size)
+        values, sums = self._eval_step.values(), self._make_zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
             for batch, valid in warn_if_endless(
                 batches, int(padded.cardinality()), dataset=dataset
             ):
-                placed = self._placed(batch), None if valid is None else self._placed(valid)
+                placed = (
+                    self._place_batch(batch),
+                    None if valid is None else self._place_batch(valid),
+                )
                 before, sums = sums, self._evaluate(values, sums, *placed)
                 # Devices of a CPU that are many batches apart wait for each other forever.
                 jax.block_until_ready(before)
@@ -147,7 +150,7 @@ class JaxExecutor(BaseExecutor):
 
         def computed() -> Iterator[tuple[Nest, Any]]:
             for batch, valid in batches:
-                yield self._predict(values, self._placed(conversion.features_of(batch))), valid
+                yield self._predict(values, self._place_batch(conversion.features_of(batch))), valid
 
         ahead = one_ahead(computed())
         for outputs, valid in warn_if_endless(ahead, int(padded.cardinality()), dataset=dataset):
@@ -191,13 +194,13 @@ class JaxExecutor(BaseExecutor):
                 self._separable[key] = self._eval_step.separable(feed.shapes_of(batch_spec))
         return self._separable[key]
 
-    def _placed(self, batch: Nest) -> Nest:
+    def _place_batch(self, batch: Nest) -> Nest:
         return feed.placed(batch, self.variables.layout, self._part)
 
-    def _zeros(self, size: int) -> Any:
+    def _make_zeros(self, size: int) -> Any:
         return placing.put(np.zeros(size, np.float32), self.variables.layout.whole)
 
-    def _compiled(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    def _compile_function(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def traced(*args):
             with tracing_for(self._platform, self.variables.layout.mesh):
                 return function(*args)
@@ -249,7 +252,7 @@ class JaxTrainLoop(BaseTrainLoop):
         state, waited = self._state, 0.0
         self.step.refuse_changed_constants()
         values = state.values()
-        sums = self._no_sums()
+        sums = self._make_no_sums()
         try:
             for _ in range(steps):
                 asked = time.monotonic()
@@ -271,7 +274,7 @@ class JaxTrainLoop(BaseTrainLoop):
 
         def run(steps: int) -> None:
             values = state.values()
-            sums = self._no_sums()
+            sums = self._make_no_sums()
             try:
                 for _ in range(steps):
                     due = self.step.due(state.step)
@@ -283,5 +286,5 @@ class JaxTrainLoop(BaseTrainLoop):
 
         return run
 
-    def _no_sums(self) -> Any:
+    def _make_no_sums(self) -> Any:
         return placing.put(np.zeros(self.step.sums.size, np.float32), self._state.layout.whole)

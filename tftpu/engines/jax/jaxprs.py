@@ -26,41 +26,43 @@ def flops(jaxpr: Jaxpr, origins: Sequence[Origin]) -> int:
         jaxpr: the forward pass.
         origins: of its inputs.
     """
-    return _counted(jaxpr, origins)[0]
+    return _count_jaxpr(jaxpr, origins)[0]
 
 
-def _counted(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
+def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
     """Returns the FLOPs of a computation, and the origins of its results."""
     origins = dict(zip(map(id, jaxpr.invars), given))
     total = 0
-    for equation in _used(jaxpr):
+    for equation in _find_used(jaxpr):
         name = equation.primitive.name
         inputs = [origins.get(id(variable), Origin.NONE) for variable in equation.invars]
-        bodies = list(_bodies(equation))
+        bodies = list(_iterate_bodies(equation))
         if name == "dot_general":
-            total += passes(*inputs) * _product(equation)
+            total += passes(*inputs) * _count_product(equation)
         elif name == "conv_general_dilated":
-            total += passes(*inputs) * _convolution(equation)
+            total += passes(*inputs) * _count_convolution(equation)
         # Noise is data, whatever its seed depends on.
         origin = Origin.DATA if name in _RANDOM else union(inputs)
         outputs = [origin] * len(equation.outvars)
         if bodies:
-            count, outputs = _called(equation, bodies, inputs)
+            count, outputs = _count_called(equation, bodies, inputs)
             total += count * (equation.params.get("length", 1) if name == "scan" else 1)
         for variable, origin in zip(equation.outvars, outputs):
-            flows = name != "stop_gradient" and _differentiable(variable)
+            flows = name != "stop_gradient" and _is_differentiable(variable)
             origins[id(variable)] = origin if flows else stopped(origin)
     return total, [origins.get(id(variable), Origin.NONE) for variable in jaxpr.outvars]
 
 
-def _called(equation: Any, bodies: list[Jaxpr], inputs: list[Origin]) -> tuple[int, list[Origin]]:
+def _count_called(
+    equation: Any, bodies: list[Jaxpr], inputs: list[Origin]
+) -> tuple[int, list[Origin]]:
     """Returns the FLOPs of the computations of an equation, and the origins of its results."""
     # A scan is given constants, then what one iteration makes for the next one.
     first = equation.params["num_consts"] if equation.primitive.name == "scan" else 0
     carried = equation.params["num_carry"] if equation.primitive.name == "scan" else 0
     count = len(equation.outvars)
     while True:
-        found = [_counted(body, of_arguments(inputs, len(body.invars))) for body in bodies]
+        found = [_count_jaxpr(body, of_arguments(inputs, len(body.invars))) for body in bodies]
         results = [outputs for _, outputs in found if len(outputs) == count]
         outputs = [union(origins) for origins in zip(*results)] or [union(inputs)] * count
         after = [*inputs]
@@ -73,7 +75,7 @@ def _called(equation: Any, bodies: list[Jaxpr], inputs: list[Origin]) -> tuple[i
         inputs = after
 
 
-def _used(jaxpr: Jaxpr) -> list[Any]:
+def _find_used(jaxpr: Jaxpr) -> list[Any]:
     """Returns the equations that the results depend on."""
     wanted, found = set(map(id, jaxpr.outvars)), []
     for equation in reversed(jaxpr.eqns):
@@ -93,36 +95,36 @@ def reached(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[bool]:
         jaxpr: the computation.
         inputs: some of `jaxpr.invars`.
     """
-    found = _needed(jaxpr, [True] * len(jaxpr.outvars))
+    found = _find_needed(jaxpr, [True] * len(jaxpr.outvars))
     needed = {id(v) for v, is_needed in zip(jaxpr.invars, found) if is_needed}
     return [id(v) in needed for v in inputs]
 
 
-def _needed(jaxpr: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
+def _find_needed(jaxpr: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
     """Returns which inputs the marked outputs depend on."""
     needed = {id(v) for v, marked in zip(jaxpr.outvars, outputs) if marked}
     for equation in reversed(jaxpr.eqns):
-        marked = [id(v) in needed and _differentiable(v) for v in equation.outvars]
+        marked = [id(v) in needed and _is_differentiable(v) for v in equation.outvars]
         if not any(marked) or equation.primitive.name == "stop_gradient":
             continue
-        inner = next(iter(_bodies(equation)), None)
+        inner = next(iter(_iterate_bodies(equation)), None)
         if (
             equation.primitive.name in _CALLS
             and inner is not None
             and len(inner.invars) == len(equation.invars)
         ):
-            uses = _needed(inner, marked)
+            uses = _find_needed(inner, marked)
         else:
             uses = [True] * len(equation.invars)
         needed |= {id(v) for v, used in zip(equation.invars, uses) if used}
     return [id(v) in needed for v in jaxpr.invars]
 
 
-def _differentiable(variable: Any) -> bool:
+def _is_differentiable(variable: Any) -> bool:
     return jnp.issubdtype(variable.aval.dtype, jnp.inexact)
 
 
-def _bodies(equation: Any) -> Iterator[Jaxpr]:
+def _iterate_bodies(equation: Any) -> Iterator[Jaxpr]:
     """Yields the computations that an equation calls."""
     for value in equation.params.values():
         for part in value if isinstance(value, list | tuple) else (value,):
@@ -131,7 +133,7 @@ def _bodies(equation: Any) -> Iterator[Jaxpr]:
                 yield inner
 
 
-def _product(equation: Any) -> int:
+def _count_product(equation: Any) -> int:
     (contracted, _), (batched, _) = equation.params["dimension_numbers"]
     if batched:
         return 0
@@ -140,7 +142,7 @@ def _product(equation: Any) -> int:
     return 2 * math.prod(equation.outvars[0].aval.shape) * inner
 
 
-def _convolution(equation: Any) -> int:
+def _count_convolution(equation: Any) -> int:
     numbers, params = equation.params["dimension_numbers"], equation.params
     image, kernel = (v.aval.shape for v in equation.invars)
     output = equation.outvars[0].aval.shape

@@ -82,11 +82,11 @@ class JaxLowering:
         objectives: ObjectivesOf | None = None,
     ) -> LoweredStep:
         """Lowers the train step of all devices together."""
-        mesh = self._abstract(devices)
+        mesh = self._build_abstract_mesh(devices)
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(precision)
         try:
-            state, step, shapes = _traced(model_fn, share_spec, mesh, options, objectives)
+            state, step, shapes = _trace_step(model_fn, share_spec, mesh, options, objectives)
             program, arguments = _train(state, step, shapes)
             forward = _forward(step, shapes)
             model_flops = step.model_flops // mesh.size
@@ -112,10 +112,10 @@ class JaxLowering:
             numbered=False,
             kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
             precision=precision,
-            held=_held(shapes, state.shardings),
+            held=_describe_held(shapes, state.shardings),
         )
 
-    def _abstract(self, devices: int) -> AbstractMesh:
+    def _build_abstract_mesh(self, devices: int) -> AbstractMesh:
         """Returns the mesh of a number of devices, which no one has.
 
         Raises:
@@ -125,7 +125,7 @@ class JaxLowering:
         return AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
 
-def _traced(
+def _trace_step(
     model_fn: ModelFn,
     share_spec: Nest,
     mesh: AbstractMesh,
@@ -178,14 +178,14 @@ def _train(state: JaxState, step: TrainStep, shapes: Values) -> tuple[bytes, lis
     module: Any = lowered.compiler_ir("stablehlo")
     text: str = module.operation.get_asm(enable_debug_info=True)
     data = ["batch"] * len(jax.tree.leaves(batch))
-    names = [*_names(state), "(sums)", "(step)", *data]
+    names = [*_list_names(state), "(sums)", "(step)", *data]
     # JAX computes what depends on no argument while it traces, and passes large results first.
     functions = {str(f.sym_name.value): f for f in module.body.operations}
     constants = len(functions["main"].type.inputs) - len(names)
     return text.encode(), ["(constant)"] * constants + names
 
 
-def _held(shapes: Values, shardings: Values) -> Held:
+def _describe_held(shapes: Values, shardings: Values) -> Held:
     """Returns what a device holds of values with these shapes."""
 
     def size(arrays: Any, places: Any) -> int:
@@ -203,7 +203,7 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple)
 
 
-def _names(state: JaxState) -> list[str]:
+def _list_names(state: JaxState) -> list[str]:
     """Returns the names of the variables in the order of `JaxState.values`."""
     trainable = state.model.trainable_variables
     optimizers = [v.path for part in state.parts for v in part.optimizer.variables]

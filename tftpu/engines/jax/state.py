@@ -123,14 +123,14 @@ class JaxState(BaseState):
 
     def assign(self, values: Values) -> None:
         """Sets the variables to the values that a step returned."""
-        for variable, array in zip(self._variables(), self._in_order(values)):
+        for variable, array in zip(self._list_variables(), self._list_in_order(values)):
             variable.assign(array)
         self.averages = values.averages
 
     def place(self) -> None:
         """Puts every variable where its sharding says."""
         shardings = self.shardings
-        for variable, sharding in zip(self._variables(), self._in_order(shardings)):
+        for variable, sharding in zip(self._list_variables(), self._list_in_order(shardings)):
             value = placing.put(variable.value, sharding)
             internals.set_layout(variable, sharding)
             variable.assign(value)
@@ -171,31 +171,31 @@ class JaxState(BaseState):
             for group, variables in self.group_variables().items()
         }
         chief = jax.process_index() == 0
-        done = Leaf.undivided("step", (), "int64", self._steps_done, self._begin, writes=chief)
-        averages = [self._average(i) for i in range(len(self.averages))]
+        done = Leaf.undivided("step", (), "int64", self._read_steps_done, self._begin, writes=chief)
+        averages = [self._build_average_leaf(i) for i in range(len(self.averages))]
         return {**groups, "step": [done], "ema": averages}
 
-    def _steps_done(self) -> np.ndarray:
+    def _read_steps_done(self) -> np.ndarray:
         return np.array(self.step, np.int64)
 
     def _begin(self, step: np.ndarray) -> None:
         self.step = int(step)
 
-    def _average(self, index: int) -> Leaf:
+    def _build_average_leaf(self, index: int) -> Leaf:
         def assign(value: Any) -> None:
             self.averages[index] = value
 
         path = self.model.trainable_variables[index].path
         return leaves.of_array(f"ema/{path}", lambda: self.averages[index], assign)
 
-    def _variables(self) -> list[keras.Variable]:
-        """Returns all variables that a step changes, in the order of `_in_order`."""
+    def _list_variables(self) -> list[keras.Variable]:
+        """Returns all variables that a step changes, in the order of `_list_in_order`."""
         variables = [*self.model.trainable_variables, *self.untrained]
         for part in self.parts:
             variables += [*part.optimizer.variables, *_scale_variables(part)]
         return variables
 
-    def _in_order(self, values: Values) -> Arrays:
+    def _list_in_order(self, values: Values) -> Arrays:
         """Returns what is given for each of `_variables`."""
         arrays = [*values.trainable, *values.untrained]
         for optimizer, scale in zip(values.optimizers, values.scales):

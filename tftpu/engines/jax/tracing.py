@@ -35,22 +35,22 @@ def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
         platform: of the devices, as `tftpu.tpu.target` names it.
         mesh: the devices.
     """
-    with target.compiling_for(platform, _sharing(mesh) if mesh.size > 1 else None):
+    with target.compiling_for(platform, _describe_sharing(mesh) if mesh.size > 1 else None):
         yield
 
 
-def _sharing(mesh: Mesh | AbstractMesh) -> Sharing:
-    named = {name: axes for name, axes in _axes(mesh).items() if axes and name != EXAMPLES}
+def _describe_sharing(mesh: Mesh | AbstractMesh) -> Sharing:
+    named = {name: axes for name, axes in _map_axes(mesh).items() if axes and name != EXAMPLES}
     devices = mesh.shape[SEQUENCE]
     return Sharing(
-        {name: _parts(mesh, axes) for name, axes in named.items()},
+        {name: _count_parts(mesh, axes) for name, axes in named.items()},
         Ring(SEQUENCE, devices) if devices > 1 else None,
-        functools.partial(_divided, mesh),
+        functools.partial(_divide_function, mesh),
         functools.partial(_cut, mesh),
     )
 
 
-def _axes(mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
+def _map_axes(mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
     """Returns the axes of more than one device that each dimension with a name is shared along."""
     found = {HEADS: (TENSOR,), TIME: (SEQUENCE,), TOKENS: (SEQUENCE, TENSOR)}
     several = {
@@ -59,7 +59,7 @@ def _axes(mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
     return several | {EXAMPLES: meshes.batch_axes(mesh)}
 
 
-def _parts(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
+def _count_parts(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
@@ -69,9 +69,9 @@ def _cut(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> A
     What else is shared, the examples included, is for XLA to decide.
     """
     free = PartitionSpec.UNCONSTRAINED
-    named = {name: axes for name, axes in _axes(mesh).items() if axes and name != EXAMPLES}
+    named = {name: axes for name, axes in _map_axes(mesh).items() if axes and name != EXAMPLES}
     spec = [
-        named[name] if name in named and size % _parts(mesh, named[name]) == 0 else free
+        named[name] if name in named and size % _count_parts(mesh, named[name]) == 0 else free
         for name, size in zip(dims, array.shape)
     ]
     if all(axes is free for axes in spec) or not isinstance(array, Tracer):
@@ -79,7 +79,7 @@ def _cut(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> A
     return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*spec)))
 
 
-def _divided(
+def _divide_function(
     mesh: Mesh | AbstractMesh, function: Callable[..., Any], inputs: Sequence[Any], outputs: Any
 ) -> Callable[..., Any]:
     """Returns what `tftpu.tpu.target.divided` promises.
@@ -87,14 +87,14 @@ def _divided(
     Devices share the examples along the axes that share the batch, the heads along `tensor`, and
     the time along `sequence`. What does not divide is computed by each in full.
     """
-    axes = _axes(mesh)
+    axes = _map_axes(mesh)
     several = isinstance(outputs[0], tuple)
 
     def run(*given: Any) -> Any:
         used = {
             name: found
             for name, found in axes.items()
-            if _divides(_parts(mesh, found), name, inputs, given)
+            if _is_divisible(_count_parts(mesh, found), name, inputs, given)
         }
 
         def spec(dims: Sequence[Any]) -> PartitionSpec:
@@ -115,7 +115,7 @@ def _divided(
     return run
 
 
-def _divides(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
+def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
     """Returns whether `parts` divides every dimension with a name, without cutting a unit."""
     return all(
         array.shape[place] % (parts * _name_and_unit(dim)[1]) == 0

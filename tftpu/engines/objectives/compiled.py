@@ -122,7 +122,7 @@ class CompiledLosses:
         added = own()
         # Preflight knows the purpose of an instruction by these scopes.
         with keras.name_scope("loss"):
-            elements = self._elements(outputs, y, weight, valid)
+            elements = self._compute_elements(outputs, y, weight, valid)
         with keras.name_scope("metrics"):
             self.update_metrics(y, outputs.y_pred, weight, valid)
         separable = self._weighable and not added and not any(e.is_scalar for e in elements)
@@ -148,16 +148,16 @@ class CompiledLosses:
         size = examples_of(x)
         y_pred = keras.tree.map_structure(lambda s: ops.zeros((size, *s.shape), s.dtype), output)
         with keras.StatelessScope():  # Keras counts the losses of several outputs on the way
-            return self._elements(Outputs(y_pred, None), y, weight, None)
+            return self._compute_elements(Outputs(y_pred, None), y, weight, None)
 
-    def _elements(
+    def _compute_elements(
         self, outputs: Outputs, y: Nest, sample_weight: Nest, valid: Tensor | None
     ) -> list[Elements]:
         if not self._losses:
             return []
         matched = keras_internals.match_losses(self._model, y, outputs.y_pred, sample_weight)
         return [
-            _elements(term, *parts, valid, outputs.factors)
+            _compute_term(term, *parts, valid, outputs.factors)
             for term, parts in zip(self._losses, matched)
         ]
 
@@ -202,7 +202,7 @@ def call(model: keras.Model, x: Nest, training: bool) -> Outputs:
     return Outputs(model(x, training=training), None)
 
 
-def _elements(
+def _compute_term(
     term: keras_internals.CompiledTerm,
     y: Tensor,
     y_pred: Tensor,
@@ -211,7 +211,7 @@ def _elements(
     factors: tuple[Tensor, Tensor] | None,
 ) -> Elements:
     if type(term.loss).__call__ is not keras.losses.Loss.__call__:
-        return _elements_of_call(term, y, y_pred, sample_weight)
+        return _call_loss(term, y, y_pred, sample_weight)
     mask = keras_internals.keras_mask(y_pred)
     labels = y
     y, y_pred = (
@@ -224,7 +224,7 @@ def _elements(
         values = term.loss.call(y, y_pred)
     out_mask = keras_internals.keras_mask(values)
     values = ops.cast(values, "float32")
-    known = _known_classes(term.loss, labels, y_pred, ops.shape(values))
+    known = _find_known_classes(term.loss, labels, y_pred, ops.shape(values))
     if len(values.shape) == 0:
         if sample_weight is not None or mask is not None:
             raise UserError(
@@ -232,7 +232,7 @@ def _elements(
                 "masks of examples cannot be applied to it: let it return one value for each "
                 "example, of shape (batch,), or leave the weights out."
             )
-        return Elements(values, factor=_factor(term))
+        return Elements(values, factor=_read_factor(term))
     count = product(values.shape, mask, out_mask, valid)
     weight = product(values.shape, mask, out_mask, valid, sample_weight)
     if term.loss.reduction == "mean_with_sample_weight":
@@ -242,7 +242,7 @@ def _elements(
             known = ops.logical_or(known, weight == 0)
         # A factor, so that the gradient is NaN, too, and a loss scale skips the step.
         values = values * ops.where(known, 1.0, float("nan"))
-    return Elements(values, weight, count, _factor(term))
+    return Elements(values, weight, count, _read_factor(term))
 
 
 def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) -> bool:
@@ -266,7 +266,7 @@ def ignored_class(loss: keras.losses.Loss) -> int | None:
     return getattr(loss, "ignore_class", None)
 
 
-def _known_classes(
+def _find_known_classes(
     loss: keras.losses.Loss, y: Tensor, y_pred: Tensor, shape: tuple[Any, ...]
 ) -> Tensor | None:
     """Returns for each element whether its label is a class of the output; None: no labels are.
@@ -283,7 +283,7 @@ def _known_classes(
     return known if ignored is None else ops.logical_or(known, labels == ignored)
 
 
-def _elements_of_call(
+def _call_loss(
     term: keras_internals.CompiledTerm, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None
 ) -> Elements:
     """Returns the elements of a loss with a `__call__` of its own, which is one number."""
@@ -294,10 +294,10 @@ def _elements_of_call(
             f"{tuple(values.shape)}, and it must return one number. To return one value for each "
             "example, override call(y_true, y_pred) instead, which Keras weighs and reduces."
         )
-    return Elements(values, factor=_factor(term))
+    return Elements(values, factor=_read_factor(term))
 
 
-def _factor(term: keras_internals.CompiledTerm) -> Tensor | None:
+def _read_factor(term: keras_internals.CompiledTerm) -> Tensor | None:
     """Returns the weight of a loss if it is a variable, whose value belongs to this step."""
     if not isinstance(term.weight, keras.Variable):
         return None

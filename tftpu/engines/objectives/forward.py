@@ -108,7 +108,7 @@ class ForwardPass:
         if values.metrics is None:
             values = values._replace(metrics=self.zero_metrics())
         means = keras_internals.unscaled_losses()
-        with self._scope(values) as scope, divided(division), means:
+        with self._build_scope(values) as scope, divided(division), means:
             computed = self.losses.compute(batch, training, valid, lambda: scope.losses)
             new = [scope.get_current_value(v) for v in self.statistics]
             states = [scope.get_current_value(v) for v in self.losses.metric_variables]
@@ -121,14 +121,14 @@ class ForwardPass:
             batch: as for `run`.
             values: of the variables; None: those that they have.
         """
-        with self._scope(values or Values(self._state.trained_values())):
+        with self._build_scope(values or Values(self._state.trained_values())):
             return self.losses.outputs(batch)
 
     def zero_metrics(self) -> list[Tensor]:
         """Returns states of the metrics that hold nothing yet."""
         return [ops.zeros(v.shape, v.dtype) for v in self.losses.metric_variables]
 
-    def _scope(self, values: Values) -> "RecordingScope":
+    def _build_scope(self, values: Values) -> "RecordingScope":
         """Returns a scope in which the variables have the given values."""
         groups = (
             (self.statistics, values.statistics),

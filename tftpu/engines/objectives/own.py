@@ -88,9 +88,9 @@ class FunctionLosses:
         loss, values = result if isinstance(result, tuple) else (result, {})
         if not hasattr(loss, "shape") or not isinstance(values, dict):
             raise UserError(
-                f"The loss function {self._name!r} returns {_kind(result)}: it must return the "
-                "loss of each example, of shape (batch,), or that and a dictionary of further "
-                "values for each example."
+                f"The loss function {self._name!r} returns {_describe_kind(result)}: it must "
+                "return the loss of each example, of shape (batch,), or that and a dictionary of "
+                "further values for each example."
             )
         return loss, values
 
@@ -165,5 +165,5 @@ def overrides_compute_loss(model: keras.Model) -> bool:
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
-def _kind(result: Any) -> str:
+def _describe_kind(result: Any) -> str:
     return "None" if result is None else f"a {type(result).__name__}"

@@ -37,7 +37,7 @@ def compiled_part(model: keras.Model) -> Part:
     """Returns what a built model was compiled with, as the only objective."""
     compiled = CompiledLosses(model)
     losses = ComputedLoss(model, compiled) if overrides_compute_loss(model) else compiled
-    return Part("", losses, model.trainable_variables, *_unwrapped(model.optimizer), 1)
+    return Part("", losses, model.trainable_variables, *_unwrap_optimizer(model.optimizer), 1)
 
 
 def parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -> list[Part]:
@@ -47,7 +47,7 @@ def parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -
     known = {id(v) for v in model.trainable_variables}
     parts = []
     for one, found in zip(objectives, losses):
-        variables = _variables_of(model, one)
+        variables = _find_variables(model, one)
         for variable in variables:
             if id(variable) not in known:
                 raise UserError(
@@ -58,11 +58,11 @@ def parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -
         optimizer: Any = keras.optimizers.get(one.optimizer)
         optimizer.build(variables)
         name = one.name if several else ""
-        parts.append(Part(name, found, variables, *_unwrapped(optimizer), one.every))
+        parts.append(Part(name, found, variables, *_unwrap_optimizer(optimizer), one.every))
     return parts
 
 
-def _variables_of(model: keras.Model, objective: Objective) -> list[keras.Variable]:
+def _find_variables(model: keras.Model, objective: Objective) -> list[keras.Variable]:
     chosen = objective.variables
     if chosen is None:
         return model.trainable_variables
@@ -72,7 +72,7 @@ def _variables_of(model: keras.Model, objective: Objective) -> list[keras.Variab
     return found
 
 
-def _unwrapped(optimizer: Any) -> tuple[Any, Any]:
+def _unwrap_optimizer(optimizer: Any) -> tuple[Any, Any]:
     """Returns an optimizer without its loss-scaling wrapper, and the wrapper or None."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.inner_optimizer, optimizer

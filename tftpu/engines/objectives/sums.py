@@ -51,10 +51,10 @@ class _Sums:
         names = [*(term.name for term in self._terms), *paths]
         return [without_counters(name) for name in names]
 
-    def _flat(self, values: list[Tensor]) -> Tensor:
+    def _flatten_values(self, values: list[Tensor]) -> Tensor:
         return ops.concatenate([ops.reshape(ops.cast(v, "float32"), (-1,)) for v in values])
 
-    def _metrics(self, flat: np.ndarray) -> dict[str, float]:
+    def _read_metrics(self, flat: np.ndarray) -> dict[str, float]:
         """Returns the results of the metrics whose states are end to end in `flat`."""
         parts = np.split(flat, np.cumsum(self._sizes)[:-1])
         values = [
@@ -65,7 +65,7 @@ class _Sums:
         with keras.StatelessScope(state_mapping=list(zip(self._variables, values))):
             for one in self._losses:
                 for name, value in one.metric_results().items():
-                    found[name] = _number(name, value)
+                    found[name] = _check_number(name, value)
         return found
 
 
@@ -101,7 +101,7 @@ class TrainSums(_Sums):
         """
         shared = [value / shares for value in (ops.ones(()), norm, skipped)]
         each = [value for part in parts for value in (part.taken / shares, *part.losses)]
-        return self._flat([*shared, *each, *metrics])
+        return self._flatten_values([*shared, *each, *metrics])
 
     def weighted(self, sums: np.ndarray, weight: float) -> np.ndarray:
         """Returns the sums of steps that count for less, as their batches are smaller.
@@ -117,14 +117,16 @@ class TrainSums(_Sums):
 
     def finite(self, sums: np.ndarray) -> bool:
         """Returns whether all losses and gradients were finite; metrics do not matter."""
-        losses = [loss for _, loss, _ in self._parts(sums)]
+        losses = [loss for _, loss, _ in self._read_parts(sums)]
         return bool(np.isfinite([sums[1], *losses]).all())
 
     def loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
         skipped = self.all_skipped(sums)
         # An objective that was not due has no loss.
-        means = [_mean(loss, taken) for taken, loss, _ in self._parts(sums) if taken or skipped]
+        means = [
+            _mean(loss, taken) for taken, loss, _ in self._read_parts(sums) if taken or skipped
+        ]
         return sum(means) if means else float("nan")
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
@@ -133,11 +135,11 @@ class TrainSums(_Sums):
         They are NaN where nothing was summed up, as after steps that all overflowed.
         """
         steps, norm, skipped = sums[:3]
-        results, parts = {"loss": self.loss(sums)}, self._parts(sums)
+        results, parts = {"loss": self.loss(sums)}, self._read_parts(sums)
         for one, (taken, _, terms) in zip(self._losses, parts):
             named = zip(one.terms, terms)
             results.update({t.logged: _mean(value, taken) for t, value in named if t.logged})
-        metrics = self._metrics(sums[len(sums) - sum(self._sizes) :])
+        metrics = self._read_metrics(sums[len(sums) - sum(self._sizes) :])
         seen = any(taken for taken, *_ in parts)
         results.update({name: value if seen else np.nan for name, value in metrics.items()})
         results["grad_norm"] = _mean(norm, steps - skipped)
@@ -150,7 +152,7 @@ class TrainSums(_Sums):
         """Names of the results of an epoch."""
         return list(self.read(np.zeros(self.size)))
 
-    def _parts(self, sums: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
+    def _read_parts(self, sums: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
         """Returns the steps, the loss and the terms of each objective."""
         parts, start = [], 3
         for one in self._losses:
@@ -186,7 +188,7 @@ class EvalSums(_Sums):
             sums, counts: the weighted sum and the divisor of each term.
             metrics: states of the metrics for this replica's examples.
         """
-        return self._flat([examples, added * examples, *sums, *counts, *metrics])
+        return self._flatten_values([examples, added * examples, *sums, *counts, *metrics])
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
         """Returns the loss, its terms and the metrics over all examples summed up."""
@@ -197,8 +199,8 @@ class EvalSums(_Sums):
         means = np.where(weights != 0, values / np.maximum(counts, 1e-30), 0.0)
         loss = float(weights @ means)
         results = {"loss": loss + float(added / max(examples, 1))}
-        results.update(_logged(self._terms, values, counts))
-        results.update(self._metrics(np.array(rest[2 * count :])))
+        results.update(_compute_logged(self._terms, values, counts))
+        results.update(self._read_metrics(np.array(rest[2 * count :])))
         return results
 
     @property
@@ -212,7 +214,7 @@ def _mean(total: float, count: float) -> float:
     return float(total / count) if count else float("nan")
 
 
-def _number(name: str, value: Tensor) -> float:
+def _check_number(name: str, value: Tensor) -> float:
     """Returns the result of a metric; raises `UserError` if it is not one number."""
     result = ops.convert_to_numpy(value)
     if result.size != 1:
@@ -223,7 +225,9 @@ def _number(name: str, value: Tensor) -> float:
     return float(result.reshape(()))
 
 
-def _logged(terms: Sequence[Term], sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+def _compute_logged(
+    terms: Sequence[Term], sums: np.ndarray, counts: np.ndarray
+) -> dict[str, float]:
     """Returns the means of the terms that have a name of their own in the results."""
     means = sums / np.maximum(counts, 1e-30)
     return {term.logged: float(mean) for term, mean in zip(terms, means) if term.logged}

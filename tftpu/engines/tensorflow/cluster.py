@@ -75,7 +75,7 @@ def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strateg
             raise UserError(
                 "virtual_devices splits the CPU of one machine, and TF_CONFIG names several."
             )
-        return _virtual_cpus(virtual_devices)
+        return _create_virtual_cpus(virtual_devices)
     if tpu == "auto":
         tpu = find_tpu() or "none"
     if tpu != "none":
@@ -122,7 +122,7 @@ def split_cpu(count: int) -> None:
             tf.config.set_logical_device_configuration(cpu, wanted)
 
 
-def _virtual_cpus(count: int) -> tf.distribute.Strategy:
+def _create_virtual_cpus(count: int) -> tf.distribute.Strategy:
     split_cpu(count)
     found = tf.config.list_logical_devices("CPU")
     if len(found) < count:
@@ -151,7 +151,7 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
-            f"tpu={name!r} was requested, but cannot be connected to. {_likely_cause(name)} "
+            f"tpu={name!r} was requested, but cannot be connected to. {_find_likely_cause(name)} "
             f"TensorFlow says: {first}"
         ) from error
 
@@ -173,7 +173,7 @@ def _refuse_silent(name: str, address: str) -> None:
         ) from error
 
 
-def _likely_cause(name: str) -> str:
+def _find_likely_cause(name: str) -> str:
     """Returns the likeliest reason why a TPU is missing, given the software and hardware."""
     if not has_tpu_kernels():
         return (

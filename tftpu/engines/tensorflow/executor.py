@@ -88,7 +88,7 @@ class TensorFlowExecutor(BaseExecutor):
     @property
     def weight_norm(self) -> float:
         """The global norm of the trainable weights, which is the same on every replica."""
-        return float(self._local(self._weight_norm()))
+        return float(self._read_local(self._weight_norm()))
 
     def begin_at(self, step: int) -> None:
         """Counts the steps before this one as done, although they were not trained."""
@@ -177,7 +177,7 @@ class TensorFlowExecutor(BaseExecutor):
     def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch, which every replica receives in full."""
         outputs = self._predict_replicated(keras.tree.map_structure(tf.convert_to_tensor, x))
-        return keras.tree.map_structure(lambda value: self._local(value).numpy(), outputs)
+        return keras.tree.map_structure(lambda value: self._read_local(value).numpy(), outputs)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that runs as one program, with the weights that evaluation uses."""
@@ -209,7 +209,7 @@ class TensorFlowExecutor(BaseExecutor):
     def _on_replicas(self, function: Callable[..., Any]) -> Any:
         return internals.graph_function(lambda *args: self._strategy.run(function, args=args))
 
-    def _local(self, value: Any) -> Any:
+    def _read_local(self, value: Any) -> Any:
         """Returns the first replica's copy of a value."""
         return self._strategy.experimental_local_results(value)[0]
 

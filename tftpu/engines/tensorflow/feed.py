@@ -56,7 +56,7 @@ def evaluation_batches(
     batches = for_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
     if input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
-        # Endless, and all hosts take the same number of batches: see `_part_of_host`.
+        # Endless, and all hosts take the same number of batches: see `_select_part_of_host`.
         count = count if count >= 0 else sum(1 for _ in count_batches(iter(batches), count))
         batches = batches.repeat()
     return batches, count if count >= 0 else None
@@ -66,7 +66,7 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
     """Returns the data set with each global batch cut into consecutive shares, one per replica."""
     if input_hosts(strategy) > 1:
         return strategy.distribute_datasets_from_function(
-            lambda context: _part_of_host(dataset, context)
+            lambda context: _select_part_of_host(dataset, context)
         )
     # tf.data's own sharding would give each pipeline a part of the files, and so another order.
     options = tf.data.Options()
@@ -75,7 +75,9 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
     return strategy.experimental_distribute_dataset(dataset)
 
 
-def _part_of_host(dataset: tf.data.Dataset, context: tf.distribute.InputContext) -> tf.data.Dataset:
+def _select_part_of_host(
+    dataset: tf.data.Dataset, context: tf.distribute.InputContext
+) -> tf.data.Dataset:
     """Returns the consecutive shares of one host's replicas, one after the other.
 
     Every host reads the full data set, which is endless: otherwise the order would not be that of

@@ -47,10 +47,10 @@ def compiled(
         )
 
     whole = internals.graph_function(on_replicas)
-    return lambda *args: whole(*(_tensors(value) for value in args))
+    return lambda *args: whole(*(_to_tensors(value) for value in args))
 
 
-def _tensors(value: Any) -> Any:
+def _to_tensors(value: Any) -> Any:
     """Returns arrays as tensors; whole numbers stay, which a function is compiled anew for."""
     return keras.tree.map_structure(
         lambda x: x if type(x) is int else tf.convert_to_tensor(x), value

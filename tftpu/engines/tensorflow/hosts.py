@@ -33,20 +33,20 @@ class StrategyHosts:
     def any(self, *flags: bool) -> list[bool]:
         """Returns, for each flag, whether it is set on any host."""
         base = self.count + 1
-        total = self._total(sum(int(flag) * base**i for i, flag in enumerate(flags)))
+        total = self._sum_over_hosts(sum(int(flag) * base**i for i, flag in enumerate(flags)))
         return [total // base**i % base > 0 for i in range(len(flags))]
 
     def from_chief(self, step: int | None) -> int | None:
         """Broadcasts the chief's value to all hosts (a barrier)."""
         mine = step if step is not None else -1
-        total = self._total(mine if self.chief else 0)
+        total = self._sum_over_hosts(mine if self.chief else 0)
         return total if total >= 0 else None
 
     def together(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context without effect: TensorFlow itself notices lost hosts."""
         return contextlib.nullcontext()
 
-    def _total(self, value: int) -> int:
+    def _sum_over_hosts(self, value: int) -> int:
         """Returns the sum over all hosts, which wait for one another."""
         if self.count == 1:
             return value

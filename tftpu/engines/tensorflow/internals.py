@@ -92,7 +92,7 @@ def changed_resources(graph: Any) -> list[str]:
     for outside, inside in graph.captures:
         if inside.dtype != tf.resource or places[id(inside)] in read:
             continue
-        op = _changing_op(inside, functions_of(graph))
+        op = _find_changing_op(inside, functions_of(graph))
         if op is None:
             continue
         owner = getattr(outside, "_parent_trackable", lambda: None)()
@@ -103,7 +103,7 @@ def changed_resources(graph: Any) -> list[str]:
     return found
 
 
-def _changing_op(resource: tf.Tensor, known: dict[str, Any]) -> Any:
+def _find_changing_op(resource: tf.Tensor, known: dict[str, Any]) -> Any:
     """Returns an op that may change a resource, within called functions too; None if none does."""
     for op in resource.consumers():
         if op.type in control_deps.RESOURCE_READ_OPS or op.type in _READING:
@@ -120,7 +120,7 @@ def _changing_op(resource: tf.Tensor, known: dict[str, Any]) -> Any:
                 return op
             given = [own for own, one in zip(body.inputs, op.inputs[first:]) if one is resource]
             for own in given:
-                found = _changing_op(own, functions_of(body) | known)
+                found = _find_changing_op(own, functions_of(body) | known)
                 if found is not None:
                     return found
     return None
@@ -134,7 +134,7 @@ def called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Graph]:
         op: the op.
     """
     names = [f.name for attr in op.node_def.attr.values() for f in (attr.func, *attr.list.func)]
-    return [_body(known[name], known) for name in (op.type, *names) if name in known]
+    return [_find_body(known[name], known) for name in (op.type, *names) if name in known]
 
 
 def function_named(attribute: Any, known: dict[str, Any]) -> Any:
@@ -144,7 +144,7 @@ def function_named(attribute: Any, known: dict[str, Any]) -> Any:
         attribute: the value of the attribute.
         known: `functions_of` the graph of the op.
     """
-    return _body(known[attribute.name], known)
+    return _find_body(known[attribute.name], known)
 
 
 def is_call(op: tf.Operation) -> bool:
@@ -161,7 +161,7 @@ def functions_of(graph: Any) -> dict[str, Any]:
     return found
 
 
-def _body(function: Any, known: dict[str, Any]) -> Any:
+def _find_body(function: Any, known: dict[str, Any]) -> Any:
     """Returns the body of a function of a graph.
 
     Some are of TensorFlow 1's kind, such as those of the scan in `tf.nn.ctc_loss`: they hold a

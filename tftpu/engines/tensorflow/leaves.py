@@ -13,10 +13,10 @@ Variable = Any  # a keras.Variable or a tf.Variable; TensorFlow publishes no typ
 
 def leaves_of(variables: Mapping[str, Sequence[Variable]]) -> dict[str, list[Leaf]]:
     """Returns the leaves of variables, by group and in the same order."""
-    return {group: [_leaf(v) for v in members] for group, members in variables.items()}
+    return {group: [_build_leaf(v) for v in members] for group, members in variables.items()}
 
 
-def _leaf(variable: Variable) -> Leaf:
+def _build_leaf(variable: Variable) -> Leaf:
     return Leaf.undivided(
         name=getattr(variable, "path", variable.name.removesuffix(":0")),
         shape=tuple(variable.shape),

@@ -62,7 +62,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
     divided = state.replicas * state.options.gradient_accumulation_steps > 1
     if not _has_unknown_code(state) or (normalised and not divided):
         return
-    trials = _Trials(state, _first_examples(state, batches()), training=True)
+    trials = _Trials(state, _take_first_examples(state, batches()), training=True)
     if divided and trials.adds_sums():
         raise UserError(
             "The loss that a layer or the model adds by add_loss grows with the number of "
@@ -92,7 +92,7 @@ def mixes_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset
     specs = keras.tree.flatten(batches().element_spec)
     if state.replicas == 1 and all(spec.shape[0] for spec in specs):  # nothing is padded
         return False
-    trials = _Trials(state, _first_examples(state, batches()), training=False)
+    trials = _Trials(state, _take_first_examples(state, batches()), training=False)
     return trials.adds_sums() or bool(trials.mixed())
 
 
@@ -109,13 +109,13 @@ def refuse_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
     own = [losses for losses in state.losses if losses.unknown_metrics]
     if not own:
         return
-    batch = _first_examples(state, batches())
-    compute = tf.function(lambda given: _metric_states(state, own, given), autograph=False)
+    batch = _take_first_examples(state, batches())
+    compute = tf.function(lambda given: _compute_metric_states(state, own, given), autograph=False)
     names = [v.path for losses in own for v in losses.metric_variables]
     checks.refuse_states(names, *compute(batch))
 
 
-def _metric_states(
+def _compute_metric_states(
     state: ModelState, own: list[Losses], batch: Nest
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the states of metrics after a batch, and after the same batch twice."""
@@ -148,7 +148,7 @@ def _is_unknown(code: Any) -> bool:
     return (getattr(code, "__module__", None) or "").split(".")[0] not in _KNOWN
 
 
-def _first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
+def _take_first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
     """Returns as many examples as two parts of a global batch have, or all that there are."""
     batch = next(iter(batches.take(1)))
     parts = state.replicas * state.options.gradient_accumulation_steps
@@ -161,7 +161,7 @@ class _Trials:
 
     Args:
         state: the variables.
-        batch: as `_first_examples` returns it.
+        batch: as `_take_first_examples` returns it.
         training: as for the model.
     """
 
@@ -177,7 +177,9 @@ class _Trials:
         self._adds, self._gathers = False, False  # whether layers add losses of the examples
         if self._half:
             with gathering() as gathered:
-                graph = self._compute.get_concrete_function(_joined(*self._halves), _draw(0)).graph
+                graph = self._compute.get_concrete_function(
+                    _join_batches(*self._halves), _draw(0)
+                ).graph
             checks.refuse_outside(internals.changed_resources(graph))
             given = graph.inputs[: len(keras.tree.flatten(batch))]
             added = graph.structured_outputs.added
@@ -194,8 +196,8 @@ class _Trials:
             return False
         examples = max(self._half // 2, 1)
         once = keras.tree.map_structure(lambda t: t[:examples], self._halves[0])
-        twice = _joined(once, once)
-        sizes = (once, twice, _joined(twice, twice))
+        twice = _join_batches(once, once)
+        sizes = (once, twice, _join_batches(twice, twice))
 
         def added(draw: int) -> list[list[float]]:
             results = [self._compute(batch, _draw(draw)).added for batch in sizes]
@@ -218,18 +220,18 @@ class _Trials:
             return []
         half, (first, second) = self._half, self._halves
         together, beside_itself, swapped, other = (
-            self._compute(_joined(*pair), _draw(0))
+            self._compute(_join_batches(*pair), _draw(0))
             for pair in ((first, second), (first, first), (second, first), (second, second))
         )
         names: list[str] = []
         terms = [term.name for losses in self._state.losses for term in losses.terms]
         for name, a, b in zip(terms, together.terms, beside_itself.terms):
-            if a.shape.rank and a.shape[0] == 2 * half and _differ(a[:half], b[:half]):
+            if a.shape.rank and a.shape[0] == 2 * half and _is_different(a[:half], b[:half]):
                 names.append(f"loss {name!r}")
         # Sums over examples are the same in all, whichever halves are together.
         for what, place in (("loss that layers add", 1), ("metric", 2)):
             sums = zip(*(result[place] for result in (together, swapped, beside_itself, other)))
-            if any(_differ(a + b, c + d) for a, b, c, d in sums):
+            if any(_is_different(a + b, c + d) for a, b, c, d in sums):
                 names.append(what)
         return names
 
@@ -238,11 +240,11 @@ def _draw(number: int) -> tf.Tensor:
     return tf.constant(number)  # a Python number would be traced anew
 
 
-def _joined(first: Nest, second: Nest) -> Nest:
+def _join_batches(first: Nest, second: Nest) -> Nest:
     return keras.tree.map_structure(lambda a, b: tf.concat([a, b], 0), first, second)
 
 
-def _differ(one: Tensor, other: Tensor) -> bool:
+def _is_different(one: Tensor, other: Tensor) -> bool:
     """Returns whether values differ by more than rounding."""
     found, expected = (tf.cast(value, "float32").numpy() for value in (one, other))
     with np.errstate(invalid="ignore"):  # of a loss that overflows, nothing is known

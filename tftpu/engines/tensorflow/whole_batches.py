@@ -29,8 +29,8 @@ class WholeBatches:
         replicas = strategy.num_replicas_in_sync
         shared = traced_for(platform, lambda share: step.evaluate(share, None, replicas))
         alike = traced_for(platform, lambda batch: step.evaluate(batch, None, 1, replicas))
-        self._run_shared = self._compiled(shared)
-        self._run_alike = self._compiled(alike)
+        self._run_shared = self._compile_step(shared)
+        self._run_alike = self._compile_step(alike)
 
     def run(self, dataset: Any, divides: bool = True) -> None:
         """Runs over a finite data set once; the step's accumulator adds up.
@@ -41,20 +41,22 @@ class WholeBatches:
         """
         replicas = self._strategy.num_replicas_in_sync
         batches = narrow(finite_dataset(dataset))
-        for batch in warn_if_endless(_each(batches), int(batches.cardinality()), dataset=dataset):
+        for batch in warn_if_endless(
+            _iterate_items(batches), int(batches.cardinality()), dataset=dataset
+        ):
             if not divides or examples_of(batch) % replicas:
                 self._run_alike(batch)
             else:
-                self._run_shared(self._shares(batch, examples_of(batch) // replicas))
+                self._run_shared(self._split_shares(batch, examples_of(batch) // replicas))
 
-    def _compiled(self, step: Any) -> Any:
+    def _compile_step(self, step: Any) -> Any:
         # A batch may be a tuple: `strategy.run` gets it as one argument.
         def run(batch):
             self._strategy.run(step, args=(batch,))
 
         return tf.function(run, autograph=False)
 
-    def _shares(self, batch: Any, size: int) -> Any:
+    def _split_shares(self, batch: Any, size: int) -> Any:
         """Returns a batch cut into consecutive shares, one for each replica."""
         if self._strategy.num_replicas_in_sync == 1:
             return batch
@@ -66,7 +68,7 @@ class WholeBatches:
         return self._strategy.experimental_distribute_values_from_function(share)
 
 
-def _each(batches: tf.data.Dataset) -> Iterator[Any]:
+def _iterate_items(batches: tf.data.Dataset) -> Iterator[Any]:
     # A plain `for` loop makes TensorFlow write about the end of the data to stderr.
     iterator = iter(batches)
     while bool((item := iterator.get_next_as_optional()).has_value()):

@@ -34,24 +34,24 @@ def refuse_host_ops(ops: list[tf.Operation]) -> None:
 def depends_on(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> bool:
     """Returns whether a tensor of a graph is computed from one of some others."""
     given = {id(one.op) for one in inputs}
-    return any(id(op) in given for op in _sources(tensor))
+    return any(id(op) in given for op in _iterate_sources(tensor))
 
 
 def is_drawn(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor of a graph depends on `tf.random`, whose state is each device's."""
     known = internals.functions_of(tensor.graph)
-    for op in _sources(tensor):
+    for op in _iterate_sources(tensor):
         bodies = internals.called_functions(known, op)
-        if any(map(_draws, [op, *(one for body in bodies for one in graph_ops(body))])):
+        if any(map(_is_drawing, [op, *(one for body in bodies for one in graph_ops(body))])):
             return True
     return False
 
 
-def _draws(op: tf.Operation) -> bool:
+def _is_drawing(op: tf.Operation) -> bool:
     return op.op_def.is_stateful and any(attr.name == "seed" for attr in op.op_def.attr)
 
 
-def _sources(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+def _iterate_sources(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the ops from which a tensor of a graph is computed."""
     todo, seen = [tensor.op], {id(tensor.op)}
     while todo:

@@ -45,7 +45,7 @@ def saved_model(serving: Serving, to: str) -> Exported:
         signature = serving.function.get_concrete_function()
         tf.saved_model.save(serving.module(), str(path), {"serving_default": signature})
 
-    return _exported(serving, to, write, "run_saved_model.py")
+    return _write_export(serving, to, write, "run_saved_model.py")
 
 
 def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
@@ -59,7 +59,7 @@ def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
     Raises:
         UserError: its outputs differ from the model's, or it cannot be written.
     """
-    return _exported(
+    return _write_export(
         serving, to, lambda path: onnx_model.write(serving, path, about), "run_onnx.py"
     )
 
@@ -76,26 +76,30 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
     Raises:
         UserError: its outputs differ from the model's, or it cannot be written.
     """
-    return _exported(
+    return _write_export(
         serving, to, lambda path: litert_model.write(serving, path, about), "run_litert.py"
     )
 
 
 def keras_file(serving: Serving, to: str) -> Exported:
     """Writes a `.keras` file, the model itself; see `onnx`."""
-    modules = sorted(_modules(serving.model))
-    return _exported(serving, to, lambda path: serving.model.save(path), "run_keras.py", modules)
+    modules = sorted(_list_modules(serving.model))
+    return _write_export(
+        serving, to, lambda path: serving.model.save(path), "run_keras.py", modules
+    )
 
 
-def _modules(model: keras.Model) -> set[str]:
+def _list_modules(model: keras.Model) -> set[str]:
     """Returns the modules that define a model and its layers."""
     found = {type(model).__module__}
     for layer in model.layers:
-        found |= _modules(layer) if isinstance(layer, keras.Model) else {type(layer).__module__}
+        found |= (
+            _list_modules(layer) if isinstance(layer, keras.Model) else {type(layer).__module__}
+        )
     return found
 
 
-def _exported(
+def _write_export(
     serving: Serving,
     to: str,
     write: Callable[[Path], None],
@@ -107,12 +111,12 @@ def _exported(
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / (os.path.basename(to.rstrip("/")) or "model")
         write(path)
-        difference = _compared(serving, path, [runtime, *modules], Path(scratch))
+        difference = _compare_export(serving, path, [runtime, *modules], Path(scratch))
         size = _put(path, to)
     return Exported(size, difference)
 
 
-def _compared(serving: Serving, path: Path, program: Sequence[str], scratch: Path) -> float:
+def _compare_export(serving: Serving, path: Path, program: Sequence[str], scratch: Path) -> float:
     """Returns how far the outputs of an export are from those of the model.
 
     Args:
@@ -144,11 +148,11 @@ def _compared(serving: Serving, path: Path, program: Sequence[str], scratch: Pat
     worst = 0.0
     for number, inputs in given.items():
         theirs = {name: found[f"{number}/{name}"] for name in serving.output_specs()}
-        worst = max(worst, _difference(serving.outputs(inputs), theirs))
+        worst = max(worst, _compute_difference(serving.outputs(inputs), theirs))
     return worst
 
 
-def _difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
+def _compute_difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
     worst = 0.0
     for name, value in ours.items():
         if value.dtype.kind == "f":
@@ -160,12 +164,12 @@ def _difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
                 )
             worst = max(worst, off)
     for name, value in ours.items():
-        if value.dtype.kind != "f" and not _same(value, theirs[name], ours):
+        if value.dtype.kind != "f" and not _is_same(value, theirs[name], ours):
             raise UserError(f"The export was discarded: its output {name!r} is another.")
     return worst
 
 
-def _same(value: np.ndarray, theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> bool:
+def _is_same(value: np.ndarray, theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> bool:
     """Returns whether integers or texts are equal: of classes, where no rounding decides."""
     same = (value.astype(str) if value.dtype == object else value) == theirs
     if "class" in ours and ours["logits"].shape[-1] > 1:

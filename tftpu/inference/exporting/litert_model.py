@@ -47,7 +47,7 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
             f"The weights are {floats / 2**30:.1f} GiB in float32, and a file of LiteRT holds 2: "
             "use --format=saved_model."
         )
-    model = _converted(serving)
+    model = _convert_flatbuffer(serving)
     path.write_bytes(litert_weights.with_integers(model) if serving.quantized else model)
     with zipfile.ZipFile(path, "a") as inside:
         if serving.class_names is not None:
@@ -55,12 +55,12 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         inside.writestr("about.json", json.dumps(dict(about)))
 
 
-def _converted(serving: Serving) -> bytes:
+def _convert_flatbuffer(serving: Serving) -> bytes:
     """Returns the flatbuffer, with weights in float32."""
     function: Any = serving.function
     module: Any = serving.module()
     if serving.quantized:
-        function, module.rounded = _of_floats(serving)
+        function, module.rounded = _build_float_function(serving)
     converter = tf.lite.TFLiteConverter.from_concrete_functions(
         [function.get_concrete_function()], module
     )
@@ -68,12 +68,12 @@ def _converted(serving: Serving) -> bytes:
         return converter.convert()
     except Exception as error:  # its errors have no public class
         raise UserError(
-            f"The model cannot be converted to LiteRT ({_reason(str(error))}): choose "
+            f"The model cannot be converted to LiteRT ({_find_reason(str(error))}): choose "
             "--format=saved_model or --format=onnx."
         ) from error
 
 
-def _of_floats(serving: Serving) -> tuple[Any, list[tf.Variable]]:
+def _build_float_function(serving: Serving) -> tuple[Any, list[tf.Variable]]:
     """Returns a model's function with rounded weights in float32, and these.
 
     Integers would stay in the graph, where they are made floats at every call.
@@ -89,7 +89,7 @@ def _of_floats(serving: Serving) -> tuple[Any, list[tf.Variable]]:
     return tf.function(function, input_signature=signature, autograph=False), weights
 
 
-def _reason(message: str) -> str:
+def _find_reason(message: str) -> str:
     """Returns the operations that are missing, of a message that holds the whole graph."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     kinds = ("TF Select ops:", "Custom ops:")

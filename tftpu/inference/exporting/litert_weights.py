@@ -59,14 +59,14 @@ class _Added:
             if tensor.type != self._schema.TensorType.FLOAT32 or data is None:
                 continue
             value = np.asarray(data).view("<f4").reshape(tensor.shape)
-            found = _integers(value) if value.ndim > 1 and value.size >= SMALLEST else None
+            found = _find_integers(value) if value.ndim > 1 and value.size >= SMALLEST else None
             if found is not None:
-                graph.tensors.append(self._tensor(tensor, *found))
-                nodes.append(self._floats(len(graph.tensors) - 1, number))
+                graph.tensors.append(self._add_tensor(tensor, *found))
+                nodes.append(self._add_dequantization(len(graph.tensors) - 1, number))
                 tensor.buffer = 0  # the empty one, of what is computed
         graph.operators = [*nodes, *graph.operators]
 
-    def _tensor(self, floats: Any, axis: int, codes: np.ndarray, scale: np.ndarray) -> Any:
+    def _add_tensor(self, floats: Any, axis: int, codes: np.ndarray, scale: np.ndarray) -> Any:
         buffer, tensor = self._schema.BufferT(), self._schema.TensorT()
         buffer.data = codes.reshape(-1).view(np.uint8)
         self._model.buffers.append(buffer)
@@ -80,39 +80,39 @@ class _Added:
         tensor.quantization.quantizedDimension = axis
         return tensor
 
-    def _floats(self, given: int, returned: int) -> Any:
+    def _add_dequantization(self, given: int, returned: int) -> Any:
         node = self._schema.OperatorT()
         node.opcodeIndex = self._code
         node.inputs, node.outputs = [given], [returned]
         return node
 
 
-def _integers(value: np.ndarray) -> tuple[int, np.ndarray, np.ndarray] | None:
+def _find_integers(value: np.ndarray) -> tuple[int, np.ndarray, np.ndarray] | None:
     """Returns the dimension of the channels, int8 codes and float32 scales; None: it has none."""
     for axis, channels in enumerate(value.shape):
-        scale = _scales(np.moveaxis(value, axis, 0).reshape(channels, -1))
+        scale = _find_scales(np.moveaxis(value, axis, 0).reshape(channels, -1))
         if scale is not None:
             scale = scale.reshape([channels if n == axis else 1 for n in range(value.ndim)])
             return axis, np.rint(value / scale).astype(np.int8), scale
     return None
 
 
-def _scales(rows: np.ndarray) -> np.ndarray | None:
+def _find_scales(rows: np.ndarray) -> np.ndarray | None:
     """Returns for each row what its values are integers of, float32; None: some are of nothing."""
     reach = np.abs(rows).max(1)
     reach[reach == 0] = 1.0
     scale = reach / np.float32(_LARGEST)
-    left = np.flatnonzero(~_fits(rows, scale))
+    left = np.flatnonzero(~_is_integral(rows, scale))
     if len(left) == len(rows):  # of another dimension, or no integers
         return None
     # Where several channels had one scale, as of the heads of attention, some reach less far.
     for largest in range(_LARGEST - 1, 0, -1):
         scale[left] = reach[left] / np.float32(largest)
-        left = left[~_fits(rows[left], scale[left])]
+        left = left[~_is_integral(rows[left], scale[left])]
     return None if len(left) else scale
 
 
-def _fits(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _is_integral(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # of infinities, as masks have
         steps = rows / scale[:, None]
         return np.all(np.abs(steps - np.rint(steps)) <= _OFF, 1)

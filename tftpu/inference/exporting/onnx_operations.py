@@ -71,19 +71,19 @@ def _read_by(graph: Any) -> Iterator[str]:
 
 
 def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> None:
-    one = _constant(graph, node, 1.0)
+    one = _make_constant(graph, node, 1.0)
     erf = graph.make_node("Erf", [node.input[0]]).output[0]
     _replace(graph, node, "Sub", [one, erf])
 
 
 def _expm1(graph: Any, node: Any, name: str, arguments: Any) -> None:
-    one = _constant(graph, node, 1.0)
+    one = _make_constant(graph, node, 1.0)
     exponential = graph.make_node("Exp", [node.input[0]]).output[0]
     _replace(graph, node, "Sub", [exponential, one])
 
 
 def _log1p(graph: Any, node: Any, name: str, arguments: Any) -> None:
-    more = graph.make_node("Add", [node.input[0], _constant(graph, node, 1.0)]).output[0]
+    more = graph.make_node("Add", [node.input[0], _make_constant(graph, node, 1.0)]).output[0]
     _replace(graph, node, "Log", [more])
 
 
@@ -99,7 +99,7 @@ def _bucketize(graph: Any, node: Any, name: str, arguments: Any) -> None:
     _replace(graph, node, "ReduceSum", [counted, last], attr={"keepdims": 0})
 
 
-def _constant(graph: Any, node: Any, value: float) -> str:
+def _make_constant(graph: Any, node: Any, value: float) -> str:
     from onnx import helper
 
     dtype = helper.tensor_dtype_to_np_dtype(node.output_dtypes[0])

@@ -64,52 +64,55 @@ class _Added:
         from onnx import TensorProto
 
         def node(kind: str, step: str, *inputs: str, **attributes: Any) -> str:
-            return self._node(kind, f"{name}/{step}", *inputs, **attributes)
+            return self._add_node(kind, f"{name}/{step}", *inputs, **attributes)
 
         if weight.bits == 8:
-            codes = self._stored(f"{name}/integers", weight.codes)
+            codes = self._store_array(f"{name}/integers", weight.codes)
             codes = node("Cast", "floats", codes, to=TensorProto.FLOAT)
         else:
-            packed = self._stored(f"{name}/integers", weight.packed[:, None])
-            lower = node("BitwiseAnd", "lower", packed, self._shared("15", np.uint8(15)))
-            upper = self._shared("4", np.uint8(4))
+            packed = self._store_array(f"{name}/integers", weight.packed[:, None])
+            lower = node("BitwiseAnd", "lower", packed, self._share_constant("15", np.uint8(15)))
+            upper = self._share_constant("4", np.uint8(4))
             upper = node("BitShift", "upper", packed, upper, direction="RIGHT")
             pairs = node("Concat", "pairs", lower, upper, axis=1)
-            flat = node("Reshape", "flat", pairs, self._shared("all", np.array([-1])))
-            ends = [self._shared("0", np.array([0])), self._stored(f"{name}/size", _size(weight))]
+            flat = node("Reshape", "flat", pairs, self._share_constant("all", np.array([-1])))
+            ends = [
+                self._share_constant("0", np.array([0])),
+                self._store_array(f"{name}/size", _describe_size(weight)),
+            ]
             flat = node("Slice", "sliced", flat, *ends)
-            shape = self._stored(f"{name}/shape", np.array(weight.codes.shape, np.int64))
+            shape = self._store_array(f"{name}/shape", np.array(weight.codes.shape, np.int64))
             shaped = node("Reshape", "shaped", flat, shape)
             raised = node("Cast", "floats", shaped, to=TensorProto.FLOAT)
-            codes = node("Sub", "codes", raised, self._shared("8", np.float32(8)))
-        scale = self._stored(f"{name}/scale", weight.scale)
+            codes = node("Sub", "codes", raised, self._share_constant("8", np.float32(8)))
+        scale = self._store_array(f"{name}/scale", weight.scale)
         if weight.codes.shape == weight.shape:
-            self._node("Mul", name, codes, scale)
+            self._add_node("Mul", name, codes, scale)
             return
         scaled = node("Mul", "scaled", codes, scale)
-        whole = self._stored(f"{name}/whole", np.array(weight.shape, np.int64))
-        self._node("Reshape", name, scaled, whole)
+        whole = self._store_array(f"{name}/whole", np.array(weight.shape, np.int64))
+        self._add_node("Reshape", name, scaled, whole)
 
-    def _node(self, kind: str, output: str, *inputs: str, **attributes: Any) -> str:
+    def _add_node(self, kind: str, output: str, *inputs: str, **attributes: Any) -> str:
         from onnx import helper
 
         self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
 
-    def _stored(self, name: str, value: Any) -> str:
+    def _store_array(self, name: str, value: Any) -> str:
         from onnx import numpy_helper
 
         self._graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def _shared(self, name: str, value: Any) -> str:
+    def _share_constant(self, name: str, value: Any) -> str:
         """Returns the name of a constant that several weights use."""
         name = f"integers/{name}"
         if name not in self._known:
             self._known.add(name)
-            self._stored(name, value)
+            self._store_array(name, value)
         return name
 
 
-def _size(weight: Quantized) -> np.ndarray:
+def _describe_size(weight: Quantized) -> np.ndarray:
     return np.array([weight.codes.size], np.int64)

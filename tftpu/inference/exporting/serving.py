@@ -51,14 +51,18 @@ class Serving:
     ):
         self.model, self.inputs, self.quantized = model, tuple(inputs), dict(quantized or {})
         self._prepare, self._labels = prepare, labels
-        known = class_names is not None and _classifies(model, class_names)
+        known = class_names is not None and _is_classifier(model, class_names)
         self.class_names = list(class_names) if class_names and known else None
         self._stored = {path: _Stored(value) for path, value in self.quantized.items()}
 
         def function(*given: Any) -> dict[str, Any]:
-            return self._called(given, [stored.value() for stored in self._stored.values()])
+            return self._call_with_weights(
+                given, [stored.value() for stored in self._stored.values()]
+            )
 
-        self.function = tf.function(function, input_signature=_specs(self.inputs), autograph=False)
+        self.function = tf.function(
+            function, input_signature=_build_specs(self.inputs), autograph=False
+        )
 
     @property
     def weight_bytes(self) -> int:
@@ -84,17 +88,17 @@ class Serving:
         ]
 
         def function(*given: Any) -> dict[str, Any]:
-            return self._called(given[:count], given[count:])
+            return self._call_with_weights(given[:count], given[count:])
 
-        signature = [*_specs(self.inputs), *weights]
+        signature = [*_build_specs(self.inputs), *weights]
         return tf.function(function, input_signature=signature, autograph=False)
 
-    def _called(self, given: Sequence[Any], weights: Sequence[Any]) -> dict[str, Any]:
+    def _call_with_weights(self, given: Sequence[Any], weights: Sequence[Any]) -> dict[str, Any]:
         """Returns the outputs by name, computed with weights in place of the quantized ones."""
         by_path = {v.path: v for v in self.model.variables}
         replaced = [(by_path[path], value) for path, value in zip(self.quantized, weights)]
         with keras.StatelessScope(replaced) if replaced else contextlib.nullcontext():
-            found = _named(self.model(self._prepare(*given), training=False))
+            found = _name_outputs(self.model(self._prepare(*given), training=False))
         if self.class_names is not None:
             found["class"] = tf.argmax(found["logits"], -1, tf.int32)
         if self.class_names is not None and self._labels:
@@ -137,7 +141,7 @@ class _Stored:
         return tf.reshape(tf.cast(codes, tf.float32) * scale, self._shape)
 
 
-def _specs(inputs: Sequence[Input]) -> list[tf.TensorSpec]:
+def _build_specs(inputs: Sequence[Input]) -> list[tf.TensorSpec]:
     """Returns the specs of batches of any size."""
     return [tf.TensorSpec((None, *i.shape), i.dtype, name=i.name) for i in inputs]
 
@@ -147,7 +151,7 @@ def weight_name(number: int) -> str:
     return f"weight_{number}"
 
 
-def _named(outputs: Any) -> dict[str, Any]:
+def _name_outputs(outputs: Any) -> dict[str, Any]:
     if isinstance(outputs, Mapping):
         return {str(name): tf.identity(value, str(name)) for name, value in outputs.items()}
     if isinstance(outputs, list | tuple):
@@ -186,8 +190,8 @@ def inputs_of(
         _check_needed(model, taken)
         specs, features = {name: specs[name] for name in taken}, {TOKENS: known[TOKENS], **known}
     size = getattr(getattr(model, "hyperparameters", None), "vocabulary", None)
-    indices, found = size or _indices(model), []
-    for name, (tensor, shape) in _sized(specs, features).items():
+    indices, found = size or _find_index_limit(model), []
+    for name, (tensor, shape) in _describe_inputs(specs, features).items():
         below = size if name == TOKENS else None
         tried = _FEW.get(name, indices) if language else indices
         found.append(Input(name, shape, tensor.dtype, below, tried))
@@ -200,7 +204,7 @@ def inputs_of(
     return found, prepare
 
 
-def _indices(model: keras.Model) -> int:
+def _find_index_limit(model: keras.Model) -> int:
     """Returns what whole numbers may be drawn below, which may be indices of any embedding."""
     kinds = keras.layers.Embedding
     tables = [v for v in keras_internals.flat_layers(model) if isinstance(v, kinds)]
@@ -240,7 +244,7 @@ def _check_needed(model: keras.Model, taken: Sequence[str]) -> None:
             )
 
 
-def _sized(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[int, ...]]]:
+def _describe_inputs(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Returns the tensors of a model's inputs and their shapes without the batch, by name."""
     named = isinstance(specs, Mapping)
     flat = list(specs.values()) if named else keras.tree.flatten(specs)
@@ -267,7 +271,7 @@ def _sized(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[int, ...]]
     return found
 
 
-def _classifies(model: keras.Model, class_names: Sequence[str]) -> bool:
+def _is_classifier(model: keras.Model, class_names: Sequence[str]) -> bool:
     """Returns whether a model returns a score for each of these classes."""
     shape = getattr(model, "output_shape", None)
     return isinstance(shape, tuple) and shape[1:] == (len(class_names),)

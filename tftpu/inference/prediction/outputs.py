@@ -26,7 +26,7 @@ def with_embedding(model: keras.Model) -> keras.Model:
     Raises:
         UserError: it is not functional, or ends in no single layer.
     """
-    embedding, logits = _traced(model)
+    embedding, logits = _trace_outputs(model)
     given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     return keras.Model(given, {EMBEDDING: embedding, LOGITS: logits}, name=model.name)
 
@@ -45,15 +45,15 @@ def columns_of(
     def columns(outputs: Nest) -> Columns:
         found: Columns = {}
         if EMBEDDING in wanted:
-            found[EMBEDDING] = _float32(outputs[EMBEDDING])
+            found[EMBEDDING] = _to_float32(outputs[EMBEDDING])
             outputs = outputs[LOGITS]
         for name in wanted:
             if name == LOGITS:
-                found.update(_named(outputs))
+                found.update(_name_columns(outputs))
             elif name in (CLASSES, TOP5):
-                logits = _classified(outputs)
+                logits = _classify_outputs(outputs)
                 scores = logits if probabilities else _softmax(logits)
-                pick = _likeliest if name == CLASSES else _top5
+                pick = _find_likeliest if name == CLASSES else _find_top5
                 found.update(pick(logits, scores, class_names))
         return found
 
@@ -79,17 +79,17 @@ def returns_probabilities(model: keras.Model) -> bool:
     from_logits = getattr(loss, "from_logits", None)
     if isinstance(from_logits, bool):
         return not from_logits
-    last = _last(model)
+    last = _find_last_layer(model)
     known = (keras.activations.softmax, keras.activations.sigmoid)
     return isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) in known
 
 
-def _last(model: keras.Model) -> Any:
+def _find_last_layer(model: keras.Model) -> Any:
     last: Any = model.layers[-1] if model.layers else model
-    return _last(last) if isinstance(last, keras.Model) else last
+    return _find_last_layer(last) if isinstance(last, keras.Model) else last
 
 
-def _traced(model: keras.Model) -> tuple[Any, Any]:
+def _trace_outputs(model: keras.Model) -> tuple[Any, Any]:
     """Returns the embedding and the output of a functional model, as tensors of its graph."""
     last: Any = model.layers[-1] if getattr(model, "layers", None) else None
     functional = isinstance(model, keras.Sequential) or hasattr(model, "operations")
@@ -110,16 +110,16 @@ def _traced(model: keras.Model) -> tuple[Any, Any]:
     return given, model.outputs[0]
 
 
-def _named(outputs: Nest) -> Columns:
+def _name_columns(outputs: Nest) -> Columns:
     """Returns a column for each output: "logits", or "logits_NAME" of several."""
     if isinstance(outputs, Mapping):
-        return {f"{LOGITS}_{name}": _float32(value) for name, value in outputs.items()}
+        return {f"{LOGITS}_{name}": _to_float32(value) for name, value in outputs.items()}
     if isinstance(outputs, list | tuple):
-        return {f"{LOGITS}_{n}": _float32(value) for n, value in enumerate(outputs)}
-    return {LOGITS: _float32(outputs)}
+        return {f"{LOGITS}_{n}": _to_float32(value) for n, value in enumerate(outputs)}
+    return {LOGITS: _to_float32(outputs)}
 
 
-def _classified(outputs: Nest) -> np.ndarray:
+def _classify_outputs(outputs: Nest) -> np.ndarray:
     """Returns outputs of the shape (examples, ..., classes).
 
     Raises:
@@ -130,28 +130,28 @@ def _classified(outputs: Nest) -> np.ndarray:
             "The model does not return a score for each of several classes: leave out "
             "--outputs=classes and top5, and ask for logits."
         )
-    return _float32(outputs)
+    return _to_float32(outputs)
 
 
-def _likeliest(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
+def _find_likeliest(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
     best = logits.argmax(-1)
     found: Columns = {"class": best.astype(np.int32)}
     if names is not None:
-        found["class_name"] = _names(best, names)
+        found["class_name"] = _look_up_names(best, names)
     found["probability"] = np.take_along_axis(scores, best[..., None], -1)[..., 0]
     return found
 
 
-def _top5(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
+def _find_top5(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
     best = np.argsort(-logits, axis=-1, kind="stable")[..., :5]
     found: Columns = {"top5_classes": best.astype(np.int32)}
     if names is not None:
-        found["top5_names"] = _names(best, names)
+        found["top5_names"] = _look_up_names(best, names)
     found["top5_probabilities"] = np.take_along_axis(scores, best, -1)
     return found
 
 
-def _names(classes: np.ndarray, names: Sequence[str]) -> Any:
+def _look_up_names(classes: np.ndarray, names: Sequence[str]) -> Any:
     found = np.array(names, object)[classes]
     return found.tolist() if found.ndim == 1 else found
 
@@ -161,7 +161,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return powers / powers.sum(-1, keepdims=True)
 
 
-def _float32(value: Any) -> np.ndarray:
+def _to_float32(value: Any) -> np.ndarray:
     array = np.asarray(value)
     narrow = array.dtype.kind not in "biu" and array.dtype != np.float32
     return array.astype(np.float32) if narrow else array

@@ -48,7 +48,7 @@ def stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
 
 def seal(record: Mapping[str, Any]) -> bytes:
     """Returns an object as the content of a JSON file that ends in the checksum of the rest."""
-    return json.dumps({**record, _SEAL: _checksum(record)}, indent=1).encode()
+    return json.dumps({**record, _SEAL: _compute_checksum(record)}, indent=1).encode()
 
 
 def is_sealed(record: Mapping[str, Any], data: bytes) -> bool:
@@ -86,7 +86,7 @@ class Sums:
         manifest: Mapping[str, Sum],
         share: tuple[int, int],
     ):
-        self._folder, self._plan = folder, _checksum(plan)
+        self._folder, self._plan = folder, _compute_checksum(plan)
         self.name = f"{_BEGIN}{share[0]}-of-{share[1]}.crc"
         self._lines: lines.Lines | None = None
         self._flushed = 0.0
@@ -105,8 +105,8 @@ class Sums:
         """Begins to write the sums of this machine's shards; restores lines that are damaged."""
         own = OwnFile(self._folder, self.name)
         entries = {"": Sum(0, ""), **{s: self.known[s] for s in shards if s in self.known}}
-        data = b"".join(self._line(*entry) for entry in entries.items())
-        if _content(own.path) != data:
+        data = b"".join(self._format_line(*entry) for entry in entries.items())
+        if _read_content(own.path) != data:
             own.write(data)
         self._lines = lines.Lines(own.path)
 
@@ -114,7 +114,7 @@ class Sums:
         """Notes a shard that this machine has written; a bucket takes a change a second."""
         assert self._lines is not None
         self.known[name] = found
-        self._lines.append(self._line(name, found).decode())
+        self._lines.append(self._format_line(name, found).decode())
         if time.monotonic() - self._flushed >= lines.SECONDS:
             self._lines.flush()
             self._flushed = time.monotonic()
@@ -124,21 +124,21 @@ class Sums:
         if self._lines is not None:
             self._lines.close()
 
-    def _line(self, name: str, found: Sum) -> bytes:
+    def _format_line(self, name: str, found: Sum) -> bytes:
         record = [self._plan, name, *found]
-        return f"{_checksum(record)} {json.dumps(record)}\n".encode()
+        return f"{_compute_checksum(record)} {json.dumps(record)}\n".encode()
 
     def _read(self, name: str) -> dict[str, Sum]:
         """Returns the sums of a machine that are undamaged and of this plan."""
         found = {}
-        for line in (_content(files.join(self._folder, name)) or b"").split(b"\n"):
+        for line in (_read_content(files.join(self._folder, name)) or b"").split(b"\n"):
             try:
                 record = json.loads(line.partition(b" ")[2])
                 plan, shard, size, crc32c = record
             except (ValueError, TypeError, RecursionError):
                 continue
             entry = Sum(size, crc32c)
-            if plan == self._plan and self._line(shard, entry) == line + b"\n":
+            if plan == self._plan and self._format_line(shard, entry) == line + b"\n":
                 found[shard] = entry
         self.of_plan |= bool(found)
         return {shard: entry for shard, entry in found.items() if shard}
@@ -162,7 +162,7 @@ def read_manifest(path: str) -> tuple[dict[str, Any] | None, dict[str, Sum]]:
     return (record, sums) if is_sealed(record, data) else (None, {})
 
 
-def _content(path: str) -> bytes | None:
+def _read_content(path: str) -> bytes | None:
     """Returns the content of a file of sums; None if there is none, or it cannot be read."""
     try:
         return side_files.content(path) if side_files.is_there(path) else None
@@ -170,5 +170,5 @@ def _content(path: str) -> bytes | None:
         return None
 
 
-def _checksum(value: Any) -> str:
+def _compute_checksum(value: Any) -> str:
     return f"{google_crc32c.value(json.dumps(value).encode()):08x}"

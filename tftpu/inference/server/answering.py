@@ -96,7 +96,7 @@ class Answered:
         try:
             await self._read(request, body)
             async with asyncio.timeout(self._limits.seconds):
-                return await _unless_gone(request, answer(body))
+                return await _wait_unless_gone(request, answer(body))
         except Exception as error:  # one request must not end the server
             return self._explain(error)
         finally:
@@ -130,7 +130,9 @@ class Answered:
         known = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), None)
         if known is None:
             self._counts.failure(error)
-        said = _failed(error) if known is None else self._said(error) or str(error)
+        said = (
+            _describe_failure(error) if known is None else self._describe_error(error) or str(error)
+        )
         _forget(error)
         headers = {"Retry-After": "1"} if known == 429 else None
         return as_json(payloads.error(said), known or 500, headers)
@@ -161,7 +163,7 @@ class Answered:
         if size > most:
             raise _Large
 
-    def _said(self, error: Exception) -> str | None:
+    def _describe_error(self, error: Exception) -> str | None:
         """Returns what is said of an error that has no words of its own."""
         seconds = self._limits.seconds
         return {
@@ -190,12 +192,12 @@ class Answered:
             said = f"The text ends here: the next part took longer than {seconds:g} s."
         except Exception as error:
             self._counts.failure(error)
-            said = _failed(error)
+            said = _describe_failure(error)
             _forget(error)
         yield b"data: " + payloads.error(said) + b"\n\n"
 
 
-def _failed(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     """Returns what a client learns of a failure: its kind; the rest is in the log."""
     return f"The model failed: {type(error).__name__}."
 
@@ -219,7 +221,7 @@ def _return_memory() -> None:
         trim(0)
 
 
-async def _unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
+async def _wait_unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
     """Returns an answer; gives up what is computed for a client that has left."""
     answered = asyncio.ensure_future(answer)
     left = asyncio.ensure_future(request.receive())  # the next message is that of its end

@@ -71,10 +71,10 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
     answered = Answered(limits, counts)
     if isinstance(model, Served):
         work: Batcher | Texts = Batcher(model.call, limits.batch, limits.waiting, counts.batch)
-        predict = _predictions(model, work, answered)
+        predict = _build_predictions_route(model, work, answered)
     else:
         work = Texts(model.writer, limits.batch, limits.waiting, counts.batch)
-        predict = _texts(model, work, limits, answered)
+        predict = _build_texts_routes(model, work, limits, answered)
     counts.gauge(lambda: work.waiting)
     task: set[asyncio.Task[None]] = set()
 
@@ -100,17 +100,19 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
         Route(about.health, health),
         Route("/metrics", metrics),
         Route(about.predict, answered(predict, "predict"), methods=["POST"]),
-        *(Route(at, _status(about)) for at in versions),
-        *(Route(f"{at}/metadata", _metadata(model, about)) for at in versions),
+        *(Route(at, _build_status_route(about)) for at in versions),
+        *(Route(f"{at}/metadata", _build_metadata_route(model, about)) for at in versions),
         *(
             Route(f"{at}:predict", answered(predict, "predict"), methods=["POST"])
             for at in versions
         ),
     ]
     if isinstance(model, Language) and isinstance(work, Texts):
-        complete = answered(_completions(model, work, about.name, limits, answered), "completions")
+        complete = answered(
+            _build_completions_route(model, work, about.name, limits, answered), "completions"
+        )
         routes.append(Route("/v1/completions", complete, methods=["POST"]))
-    failures = {HTTPException: _refusal(routes)}
+    failures = {HTTPException: _build_refusal(routes)}
     own = [Middleware(origins.OwnHosts, hosts=about.hosts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures, middleware=own)
     app.router.redirect_slashes = False  # it would name the host that the client named
@@ -118,7 +120,7 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
     return app
 
 
-def _predictions(model: Served, batcher: Batcher, answered: Answered) -> Answer:
+def _build_predictions_route(model: Served, batcher: Batcher, answered: Answered) -> Answer:
     def parse(given: dict[str, Any]) -> payloads.Request:
         return payloads.request(given, model.inputs)
 
@@ -132,7 +134,9 @@ def _predictions(model: Served, batcher: Batcher, answered: Answered) -> Answer:
     return answer
 
 
-def _texts(model: Language, texts: Texts, limits: Limits, answered: Answered) -> Answer:
+def _build_texts_routes(
+    model: Language, texts: Texts, limits: Limits, answered: Answered
+) -> Answer:
     """Returns the texts of Vertex AI's and TensorFlow Serving's requests: prompts as instances."""
     from tftpu.inference.server import completions
 
@@ -151,7 +155,7 @@ def _texts(model: Language, texts: Texts, limits: Limits, answered: Answered) ->
     return answer
 
 
-def _completions(
+def _build_completions_route(
     model: Language, texts: Texts, name: str, limits: Limits, answered: Answered
 ) -> Answer:
     from tftpu.inference.server import completions
@@ -172,7 +176,7 @@ def _completions(
     return answer
 
 
-def _status(about: About) -> Callable[[Request], Awaitable[Response]]:
+def _build_status_route(about: About) -> Callable[[Request], Awaitable[Response]]:
     body = orjson.dumps(
         {
             "model_version_status": [
@@ -191,7 +195,9 @@ def _status(about: About) -> Callable[[Request], Awaitable[Response]]:
     return status
 
 
-def _metadata(model: Served | Language, about: About) -> Callable[[Request], Awaitable[Response]]:
+def _build_metadata_route(
+    model: Served | Language, about: About
+) -> Callable[[Request], Awaitable[Response]]:
     if isinstance(model, Served):
         inputs = {i.name: {"dtype": i.dtype, "shape": [-1, *i.shape]} for i in model.inputs}
         outputs = list(model.outputs)
@@ -207,7 +213,7 @@ def _metadata(model: Served | Language, about: About) -> Callable[[Request], Awa
     return metadata
 
 
-def _refusal(routes: list[Route]) -> Callable[[Request, Exception], Response]:
+def _build_refusal(routes: list[Route]) -> Callable[[Request, Exception], Response]:
     addresses = ", ".join(route.path for route in routes)
 
     def refusal(request: Request, error: Exception) -> Response:

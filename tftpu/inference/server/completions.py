@@ -73,7 +73,7 @@ def rows(
     prompts: list[str], given: Mapping[str, Any], language: Language, longest: int
 ) -> list[Row]:
     """Returns a row for each prompt; see `completion`."""
-    numbers = {name: _number(name, kind, given.get(name)) for name, kind in _NUMBERS.items()}
+    numbers = {name: _parse_number(name, kind, given.get(name)) for name, kind in _NUMBERS.items()}
     length, seed = numbers.pop("max_tokens"), numbers.pop("seed")
     length = _TOKENS if length is None else length
     if not 1 <= length <= longest:
@@ -91,7 +91,7 @@ def rows(
     return [Row(prompt, length, sampling, seed, place) for place, prompt in enumerate(tokens)]
 
 
-def _number(name: str, kind: type, value: Any) -> Any:
+def _parse_number(name: str, kind: type, value: Any) -> Any:
     if value is None:
         return None
     allowed = (int,) if kind is int else (int, float)
@@ -132,7 +132,7 @@ class Answer:
         for index, (row, parts) in enumerate(zip(self._rows, self._texts)):
             text, count = await joined(parts, self._language, row)
             tokens += count
-            choices.append(_choice(index, text, _end(row, count)))
+            choices.append(_build_choice(index, text, _end(row, count)))
         usage = {
             "prompt_tokens": sum(len(row.prompt) for row in self._rows),
             "completion_tokens": tokens,
@@ -146,11 +146,11 @@ class Answer:
             decode, count = self._language.decoder(row.prompt), 0
             async for part in parts:
                 count += len(part)
-                yield self._event(_choice(index, decode(part), None))
-            yield self._event(_choice(index, "", _end(row, count)))
+                yield self._format_event(_build_choice(index, decode(part), None))
+            yield self._format_event(_build_choice(index, "", _end(row, count)))
         yield b"data: [DONE]\n\n"
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
+    def _format_event(self, choice: dict[str, Any]) -> bytes:
         return b"data: " + orjson.dumps({**self._head, "choices": [choice]}) + b"\n\n"
 
 
@@ -160,7 +160,7 @@ async def joined(parts: AsyncIterator[list[int]], language: Language, row: Row) 
     return language.decoder(row.prompt)(tokens), len(tokens)
 
 
-def _choice(index: int, text: str, end: str | None) -> dict[str, Any]:
+def _build_choice(index: int, text: str, end: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": end}
 
 

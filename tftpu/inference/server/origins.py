@@ -47,29 +47,29 @@ class OwnHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request, or refuses it."""
-        refused = self._refused(Headers(scope=scope)) if scope["type"] == "http" else None
+        refused = self._find_refusal(Headers(scope=scope)) if scope["type"] == "http" else None
         if refused is None:
             await self._app(scope, receive, send)
         else:
             await as_json(payloads.error(refused), 403)(scope, receive, send)
 
-    def _refused(self, headers: Headers) -> str | None:
+    def _find_refusal(self, headers: Headers) -> str | None:
         """Returns why a request is refused; None if it is not. Only programs send no host."""
         origin = headers.get("origin")
         host = _name(f"//{headers['host']}") if "host" in headers else None
-        if host is not None and not self._answers_to(host, self._addresses):
+        if host is not None and not self._is_answered(host, self._addresses):
             return (
                 f"This server does not answer to the host {headers['host'][:80]!r}: should it, "
                 "start it with --allow_hosts=NAME."
             )
-        if origin is None or _name(origin) == host or self._answers_to(_name(origin)):
+        if origin is None or _name(origin) == host or self._is_answered(_name(origin)):
             return None
         return (
             f"This server does not answer to pages of {origin[:80]!r}: should it, start it with "
             "--allow_hosts=NAME."
         )
 
-    def _answers_to(self, name: str, addresses: bool = False) -> bool:
+    def _is_answered(self, name: str, addresses: bool = False) -> bool:
         above = name.split(".")
         known = {name, ANY, *(".".join(["*", *above[n:]]) for n in range(1, len(above)))}
         return bool(known & self._hosts) or (addresses and _is_address(name))

@@ -103,8 +103,8 @@ def request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
     if ("instances" in given) == ("inputs" in given):
         raise BadRequest("Give either instances, a list of examples, or inputs.")
     if "instances" in given:
-        return _of_rows(given["instances"], inputs)
-    return _of_columns(given["inputs"], inputs)
+        return _parse_rows(given["instances"], inputs)
+    return _parse_columns(given["inputs"], inputs)
 
 
 def check_signature(given: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ def check_signature(given: Mapping[str, Any]) -> None:
         raise BadRequest(f"The only signature_name is {_SIGNATURE!r}.")
 
 
-def _of_rows(instances: Any, inputs: Sequence[Input]) -> Request:
+def _parse_rows(instances: Any, inputs: Sequence[Input]) -> Request:
     if not isinstance(instances, list) or not instances:
         raise BadRequest("instances must be a list of at least one example.")
     names = {i.name for i in inputs}
@@ -123,44 +123,48 @@ def _of_rows(instances: Any, inputs: Sequence[Input]) -> Request:
     if all(named):
         wrong = next((row for row in instances if set(row) != names), None)
         if wrong is not None:
-            raise BadRequest(f"An instance has {_listed(wrong)}; the model takes {_listed(names)}.")
+            raise BadRequest(
+                f"An instance has {_format_names(wrong)}; the model takes {_format_names(names)}."
+            )
         columns = {i.name: [row[i.name] for row in instances] for i in inputs}
     elif len(inputs) == 1:
         columns = {inputs[0].name: instances}
     else:
-        raise BadRequest(f"An instance must be an object with {_listed(names)}.")
-    arrays = {i.name: _array(columns[i.name], i) for i in inputs}
+        raise BadRequest(f"An instance must be an object with {_format_names(names)}.")
+    arrays = {i.name: _parse_array(columns[i.name], i) for i in inputs}
     return Request(arrays, len(instances), rows=True)
 
 
-def _of_columns(columns: Any, inputs: Sequence[Input]) -> Request:
+def _parse_columns(columns: Any, inputs: Sequence[Input]) -> Request:
     if _is_encoded(columns):
         raise BadRequest('inputs must be a list of examples: [{"b64": "..."}].')
     if len(inputs) == 1 and not isinstance(columns, dict):
         columns = {inputs[0].name: columns}
     names = {i.name for i in inputs}
     if not isinstance(columns, dict) or set(columns) != names:
-        has = _listed(columns) if isinstance(columns, dict) else "no names"
-        raise BadRequest(f"inputs has {has}; the model takes {_listed(names)}.")
+        has = _format_names(columns) if isinstance(columns, dict) else "no names"
+        raise BadRequest(f"inputs has {has}; the model takes {_format_names(names)}.")
     for name, values in columns.items():
         if not isinstance(values, list) or not values:
             raise BadRequest(f"The input {name!r} must be a list of at least one example.")
-    arrays = {i.name: _array(columns[i.name], i) for i in inputs}
+    arrays = {i.name: _parse_array(columns[i.name], i) for i in inputs}
     counts = {len(array) for array in arrays.values()}
     if len(counts) != 1:
         raise BadRequest(f"The inputs hold different numbers of examples: {sorted(counts)}.")
     return Request(arrays, counts.pop(), rows=False)
 
 
-def _array(values: list[Any], given: Input) -> np.ndarray:
+def _parse_array(values: list[Any], given: Input) -> np.ndarray:
     """Returns the examples of an input; images may be files, `{"b64": ...}`."""
     if any(map(_is_encoded, values)):
-        array = _images(values, given)
+        array = _decode_images(values, given)
     else:
-        array = _numbers(values, given)
+        array = _parse_numbers(values, given)
     wanted = np.dtype(given.dtype)
     if array.dtype.kind not in {"b": "b", "i": "iu", "u": "iu"}.get(wanted.kind, "iuf"):
-        raise BadRequest(f"{_takes(given)}; given was something else, such as {_some(values)!r}.")
+        raise BadRequest(
+            f"{_takes(given)}; given was something else, such as {_find_some(values)!r}."
+        )
     if wanted.kind in "iu":
         limits = np.iinfo(wanted)
         most = limits.max if given.below is None else given.below - 1
@@ -173,7 +177,7 @@ def _array(values: list[Any], given: Input) -> np.ndarray:
     return found
 
 
-def _numbers(values: list[Any], given: Input) -> np.ndarray:
+def _parse_numbers(values: list[Any], given: Input) -> np.ndarray:
     """Returns nested lists of numbers as an array.
 
     NumPy sees numbers alone: of texts it would make an array whose rows all have the longest size.
@@ -181,17 +185,19 @@ def _numbers(values: list[Any], given: Input) -> np.ndarray:
     flat = values
     for size in given.shape:
         if not all(isinstance(part, list) and len(part) == size for part in flat):
-            raise _misshapen(values, given)
+            raise _explain_shape(values, given)
         flat = list(itertools.chain.from_iterable(flat))
     kinds = set(map(type, flat))
     if list in kinds:
-        raise _misshapen(values, given)
+        raise _explain_shape(values, given)
     if not kinds <= {int, float, bool}:
-        raise BadRequest(f"{_takes(given)}; given was something else, such as {_some(values)!r}.")
+        raise BadRequest(
+            f"{_takes(given)}; given was something else, such as {_find_some(values)!r}."
+        )
     return np.array(flat).reshape((len(values), *given.shape))
 
 
-def _misshapen(values: list[Any], given: Input) -> BadRequest:
+def _explain_shape(values: list[Any], given: Input) -> BadRequest:
     """Returns the error for examples of another shape than the model takes."""
     shapes = {_shape(value) for value in values[:_LOOKED_AT]}
     if len(shapes) > 1 or given.shape in shapes:
@@ -208,7 +214,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _images(values: list[Any], given: Input) -> np.ndarray:
+def _decode_images(values: list[Any], given: Input) -> np.ndarray:
     """Returns the pixels of examples, some of which or all are image files."""
     size = len(values) * math.prod(given.shape)
     if size > _UNPACKED:
@@ -216,7 +222,10 @@ def _images(values: list[Any], given: Input) -> np.ndarray:
             f"The images of this request have {size / 2**20:.0f} MiB once unpacked: send fewer at "
             f"once, of {_UNPACKED / 2**20:.0f} MiB together."
         )
-    parts = (_pixels(v, given) if _is_encoded(v) else _numbers([v], given)[0] for v in values)
+    parts = (
+        _decode_pixels(v, given) if _is_encoded(v) else _parse_numbers([v], given)[0]
+        for v in values
+    )
     return np.stack(list(parts))
 
 
@@ -224,7 +233,7 @@ def _is_encoded(value: Any) -> bool:
     return isinstance(value, dict) and set(value) == {"b64"}
 
 
-def _pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
+def _decode_pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
     """Returns the pixels of an image file in base64."""
     from PIL import Image, ImageOps
 
@@ -240,7 +249,7 @@ def _pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
             _refuse_size(image.size, {(width, height), (height, width)}, given)
             upright = ImageOps.exif_transpose(image)  # as in training
             _refuse_size(upright.size, {(width, height)}, given)
-            pixels = _of_eight_bits(upright)
+            pixels = _to_eight_bits(upright)
     except BadRequest:
         raise
     except Exception as error:  # Pillow's readers of damaged files raise errors of many kinds
@@ -261,7 +270,7 @@ def _refuse_size(size: tuple[int, int], allowed: set[tuple[int, int]], given: In
         )
 
 
-def _of_eight_bits(image: Any) -> np.ndarray:
+def _to_eight_bits(image: Any) -> np.ndarray:
     """Returns pixels in RGB; of 16 bits the upper ones, as TensorFlow decodes them."""
     if not image.mode.startswith("I"):
         return np.asarray(image.convert("RGB"))
@@ -273,50 +282,50 @@ def _takes(given: Input) -> str:
     return f"The input {given.name!r} takes {given.dtype} {list(given.shape)} for each example"
 
 
-def _some(values: Any) -> str:
+def _find_some(values: Any) -> str:
     """Returns a value within nested lists, to say what was given."""
     while isinstance(values, list) and values:
         values = next((v for v in values if not isinstance(v, int | float)), values[0])
     return str(values)[:40]
 
 
-def _listed(names: Any) -> str:
+def _format_names(names: Any) -> str:
     return ", ".join(repr(str(name)[:40]) for name in sorted(names)[:8]) or "no names"
 
 
 def answer(found: Arrays, asked: Request) -> bytes:
     """Returns the body of an answer: "predictions" for rows, "outputs" for columns."""
-    columns = {name: _plain(value) for name, value in found.items()}
+    columns = {name: _to_plain(value) for name, value in found.items()}
     if not asked.rows:
         only = next(iter(columns.values())) if len(columns) == 1 else columns
-        return _encoded({"outputs": only})
+        return _encode_json({"outputs": only})
     if len(columns) == 1:
         [values] = columns.values()
-        return _encoded({"predictions": values})
+        return _encode_json({"predictions": values})
     rows = [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
-    return _encoded({"predictions": rows})
+    return _encode_json({"predictions": rows})
 
 
-def _plain(values: np.ndarray) -> Any:
+def _to_plain(values: np.ndarray) -> Any:
     """Returns an array that JSON can hold; texts as a list."""
     if values.dtype.kind in "OSU":
-        return _texts(values.tolist())
+        return _decode_texts(values.tolist())
     if values.dtype.kind == "f" and values.dtype.itemsize != 8:
         values = values.astype(np.float32)
     return np.ascontiguousarray(values)
 
 
-def _texts(values: Any) -> Any:
+def _decode_texts(values: Any) -> Any:
     """Returns nested lists of texts."""
     if isinstance(values, list):
-        return [_texts(value) for value in values]
+        return [_decode_texts(value) for value in values]
     return values.decode(errors="replace") if isinstance(values, bytes) else values
 
 
-def _encoded(value: Any) -> bytes:
+def _encode_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def error(message: str) -> bytes:
     """Returns the body of an error, as TensorFlow Serving has it."""
-    return _encoded({"error": message})
+    return _encode_json({"error": message})

@@ -37,7 +37,7 @@ class Patient(H11Protocol):
     def handle_events(self) -> None:
         """Stops waiting when a head has come."""
         super().handle_events()
-        if self._answers():
+        if self._is_answering():
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
@@ -54,10 +54,10 @@ class Patient(H11Protocol):
     def resume_writing(self) -> None:
         """Stops waiting for it."""
         super().resume_writing()
-        if self._answers():
+        if self._is_answering():
             self._stop_waiting()
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _wait(self, seconds: float) -> None:

@@ -35,7 +35,7 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         found.bind((host, port))
     except (OSError, OverflowError) as error:
-        raise _taken(host, port, error) from error
+        raise _explain_taken(host, port, error) from error
     return found
 
 
@@ -49,11 +49,11 @@ def listen(at: socket.socket) -> str:
     try:
         at.listen()
     except OSError as error:
-        raise _taken(host, port, error) from error
+        raise _explain_taken(host, port, error) from error
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _taken(host: str, port: int, error: Exception) -> UserError:
+def _explain_taken(host: str, port: int, error: Exception) -> UserError:
     reason = getattr(error, "strerror", None) or error
     return UserError(
         f"Nothing can be served at {host}:{port} ({reason}): choose another --port or --host."

@@ -68,12 +68,12 @@ def load(path: str) -> Served:
         UserError: there is no such model, or its first dimension is not a batch of any size.
     """
     if path.endswith(".onnx"):
-        return _onnx(path)
+        return _load_onnx(path)
     if files.exists(files.join(path, "saved_model.pb")):
-        return _saved_model(path)
+        return _load_saved_model(path)
     names = [name for name in files.names_in(path) if name.endswith(".onnx")]
     if len(names) == 1:
-        return _onnx(files.join(path, names[0]))
+        return _load_onnx(files.join(path, names[0]))
     found = f"holds {len(names)} files of ONNX" if names else "is no model"
     raise UserError(
         f"{path} {found}: give a file of ONNX (.onnx), or the folder of a "
@@ -81,7 +81,7 @@ def load(path: str) -> Served:
     )
 
 
-def _onnx(path: str) -> Served:
+def _load_onnx(path: str) -> Served:
     try:
         import onnxruntime
     except ImportError as error:
@@ -102,9 +102,9 @@ def _onnx(path: str) -> Served:
             data, providers=onnxruntime.get_available_providers()
         )
     except Exception as error:  # its exceptions share no class of their own
-        raise UserError(f"ONNX Runtime cannot load {path}: {_first_line(error)}") from error
+        raise UserError(f"ONNX Runtime cannot load {path}: {_extract_first_line(error)}") from error
     inputs = [
-        _input(path, value.name, value.shape, _onnx_dtype(value.type))
+        _check_input(path, value.name, value.shape, _parse_onnx_dtype(value.type))
         for value in session.get_inputs()
     ]
     outputs = tuple(value.name for value in session.get_outputs())
@@ -114,20 +114,20 @@ def _onnx(path: str) -> Served:
         try:
             found: list[Any] = list(session.run(list(outputs), dict(given)))
         except (failures.InvalidArgument, failures.RuntimeException) as error:
-            raise Refused(_first_line(error)) from error
+            raise Refused(_extract_first_line(error)) from error
         return dict(zip(outputs, found))
 
     used = device.of_onnxruntime(session.get_providers())
     return Served(tuple(inputs), outputs, call, used)
 
 
-def _saved_model(path: str) -> Served:
+def _load_saved_model(path: str) -> Served:
     import tensorflow as tf
 
     try:
         signatures = tf.saved_model.load(path).signatures
     except Exception as error:  # of a damaged graph KeyError, RuntimeError and others
-        raise UserError(f"TensorFlow cannot load {path}: {_first_line(error)}") from error
+        raise UserError(f"TensorFlow cannot load {path}: {_extract_first_line(error)}") from error
     if "serving_default" not in signatures:
         raise UserError(f"The SavedModel {path} has no signature named serving_default.")
     run = signatures["serving_default"]
@@ -136,7 +136,7 @@ def _saved_model(path: str) -> Served:
     for name, spec in specs.items():
         if spec.shape.rank is None:
             raise UserError(f"The input {name!r} of {path} has no known shape.")
-        inputs.append(_input(path, name, spec.shape.as_list(), spec.dtype.name))
+        inputs.append(_check_input(path, name, spec.shape.as_list(), spec.dtype.name))
 
     def call(given: Mapping[str, np.ndarray]) -> Arrays:
         found = run(**{name: tf.constant(value) for name, value in given.items()})
@@ -160,12 +160,12 @@ def of_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: Cal
         try:
             return call(given)
         except tf.errors.InvalidArgumentError as error:
-            raise Refused(_first_line(error)) from error
+            raise Refused(_extract_first_line(error)) from error
 
     return Served(inputs, outputs, explained, device.of_tensorflow())
 
 
-def _input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:
+def _check_input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:
     """Returns an input; its batch must be of any size, and nothing else."""
     first, *rest = shape or [1]
     if isinstance(first, int) or not all(isinstance(size, int) for size in rest):
@@ -180,11 +180,11 @@ def _input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:
     return Input(name, tuple(rest), dtype)
 
 
-def _onnx_dtype(kind: str) -> str:
+def _parse_onnx_dtype(kind: str) -> str:
     """Returns the dtype of "tensor(float)"."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _first_line(error: Exception) -> str:
+def _extract_first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

@@ -88,14 +88,14 @@ class Texts:
         texts = [_Text(row, asyncio.Queue(), asked) for row in rows]
         self._queue.extend(texts)
         self._came.set()
-        return [_parts(text) for text in texts]
+        return [_iterate_parts(text) for text in texts]
 
     async def run(self) -> None:
         """Writes what is asked for, until it is cancelled."""
         try:
             while True:
                 await self._came.wait()
-                texts = self._next()
+                texts = self._take_next()
                 loop = asyncio.get_running_loop()
                 if texts:
                     self._running = texts
@@ -112,7 +112,7 @@ class Texts:
             text.asked.wanted = False
             text.parts.put_nowait(Stopped("the server stops"))
 
-    def _next(self) -> list[_Text]:
+    def _take_next(self) -> list[_Text]:
         """Takes the longest waiting text, and others that are chosen in the same way."""
         wanted = [text for text in self._queue if text.asked.wanted]
         choice = wanted[0].row.sampling.choice if wanted else None
@@ -144,7 +144,7 @@ class Texts:
             put(text, None)
 
 
-async def _parts(text: _Text) -> AsyncIterator[list[int]]:
+async def _iterate_parts(text: _Text) -> AsyncIterator[list[int]]:
     """Yields the parts of a text; whoever stops reading them ends all that was asked for."""
     try:
         while True:

@@ -88,10 +88,10 @@ def compile_program(
     """
     check_machine()
     with _CONVERTING:  # one thread converts, the others find the result
-        module = step.program if step.partitioned else _converted(step)
+        module = step.program if step.partitioned else _convert_step(step)
     options = options or {}
-    folder = cache_folder() / _key(module, target, options)
-    kept = _kept(folder)
+    folder = cache_folder() / _build_key(module, target, options)
+    kept = _read_kept(folder)
     if kept is not None:
         return kept
     if processes is None:
@@ -144,7 +144,7 @@ def libtpu_version() -> str:
 # In the calling process
 
 
-def _converted(step: LoweredStep) -> bytes:
+def _convert_step(step: LoweredStep) -> bytes:
     """Returns a step's program as StableHLO.
 
     Raises:
@@ -235,7 +235,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu") / "preflight"
 
 
-def _key(module: bytes, target: Slice, options: dict[str, str]) -> str:
+def _build_key(module: bytes, target: Slice, options: dict[str, str]) -> str:
     given = json.dumps(options, sort_keys=True).encode() if options else b""
     text = hashlib.sha256(module + given).hexdigest()
     chip = f"-{target.generation.chip_config}" if target.generation.chip_config else ""
@@ -253,7 +253,7 @@ def _keep(job: Path, folder: Path) -> None:
             raise
 
 
-def _kept(folder: Path) -> Compiled | None:
+def _read_kept(folder: Path) -> Compiled | None:
     """Returns a program from the cache; None if it is not there, or damaged, which removes it."""
     if not (folder / "result.json").exists():
         return None
@@ -307,7 +307,7 @@ def _compile_job(job: Path) -> None:
     except (RuntimeError, ValueError) as error:  # of libtpu; any other is a defect, and not kept
         result["error"] = f"{type(error).__name__}: {error}"
     else:
-        text = _text(executable, dumped)
+        text = _read_text(executable, dumped)
         (job / "program.txt.gz").write_bytes(gzip.compress(text.encode(), 5))
         memory = executable.get_compiled_memory_stats()
         result["memory"] = {
@@ -320,7 +320,7 @@ def _compile_job(job: Path) -> None:
     _write_json(job / "result.json", result)
 
 
-def _text(executable: Any, dumped: Path) -> str:
+def _read_text(executable: Any, dumped: Path) -> str:
     """Returns the text of a compiled program, "" if it cannot be read.
 
     jaxlib cannot read every program of a newer libtpu, such as gathers that run on the SparseCore

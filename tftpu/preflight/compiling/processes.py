@@ -65,7 +65,7 @@ class Processes:
         text = f"compiling {target.name}"
         with (
             (job / "stderr.txt").open("wb") as log,
-            self._started(job, target, verbose, log) as process,
+            self._start_compiler(job, target, verbose, log) as process,
             self.progress.phase(text, process.pid, time_limit) as phase,
         ):
             failure = _await_end(process, time_limit)
@@ -73,7 +73,7 @@ class Processes:
                 return failure, phase.seconds
         if self._stopped:
             raise StoppedError
-        return _failure(process.returncode, job / "stderr.txt"), phase.seconds
+        return _explain_failure(process.returncode, job / "stderr.txt"), phase.seconds
 
     def stop(self) -> None:
         """Ends all processes; no other is started."""
@@ -84,7 +84,7 @@ class Processes:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def _started(
+    def _start_compiler(
         self, job: Path, target: Slice, verbose: bool, log: IO[bytes]
     ) -> Iterator[subprocess.Popen]:
         """Yields a compiler's process, started when there is room; it has ended after the block."""
@@ -99,7 +99,7 @@ class Processes:
             "TPU_WORKER_HOSTNAMES": "localhost",
         }
         with self._changed:
-            while not self._room(need):
+            while not self._has_room(need):
                 self._changed.wait(1.0)  # other programs use memory, too
             if self._stopped:
                 raise StoppedError
@@ -116,11 +116,11 @@ class Processes:
                 del self._running[process]
                 self._changed.notify_all()
 
-    def _room(self, need: float) -> bool:
+    def _has_room(self, need: float) -> bool:
         """Returns whether a process need not wait: the first never does, nor any after `stop`."""
         if not self._running or self._stopped:
             return True
-        growing = sum(max(0.0, most - _memory(p)) for p, most in self._running.items())
+        growing = sum(max(0.0, most - _read_memory(p)) for p, most in self._running.items())
         cores = len(os.sched_getaffinity(0))
         return len(self._running) < cores and available_memory() - growing > need
 
@@ -136,7 +136,7 @@ def _await_end(process: subprocess.Popen, time_limit: float) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(min(_LOOK, time_limit))
             return ""
-        now, before, used = time.monotonic(), used, _processor_seconds(process)
+        now, before, used = time.monotonic(), used, _read_processor_seconds(process)
         if min(used, now - start) >= time_limit:
             return _TOO_LONG.format(time_limit)
         last = now if used > before else last
@@ -155,20 +155,20 @@ def available_memory() -> float:
     return available
 
 
-def _memory(process: subprocess.Popen) -> float:
+def _read_memory(process: subprocess.Popen) -> float:
     with contextlib.suppress(psutil.Error):
         return psutil.Process(process.pid).memory_info().rss
     return 0.0
 
 
-def _processor_seconds(process: subprocess.Popen) -> float:
+def _read_processor_seconds(process: subprocess.Popen) -> float:
     with contextlib.suppress(psutil.Error):
         times = psutil.Process(process.pid).cpu_times()
         return times.user + times.system
     return 0.0
 
 
-def _failure(code: int, log: Path) -> str:
+def _explain_failure(code: int, log: Path) -> str:
     """Returns an error message for the exit code of a compiler, "" for 0."""
     if code == 0:
         return ""

@@ -41,7 +41,7 @@ class Phase:
 
     def __str__(self) -> str:
         limit = "" if self.limit is None else f" (limit {self.limit:.0f} s)"
-        return f"{self.text}, {self.seconds:.0f} s{limit}{_memory(self.process)}"
+        return f"{self.text}, {self.seconds:.0f} s{limit}{_format_memory(self.process)}"
 
 
 class Progress:
@@ -105,7 +105,7 @@ def _print_if_due(phase: Phase) -> None:
         phase.next_line = max(_SECOND, 2 * phase.next_line)
 
 
-def _memory(process: int | None) -> str:
+def _format_memory(process: int | None) -> str:
     """Returns the memory that a process takes, as text; "" if it has ended."""
     try:
         return f", {size(psutil.Process(process).memory_info().rss)}" if process else ""

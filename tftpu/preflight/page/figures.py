@@ -117,10 +117,12 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
 
     steps = [(x(p + side), y(size)) for p, size in enumerate(curve.bytes) for side in (0, 1)]
     floor, beneath = y(curve.base), y(curve.base - code)
-    parts = [_loop(frame, x(lp.first), x(lp.last + 1), lp.times) for lp in curve.loops]
+    parts = [_draw_loop(frame, x(lp.first), x(lp.last + 1), lp.times) for lp in curve.loops]
     parts += [
-        _band(frame, frame.bottom, beneath, "base", f"arguments {units.size(curve.base - code)}"),
-        _band(frame, beneath, floor, "code", f"code {units.size(code)}"),
+        _draw_band(
+            frame, frame.bottom, beneath, "base", f"arguments {units.size(curve.base - code)}"
+        ),
+        _draw_band(frame, beneath, floor, "code", f"code {units.size(code)}"),
     ]
     area = [(frame.left, floor), *steps, (frame.right, floor)]
     parts.append(element("path", d=path(area, closed=True), class_="live"))
@@ -133,15 +135,15 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
         line = {"x1": frame.left, "x2": frame.right, "y1": y(limit), "y2": y(limit)}
         parts.append(element("line", class_="limit", **line))
         parts.append(label(f"limit {units.size(limit)}", frame.left + 6, y(limit) - 5, "note"))
-    parts += _places(frame, curve)
+    parts += _describe_places(frame, curve)
     peak = curve.peak
     parts.append(element("circle", cx=x(peak + 0.5), cy=y(top), r=4, class_="peak"))
     shown = f"peak {units.size(top)}"
     parts.append(frame.note(shown, x(peak + 0.5), y(top) - 9))
     description = (
         f"{shown} at instruction {peak * curve.instructions // places:,} of "
-        f"{curve.instructions:,}, in {_layer_at(curve)}; {units.size(curve.base)} are in use "
-        "throughout."
+        f"{curve.instructions:,}, in {_find_layer_at_peak(curve)}; {units.size(curve.base)} are "
+        "in use throughout."
     )
     return plot(
         name, "Memory over the instructions of the step", description, width, height, *parts
@@ -186,14 +188,14 @@ def roofline(
     parts.append(element("path", d=path(roof), class_="roof"))
     peak = f"peak {units.quantity(target.flops_per_s, 'FLOP/s')}"
     parts.append(label(peak, frame.right, roof[1][1] - 7, "note", text_anchor="end"))
-    parts.append(_slanted(f"{units.quantity(target.bytes_per_s, 'B/s')}", roof[0], roof[1]))
+    parts.append(_draw_slanted(f"{units.quantity(target.bytes_per_s, 'B/s')}", roof[0], roof[1]))
     aside = frame.right + 30
     if len(moving) < len(points):
         parts.append(label("no HBM", aside, frame.bottom + 16, "tick", text_anchor="middle"))
     for point, rate in zip(points, rates):
         at = x(point.flops / point.hbm_bytes) if point.hbm_bytes else aside
         size = 3 + 14 * math.sqrt(point.ms / step_ms)
-        told = hover(_told(point, rate, step_ms))
+        told = hover(_describe_point(point, rate, step_ms))
         parts.append(element("circle", told, cx=at, cy=y(rate), r=size, class_="point"))
     longest = "; ".join(f"{p.layer}: {units.quantity(r, 'FLOP/s')}" for p, r in zip(points, rates))
     description = f"{peak}. The longest instructions: {longest[:600]}"
@@ -243,7 +245,7 @@ class _Frame:
         return label(shown, x, y, "note", text_anchor="middle")
 
 
-def _places(frame: _Frame, curve: MemoryCurve) -> list[str]:
+def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
     """Returns what a pointer over each place of a memory curve finds."""
     width, count = frame.width / len(curve.bytes), len(curve.bytes)
     found = []
@@ -255,7 +257,7 @@ def _places(frame: _Frame, curve: MemoryCurve) -> list[str]:
     return found
 
 
-def _told(point: RooflinePoint, rate: float, step_ms: float) -> str:
+def _describe_point(point: RooflinePoint, rate: float, step_ms: float) -> str:
     """Returns what a pointer over a point of a roofline shows."""
     share = f"{units.duration(point.ms / 1e3)}, {point.ms / step_ms:.1%} of the step"
     told = f"{point.layer} ({point.name}, {point.kind}): {share}; "
@@ -265,12 +267,12 @@ def _told(point: RooflinePoint, rate: float, step_ms: float) -> str:
     return f"{told} with {units.number(point.flops / point.hbm_bytes)} FLOP/B"
 
 
-def _band(frame: _Frame, bottom: float, top: float, style: str, told: str) -> str:
+def _draw_band(frame: _Frame, bottom: float, top: float, style: str, told: str) -> str:
     box = {"x": frame.left, "y": top, "width": frame.width, "height": max(0.0, bottom - top)}
     return element("rect", hover(told), class_=style, **box)
 
 
-def _loop(frame: _Frame, first: float, last: float, times: int | None) -> str:
+def _draw_loop(frame: _Frame, first: float, last: float, times: int | None) -> str:
     """Returns the place of a loop, with the number of its iterations where there is room."""
     shown = "loop" if times is None else f"× {times:,}"  # noqa: RUF001 (a multiplication sign)
     box = {"x": first, "y": frame.top, "width": last - first}
@@ -284,7 +286,7 @@ def _loop(frame: _Frame, first: float, last: float, times: int | None) -> str:
     return element("g", *parts)
 
 
-def _slanted(shown: str, start: tuple[float, float], end: tuple[float, float]) -> str:
+def _draw_slanted(shown: str, start: tuple[float, float], end: tuple[float, float]) -> str:
     """Returns a text above the middle of a line."""
     (x1, y1), (x2, y2) = start, end
     angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
@@ -293,5 +295,5 @@ def _slanted(shown: str, start: tuple[float, float], end: tuple[float, float]) -
     return label(shown, x, y - 7, "note", text_anchor="middle", transform=turn)
 
 
-def _layer_at(curve: MemoryCurve) -> str:
+def _find_layer_at_peak(curve: MemoryCurve) -> str:
     return curve.layers[curve.peak] if curve.peak < len(curve.layers) else "the step"

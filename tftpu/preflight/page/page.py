@@ -29,14 +29,14 @@ def page(report: Report) -> str:
         report: a new one, or one that was read from its file.
     """
     links = [
-        element("a", text(item.slice), href=f"#{_identifier(item, place)}")
+        element("a", text(item.slice), href=f"#{_build_identifier(item, place)}")
         for place, item in enumerate(report.slices)
     ]
     body = [
         element("h1", text(report.title())),
-        _overview(report),
+        _build_overview(report),
         element("nav", element("p", "Slices: ", ", ".join(links)), aria_label="Slices"),
-        *(_slice(item, _identifier(item, n)) for n, item in enumerate(report.slices)),
+        *(_slice(item, _build_identifier(item, n)) for n, item in enumerate(report.slices)),
         element("footer", *(element("p", text(line)) for line in report.evidence() if line)),
     ]
     head = [
@@ -50,24 +50,24 @@ def page(report: Report) -> str:
     return f"<!DOCTYPE html>\n{element('html', content, lang='en')}\n"
 
 
-def _identifier(item: SliceReport, place: int) -> str:
+def _build_identifier(item: SliceReport, place: int) -> str:
     return f"slice-{place + 1}-{item.slice}"
 
 
-def _overview(report: Report) -> str:
+def _build_overview(report: Report) -> str:
     rows = [table.cells_of(s, report.marks(s), bool(report.steps)) for s in report.ranked()]
     if not rows:
         return ""
     names = ["slice", "", *(name for name in rows[0] if name not in ("slice", ""))]
     shown = [name or "verdict" for name in names]  # before what a phone has no room for
     cells = [[row[name] or "fits" for name in names] for row in rows]
-    return _table(shown, cells, "All slices", left=("slice", "verdict", "bound"))
+    return _build_table(shown, cells, "All slices", left=("slice", "verdict", "bound"))
 
 
 def _slice(item: SliceReport, name: str) -> str:
     parts = [element("h2", text(item.slice))]
     if item.compiles and item.fits:
-        parts.append(_summary(item))
+        parts.append(_build_summary(item))
     else:  # as in the terminal
         lines = [str(line).strip() for line in table.details(item, explain=False)[2:]]
         told = [element("p", text(line)) for line in lines if line]
@@ -75,19 +75,19 @@ def _slice(item: SliceReport, name: str) -> str:
             told.insert(0, element("p", element("strong", "Does not compile.")))
         parts.append(element("div", *told, class_="bad"))
     if item.plots is not None:
-        parts.append(_memory(item, item.plots.memory, f"{name}-memory"))
+        parts.append(_build_memory(item, item.plots.memory, f"{name}-memory"))
     if item.by_layer:
-        parts.append(_times("Time by layer", item.by_layer, f"{name}-layers"))
-        parts.append(_times("Time by kind of work", item.by_kind, f"{name}-kinds"))
+        parts.append(_build_times("Time by layer", item.by_layer, f"{name}-layers"))
+        parts.append(_build_times("Time by kind of work", item.by_kind, f"{name}-kinds"))
     if item.plots is not None and item.step_ms:
-        parts.append(_roofline(item, item.plots.points, item.step_ms, f"{name}-roofline"))
+        parts.append(_build_roofline(item, item.plots.points, item.step_ms, f"{name}-roofline"))
         parts.append(_exchange(item.plots.exchanges, item.step_ms, f"{name}-exchange"))
     if item.fits:
-        parts.append(_findings(item))
+        parts.append(_build_findings(item))
     return element("section", *parts, id=name)
 
 
-def _summary(item: SliceReport) -> str:
+def _build_summary(item: SliceReport) -> str:
     cells = table.cells_of(item, "", item.usd_per_run is not None)
     share = item.hbm_bytes / item.hbm_limit_bytes if item.hbm_limit_bytes else 0.0
     step = f"{cells['range']}, {cells['bound']}-bound" if item.bound else ""
@@ -115,11 +115,11 @@ def _summary(item: SliceReport) -> str:
     return element("dl", *cards)
 
 
-def _memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
+def _build_memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
     if not curve.instructions or not any(curve.bytes):
         return ""
     code = min(item.hbm.get("code", 0), curve.base)
-    drawn = _both(
+    drawn = _draw_twice(
         lambda width, id_: figures.memory(id_, curve, code, item.hbm_limit_bytes, width), name
     )
     held = ", ".join(f"{part} {units.size(size)}" for part, size in curve.held.items())
@@ -130,21 +130,23 @@ def _memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
         *([("loops", "bodies of loops, drawn once")] if curve.loops else []),
     ]
     large = [t for t in curve.arrays if t.bytes > _WORTH * max(curve.bytes)]
-    rows = [[t.shape, units.size(t.bytes), _padding(t), t.layer] for t in large]
+    rows = [[t.shape, units.size(t.bytes), _format_padding(t), t.layer] for t in large]
     columns = ("array", "size", "padding", "layer")
     return "".join(
         (
             element("h3", "Memory over the instructions"),
             drawn,
-            _key(key),
-            element("p", text(_agreement(item, curve))),
+            _build_legend(key),
+            element("p", text(_describe_agreement(item, curve))),
             element("p", "The largest arrays at the peak, apart from arguments:") if rows else "",
-            _table(columns, rows, "Arrays at the peak", left=("array", "layer")) if rows else "",
+            _build_table(columns, rows, "Arrays at the peak", left=("array", "layer"))
+            if rows
+            else "",
         )
     )
 
 
-def _agreement(item: SliceReport, curve: MemoryCurve) -> str:
+def _describe_agreement(item: SliceReport, curve: MemoryCurve) -> str:
     """Returns sentences that compare the curve with the compiler's own figure."""
     drawn, counted = max(curve.bytes), item.hbm_bytes
     told = (
@@ -160,35 +162,37 @@ def _agreement(item: SliceReport, curve: MemoryCurve) -> str:
     return f"{told}. They are {between} apart: some arrays share memory in a way not seen here."
 
 
-def _padding(tensor: LargeTensor) -> str:
+def _format_padding(tensor: LargeTensor) -> str:
     return f"{tensor.padding / tensor.bytes:.0%}" if tensor.padding and tensor.bytes else "-"
 
 
-def _times(title: str, spent: Sequence[Spent], name: str) -> str:
+def _build_times(title: str, spent: Sequence[Spent], name: str) -> str:
     rows = []
     for part in spent[:MAX_BARS]:
-        figure = _figure(part.ms, part.step_share)
+        figure = _format_figure(part.ms, part.step_share)
         rows.append(Bar(part.name, [Segment(part.ms, "time", f"{part.name}: {figure}")], figure))
     rest, told = spent[MAX_BARS:], ""
     if rest:
-        figure = _figure(sum(s.ms for s in rest), sum(s.step_share for s in rest))
+        figure = _format_figure(sum(s.ms for s in rest), sum(s.step_share for s in rest))
         told = element("p", text(f"{len(rest)} others: {figure}."))
     cells = [[s.name, units.duration(s.ms / 1e3), f"{s.step_share:.1%}"] for s in spent]
     return "".join(
         (
             element("h3", text(title)),
-            _both(lambda width, id_: figures.bars(id_, title, rows, width), name),
+            _draw_twice(lambda width, id_: figures.bars(id_, title, rows, width), name),
             told,
-            _folded(f"{title}, as a table", ("name", "time", "of step"), cells, left=("name",)),
+            _fold_table(f"{title}, as a table", ("name", "time", "of step"), cells, left=("name",)),
         )
     )
 
 
-def _figure(milliseconds: float, share: float) -> str:
+def _format_figure(milliseconds: float, share: float) -> str:
     return f"{units.duration(milliseconds / 1e3)}, {share:.1%}"
 
 
-def _roofline(item: SliceReport, points: Sequence[RooflinePoint], step_ms: float, name: str) -> str:
+def _build_roofline(
+    item: SliceReport, points: Sequence[RooflinePoint], step_ms: float, name: str
+) -> str:
     title = element("h3", "Roofline")
     points = [p for p in points if p.flops and p.ms]
     if not points:
@@ -208,8 +212,10 @@ def _roofline(item: SliceReport, points: Sequence[RooflinePoint], step_ms: float
         for p in points
     ]
     columns = ("layer", "instruction", "time", "work", "HBM traffic")
-    drawn = _both(lambda width, id_: figures.roofline(id_, points, step_ms, target, width), name)
-    folded = _folded("Roofline, as a table", columns, rows, left=("layer", "instruction"))
+    drawn = _draw_twice(
+        lambda width, id_: figures.roofline(id_, points, step_ms, target, width), name
+    )
+    folded = _fold_table("Roofline, as a table", columns, rows, left=("layer", "instruction"))
     return title + element("p", text(told)) + drawn + folded
 
 
@@ -237,14 +243,14 @@ def _exchange(exchanges: Sequence[Exchange], step_ms: float, name: str) -> str:
         (
             title,
             element("p", text(told)),
-            _both(lambda width, id_: figures.bars(id_, "Collectives", bars, width), name),
-            _key([("waited", "the step waits"), ("hidden", "hidden by other work")]),
-            _folded("Collectives, as a table", columns, rows, left=columns[:2]),
+            _draw_twice(lambda width, id_: figures.bars(id_, "Collectives", bars, width), name),
+            _build_legend([("waited", "the step waits"), ("hidden", "hidden by other work")]),
+            _fold_table("Collectives, as a table", columns, rows, left=columns[:2]),
         )
     )
 
 
-def _findings(item: SliceReport) -> str:
+def _build_findings(item: SliceReport) -> str:
     found = [*item.lints, *item.advice]
     title = element("h3", "Findings and advice")
     if not found:
@@ -252,14 +258,14 @@ def _findings(item: SliceReport) -> str:
     return title + element("ul", *(element("li", text(line)) for line in found))
 
 
-def _both(draw: Callable[[int, str], str], name: str) -> str:
+def _draw_twice(draw: Callable[[int, str], str], name: str) -> str:
     """Returns a plot twice: for a screen, and for a phone; the style shows one of them."""
     return "".join(
         element("div", draw(width, f"{name}-{kind}"), class_=kind) for kind, width in _WIDTHS
     )
 
 
-def _key(entries: Iterable[tuple[str, str]]) -> str:
+def _build_legend(entries: Iterable[tuple[str, str]]) -> str:
     """Returns what the colours mean."""
     items = []
     for style, told in entries:
@@ -269,11 +275,13 @@ def _key(entries: Iterable[tuple[str, str]]) -> str:
     return element("ul", *items, class_="key")
 
 
-def _folded(title: str, columns: Sequence[str], rows: Rows, left: Sequence[str]) -> str:
-    return element("details", element("summary", text(title)), _table(columns, rows, title, left))
+def _fold_table(title: str, columns: Sequence[str], rows: Rows, left: Sequence[str]) -> str:
+    return element(
+        "details", element("summary", text(title)), _build_table(columns, rows, title, left)
+    )
 
 
-def _table(columns: Sequence[str], rows: Rows, title: str, left: Sequence[str]) -> str:
+def _build_table(columns: Sequence[str], rows: Rows, title: str, left: Sequence[str]) -> str:
     """Returns a table that scrolls sideways on a narrow screen.
 
     Args:

@@ -20,7 +20,7 @@ def element(tag: str, *content: str, **attributes: object) -> str:
             Their values are escaped here; floats are rounded.
     """
     written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{html.escape(_short(value))}"'
+        f' {name.rstrip("_").replace("_", "-")}="{html.escape(_format_short(value))}"'
         for name, value in attributes.items()
     )
     return f"<{tag}{written}>{''.join(content)}</{tag}>"
@@ -101,5 +101,5 @@ def decades(low: float, high: float) -> Iterator[float]:
         yield 10.0**exponent
 
 
-def _short(value: object) -> str:
+def _format_short(value: object) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -54,12 +54,12 @@ def key_of(instruction: Instruction, within: Within) -> str:
 def starts(instruction: Instruction, within: Within) -> bool:
     """Returns whether an instruction starts an asynchronous collective."""
     opcodes = ("-start", "async-update", "send")  # an update that begins it: see `asynchronous`
-    return instruction.opcode.endswith(opcodes) or _calls(within, "AsyncCollectiveStart")
+    return instruction.opcode.endswith(opcodes) or _is_calling(within, "AsyncCollectiveStart")
 
 
 def ends(instruction: Instruction, within: Within) -> bool:
     """Returns whether an instruction waits for the end of an asynchronous collective."""
-    return instruction.opcode.endswith("-done") or _calls(within, "AsyncCollectiveDone")
+    return instruction.opcode.endswith("-done") or _is_calling(within, "AsyncCollectiveDone")
 
 
 def seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
@@ -75,12 +75,12 @@ def seconds(instruction: Instruction, computation: Computation, target: Slice) -
     """
     if not is_collective(instruction) or instruction.opcode.endswith("-done"):
         return 0.0
-    size = _size(instruction, computation)
+    size = _measure_size(instruction, computation)
     if instruction.opcode == "send":
-        return _seconds_between_slices(size, target)
+        return _estimate_between_slices(size, target)
     if instruction.opcode.startswith("collective-permute"):
         return size / (target.generation.link_gbps * 1e9) + HOP_SECONDS
-    chips = _chips(instruction, target)
+    chips = _count_chips(instruction, target)
     links = target.links(chips)
     if _SINGLE_RING.search(instruction.rest):
         links = min(links, 2)
@@ -96,16 +96,16 @@ def sent_bytes(instruction: Instruction, computation: Computation, target: Slice
     """
     if not is_collective(instruction) or instruction.opcode.endswith("-done"):
         return 0.0
-    size = _size(instruction, computation)
+    size = _measure_size(instruction, computation)
     if instruction.opcode.startswith("collective-permute"):
         return size
     between = instruction.opcode == "send"
-    parts = target.slices if between else _chips(instruction, target)
+    parts = target.slices if between else _count_chips(instruction, target)
     whole = 2 * size * (parts - 1) / parts
     return whole if between or instruction.opcode.startswith("all-reduce") else whole / 2
 
 
-def _size(instruction: Instruction, computation: Computation) -> int:
+def _measure_size(instruction: Instruction, computation: Computation) -> int:
     """Returns the bytes of the array that a collective makes or takes, the larger of the two."""
     if instruction.opcode == "send":
         return instruction.shape[0].bytes
@@ -117,7 +117,7 @@ def _size(instruction: Instruction, computation: Computation) -> int:
     return max(results, operands)
 
 
-def _chips(instruction: Instruction, target: Slice) -> int:
+def _count_chips(instruction: Instruction, target: Slice) -> int:
     """Returns the number of chips of a slice that take part in a collective."""
     devices = group_size(instruction) or target.single.replicas
     return math.ceil(devices / target.generation.cores)
@@ -141,7 +141,7 @@ def all_reduce_seconds(size: int, target: Slice, chips: int, links: int) -> floa
     return moved / (links * target.generation.link_gbps * 1e9) + 2 * hops * HOP_SECONDS
 
 
-def _seconds_between_slices(size: int, target: Slice) -> float:
+def _estimate_between_slices(size: int, target: Slice) -> float:
     """Returns the time of an all-reduce of what each device holds, over the network.
 
     2 (n - 1) / n of the bytes leave each of n slices, which share the bandwidth of their hosts
@@ -208,6 +208,6 @@ class Timeline:
         return waited
 
 
-def _calls(within: Within, name: str) -> bool:
+def _is_calling(within: Within, name: str) -> bool:
     target = f'custom_call_target="{name}"'
     return any(target in inside.rest for inside, _ in within if inside.opcode == "custom-call")

@@ -127,7 +127,7 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
     basis = BASES[target.generation.name]
     return Cost(
         memory=memory_of(compiled.memory),
-        large=_large_tensors(module, runs, step),
+        large=_find_large_tensors(module, runs, step),
         instructions=instructions,
         flops=flops,
         model_flops=step.model_flops,
@@ -162,7 +162,7 @@ def memory_of(stats: dict[str, int]) -> Memory:
     )
 
 
-def _large_tensors(
+def _find_large_tensors(
     module: Module, runs: Runs, step: LoweredStep, count: int = 5
 ) -> list[LargeTensor]:
     """Returns the largest arrays that the program keeps in HBM, the largest first."""

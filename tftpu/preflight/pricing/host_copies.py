@@ -14,7 +14,7 @@ _STARTS = (*COPIES, "async-start")
 def starts(instruction: Instruction, computation: Computation) -> bool:
     """Returns whether an instruction starts a copy from or to the memory of the host."""
     return instruction.opcode in _STARTS and any(
-        tensor.on_host for tensor in _arrays(instruction, computation)
+        tensor.on_host for tensor in _list_arrays(instruction, computation)
     )
 
 
@@ -34,11 +34,11 @@ def seconds(instruction: Instruction, computation: Computation, target: Slice) -
         target: the slice.
     """
     # Of a part that is read or written, the whole array is an operand, too.
-    sizes = [t.bytes for t in _arrays(instruction, computation) if t.dims]
+    sizes = [t.bytes for t in _list_arrays(instruction, computation) if t.dims]
     generation = target.generation
     return min(sizes) / (generation.host_gbps / generation.cores * 1e9)
 
 
-def _arrays(instruction: Instruction, computation: Computation) -> list[Tensor]:
+def _list_arrays(instruction: Instruction, computation: Computation) -> list[Tensor]:
     known = [computation[name] for name in instruction.operands if name in computation]
     return [*instruction.shape, *(tensor for operand in known for tensor in operand.shape)]

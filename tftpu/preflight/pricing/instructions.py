@@ -97,7 +97,7 @@ class Pricing:
         within = all_within(self._module, instruction, computation)
         start = find_start(instruction, computation)
         on_sparse_core = start is not None and is_on_sparse_core(start)
-        kind = _kind(instruction, within, on_sparse_core)
+        kind = _classify_kind(instruction, within, on_sparse_core)
         flops = self._module.matrix_flops(instruction, computation)
         moved = asynchronous_bytes(self._module, instruction, computation)
         if kind in ("custom call", "kernel"):
@@ -177,7 +177,9 @@ class Pricing:
         return "collective", seconds + work
 
 
-def _kind(instruction: Instruction, within: collectives.Within, on_sparse_core: bool) -> Kind:
+def _classify_kind(
+    instruction: Instruction, within: collectives.Within, on_sparse_core: bool
+) -> Kind:
     """Returns the kind of an instruction, given all that it runs."""
     if instruction.opcode == "custom-call":
         is_kernel = 'custom_call_target="tpu_custom_call"' in instruction.rest

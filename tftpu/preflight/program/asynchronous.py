@@ -38,17 +38,17 @@ def asynchronous_bytes(module: Module, instruction: Instruction, computation: Co
     start = find_start(instruction, computation)
     if start is None:
         return hbm_bytes(module, instruction, computation)
-    return _called_bytes(module, start) if begins(instruction, computation) else 0
+    return _count_called_bytes(module, start) if begins(instruction, computation) else 0
 
 
-def _called_bytes(module: Module, caller: Instruction) -> int:
+def _count_called_bytes(module: Module, caller: Instruction) -> int:
     """Returns the bytes that the computations which an instruction calls move."""
     moved = 0
     for name in caller.called:
         body = module.computations[name]
         for inside in body.values():
             if inside.opcode in _CALLERS and inside.called:
-                moved += _called_bytes(module, inside)
+                moved += _count_called_bytes(module, inside)
             elif inside.opcode not in FREE and not inside.opcode.endswith("-done"):
                 moved += hbm_bytes(module, inside, body)
     return moved

@@ -146,14 +146,14 @@ class Module:
         self.computations: dict[str, Computation] = {}
         self.entry: Computation = {}
         here: Computation = {}
-        for line in _lines(text):
+        for line in _iterate_lines(text):
             start = _COMPUTATION.match(line)
             if start:
                 here = self.computations[start[2]] = {}
                 self.entry = here if start[1] else self.entry
             elif match := _INSTRUCTION.match(line):
                 root, name, shape, opcode, rest = match.groups()
-                operands, attributes = _divided(rest)
+                operands, attributes = _split_operands(rest)
                 here[name] = Instruction(
                     name,
                     opcode,
@@ -193,7 +193,7 @@ class Module:
         return sum(product_flops(*product) for product in self.products(instruction, computation))
 
 
-def _lines(text: str) -> Iterator[str]:
+def _iterate_lines(text: str) -> Iterator[str]:
     """Yields the lines of a program, each with those that carry an attribute of it on.
 
     What is written into an attribute, such as the metadata of a kernel, may have lines of its own.
@@ -208,7 +208,7 @@ def _lines(text: str) -> Iterator[str]:
     yield begun
 
 
-def _divided(text: str) -> tuple[str, str]:
+def _split_operands(text: str) -> tuple[str, str]:
     """Returns the operands, up to their closing parenthesis, and what follows them."""
     end, depth = text.index(")"), 0
     while text.count("(", 0, end) > depth:  # those of a tuple's type, or of a layout
@@ -232,7 +232,7 @@ def product_flops(instruction: Instruction, computation: Computation) -> int:
     if instruction.opcode == "dot":
         contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
         return 2 * math.prod(out) * math.prod(left[int(d)] for d in contracted.split(",") if d)
-    return 2 * _convolution_macs(instruction, out, left, right)
+    return 2 * _count_convolution_macs(instruction, out, left, right)
 
 
 def hbm_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
@@ -241,23 +241,23 @@ def hbm_bytes(module: Module, instruction: Instruction, computation: Computation
     If an instruction only slices an operand, or updates an array in place, only that part counts.
     """
     if instruction.opcode in COPIES:
-        return _copied_bytes(instruction)
+        return _count_copied_bytes(instruction)
     if instruction.opcode == "dynamic-update-slice":
-        return _updated_bytes(instruction, computation)
-    inner = _fused(module, instruction)
+        return _count_updated_bytes(instruction, computation)
+    inner = _find_fused(module, instruction)
     given = {i.argument: name for name, i in inner.items() if i.opcode == "parameter"}
     read = 0
     for index, name in enumerate(instruction.operands):
         if name in computation:
             whole = sum(t.padded_bytes for t in computation[name].shape if t.in_hbm)
-            part = _part_read(module, inner, given.get(str(index), "")) if whole else 0
+            part = _count_part_read(module, inner, given.get(str(index), "")) if whole else 0
             if instruction.opcode in _READ_IN_PART and index == 0:
                 part = instruction.shape[0].bytes
             read += whole if part is None else min(part, whole)
-    return read + _written_bytes(module, inner, instruction)
+    return read + _count_written_bytes(module, inner, instruction)
 
 
-def _copied_bytes(instruction: Instruction) -> int:
+def _count_copied_bytes(instruction: Instruction) -> int:
     """Returns the bytes of an asynchronous copy, whose shape has its source and destination.
 
     The smaller of them is what moves: a slice names the whole array as well, and an update does.
@@ -268,7 +268,7 @@ def _copied_bytes(instruction: Instruction) -> int:
     return len(ends) * min((tensor.padded_bytes for tensor in arrays), default=0)
 
 
-def _updated_bytes(instruction: Instruction, computation: Computation) -> int:
+def _count_updated_bytes(instruction: Instruction, computation: Computation) -> int:
     """Returns the bytes of an update in place: tiles that it changes in part are read as well."""
     array, update = instruction.shape[0], computation[instruction.operands[1]].shape[0]
     read = update.padded_bytes if update.in_hbm else 0
@@ -276,29 +276,29 @@ def _updated_bytes(instruction: Instruction, computation: Computation) -> int:
     return read + (tiles if tiles == update.bytes else 2 * tiles)
 
 
-def _fused(module: Module, instruction: Instruction) -> Computation:
+def _find_fused(module: Module, instruction: Instruction) -> Computation:
     """Returns the body of a fusion, empty for other instructions."""
     if instruction.opcode == "fusion" and instruction.called:
         return module.computations[instruction.called[0]]
     return {}
 
 
-def _part_read(module: Module, inner: Computation, name: str) -> int | None:
+def _count_part_read(module: Module, inner: Computation, name: str) -> int | None:
     """Returns the bytes that a fusion's body reads of one of its values, None if it reads all."""
     users = [i for i in inner.values() if name in i.operands]
     parts = []
     for user in users:
-        nested = _fused(module, user)
+        nested = _find_fused(module, user)
         if user.opcode in _READ_IN_PART and user.operands[0] == name:
             parts.append(user.shape[0].bytes)
         elif user.opcode in _SAME_PLACE:  # computed for the part alone, of elements of another size
-            part = _part_read(module, inner, user.name)
+            part = _count_part_read(module, inner, user.name)
             ratio = inner[name].shape[0].item / user.shape[0].item
             parts.append(None if part is None else math.ceil(part * ratio))
         elif nested:
             places = {str(place) for place, one in enumerate(user.operands) if one == name}
             parts += [
-                _part_read(module, nested, inside.name)
+                _count_part_read(module, nested, inside.name)
                 for inside in nested.values()
                 if inside.opcode == "parameter" and inside.argument in places
             ]
@@ -308,7 +308,7 @@ def _part_read(module: Module, inner: Computation, name: str) -> int | None:
     return sum(known) if users and len(known) == len(parts) else None
 
 
-def _written_bytes(module: Module, inner: Computation, instruction: Instruction) -> int:
+def _count_written_bytes(module: Module, inner: Computation, instruction: Instruction) -> int:
     """Returns the bytes that an instruction, with this body if it is a fusion, writes to HBM."""
     roots = [i for i in inner.values() if i.root]
     if roots and roots[0].opcode == "tuple":
@@ -329,13 +329,13 @@ def _update(module: Module, inner: Computation, result: Instruction) -> int | No
         result = inner[result.operands[0]]
     if result.opcode == "dynamic-update-slice":
         return inner[result.operands[1]].shape[0].bytes
-    nested = _fused(module, result)
+    nested = _find_fused(module, result)
     if nested and len(result.shape) == 1:
         return _update(module, nested, next(i for i in nested.values() if i.root))
     return None
 
 
-def _convolution_macs(
+def _count_convolution_macs(
     instruction: Instruction, out: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]
 ) -> int:
     """Returns the multiply-adds of a convolution, given the dimensions of result and operands."""
@@ -353,7 +353,7 @@ def _convolution_macs(
     settings = zip(*(setting(key) for key in ("size", "stride", "pad", "lhs_dilate", "rhs_dilate")))
     macs = out[out_labels.index("b")] * out[out_labels.index("f")] * right[right_labels.index("i")]
     for axis, (size, stride, pad, left_dilate, right_dilate) in zip(spatial, settings):
-        macs *= _positions(
+        macs *= _count_positions(
             out[out_labels.index(axis)],
             left[left_labels.index(axis)],
             int(size),
@@ -366,7 +366,9 @@ def _convolution_macs(
 
 
 @functools.cache
-def _positions(out: int, n: int, size: int, stride: int, pad: int, spread: int, step: int) -> int:
+def _count_positions(
+    out: int, n: int, size: int, stride: int, pad: int, spread: int, step: int
+) -> int:
     """Returns how many (output, kernel) positions along an axis meet an element, not padding."""
     last = (n - 1) * spread
     return sum(

@@ -31,23 +31,23 @@ def kernel_flops(instruction: Instruction) -> int | None:
         instruction: the call of the kernel.
     """
     body = instruction.attribute(r'"body":"([^"]*)"')
-    return _counted(body) if body else None
+    return _count_body(body) if body else None
 
 
 @functools.lru_cache(maxsize=256)
-def _counted(body: str) -> int | None:
+def _count_body(body: str) -> int | None:
     jax = internals()
     try:
         with jax.mlir.make_ir_context() as context:
             jax.mosaic.register_dialect(context)
             context.allow_unregistered_dialects = True
             module = jax.ir.Module.parse(base64.b64decode(body))
-            return sum(_points(f) * _flops(f) for f in module.body.operations)
+            return sum(_count_points(f) * _count_flops(f) for f in module.body.operations)
     except (_UnknownError, jax.ir.MLIRError):
         return None
 
 
-def _points(function: Any) -> int:
+def _count_points(function: Any) -> int:
     """Returns the number of points in the grid of a kernel, 1 for any other function."""
     if "iteration_bounds" not in function.attributes:
         return 1
@@ -57,22 +57,23 @@ def _points(function: Any) -> int:
     return math.prod(int(bound) for bound in bounds)
 
 
-def _flops(op: Any) -> int:
+def _count_flops(op: Any) -> int:
     """Returns the FLOPs of the products in an operation, each time it runs."""
     name = op.operation.name
     if name.endswith("tpu.matmul"):
-        return _product(op)
+        return _count_product(op)
     inside = [
-        sum(_flops(inner) for block in region for inner in block) for region in op.operation.regions
+        sum(_count_flops(inner) for block in region for inner in block)
+        for region in op.operation.regions
     ]
     if not any(inside):
         return 0
     if name.endswith("scf.if"):
         return max(inside)
-    return sum(inside) * (_trips(op) if name.endswith(("scf.for", "scf.while")) else 1)
+    return sum(inside) * (_count_trips(op) if name.endswith(("scf.for", "scf.while")) else 1)
 
 
-def _product(op: Any) -> int:
+def _count_product(op: Any) -> int:
     left = op.operands[0].type.shape
     contracted = _CONTRACTED.search(str(op.attributes["dimension_numbers"]))
     if contracted is None:
@@ -81,15 +82,15 @@ def _product(op: Any) -> int:
     return 2 * math.prod(op.results[0].type.shape) * depth
 
 
-def _trips(loop: Any) -> int:
+def _count_trips(loop: Any) -> int:
     """Returns the trip count of a loop with constant bounds."""
     if loop.operation.name.endswith("scf.while"):
         raise _UnknownError
-    start, end, step = (_constant(value) for value in list(loop.operands)[:3])
+    start, end, step = (_read_constant(value) for value in list(loop.operands)[:3])
     return max(0, -(-(end - start) // step))
 
 
-def _constant(value: Any) -> int:
+def _read_constant(value: Any) -> int:
     """Returns the value of a scalar that constants make up."""
     owner = value.owner  # a block, if it is an argument
     kind = getattr(owner, "name", "").rpartition(".")[2]
@@ -97,4 +98,4 @@ def _constant(value: Any) -> int:
         return int(str(owner.attributes["value"]).partition(":")[0])
     if kind not in _ARITHMETIC:
         raise _UnknownError
-    return _ARITHMETIC[kind](*(_constant(operand) for operand in owner.operands))
+    return _ARITHMETIC[kind](*(_read_constant(operand) for operand in owner.operands))

@@ -74,9 +74,9 @@ class Lifetimes:
         self._made: list[_Leaf] = []
         for leaf in self._walk(module.entry, None):
             leaf.top.resident = True
-        self.arrays = list(self._arrays())
+        self.arrays = list(self._iterate_arrays())
 
-    def _arrays(self) -> Iterator[Array]:
+    def _iterate_arrays(self) -> Iterator[Array]:
         """Yields one array for all leaves that share it."""
         names: dict[int, list[str]] = {}
         for leaf in self._made:
@@ -106,13 +106,13 @@ class Lifetimes:
             if instruction.opcode not in _PASSED_ON:
                 self._read((x for o in operands for x in o.leaves), len(self.order))
             if instruction.opcode == "parameter":
-                values[name] = self._parameter(instruction, given)
+                values[name] = self._visit_parameter(instruction, given)
             elif instruction.opcode == "while":
-                values[name] = self._loop(instruction, computation, operands, nested)
+                values[name] = self._visit_loop(instruction, computation, operands, nested)
             elif instruction.opcode in ("call", "conditional"):
-                values[name] = self._calls(instruction, operands, nested)
+                values[name] = self._visit_calls(instruction, operands, nested)
             else:
-                values[name] = self._value(instruction, operands)
+                values[name] = self._visit_value(instruction, operands)
             if instruction.opcode not in _NOT_RUN:
                 self.order.append(instruction)
             if instruction.root:
@@ -124,15 +124,17 @@ class Lifetimes:
         for leaf in leaves:
             leaf.top.last = max(leaf.top.last, place)
 
-    def _parameter(self, instruction: Instruction, given: "list[list[_Leaf]] | None") -> "_Value":
+    def _visit_parameter(
+        self, instruction: Instruction, given: "list[list[_Leaf]] | None"
+    ) -> "_Value":
         if given is not None:
             return _Value(given[int(instruction.argument)])
-        leaves = self._new(instruction, instruction.shape)
+        leaves = self._create_value(instruction, instruction.shape)
         for leaf in leaves:
             leaf.resident = True
         return _Value(leaves)
 
-    def _loop(
+    def _visit_loop(
         self,
         loop: Instruction,
         computation: Computation,
@@ -149,7 +151,9 @@ class Lifetimes:
             self.loops.append(Loop(first, len(self.order) - 1, times))
         return _Value(state)
 
-    def _calls(self, instruction: Instruction, operands: "list[_Value]", nested: bool) -> "_Value":
+    def _visit_calls(
+        self, instruction: Instruction, operands: "list[_Value]", nested: bool
+    ) -> "_Value":
         """Returns the arrays of a call, or of a conditional, whose branches share their result."""
         given = [operand.leaves for operand in operands]
         if instruction.opcode == "call":
@@ -165,7 +169,7 @@ class Lifetimes:
                 leaf.share(same)
         return _Value(results[0])
 
-    def _value(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
+    def _visit_value(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
         """Returns the arrays of an instruction that calls no computation with arrays of its own."""
         flat = [leaf for operand in operands for leaf in operand.leaves]
         opcode, shape = instruction.opcode, instruction.shape
@@ -175,25 +179,25 @@ class Lifetimes:
         if opcode in _PASSED_ON:
             return _Value(flat)
         if opcode == "async-update":
-            return self._updated(instruction, operands)
+            return self._visit_updated(instruction, operands)
         if opcode.endswith("-done"):
             start = operands[0]
             found = start.leaves[start.result :][: len(shape)]
-            return _Value([*found, *self._new(instruction, shape[len(found) :])])
+            return _Value([*found, *self._create_value(instruction, shape[len(found) :])])
         if opcode == "copy-start":  # (destination, source, context)
-            made = self._new(instruction, [shape[0], *shape[2:]])
+            made = self._create_value(instruction, [shape[0], *shape[2:]])
             return _Value([made[0], *flat[:1], *made[1:]])
         if opcode == "send" or (opcode.endswith("-start") and len(shape) > len(flat)):
             passed = flat[:1] if opcode == "send" else flat  # they return their operands, too
-            made = self._new(instruction, shape[len(passed) :])
+            made = self._create_value(instruction, shape[len(passed) :])
             return _Value([*passed, *made], 0 if opcode == "send" else len(passed))
-        made = self._new(instruction, shape)
-        for group in _in_place(instruction, [operand.leaves for operand in operands], made):
+        made = self._create_value(instruction, shape)
+        for group in _find_in_place(instruction, [operand.leaves for operand in operands], made):
             for one, other in itertools.pairwise(group):
                 one.share(other)
         return _Value(made)
 
-    def _updated(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
+    def _visit_updated(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
         """Returns the arrays of an `async-update`: (operands, result, context).
 
         An update that gives a start its operands makes the result as well; the context is that of
@@ -204,9 +208,9 @@ class Lifetimes:
             return operands[0]
         context = operands[0].leaves[: instruction.rest.count(": (0, {2,")]
         shape = instruction.shape[len(given) : len(instruction.shape) - len(context)]
-        return _Value([*given, *self._new(instruction, shape), *context], len(given))
+        return _Value([*given, *self._create_value(instruction, shape), *context], len(given))
 
-    def _new(self, instruction: Instruction, shape: list[Tensor]) -> "list[_Leaf]":
+    def _create_value(self, instruction: Instruction, shape: list[Tensor]) -> "list[_Leaf]":
         here = len(self.order)
         leaves = [_Leaf(instruction, tensor, here, here) for tensor in shape]
         self._made += leaves
@@ -257,7 +261,7 @@ class _Leaf:
             top.resident |= under.resident
 
 
-def _in_place(
+def _find_in_place(
     instruction: Instruction, operands: list[list[_Leaf]], made: list[_Leaf]
 ) -> Iterator[list[_Leaf]]:
     """Yields the leaves, of operands and results, that an instruction keeps in one array."""

@@ -29,7 +29,7 @@ class Runs:
         for computation in module.computations.values():
             for instruction in computation.values():
                 if instruction.opcode == "while":
-                    self._loops[id(self._part(instruction, "body"))] = instruction, computation
+                    self._loops[id(self._find_part(instruction, "body"))] = instruction, computation
 
     def walk(
         self, computation: Computation | None = None, times: int = 1
@@ -49,13 +49,13 @@ class Runs:
                 inside = times * (self.trips(instruction, computation) or 1)
                 bodies = [self._module.computations[name] for name in instruction.called]
                 if instruction.opcode == "conditional":
-                    bodies = [max(bodies, key=self._cycles)]
+                    bodies = [max(bodies, key=self._count_cycles)]
                 for body in bodies:
                     yield from self.walk(body, inside)
             else:
                 yield instruction, times, computation
 
-    def _cycles(self, computation: Computation) -> int:
+    def _count_cycles(self, computation: Computation) -> int:
         return sum(times * (found.cycles or 0) for found, times, _ in self.walk(computation))
 
     def uncounted(self) -> list[str]:
@@ -79,17 +79,21 @@ class Runs:
         if known := loop.attribute(r'"known_trip_count":\{"n":"?(\d+)'):
             return int(known)
         counts = []
-        for counter, bound, extra in self._comparisons(self._part(loop, "condition"), ()):
-            step, start = self._step(loop, counter), self._initial(loop, computation, counter)
-            limit = bound if isinstance(bound, int) else self._kept(loop, computation, bound[0])
+        for counter, bound, extra in self._iterate_comparisons(
+            self._find_part(loop, "condition"), ()
+        ):
+            step, start = self._step(loop, counter), self._find_initial(loop, computation, counter)
+            limit = (
+                bound if isinstance(bound, int) else self._find_kept(loop, computation, bound[0])
+            )
             if step and start is not None and limit is not None:
                 counts.append(max(0, -(-(limit + extra - start) // step)))
         return min(counts, default=None)
 
-    def _part(self, loop: Instruction, part: str) -> Computation:
+    def _find_part(self, loop: Instruction, part: str) -> Computation:
         return self._module.computations[loop.attribute(rf"{part}=%?([\w.-]+)")]
 
-    def _comparisons(
+    def _iterate_comparisons(
         self, condition: Computation, calls: tuple[Place, ...]
     ) -> Iterator[tuple[int, int | tuple[int], int]]:
         """Yields the comparisons that have to hold for a loop to go on.
@@ -106,15 +110,17 @@ class Runs:
         for test in condition.values():
             operators = re.search(r"direction=(LT|LE|GT|GE)", test.rest)
             if test.opcode == "compare" and operators:
-                sides = [self._traced(name, condition, calls) for name in test.operands]
+                sides = [self._trace_scalar(name, condition, calls) for name in test.operands]
                 counter, bound = sides if operators[1][0] == "L" else sides[::-1]
                 if isinstance(counter, tuple) and bound is not None:
                     yield counter[0], bound, int(operators[1][1] == "E")
             for name in test.called if test.opcode in ("call", "fusion") else ():
                 place = test, condition
-                yield from self._comparisons(self._module.computations[name], (*calls, place))
+                yield from self._iterate_comparisons(
+                    self._module.computations[name], (*calls, place)
+                )
 
-    def _traced(
+    def _trace_scalar(
         self, name: str, computation: Computation, calls: tuple[Place, ...]
     ) -> int | tuple[int] | None:
         """Returns the number, or in a tuple the place in the loop's state, of a scalar in a
@@ -132,67 +138,69 @@ class Runs:
                 found = computation[found.operands[0]]
         if found.opcode == "get-tuple-element":
             return (_index(found),)
-        return _constant(found)
+        return _read_constant(found)
 
     def _step(self, loop: Instruction, index: int) -> int | None:
         """Returns what a loop's body adds to an element of its state; None if that varies."""
-        body = self._part(loop, "body")
-        value, step = _result(body, index), 0
+        body = self._find_part(loop, "body")
+        value, step = _find_result(body, index), 0
         while value is not None and value.opcode in ("add", *_SAME):
             operands = [body[name] for name in value.operands if name in body]
-            steps = [_added(operand, body) for operand in operands]
+            steps = [_find_added(operand, body) for operand in operands]
             step += sum(added for added in steps if added is not None)
             value = next((one for one, added in zip(operands, steps) if added is None), None)
         return step if step > 0 and _is_element(value, index, body) else None
 
-    def _kept(self, loop: Instruction, computation: Computation, index: int) -> int | None:
+    def _find_kept(self, loop: Instruction, computation: Computation, index: int) -> int | None:
         """Returns an element of a loop's state that its body does not change; None for others."""
-        body = self._part(loop, "body")
-        value = _result(body, index)
+        body = self._find_part(loop, "body")
+        value = _find_result(body, index)
         while value is not None and value.opcode in _SAME:
             value = body.get(value.operands[0])
         if not _is_element(value, index, body):
             return None
-        return self._initial(loop, computation, index)
+        return self._find_initial(loop, computation, index)
 
-    def _initial(self, loop: Instruction, computation: Computation, index: int) -> int | None:
+    def _find_initial(self, loop: Instruction, computation: Computation, index: int) -> int | None:
         """Returns the number that an element of a loop's state starts from, if it is known."""
         state = computation[loop.operands[0]]
         if state.opcode == "tuple":
-            return self._number(computation[state.operands[index]], computation)
-        return self._element(state, computation, index)
+            return self._read_number(computation[state.operands[index]], computation)
+        return self._find_element(state, computation, index)
 
-    def _number(self, value: Instruction, computation: Computation) -> int | None:
+    def _read_number(self, value: Instruction, computation: Computation) -> int | None:
         """Returns the value of a scalar, if it is known."""
         while value.opcode in _SAME:
             value = computation[value.operands[0]]
         if value.opcode != "get-tuple-element":
-            return _constant(value)
+            return _read_constant(value)
         source = computation[value.operands[0]]
-        return self._element(source, computation, _index(value))
+        return self._find_element(source, computation, _index(value))
 
-    def _element(self, source: Instruction, computation: Computation, index: int) -> int | None:
+    def _find_element(
+        self, source: Instruction, computation: Computation, index: int
+    ) -> int | None:
         """Returns an element of a tuple: the result of a loop, or the state of the one around."""
         if source.opcode == "parameter" and id(computation) in self._loops:
             loop, outside = self._loops[id(computation)]
-            return self._kept(loop, outside, index)
+            return self._find_kept(loop, outside, index)
         if source.opcode != "while":
             return None
-        kept = self._kept(source, computation, index)
+        kept = self._find_kept(source, computation, index)
         if kept is not None:
             return kept
-        step, start = self._step(source, index), self._initial(source, computation, index)
+        step, start = self._step(source, index), self._find_initial(source, computation, index)
         trips = self.trips(source, computation)
         return None if step is None or start is None or trips is None else start + step * trips
 
 
-def _result(computation: Computation, index: int) -> Instruction | None:
+def _find_result(computation: Computation, index: int) -> Instruction | None:
     """Returns what computes an element of a computation's result."""
-    root = _root(computation)
+    root = _find_root(computation)
     return computation.get(root.operands[index]) if root.opcode == "tuple" else None
 
 
-def _root(computation: Computation) -> Instruction:
+def _find_root(computation: Computation) -> Instruction:
     return next(i for i in computation.values() if i.root)
 
 
@@ -208,18 +216,18 @@ def _is_element(value: Instruction | None, index: int, body: Computation) -> boo
     return body[value.operands[0]].opcode == "parameter"
 
 
-def _added(operand: Instruction, body: Computation) -> int | None:
+def _find_added(operand: Instruction, body: Computation) -> int | None:
     """Returns a number that a body adds to its counter; of two to choose from, the larger one.
 
     A loop that may also stand still, and do its work again, runs at least as often.
     """
     if operand.opcode == "select":
-        choices = [_constant(body[name]) for name in operand.operands[1:]]
+        choices = [_read_constant(body[name]) for name in operand.operands[1:]]
         return None if None in choices else max(c for c in choices if c is not None)
-    return _constant(operand)
+    return _read_constant(operand)
 
 
-def _constant(instruction: Instruction) -> int | None:
+def _read_constant(instruction: Instruction) -> int | None:
     """Returns the value of an integer constant, None for anything else."""
     found = instruction.opcode == "constant" and instruction.argument.isdigit()
     return int(instruction.argument) if found else None

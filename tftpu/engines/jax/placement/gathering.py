@@ -32,7 +32,9 @@ class Gathering:
     """
 
     def __init__(self, layout: Layout, variables: Sequence[keras.Variable]):
-        places = {id(v): (layout.of_weight(v), _gathered(layout.of_weight(v))) for v in variables}
+        places = {
+            id(v): (layout.of_weight(v), _gather_sharding(layout.of_weight(v))) for v in variables
+        }
         self._places = {key: pair for key, pair in places.items() if pair[0] != pair[1]}
 
     @contextlib.contextmanager
@@ -49,7 +51,7 @@ class Gathering:
         return value if place is None else _gather(value, *place)
 
 
-def _gathered(sharding: NamedSharding) -> NamedSharding:
+def _gather_sharding(sharding: NamedSharding) -> NamedSharding:
     """Returns a sharding along `tensor` alone."""
     axes = [axis if axis == TENSOR else None for axis in sharding.spec]
     return NamedSharding(sharding.mesh, PartitionSpec(*axes))

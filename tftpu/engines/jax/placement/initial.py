@@ -23,11 +23,11 @@ _SEEDS = tf.int32.max - 1
 @contextlib.contextmanager
 def as_tensorflow() -> Iterator[None]:
     """Draws the random initial values of variables as TensorFlow does, while the block runs."""
-    with keras_internals.random_initial_values(_value):
+    with keras_internals.random_initial_values(_compute_value):
         yield
 
 
-def _value(initializer: Any, shape: Sequence[int], dtype: str, layout: Any) -> Any:
+def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: Any) -> Any:
     """Returns the value that an initializer has under TensorFlow, on its devices."""
 
     def placed(drawn: tf.Tensor) -> jax.Array:
@@ -41,7 +41,7 @@ def _value(initializer: Any, shape: Sequence[int], dtype: str, layout: Any) -> A
             shape: Sequence[int], *args: Any, dtype: Any = None, seed: Any = None, **options: Any
         ) -> jax.Array:
             wanted = keras.backend.standardize_dtype(dtype)
-            return placed(function(shape, _seed(seed), *args, dtype=wanted, **options))
+            return placed(function(shape, _draw_seed(seed), *args, dtype=wanted, **options))
 
         return draw
 
@@ -53,6 +53,6 @@ def _value(initializer: Any, shape: Sequence[int], dtype: str, layout: Any) -> A
         return initializer(shape, dtype=dtype)
 
 
-def _seed(seed: Any) -> tf.Tensor:
+def _draw_seed(seed: Any) -> tf.Tensor:
     drawn = np.asarray(keras_internals.drawn_seed(seed)).astype(np.int64)
     return tf.constant(drawn % _SEEDS, tf.int32)

@@ -67,7 +67,7 @@ class Layout:
         if mesh.shape[TENSOR] > 1:
             self._rules = rules
             self._refuse_idle_rules([v.path for v in model.variables])
-        self._specs = {v.path: self._spec_of(v.path, tuple(v.shape)) for v in model.variables}
+        self._specs = {v.path: self._find_spec(v.path, tuple(v.shape)) for v in model.variables}
         # Optimizers name the slots of a variable after it.
         self._slots = {
             path.replace("/", "_"): (tuple(v.shape), self._specs[path])
@@ -98,7 +98,7 @@ class Layout:
         rest = [None] * (dimensions - before - 1)
         return NamedSharding(self.mesh, PartitionSpec(*[None] * before, axes, *rest))
 
-    def _spec_of(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+    def _find_spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         axes: list[Any] = [None] * len(shape)
         rule = next((rule for rule in self._rules if re.search(rule[0], path)), None)
         for place, axis in enumerate(rule[1] if rule else ()):

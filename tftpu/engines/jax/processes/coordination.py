@@ -74,7 +74,7 @@ def start(task: Task, seconds: float) -> Watch:
             _serve(task)
         try:
             with hosts.reported_if_long(task, hosts.ARRIVE):
-                client = _connected(task)
+                client = _connect_task(task)
         except RuntimeError as error:
             _forget()
             raise HostLost(
@@ -105,7 +105,7 @@ def _serve(task: Task) -> None:
     )
 
 
-def _connected(task: Task) -> Any:
+def _connect_task(task: Task) -> Any:
     """Connects JAX to the others as `jax.distributed.initialize` does; returns JAX's client.
 
     That function has no argument for what happens when the service is gone.

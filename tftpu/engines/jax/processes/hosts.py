@@ -74,7 +74,7 @@ class StoreExchange:
 
     def collect(self, name: str, text: str) -> list[str]:
         """Returns on the chief what all hosts gave under a name, by host; [] on the others."""
-        key = self._key(f"{name}/collected")
+        key = self._build_key(f"{name}/collected")
         if self.index:
             self._store.put(f"{key}/{self.index}", text)
             return []
@@ -84,13 +84,13 @@ class StoreExchange:
 
     def announce(self, name: str, text: str) -> str:
         """Returns the chief's text on all hosts."""
-        key = self._key(f"{name}/announced")
+        key = self._build_key(f"{name}/announced")
         if self.index:
             return self._store.wait_for(key)
         self._store.put(key, text)
         return text
 
-    def _key(self, name: str) -> str:
+    def _build_key(self, name: str) -> str:
         """Returns a name of its own for each use of a name, the same on all hosts."""
         self._uses[name] += 1
         return f"{name}/{self._uses[name]}"

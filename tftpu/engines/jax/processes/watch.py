@@ -75,7 +75,7 @@ class Watch:
         self._answered = now  # when the store answered last
         self._working = 0  # blocks of `together`
         self._leaving = threading.Event()
-        for name, target in (("beats", self._beat), ("lost-hosts", self._judge)):
+        for name, target in (("beats", self._send_beats), ("lost-hosts", self._judge)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
     @contextlib.contextmanager
@@ -95,9 +95,9 @@ class Watch:
         """
         self._leaving.set()
         end = time.monotonic() + limit
-        while time.monotonic() < end and not self._silent():
+        while time.monotonic() < end and not self._find_silent():
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._look(_LEFT)
+                self._exchange_texts(_LEFT)
                 if all(text == _LEFT for _, text in self._seen.values()):
                     return True
             time.sleep(0.05)
@@ -105,15 +105,15 @@ class Watch:
 
     # In threads
 
-    def _beat(self) -> None:
+    def _send_beats(self) -> None:
         beats = 0
         while not self._leaving.is_set():
             beats += 1
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # `_judge` counts the time
-                self._look(str(beats))
+                self._exchange_texts(str(beats))
             self._leaving.wait(self._seconds / _BEATS)
 
-    def _look(self, own: str) -> None:
+    def _exchange_texts(self, own: str) -> None:
         """Shows this host's text, and reads those of the others."""
         self.store.put(f"hosts/{self.index}", own)
         found = self.store.below("hosts")
@@ -125,11 +125,11 @@ class Watch:
 
     def _judge(self) -> None:
         while not self._leaving.wait(min(1.0, self._seconds / _BEATS)):
-            lost = self._silent() or self._gone()
+            lost = self._find_silent() or self._find_gone()
             if lost and not self._leaving.is_set():
                 hosts.exit_as_lost(lost)
 
-    def _silent(self) -> str | None:
+    def _find_silent(self) -> str | None:
         """Returns a sentence about a host that shows no sign of life."""
         now = time.monotonic()
         if now - self._answered > self._seconds:
@@ -139,7 +139,7 @@ class Watch:
                 return f"Host {other} was lost: no sign of life for {self._seconds:.0f} s."
         return None
 
-    def _gone(self) -> str | None:
+    def _find_gone(self) -> str | None:
         """Returns a sentence about a host that ended while this one works with it."""
         for other, (heard, text) in self._seen.items():
             # Those that end together leave the block one after the other.

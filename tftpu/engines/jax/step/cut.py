@@ -35,12 +35,12 @@ class Cut:
         self._shares = meshes.batch_shares(layout.mesh)
         self.share = examples_of(share_spec)
         self.microbatches = microbatches
-        self.batch = self._shapes(share_spec, self._shares * self.share)
-        self.microbatch = self._shapes(share_spec, self._shares * self.share // microbatches)
+        self.batch = self._build_shapes(share_spec, self._shares * self.share)
+        self.microbatch = self._build_shapes(share_spec, self._shares * self.share // microbatches)
 
     def microbatches_of(self, batch: Nest) -> Nest:
         """Returns a global batch as (microbatches, examples, ...)."""
-        return jax.tree.map(self._apart, batch)
+        return jax.tree.map(self._split_microbatches, batch)
 
     def without_padding(self, batch: Nest) -> Nest:
         """Returns a batch without what its shares hold beyond their examples."""
@@ -67,13 +67,13 @@ class Cut:
         run = self.share // self.microbatches
         return number * run, run, self.share
 
-    def _apart(self, tensor: Any) -> Any:
+    def _split_microbatches(self, tensor: Any) -> Any:
         count, rest = self.microbatches, tensor.shape[1:]
         cut = tensor.reshape(self._shares, count, self.share // count, *rest)
         cut = jnp.swapaxes(cut, 0, 1).reshape(count, -1, *rest)
         return jax.lax.with_sharding_constraint(cut, self._layout.of_batch(cut.ndim, before=1))
 
-    def _shapes(self, spec: Nest, examples: int) -> Nest:
+    def _build_shapes(self, spec: Nest, examples: int) -> Nest:
         return keras.tree.map_structure(
             lambda s: jax.ShapeDtypeStruct((examples, *s.shape[1:]), s.dtype.as_numpy_dtype), spec
         )

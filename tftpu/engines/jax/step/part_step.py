@@ -73,9 +73,9 @@ class PartStep:
         self._division = Division(1, cut.microbatches)
         places = {id(v): place for place, v in enumerate(weights)}
         self._own = [places[id(v)] for v in self._part.variables]
-        traced, reached = self._traced()
+        traced, reached = self._trace_forward()
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
-        self.constants = _constants(state, traced.read)
+        self.constants = _find_constants(state, traced.read)
         checks.refuse_unreached(self._losses.terms, reached)
         if cut.microbatches > 1:  # else the one number is of the whole batch
             checks.warn_of_means(self._part, traced.computed)
@@ -96,18 +96,20 @@ class PartStep:
         """
         state, part, index = self._state, self._part, self._index
         scale = values.scales[index][0] if part.scaler else part.optimizer.loss_scale_factor
-        grads, changed, metrics, losses = self._gradients(values, step, batch, scale)
+        grads, changed, metrics, losses = self._compute_gradients(values, step, batch, scale)
         grads = [grad / scale for grad in grads] if scale is not None else grads
-        norm = _global_norm(grads)
+        norm = _compute_global_norm(grads)
         finite = jnp.isfinite(norm)
         limit = state.options.global_clipnorm
         if limit:
             grads = [grad * (limit / jnp.maximum(norm, limit)) for grad in grads]
         if part.scaler is not None:
             # A skipped step must change neither variables nor what is logged.
-            changed = _where(finite, changed, self._changed_of(values))
+            changed = _select_where(finite, changed, self._select_changed(values))
         statistics, assigned = changed[: len(self.changed)], changed[len(self.changed) :]
-        values = values._replace(trainable=_replaced(values.trainable, self._assigned, assigned))
+        values = values._replace(
+            trainable=_replace_entries(values.trainable, self._assigned, assigned)
+        )
         with jax.named_scope("optimizer"):
             own = [values.trainable[i] for i in self._own]
             updated = update.apply_gradients(
@@ -116,7 +118,7 @@ class PartStep:
         taken = jnp.ones(())
         scales = values.scales[index]
         if part.scaler is not None:
-            updated = _where(finite, updated, update.Updated(own, values.optimizers[index]))
+            updated = _select_where(finite, updated, update.Updated(own, values.optimizers[index]))
             scales = update.adjusted_scale(part, scales, finite)
             norm, losses, metrics = (
                 jax.tree.map(lambda value: jnp.where(finite, value, 0).astype(value.dtype), given)
@@ -124,10 +126,10 @@ class PartStep:
             )
             taken = jnp.where(finite, 1.0, 0.0)
         values = Values(
-            _replaced(values.trainable, self._own, updated.variables),
-            _replaced(values.untrained, self.changed, statistics),
-            _replaced(values.optimizers, [index], [updated.optimizer]),
-            _replaced(values.scales, [index], [scales]),
+            _replace_entries(values.trainable, self._own, updated.variables),
+            _replace_entries(values.untrained, self.changed, statistics),
+            _replace_entries(values.optimizers, [index], [updated.optimizer]),
+            _replace_entries(values.scales, [index], [scales]),
             values.averages,
         )
         return PartResult(values, PartSums(taken, losses), norm, finite, metrics)
@@ -163,16 +165,16 @@ class PartStep:
         zero = jnp.zeros(())
         return PartSums(zero, [zero] * (1 + len(self._losses.terms)))
 
-    def _changed_of(self, values: Values) -> Arrays:
+    def _select_changed(self, values: Values) -> Arrays:
         """Returns the values of the variables that the forward pass changes."""
         untrained = [values.untrained[i] for i in self.changed]
         return [*untrained, *(values.trainable[i] for i in self._assigned)]
 
-    def _gradients(
+    def _compute_gradients(
         self, values: Values, step: Any, batch: Nest, scale: Any
     ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
         """Returns gradients, changed variables, metric states and losses of a global batch."""
-        divisors = self._divisors(values, step, batch)
+        divisors = self._compute_divisors(values, step, batch)
         own = [values.trainable[i] for i in self._own]
         changed = [*self.changed, *(self._first + i for i in self._assigned)]
 
@@ -186,7 +188,7 @@ class PartStep:
                 return scaled, (statistics, result.metrics, [loss, *terms])
 
             (_, others), grads = jax.value_and_grad(loss_of, has_aux=True)(own)
-            return self._constrained(grads), *others
+            return self._constrain_gradients(grads), *others
 
         zeros = self._forward.zero_metrics()
         if self._cut.microbatches == 1:
@@ -197,7 +199,7 @@ class PartStep:
             new_grads, new_statistics, metrics, new_losses = microbatch(given[0], metrics, given[1])
             add = functools.partial(jax.tree.map, jnp.add)
             return (
-                self._constrained(add(grads, new_grads)),
+                self._constrain_gradients(add(grads, new_grads)),
                 add(statistics, new_statistics),
                 metrics,
                 add(losses, new_losses),
@@ -205,8 +207,8 @@ class PartStep:
 
         count = self._cut.microbatches
         start = (
-            self._constrained([jnp.zeros_like(value) for value in own]),
-            [jnp.zeros_like(value) for value in self._changed_of(values)],
+            self._constrain_gradients([jnp.zeros_like(value) for value in own]),
+            [jnp.zeros_like(value) for value in self._select_changed(values)],
             zeros,
             [jnp.zeros(())] * (1 + len(self._losses.terms)),
         )
@@ -218,7 +220,7 @@ class PartStep:
         self, values: Values, own: Arrays, step: Any, number: Any, batch: Nest, metrics: Any = None
     ) -> Forward:
         given = forward.Values(
-            _replaced(values.trainable, self._own, own),
+            _replace_entries(values.trainable, self._own, own),
             [*values.untrained, *(v for group in values.optimizers for v in group)],
             self._state.seeds(step, number, self._cut.positions(number), self._index),
             metrics,
@@ -226,7 +228,7 @@ class PartStep:
         with self._state.gathering.reading():
             return self._forward.run(batch, given, training=True, division=self._division)
 
-    def _divisors(self, values: Values, step: Any, batch: Nest) -> Arrays:
+    def _compute_divisors(self, values: Values, step: Any, batch: Nest) -> Arrays:
         """Returns the global divisor of each loss."""
         known, losses = self._described.divisors, self._losses
         if all(value is not None for value in known):
@@ -243,7 +245,7 @@ class PartStep:
             for term, found in zip(losses.terms, elements)
         ]
 
-    def _constrained(self, grads: Arrays) -> Arrays:
+    def _constrain_gradients(self, grads: Arrays) -> Arrays:
         """Returns gradients that lie where their variables do: summed and cut in one exchange."""
         layout = self._state.layout
         return [
@@ -251,12 +253,12 @@ class PartStep:
             for grad, variable in zip(grads, self._part.variables)
         ]
 
-    def _traced(self) -> tuple[Forward, list[bool]]:
+    def _trace_forward(self) -> tuple[Forward, list[bool]]:
         """Traces the forward pass; returns it, and the variables it depends on."""
         state, results = self._state, []
 
         def trace(own, batch):
-            trainable = _replaced(state.trained_values(), self._own, own)
+            trainable = _replace_entries(state.trained_values(), self._own, own)
             read = [v.value for v in self._forward.statistics[: self._first]]
             given = forward.Values(trainable, read, state.seeds(0, 0, self._cut.positions(0)))
             result = self._forward.run(batch, given, training=True, division=self._division)
@@ -274,7 +276,9 @@ class PartStep:
         return results[-1], jaxprs.reached(jaxpr, jaxpr.invars[: len(own)])
 
 
-def _constants(state: JaxState, read: list[keras.Variable]) -> list[tuple[keras.Variable, Any]]:
+def _find_constants(
+    state: JaxState, read: list[keras.Variable]
+) -> list[tuple[keras.Variable, Any]]:
     """Returns the variables outside of the model among those that were read, with their values."""
     model = state.model
     states = [*state.seed_states, *keras_internals.compiled_states(model)]
@@ -309,7 +313,7 @@ def _describe(traced: Forward, losses: Any, cut: Cut) -> _Description:
     )
 
 
-def _replaced(whole: list[Any], places: list[int], new: list[Any]) -> list[Any]:
+def _replace_entries(whole: list[Any], places: list[int], new: list[Any]) -> list[Any]:
     """Returns a copy of a list with other entries at some places."""
     copy = [*whole]
     for place, value in zip(places, new):
@@ -317,10 +321,10 @@ def _replaced(whole: list[Any], places: list[int], new: list[Any]) -> list[Any]:
     return copy
 
 
-def _where(condition: Any, new: Any, old: Any) -> Any:
+def _select_where(condition: Any, new: Any, old: Any) -> Any:
     """Returns the new arrays of a nest if a condition holds, and the old ones otherwise."""
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
-def _global_norm(tensors: Arrays) -> Tensor:
+def _compute_global_norm(tensors: Arrays) -> Tensor:
     return jnp.sqrt(sum(jnp.sum(jnp.square(t.astype("float32"))) for t in tensors))

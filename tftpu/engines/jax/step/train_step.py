@@ -85,7 +85,7 @@ class TrainStep:
             else:
                 sums_of_parts.append(part.idle())
         finite = functools.reduce(jnp.logical_and, [result.finite for result in results])
-        values = values._replace(averages=self._averages(before, values, finite))
+        values = values._replace(averages=self._update_averages(before, values, finite))
         norm = jnp.sqrt(sum(result.norm**2 for result in results))
         skipped = 1.0 - finite.astype("float32")
         metrics = [value for result in results for value in result.metrics]
@@ -101,7 +101,7 @@ class TrainStep:
                     "the beginning. Make it an attribute of the model, with trainable=False."
                 )
 
-    def _averages(self, before: Values, values: Values, finite: Tensor) -> list[Any]:
+    def _update_averages(self, before: Values, values: Values, finite: Tensor) -> list[Any]:
         momentum = self.state.options.ema_momentum
         if momentum is None:
             return []

@@ -26,37 +26,39 @@ def of_step(graph: Any, origins: Sequence[Origin]) -> int:
         graph: a `FuncGraph` of static shapes.
         origins: of its inputs.
     """
-    return _counted(graph, origins)[0]
+    return _count_graph(graph, origins)[0]
 
 
-def _counted(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
+def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
     """Returns the FLOPs of a graph, and the origins of its outputs."""
     known = internals.functions_of(graph)
     origins = {tensor.name: origin for tensor, origin in zip(graph.inputs, given)}
     total = 0
-    for op in _needed(graph):
+    for op in _find_needed(graph):
         inputs = [origins.get(tensor.name, Origin.NONE) for tensor in op.inputs]
         bodies = internals.called_functions(known, op)
         if bodies:
-            flops, outputs = _called(op, bodies, inputs)
-            total += _trips(op, known) * flops
+            flops, outputs = _count_called(op, bodies, inputs)
+            total += _count_trips(op, known) * flops
         elif op.type in ("Placeholder", "PlaceholderWithDefault"):
             continue  # an input, whose origin is given
         else:
-            total += passes(*inputs[-2:]) * _flops(op) if len(inputs) > 1 else 0
+            total += passes(*inputs[-2:]) * _count_flops(op) if len(inputs) > 1 else 0
             # Noise is data, whatever its seed depends on.
             origin = Origin.DATA if "Random" in op.type else union(inputs)
             outputs = [origin] * len(op.outputs)
         for tensor, origin in zip(op.outputs, outputs):
-            flows = op.type != "StopGradient" and _differentiable(tensor)
+            flows = op.type != "StopGradient" and _is_differentiable(tensor)
             origins[tensor.name] = origin if flows else stopped(origin)
     return total, [origins.get(tensor.name, Origin.NONE) for tensor in graph.outputs]
 
 
-def _called(op: tf.Operation, bodies: list[Any], inputs: list[Origin]) -> tuple[int, list[Origin]]:
+def _count_called(
+    op: tf.Operation, bodies: list[Any], inputs: list[Origin]
+) -> tuple[int, list[Origin]]:
     """Returns the FLOPs of the functions that an op calls, and the origins of its outputs."""
     while True:
-        found = [_counted(body, of_arguments(inputs, len(body.inputs))) for body in bodies]
+        found = [_count_graph(body, of_arguments(inputs, len(body.inputs))) for body in bodies]
         results = [outputs for _, outputs in found if len(outputs) == len(op.outputs)]
         outputs = [union(origins) for origins in zip(*results)]
         # What one iteration makes, the next one is given.
@@ -68,7 +70,7 @@ def _called(op: tf.Operation, bodies: list[Any], inputs: list[Origin]) -> tuple[
         inputs = after
 
 
-def _needed(graph: Any) -> list[tf.Operation]:
+def _find_needed(graph: Any) -> list[tf.Operation]:
     """Returns the ops that the outputs of a graph depend on, each after those it depends on."""
     found: set[str] = set()
     todo = [tensor.op for tensor in graph.outputs]
@@ -80,12 +82,12 @@ def _needed(graph: Any) -> list[tf.Operation]:
     return [op for op in graph.get_operations() if op.name in found]
 
 
-def _differentiable(tensor: tf.Tensor) -> bool:
+def _is_differentiable(tensor: tf.Tensor) -> bool:
     """Returns whether a gradient may flow through a tensor; lists and variables hold others."""
     return tensor.dtype.is_floating or tensor.dtype in (tf.variant, tf.resource)
 
 
-def _trips(op: tf.Operation, known: dict[str, Any]) -> int:
+def _count_trips(op: tf.Operation, known: dict[str, Any]) -> int:
     """Returns how often an op runs the functions that it calls.
 
     A loop's condition says that a counter, which starts from a constant and to which the body adds
@@ -104,7 +106,7 @@ def _trips(op: tf.Operation, known: dict[str, Any]) -> int:
             continue
         counter, bound = test.inputs
         step = _step(body, _place(counter, condition))
-        start, limit = (_number(tensor, condition, op) for tensor in (counter, bound))
+        start, limit = (_read_number(tensor, condition, op) for tensor in (counter, bound))
         if step and start is not None and limit is not None:
             counts.append(max(0, -(-(limit - start) // step)))
     return min(counts, default=1)
@@ -123,17 +125,17 @@ def _step(body: Any, place: int | None) -> int:
     if value is None or value.op.type not in ("Add", "AddV2"):
         return 0
     sides = list(value.op.inputs)
-    added = [_constant(side) for side in sides if side is not body.inputs[place]]
+    added = [_read_constant(side) for side in sides if side is not body.inputs[place]]
     return max(added[0] or 0, 0) if len(added) == 1 else 0
 
 
-def _number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
+def _read_number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
     """Returns a whole number in a loop's condition, where the loop starts; None: unknown."""
     place = _place(tensor, condition)
-    return _constant(tensor if place is None else loop.inputs[place])
+    return _read_constant(tensor if place is None else loop.inputs[place])
 
 
-def _constant(tensor: Any) -> int | None:
+def _read_constant(tensor: Any) -> int | None:
     """Returns the value of a constant whole number, None for anything else."""
     found = (
         tf.get_static_value(tensor) if tensor.dtype.is_integer and not tensor.shape.rank else None
@@ -141,10 +143,10 @@ def _constant(tensor: Any) -> int | None:
     return None if found is None else int(found)
 
 
-def _flops(op: tf.Operation) -> int:
+def _count_flops(op: tf.Operation) -> int:
     shapes: list[Shape] = [tensor.shape for tensor in op.inputs]
     if op.type == "Einsum":
-        return _einsum(op.get_attr("equation").decode(), shapes)
+        return _count_einsum(op.get_attr("equation").decode(), shapes)
     output: Shape = op.outputs[0].shape if op.outputs else None
     if output is None or not output.is_fully_defined():
         return 0
@@ -157,12 +159,12 @@ def _flops(op: tf.Operation) -> int:
     if op.type in ("Conv2D", "Conv3D", "DepthwiseConv2dNative"):
         # Each output is a sum over the kernel and the input channels of its group.
         channels = 1 if op.type == "DepthwiseConv2dNative" else shapes[1][-2]
-        features = output[_axes(op, output.rank).channels]
-        return 2 * output[0] * _taps(shapes[0], output, shapes[1], op) * channels * features
+        features = output[_choose_axes(op, output.rank).channels]
+        return 2 * output[0] * _count_taps(shapes[0], output, shapes[1], op) * channels * features
     if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):
         # A transposed convolution: the products of the one from its output to its input.
         _, kernel, given = shapes
-        return 2 * given[0] * _taps(output, given, kernel, op) * kernel[-2] * kernel[-1]
+        return 2 * given[0] * _count_taps(output, given, kernel, op) * kernel[-2] * kernel[-1]
     return 0
 
 
@@ -173,20 +175,20 @@ class _Axes(NamedTuple):
     spatial: range
 
 
-def _axes(op: tf.Operation, rank: int) -> _Axes:
+def _choose_axes(op: tf.Operation, rank: int) -> _Axes:
     first = op.get_attr("data_format").startswith(b"NC")
     return _Axes(1, range(2, rank)) if first else _Axes(rank - 1, range(1, rank - 1))
 
 
-def _taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) -> int:
+def _count_taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) -> int:
     """Returns the number of products with real input over all axes, for one channel."""
     return math.prod(
-        _taps_along(given[axis], output[axis], size, op, axis)
-        for axis, size in zip(_axes(op, output.rank).spatial, kernel)
+        _count_taps_along(given[axis], output[axis], size, op, axis)
+        for axis, size in zip(_choose_axes(op, output.rank).spatial, kernel)
     )
 
 
-def _taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
+def _count_taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
     """Returns the number of kernel positions on real input along one axis, without padding."""
     stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
@@ -195,7 +197,7 @@ def _taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, axis: in
     return sum(0 <= place < size for place in places)
 
 
-def _einsum(equation: str, shapes: Sequence[Shape]) -> int:
+def _count_einsum(equation: str, shapes: Sequence[Shape]) -> int:
     """Returns twice the product of all axes; an ellipsis represents those without a name."""
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")

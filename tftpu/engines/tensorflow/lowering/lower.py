@@ -81,11 +81,11 @@ def lower(
         grouped=[x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1],
         kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
         precision=precision,
-        held=_held(step.state),
+        held=_describe_held(step.state),
     )
 
 
-def _held(state: ModelState) -> Held:
+def _describe_held(state: ModelState) -> Held:
     """Returns what a device holds: everything, as each has the whole model."""
     optimizers = [v for part in state.parts for v in part.optimizer.variables]
     return Held(bytes_of(state.model.variables), bytes_of(optimizers), bytes_of(state.averages))

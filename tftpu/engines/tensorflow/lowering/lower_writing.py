@@ -41,7 +41,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> Writing:
     Raises:
         UserError: the model does not predict the next token, or XLA cannot compile it.
     """
-    model = _built(model_fn, precision)
+    model = _build_model(model_fn, precision)
     decoding = decoding_of(model)
     loop, slots = Loop(decoding, Sampling().choice, None), decoding.context
     every = min(_TOKENS, slots // 2)
@@ -76,7 +76,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> Writing:
     return Writing(step, slots, every)
 
 
-def _built(model_fn: ModelFn, precision: str) -> keras.Model:
+def _build_model(model_fn: ModelFn, precision: str) -> keras.Model:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:

@@ -93,12 +93,12 @@ class ShareGradients:
             trainable, statistics: values of the variables of the model.
             scale: factor of the loss, for float16; None: 1.
         """
-        divisors = self._divisors(context, batch, trainable, statistics)
+        divisors = self._compute_divisors(context, batch, trainable, statistics)
         watched = [trainable[index] for index in self._own]
         reached: list[bool] = []
 
         def microbatch(index, metrics, batch):
-            values = Values(trainable, statistics, self._seeds(context, index), metrics)
+            values = Values(trainable, statistics, self._compute_seeds(context, index), metrics)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(watched)
                 result = self._run(batch, values)
@@ -127,7 +127,7 @@ class ShareGradients:
     def _run(self, batch: Nest, values: Values) -> Forward:
         return self._forward.run(batch, values, training=True, division=self._division)
 
-    def _divisors(
+    def _compute_divisors(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor]
     ) -> list[Any]:
         """Returns the global divisor of each loss; floats where they do not depend on the data."""
@@ -137,7 +137,7 @@ class ShareGradients:
         losses = self._losses
         if self._described.masked or not isinstance(losses, CompiledLosses):
             # Only the masks are used: the compiler removes the rest of this forward pass.
-            values = Values(trainable, statistics, self._seeds(context, 0))
+            values = Values(trainable, statistics, self._compute_seeds(context, 0))
             elements = self._run(batch, values).computed.elements
         else:
             elements = losses.elements_of_zeros(batch, self._described.output)
@@ -179,7 +179,7 @@ class ShareGradients:
         )
         return grads, [s / count for s in stats], metrics, losses
 
-    def _seeds(self, context: Context, microbatch: Any) -> list[Tensor]:
+    def _compute_seeds(self, context: Context, microbatch: Any) -> list[Tensor]:
         replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
         first = (replica * self._microbatches + microbatch) * self._examples
         return self._state.seeds(replica, microbatch, first, self._part)

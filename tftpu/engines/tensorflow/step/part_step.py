@@ -60,7 +60,7 @@ class PartStep:
         everything = ForwardPass(
             state, losses, [*state.untrained, *state.model.trainable_variables]
         )
-        traced = _traced(everything, state, microbatch)
+        traced = _trace_forward(everything, state, microbatch)
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         checks.warn_of_means(self._part, traced.computed)
         updated = {id(v) for v in traced.updated}
@@ -140,7 +140,7 @@ class PartStep:
         return PartSums(zero, [zero] * (1 + len(self._part.losses.terms)))
 
 
-def _traced(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forward:
+def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forward:
     """Traces a forward pass once, and rejects ops that XLA cannot compile if it is for a TPU."""
     results = []
     division = Division(state.replicas, state.options.gradient_accumulation_steps)
