@@ -33,7 +33,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     engine = build.connect(experiment)
     own_code.validate(experiment, engine.data_shares)
     precision = tftpu.set_precision(experiment.train.precision)
-    experiment = build.with_length(experiment)
+    experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0
     experiment.train.best_metric = ""  # nothing is evaluated
     # A turn lasts from one log line to the next, so that it includes everything `train` does.
@@ -182,7 +182,7 @@ def _run_trainer(experiment: Experiment, engine: Engine, turn: ContestantThread)
         with engine.scope():
             trainer = build.build_trainer(experiment, workdir)
         trainer.fit(
-            build.training_data(experiment),
+            build.build_training_data(experiment),
             steps=FOREVER,
             callbacks=[TurnCallback(turn)],
             verbose=False,
@@ -191,12 +191,12 @@ def _run_trainer(experiment: Experiment, engine: Engine, turn: ContestantThread)
 
 def _run_bare_step(experiment: Experiment, engine: Engine, turn: ContestantThread) -> None:
     """Runs the same step in a bare loop, on one batch that is on the device already."""
-    data = build.training_data(experiment)
+    data = build.build_training_data(experiment)
     microbatches = experiment.train.gradient_accumulation_steps
     with engine.scope():
         model = build.build_model(experiment)
     spec = engine.training_spec(data, microbatches, None)
-    own = build.objectives_of(experiment, model)
+    own = build.build_objectives(experiment, model)
     executor = engine.prepare(model, experiment.train, spec, own)
     step = executor.bare(spec, next(engine.batches(data, 0, None, None)))
     while True:
@@ -206,7 +206,7 @@ def _run_bare_step(experiment: Experiment, engine: Engine, turn: ContestantThrea
 
 def _run_pipeline(experiment: Experiment, engine: Engine, turn: ContestantThread) -> None:
     """Runs only the input pipeline."""
-    for _ in engine.batches(build.training_data(experiment), 0, None, None):
+    for _ in engine.batches(build.build_training_data(experiment), 0, None, None):
         turn(1)
 
 
@@ -216,7 +216,7 @@ def _run_keras_fit(
     """Runs Keras's own trainer, on the same model, batches and devices."""
     with engine.scope():
         model = build.build_model(experiment, jit_compile=jit_compile)
-    data = input_pipelines.starting_at(build.training_data(experiment), 0)
+    data = input_pipelines.starting_at(build.build_training_data(experiment), 0)
     data = data.prefetch(tf.data.AUTOTUNE)
     # Keras annotates `verbose` as text only.
     verbose: Any = 0

@@ -18,7 +18,7 @@ from typing import Any
 from tftpu.errors import ExitCode, HostLost, Preempted, UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import output
-from tftpu.launch.settings.options import HELP, Flag, Options, flags_of, parse, takes_config
+from tftpu.launch.settings.options import HELP, Flag, Options, list_flags, parse, takes_config
 from tftpu.observe import logs
 from tftpu.version import __version__
 
@@ -48,7 +48,7 @@ class Command:
     @property
     def flags(self) -> tuple[Flag, ...]:
         """The flags, and the positional argument where there is one."""
-        return flags_of(self.options)
+        return list_flags(self.options)
 
     @property
     def takes_config(self) -> bool:

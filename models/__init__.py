@@ -148,7 +148,7 @@ def base_of(model: "keras.Model") -> tuple[str, ...]:
     """Returns the paths of the weights below adapters; () without adapters."""
     from tftpu.models import adapters
 
-    return adapters.base_of(model)
+    return adapters.list_base(model)
 
 
 def assign_merged(

@@ -18,7 +18,7 @@ from keras import quantizers
 from tftpu.errors import UserError
 from tftpu.models.layers import internals
 from tftpu.models.layers.convolution import QuantizedConvolution
-from tftpu.models.layers.dense import Dense, dequantized_embeddings, dequantized_kernel
+from tftpu.models.layers.dense import Dense, dequantize_embeddings, dequantize_kernel
 from tftpu.models.layers.heads import UntiedHead
 from tftpu.models.weights.assignment import assign
 
@@ -50,7 +50,7 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
         UserError: an argument is not allowed, no layer can be adapted, or the model has adapters.
     """
     _check(model, rank, base)
-    layers = internals.flat_layers(model)
+    layers = internals.flatten_layers(model)
     globs = [glob.strip() for glob in targets.split(",") if glob.strip()]
     heads = [] if globs else _find_heads(model, layers)
     adapted = _find_targets(model, layers, globs, heads)
@@ -63,19 +63,19 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
     return [layer.path for layer in adapted]
 
 
-def base_of(model: keras.Model) -> tuple[str, ...]:
+def list_base(model: keras.Model) -> tuple[str, ...]:
     """Returns the paths of the weights that training with adapters leaves; () without adapters."""
-    if not adapted_layers(model):
+    if not list_adapted(model):
         return ()
     return tuple(v.path for v in model.weights if not v.trainable)
 
 
-def adapted_layers(model: keras.Model) -> list[Any]:
+def list_adapted(model: keras.Model) -> list[Any]:
     """Returns the layers that have adapters."""
-    return [v for v in internals.flat_layers(model) if getattr(v, "lora_enabled", False)]
+    return [v for v in internals.flatten_layers(model) if getattr(v, "lora_enabled", False)]
 
 
-def merged_weights(
+def merge_weights(
     model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
     """Returns a model's weights by path, adapters added to what they adapt, all in floats.
@@ -88,7 +88,7 @@ def merged_weights(
         UserError: a layer is quantized in a way that this cannot undo.
     """
     found = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
-    for layer in internals.flat_layers(model):
+    for layer in internals.flatten_layers(model):
         if layer.quantization_mode is not None or getattr(layer, "lora_enabled", False):
             _merge(layer, found)
     return found
@@ -114,10 +114,10 @@ def _dequantize(layer: Any) -> Any:
     """Returns the matrix of a quantized layer in floats, without adapters."""
     if layer.quantization_mode in ("int8", "int4"):
         if isinstance(layer, keras.layers.Dense | QuantizedConvolution):
-            return dequantized_kernel(layer)
+            return dequantize_kernel(layer)
         reversible = isinstance(layer, keras.layers.ReversibleEmbedding)
         if isinstance(layer, keras.layers.Embedding) and not reversible:
-            return dequantized_embeddings(layer)
+            return dequantize_embeddings(layer)
     raise UserError(
         f"The layer {layer.path!r} is a {type(layer).__name__} quantized to "
         f"{layer.quantization_mode}, whose weights cannot be made floats again: only int8 and int4 "
@@ -129,28 +129,28 @@ def _dequantize(layer: Any) -> Any:
 def assign_merged(
     plain: keras.Model, model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
 ) -> None:
-    """Sets the weights of a model without adapters to `merged_weights` of the same with them.
+    """Sets the weights of a model without adapters to `merge_weights` of the same with them.
 
     Args:
         plain: built as `model` was, but for its adapters; layers may have other automatic names.
-        model, replaced: as for `merged_weights`.
+        model, replaced: as for `merge_weights`.
     """
-    values = merged_weights(model, replaced)
-    both = zip(internals.flat_layers(plain), internals.flat_layers(model), strict=True)
+    values = merge_weights(model, replaced)
+    both = zip(internals.flatten_layers(plain), internals.flatten_layers(model), strict=True)
     paths = {one.path: other.path for one, other in both}
     for variable in plain.weights:
         owner, _, name = variable.path.rpartition("/")
         assign(variable, values[f"{paths.get(owner, owner)}/{name}"])
 
 
-def quantized_layers(model: keras.Model) -> dict[str, Any]:
+def find_quantized(model: keras.Model) -> dict[str, Any]:
     """Returns the dense layers and convolutions that are quantized, by the path of their kernel."""
     kinds = keras.layers.Dense | QuantizedConvolution
-    found = [v for v in internals.flat_layers(model) if isinstance(v, kinds)]
+    found = [v for v in internals.flatten_layers(model) if isinstance(v, kinds)]
     return {f"{v.path}/kernel": v for v in found if v.quantization_mode in ("int8", "int4")}
 
 
-def shape(layer: Any) -> tuple[int, ...]:
+def compute_kernel_shape(layer: Any) -> tuple[int, ...]:
     """Returns the shape of the kernel that a quantized layer stands for."""
     if isinstance(layer, QuantizedConvolution):
         return layer.kernel_shape
@@ -161,15 +161,15 @@ def assign_quantized(layer: Any, value: np.ndarray) -> None:
     """Rounds a kernel to the integers and scales of a quantized layer, as Keras does.
 
     Args:
-        layer: of `quantized_layers`.
+        layer: of `find_quantized`.
         value: of `shape(layer)`, floats.
     """
     if isinstance(layer, QuantizedConvolution):
-        for variable, rounded in layer.rounded(value):
+        for variable, rounded in layer.quantize_kernel(value):
             assign(variable, rounded)
         return
     value = np.asarray(value, "float32")
-    rows = internals.rows_of_a_scale(layer)
+    rows = internals.count_rows_per_scale(layer)
     if layer.quantization_mode == "int4" and rows:
         integers, scale, zero = quantizers.abs_max_quantize_grouped_with_zero_point(
             value, block_size=rows, epsilon=1e-7, to_numpy=True
@@ -183,14 +183,14 @@ def assign_quantized(layer: Any, value: np.ndarray) -> None:
         scale = np.squeeze(np.asarray(scale), 0)
     if layer.quantization_mode == "int4":
         integers, _, _ = quantizers.pack_int4(integers, axis=-1)
-    assign(internals.stored_matrix(layer), np.asarray(integers))
+    assign(internals.find_stored_matrix(layer), np.asarray(integers))
     assign(layer.kernel_scale, np.asarray(scale))
 
 
-def added_weights(model: keras.Model) -> set[str]:
+def list_added_weights(model: keras.Model) -> set[str]:
     """Returns the paths of weights that no file of a plain model has: adapters and scales."""
-    found = {f"{v.path}/{name}" for v in adapted_layers(model) for name in ADAPTERS}
-    for layer in quantized_layers(model).values():
+    found = {f"{v.path}/{name}" for v in list_adapted(model) for name in ADAPTERS}
+    for layer in find_quantized(model).values():
         found |= {f"{layer.path}/{name}" for name in _SCALES}
     return found
 
@@ -200,7 +200,7 @@ def _check(model: keras.Model, rank: int, base: str) -> None:
         raise UserError(f"model.lora={rank}: give the rank of the adapters, an integer from 1.")
     if base not in BASES:
         raise UserError(f"model.lora_base={base!r}: give int8 or int4, or leave it out.")
-    before = [v.path for v in adapted_layers(model)]
+    before = [v.path for v in list_adapted(model)]
     if before:
         raise UserError(
             f"The model {model.name!r} has adapters already, in {before[0]!r}: adapt it once, and "
@@ -310,11 +310,13 @@ def _freeze(layers: list[Any], kept: set[int]) -> None:
     for layer in layers:
         if id(layer) in kept:
             continue
-        inside = [v for v in internals.flat_layers(layer) if id(v) in kept]
+        inside = [v for v in internals.flatten_layers(layer) if id(v) in kept]
         if not inside:
             layer.trainable = False
             continue
-        theirs = {id(variable) for v in internals.flat_layers(layer)[1:] for variable in v.weights}
+        theirs = {
+            id(variable) for v in internals.flatten_layers(layer)[1:] for variable in v.weights
+        }
         for variable in layer.weights:
             if id(variable) not in theirs:
                 variable.trainable = False

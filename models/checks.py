@@ -14,39 +14,39 @@ _DEEPEST = 10_000  # blocks or layers
 _LARGEST = (1 << 31) - 1
 
 
-class _HasHeads(Protocol):
+class _HeadsConfig(Protocol):
     width: int
     heads: int
 
 
-def attention(implementation: str) -> None:
+def check_attention(implementation: str) -> None:
     """Raises `UserError` for an implementation that `tftpu.models.layers.attention` lacks."""
-    one_of("attention", implementation, ATTENTIONS)
+    check_choice("attention", implementation, ATTENTIONS)
 
 
-def remat(value: str) -> None:
+def check_remat(value: str) -> None:
     """Raises `UserError` for a mode that `tftpu.models.blocks.block_model` lacks."""
-    one_of("remat", value, REMATS)
+    check_choice("remat", value, REMATS)
 
 
-def scan(value: str) -> None:
+def check_scan(value: str) -> None:
     """Raises `UserError` for a mode that `tftpu.models.blocks.scanned` lacks."""
-    one_of("scan", value, SCANS)
+    check_choice("scan", value, SCANS)
 
 
-def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises `UserError` if `value` is not allowed."""
     if value not in allowed:
         raise UserError(f"There is no model.{field} {value!r}.{did_you_mean(value, allowed)}")
 
 
-def rate(field: str, value: float) -> None:
+def check_rate(field: str, value: float) -> None:
     """Raises `UserError` for a dropout rate outside [0, 1)."""
     if not 0 <= value < 1:
         raise UserError(f"model.{field} is {value}: it must be 0 or more, and below 1.")
 
 
-def sizes(config: Model, may_be_zero: tuple[str, ...] = ()) -> None:
+def check_sizes(config: Model, may_be_zero: tuple[str, ...] = ()) -> None:
     """Raises `UserError` for a whole number, alone or in a tuple, that is not 1 or more.
 
     Also for an empty tuple, for a number that no array can have, and for a depth that nobody wants.
@@ -69,7 +69,7 @@ def sizes(config: Model, may_be_zero: tuple[str, ...] = ()) -> None:
                 raise UserError(f"model.{field} is {value}: it must be {high:,} or less.")
 
 
-def heads(config: _HasHeads) -> None:
+def check_heads(config: _HeadsConfig) -> None:
     """Raises `UserError` if the width cannot be split evenly among the heads."""
     if config.width % config.heads:
         raise UserError(
@@ -77,7 +77,7 @@ def heads(config: _HasHeads) -> None:
         )
 
 
-def stages(blocks: Sequence[int], **fields: Sequence[int]) -> None:
+def check_stages(blocks: Sequence[int], **fields: Sequence[int]) -> None:
     """Raises `UserError` for a field that does not have one entry for each stage."""
     for name, value in fields.items():
         if len(value) != len(blocks):
@@ -87,7 +87,7 @@ def stages(blocks: Sequence[int], **fields: Sequence[int]) -> None:
             )
 
 
-def norm_batch(value: int | str, share: Share) -> None:
+def check_norm_batch(value: int | str, share: Share) -> None:
     """Raises `UserError` if a microbatch cannot be split into groups of `value` examples."""
     if value == "global":
         if share.gradient_accumulation_steps > 1:

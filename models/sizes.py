@@ -34,17 +34,17 @@ class ResNet(Model):
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
     def validate(self, share: Share) -> None:
-        checks.sizes(self)
-        checks.remat(self.remat)
-        checks.one_of("stride_in", self.stride_in, ("3x3", "1x1"))
-        checks.one_of("stem", self.stem, ("imagenet", "space_to_depth", "small"))
+        checks.check_sizes(self)
+        checks.check_remat(self.remat)
+        checks.check_choice("stride_in", self.stride_in, ("3x3", "1x1"))
+        checks.check_choice("stem", self.stem, ("imagenet", "space_to_depth", "small"))
         if self.stem == "space_to_depth" and self.image_size % 2:
             raise UserError(
                 f"model.stem='space_to_depth' needs an even model.image_size, not "
                 f"{self.image_size}: use model.stem='imagenet'."
             )
-        checks.rate("dropout", self.dropout)
-        checks.norm_batch(self.norm_batch, share)
+        checks.check_rate("dropout", self.dropout)
+        checks.check_norm_batch(self.norm_batch, share)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import resnet
@@ -68,12 +68,12 @@ class GPT(Model):
     scan: str = "auto"
 
     def validate(self, share: Share) -> None:
-        checks.sizes(self)
-        checks.remat(self.remat)
-        checks.scan(self.scan)
-        checks.attention(self.attention)
-        checks.heads(self)
-        checks.rate("dropout", self.dropout)
+        checks.check_sizes(self)
+        checks.check_remat(self.remat)
+        checks.check_scan(self.scan)
+        checks.check_attention(self.attention)
+        checks.check_heads(self)
+        checks.check_rate("dropout", self.dropout)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import gpt
@@ -95,10 +95,10 @@ class ConvNeXt(Model):
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
     def validate(self, share: Share) -> None:
-        checks.sizes(self)
-        checks.remat(self.remat)
-        checks.stages(self.blocks, widths=self.widths)
-        checks.rate("stochastic_depth", self.stochastic_depth)
+        checks.check_sizes(self)
+        checks.check_remat(self.remat)
+        checks.check_stages(self.blocks, widths=self.widths)
+        checks.check_rate("stochastic_depth", self.stochastic_depth)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import convnext
@@ -127,12 +127,14 @@ class EfficientNetV2(Model):
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
     def validate(self, share: Share) -> None:
-        checks.sizes(self, may_be_zero=("fused_stages",))
-        checks.remat(self.remat)
-        checks.stages(self.blocks, widths=self.widths, strides=self.strides, expand=self.expand)
-        checks.rate("dropout", self.dropout)
-        checks.rate("stochastic_depth", self.stochastic_depth)
-        checks.norm_batch(self.norm_batch, share)
+        checks.check_sizes(self, may_be_zero=("fused_stages",))
+        checks.check_remat(self.remat)
+        checks.check_stages(
+            self.blocks, widths=self.widths, strides=self.strides, expand=self.expand
+        )
+        checks.check_rate("dropout", self.dropout)
+        checks.check_rate("stochastic_depth", self.stochastic_depth)
+        checks.check_norm_batch(self.norm_batch, share)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import efficientnetv2
@@ -162,14 +164,14 @@ class ViT(Model):
     scan: str = "auto"
 
     def validate(self, share: Share) -> None:
-        checks.sizes(self)
-        checks.remat(self.remat)
-        checks.scan(self.scan)
-        checks.attention(self.attention)
-        checks.heads(self)
-        checks.one_of("pooling", self.pooling, ("token", "mean"))
-        checks.rate("dropout", self.dropout)
-        checks.rate("stochastic_depth", self.stochastic_depth)
+        checks.check_sizes(self)
+        checks.check_remat(self.remat)
+        checks.check_scan(self.scan)
+        checks.check_attention(self.attention)
+        checks.check_heads(self)
+        checks.check_choice("pooling", self.pooling, ("token", "mean"))
+        checks.check_rate("dropout", self.dropout)
+        checks.check_rate("stochastic_depth", self.stochastic_depth)
         if self.image_size % self.patch:
             raise UserError(
                 f"model.image_size {self.image_size} is not a multiple of model.patch {self.patch}."
@@ -205,13 +207,13 @@ class BERT(Model):
     scan: str = "auto"
 
     def validate(self, share: Share) -> None:
-        checks.sizes(self)
-        checks.remat(self.remat)
-        checks.scan(self.scan)
-        checks.attention(self.attention)
-        checks.heads(self)
-        checks.one_of("head", self.head, ("masked_lm", "classes"))
-        checks.rate("dropout", self.dropout)
+        checks.check_sizes(self)
+        checks.check_remat(self.remat)
+        checks.check_scan(self.scan)
+        checks.check_attention(self.attention)
+        checks.check_heads(self)
+        checks.check_choice("head", self.head, ("masked_lm", "classes"))
+        checks.check_rate("dropout", self.dropout)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import bert
@@ -240,11 +242,11 @@ class Llama(Model):
     scan: str = "auto"
 
     def validate(self, share: Share) -> None:
-        checks.sizes(self)
-        checks.remat(self.remat)
-        checks.scan(self.scan)
-        checks.attention(self.attention)
-        checks.heads(self)
+        checks.check_sizes(self)
+        checks.check_remat(self.remat)
+        checks.check_scan(self.scan)
+        checks.check_attention(self.attention)
+        checks.check_heads(self)
         if not 1 <= self.kv_heads <= self.heads or self.heads % self.kv_heads:
             raise UserError(
                 f"model.kv_heads {self.kv_heads} does not divide model.heads {self.heads}."

@@ -30,7 +30,7 @@ _NEGLIGIBLE = 1e-3  # of a step: instructions that take less keep their price wh
 _USUAL, _FEW = 1.5, 2.5  # half of a range, in mean errors: of two models or more, and of fewer
 
 
-def predicted_ms(row: Row, prices: Prices) -> float:
+def predict_ms(row: Row, prices: Prices) -> float:
     """Returns the time of a row's step with other prices, in milliseconds."""
     one_by_one = 0.0
     for work in row["works"]:
@@ -43,7 +43,7 @@ def predicted_ms(row: Row, prices: Prices) -> float:
     return 1e3 * max(one_by_one, traffic / prices.bandwidth)
 
 
-class Fit:
+class PriceFit:
     """Prices with the least error: the mean of squares over models, of logarithms.
 
     All combinations are tried. A price of which the rows say nothing stays as it was before.
@@ -56,12 +56,12 @@ class Fit:
         self._rows = rows
         self._squares = {
             row["name"]: [
-                math.log(predicted_ms(row, prices) / row["step_ms"]) ** 2 for prices in _CANDIDATES
+                math.log(predict_ms(row, prices) / row["step_ms"]) ** 2 for prices in _CANDIDATES
             ]
             for row in rows
         }
 
-    def prices(self, without: str = "") -> Prices:
+    def fit_prices(self, without: str = "") -> Prices:
         """Returns the prices that fit all rows but those of a model."""
         models = collections.defaultdict(list)
         for row in self._rows:
@@ -70,28 +70,28 @@ class Fit:
 
         def loss(index: int) -> float:
             means = [sum(row[index] for row in rows) / len(rows) for rows in models.values()]
-            return sum(means) / len(means) + _PULL * _moved(_CANDIDATES[index])
+            return sum(means) / len(means) + _PULL * _compute_distance(_CANDIDATES[index])
 
         return _CANDIDATES[min(range(len(_CANDIDATES)), key=loss)]
 
-    def left_out(self) -> dict[str, float]:
+    def compute_left_out_errors(self) -> dict[str, float]:
         """Returns the error of each row, by name, at prices that know no row of its model."""
         found = {}
         for model in {row["model"] for row in self._rows}:
-            prices = self.prices(without=model)
+            prices = self.fit_prices(without=model)
             for row in self._rows:
                 if row["model"] == model:
-                    found[row["name"]] = predicted_ms(row, prices) / row["step_ms"] - 1
+                    found[row["name"]] = predict_ms(row, prices) / row["step_ms"] - 1
         return found
 
 
-def _moved(prices: Prices) -> float:
+def _compute_distance(prices: Prices) -> float:
     """Returns how far prices are from those before: the sum of squares, in tenths."""
     moves = (getattr(prices, name) - getattr(_PRIOR, name) for name in _TRIED)
     return sum((move / 0.1) ** 2 for move in moves)
 
 
-def bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Basis]:
+def compute_bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Basis]:
     """Returns what predictions for each generation rest on.
 
     The range holds the errors of models left out of the fit that the generation has, and is no
@@ -100,7 +100,7 @@ def bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Basis]:
 
     Args:
         rows: published step times.
-        errors: of each row, as `Fit.left_out` returns them.
+        errors: of each row, as `PriceFit.compute_left_out_errors` returns them.
     """
     off = {name: abs(1 / (1 + error) - 1) for name, error in errors.items()}
     usual = math.sqrt(sum(value**2 for value in off.values()) / len(off))
@@ -120,7 +120,8 @@ def compare(rows: Sequence[Row], without: dict[str, float]) -> None:
 
     Args:
         rows: published step times.
-        without: errors of rows, by name, as `Fit.left_out` returns them; may be empty.
+        without: errors of rows, by name, as `PriceFit.compute_left_out_errors` returns them; may
+        be empty.
     """
     print(f"{'row':26}{'published':>12}{'predicted':>12}{'error':>9}{'range':>20}{'left out':>10}")
     for row in rows:
@@ -138,13 +139,13 @@ def compare(rows: Sequence[Row], without: dict[str, float]) -> None:
 
 def report(rows: Sequence[Row]) -> None:
     """Prints the rows, the prices that fit them, and the ranges that follow."""
-    fit = Fit(rows)
-    without = fit.left_out()
+    fit = PriceFit(rows)
+    without = fit.compute_left_out_errors()
     compare(rows, without)
     errors = [abs(row["predicted_ms"] / row["step_ms"] - 1) for row in rows]
     print(f"mean absolute error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}, ", end="")
     print(f"worst of a model left out {max(map(abs, without.values())):.1%}")
     print(f"in use: {PRICES}")
-    print(f"fitted: {fit.prices()}")
-    for name, basis in bases(rows, without).items():
+    print(f"fitted: {fit.fit_prices()}")
+    for name, basis in compute_bases(rows, without).items():
         print(f"{name}: in use {BASES[name]}, found {basis}")

@@ -19,7 +19,7 @@ from tftpu.tpu.slices import parse_slice
 TIME_LIMIT = 3600.0
 
 
-def measured(row: Row) -> dict[str, Any]:
+def measure_row(row: Row) -> dict[str, Any]:
     """Returns a row with its predicted time, and what that consists of, as JSON.
 
     Raises:
@@ -28,7 +28,7 @@ def measured(row: Row) -> dict[str, Any]:
     keras.utils.clear_session()  # the names of layers, by which programs are cached, start anew
     target = parse_slice(row.slice)
     step = row.workload.lower(target)
-    compiled = compile_program(step, target, row.workload.options(target), TIME_LIMIT)
+    compiled = compile_program(step, target, row.workload.choose_options(target), TIME_LIMIT)
     if compiled.error:
         raise RuntimeError(f"The step of {row.name} does not compile: {compiled.error[:500]}")
     cost = price(step, compiled, target)
@@ -60,7 +60,7 @@ def main(engine: str, file: str, *names: str) -> None:
         for row in ROWS
         if row.workload.cluster.engine == engine and (not names or row.name in names)
     ]
-    Path(file).write_text(json.dumps([measured(row) for row in chosen]))
+    Path(file).write_text(json.dumps([measure_row(row) for row in chosen]))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import dataclasses
 
 from tftpu.launch.calibration import workloads
-from tftpu.launch.calibration.workloads import Product, Workload
+from tftpu.launch.calibration.workloads import MatrixProduct, Workload
 
 _MLPERF = "MLPerf training v{}, Google's results"
 _CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
@@ -29,26 +29,26 @@ class Row:
     name: str
     model: str
     slice: str
-    workload: Workload | Product
+    workload: Workload | MatrixProduct
     step_ms: float
     source: str
     differs: str = ""
 
 
-def _fused(stages: int, images_per_second: float) -> Row:
+def _build_fused_row(stages: int, images_per_second: float) -> Row:
     """Returns a row of EfficientNet-B4, given images per second and core."""
     return Row(
         name=f"efficientnet_b4-fused{stages}",
         model="efficientnet_b4",
         slice="v3-8",
-        workload=workloads.efficientnet_b4(stages),
+        workload=workloads.build_efficientnet_b4(stages),
         step_ms=128e3 / images_per_second,
         source=_FUSED,
         differs="the batch, 128 images a core, is that of the paper's training; no moving averages",
     )
 
 
-def _maxtext(
+def _build_maxtext_row(
     name: str,
     slice_name: str,
     tflops: float,
@@ -71,7 +71,7 @@ def _maxtext(
         name=f"{name}-{slice_name}",
         model=name,
         slice=slice_name,
-        workload=workloads.llama(examples, tokens, remat, **sizes),
+        workload=workloads.build_llama(examples, tokens, remat, **sizes),
         step_ms=flops / tflops / 1e9,
         source=_MAXTEXT.format(slice_name.split("-")[0]),
         differs=differs,
@@ -79,41 +79,55 @@ def _maxtext(
 
 
 ROWS = (
-    Row("resnet50-v2-8", "resnet50", "v2-8", workloads.resnet50("sgd"), 228.9, _MLPERF.format(0.5)),
-    Row("resnet50-v3-8", "resnet50", "v3-8", workloads.resnet50("sgd"), 137.3, _MLPERF.format(0.5)),
     Row(
-        *("resnet50-v3-32", "resnet50", "v3-32", workloads.resnet50("lars"), 125.6),
+        "resnet50-v2-8",
+        "resnet50",
+        "v2-8",
+        workloads.build_resnet50("sgd"),
+        228.9,
+        _MLPERF.format(0.5),
+    ),
+    Row(
+        "resnet50-v3-8",
+        "resnet50",
+        "v3-8",
+        workloads.build_resnet50("sgd"),
+        137.3,
+        _MLPERF.format(0.5),
+    ),
+    Row(
+        *("resnet50-v3-32", "resnet50", "v3-32", workloads.build_resnet50("lars"), 125.6),
         _MLPERF.format(0.7),
     ),
     Row(
-        *("resnet50-v4-16", "resnet50", "v4-16", workloads.resnet50("lars", 256), 73.6),
+        *("resnet50-v4-16", "resnet50", "v4-16", workloads.build_resnet50("lars", 256), 73.6),
         _MLPERF.format(0.7),
         "its time includes an evaluation every four epochs",
     ),
     Row(
-        *("bert_large-v3-32", "bert_large", "v3-32", workloads.bert_large(), 460.3),
+        *("bert_large-v3-32", "bert_large", "v3-32", workloads.build_bert_large(), 460.3),
         _MLPERF.format(0.7),
         "no dropout of attention; the update is not divided over the cores",
     ),
-    _fused(0, 262),
-    _fused(3, 362),
-    _fused(5, 327),
-    _fused(7, 254),
-    Row("chat_164m-v5e-1", "chat_164m", "v5e-1", workloads.chat_164m(), 880.7, _CHAT, _QK),
-    Row("chat_164m-v6e-1", "chat_164m", "v6e-1", workloads.chat_164m(), 302.3, _CHAT, _QK),
-    Row("product-v6e-1", "product", "v6e-1", Product(8192), 1.72, _CHAT),
-    _maxtext(
+    _build_fused_row(0, 262),
+    _build_fused_row(3, 362),
+    _build_fused_row(5, 327),
+    _build_fused_row(7, 254),
+    Row("chat_164m-v5e-1", "chat_164m", "v5e-1", workloads.build_chat_164m(), 880.7, _CHAT, _QK),
+    Row("chat_164m-v6e-1", "chat_164m", "v6e-1", workloads.build_chat_164m(), 302.3, _CHAT, _QK),
+    Row("product-v6e-1", "product", "v6e-1", MatrixProduct(8192), 1.72, _CHAT),
+    _build_maxtext_row(
         *("llama_22b", "v4-128", 156, 13, 2048, "block"),
         "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
         **{"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384},
         vocabulary=32000,
     ),
-    _maxtext(
+    _build_maxtext_row(
         *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""),
         **{"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672},
         vocabulary=32000,
     ),
-    _maxtext(
+    _build_maxtext_row(
         *("llama_70b", "v5p-128", 298, 4, 4096, "block"),
         "what the backward pass recomputes",
         **{"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672},

@@ -48,12 +48,12 @@ class Workload:
         lowering = selection.lowering_for(self.cluster)
         return lowering.lower(self.model_fn, self.batch, target.replicas, "mixed_bfloat16", options)
 
-    def options(self, target: Slice) -> dict[str, str]:
+    def choose_options(self, target: Slice) -> dict[str, str]:
         """Returns the compiler's options, as the trainer chooses them."""
         return selection.lowering_for(self.cluster).compiler_options(target)
 
 
-def resnet50(optimizer: str, images: int = 128) -> Workload:
+def build_resnet50(optimizer: str, images: int = 128) -> Workload:
     """Returns ResNet-50 v1.5 (He et al. 2015, arXiv:1512.03385) on images of 224 pixels.
 
     Groups of 32 images, instead of all 128, make the norms read their input as the published
@@ -64,20 +64,20 @@ def resnet50(optimizer: str, images: int = 128) -> Workload:
         images: per device.
     """
 
-    def model_fn() -> keras.Model:
+    def build_model() -> keras.Model:
         model = models.build("resnet50", norm_batch=32)
         chosen = Optimizer(optimizer, weight_decay=1e-4)
         model.compile(
             optimizer=optimizers.build(chosen, 128, 1000),
-            loss=_crossentropy(),
+            loss=_build_crossentropy(),
             metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
         )
         return model
 
-    return Workload(model_fn, (_images(images, 224), _ids(images)))
+    return Workload(build_model, (_build_image_spec(images, 224), _build_id_spec(images)))
 
 
-def bert_large() -> Workload:
+def build_bert_large() -> Workload:
     """Returns BERT-large's pretraining (Devlin et al. 2018, arXiv:1810.04805) by LAMB.
 
     14 sequences of 512 tokens, of which 76 positions are predicted, and whether the second sentence
@@ -85,7 +85,7 @@ def bert_large() -> Workload:
     """
     examples, time, predicted = 14, 512, 76
 
-    def model_fn() -> keras.Model:
+    def build_model() -> keras.Model:
         encoder: Any = models.build("bert_large", attention="plain")
         sequence = encoder.get_layer("block24_norm2").output  # (batch, time, width)
         positions: Any = keras.Input((predicted,), dtype="int32", name="predicted_positions")
@@ -98,18 +98,23 @@ def bert_large() -> Workload:
         follows = layers.Dense(2, dtype="float32", name="follows")(pooled)
         model = keras.Model({**encoder.input, positions.name: positions}, [words, follows])
         lamb = optimizers.build(Optimizer("lamb", weight_decay=0.01), examples, 1000)
-        model.compile(lamb, [_crossentropy(), _crossentropy()])
+        model.compile(lamb, [_build_crossentropy(), _build_crossentropy()])
         return model
 
-    tokens = {name: _ids(examples, time) for name in ("tokens", "segments", "positions", "types")}
-    inputs = {**tokens, "predicted_positions": _ids(examples, predicted)}
-    return Workload(model_fn, (inputs, [_ids(examples, predicted), _ids(examples)]))
+    tokens = {
+        name: _build_id_spec(examples, time)
+        for name in ("tokens", "segments", "positions", "types")
+    }
+    inputs = {**tokens, "predicted_positions": _build_id_spec(examples, predicted)}
+    return Workload(
+        build_model, (inputs, [_build_id_spec(examples, predicted), _build_id_spec(examples)])
+    )
 
 
-def chat_164m() -> Workload:
+def build_chat_164m() -> Workload:
     """Returns a decoder of 163.6 M parameters on 16 microbatches of 4 sequences of 2,048 tokens."""
 
-    def model_fn() -> keras.Model:
+    def build_model() -> keras.Model:
         model = models.build(
             models.config(
                 "llama_110m",
@@ -122,13 +127,15 @@ def chat_164m() -> Workload:
                 attention="flash",
             )
         )
-        model.compile(keras.optimizers.AdamW(1e-3, weight_decay=0.1), _crossentropy())
+        model.compile(keras.optimizers.AdamW(1e-3, weight_decay=0.1), _build_crossentropy())
         return model
 
-    return Workload(model_fn, (_ids(64, 2048), _ids(64, 2048)), microbatches=16)
+    return Workload(
+        build_model, (_build_id_spec(64, 2048), _build_id_spec(64, 2048)), microbatches=16
+    )
 
 
-def efficientnet_b4(fused_stages: int) -> Workload:
+def build_efficientnet_b4(fused_stages: int) -> Workload:
     """Returns EfficientNet-B4 (Tan & Le 2019, arXiv:1905.11946) on 128 images of 380 pixels.
 
     Args:
@@ -136,16 +143,16 @@ def efficientnet_b4(fused_stages: int) -> Workload:
             and a depthwise convolution, as in Tan & Le 2021 (arXiv:2104.00298), Table 3.
     """
 
-    def model_fn() -> keras.Model:
-        model = _efficientnet_b4(fused_stages)
+    def build_model() -> keras.Model:
+        model = _build_efficientnet_b4_model(fused_stages)
         # The papers' RMSProp has momentum, too.
-        model.compile(keras.optimizers.RMSprop(1e-3, momentum=0.9), _crossentropy())
+        model.compile(keras.optimizers.RMSprop(1e-3, momentum=0.9), _build_crossentropy())
         return model
 
-    return Workload(model_fn, (_images(128, 380), _ids(128)))
+    return Workload(build_model, (_build_image_spec(128, 380), _build_id_spec(128)))
 
 
-def llama(examples: int, tokens: int, remat: str, **fields: Any) -> Workload:
+def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Workload:
     """Returns a Llama divided by `fsdp` over all chips of a slice, on the JAX engine.
 
     Args:
@@ -155,17 +162,17 @@ def llama(examples: int, tokens: int, remat: str, **fields: Any) -> Workload:
         fields: other fields of the model.
     """
 
-    def model_fn() -> keras.Model:
+    def build_model() -> keras.Model:
         model = models.build("llama_8b", attention="flash", remat=remat, **fields)
         model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
         return model
 
-    batch = _ids(examples, tokens), _ids(examples, tokens)
-    return Workload(model_fn, batch, cluster=Cluster(engine="jax", mesh="fsdp:-1"), clipnorm=1.0)
+    batch = _build_id_spec(examples, tokens), _build_id_spec(examples, tokens)
+    return Workload(build_model, batch, cluster=Cluster(engine="jax", mesh="fsdp:-1"), clipnorm=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """The product of two square matrices in bfloat16, alone.
 
     Attributes:
@@ -185,7 +192,7 @@ class Product:
             program=program, partitioned=True, arguments=["a", "b"], precision="bfloat16"
         )
 
-    def options(self, target: Slice) -> dict[str, str]:
+    def choose_options(self, target: Slice) -> dict[str, str]:
         """Returns no options: the published product was compiled without any."""
         return {}
 
@@ -202,25 +209,25 @@ _B4 = (
 )
 
 
-def _efficientnet_b4(fused_stages: int) -> keras.Model:
+def _build_efficientnet_b4_model(fused_stages: int) -> keras.Model:
     images = keras.Input((380, 380, 3), name="image")
-    x = _norm(_conv(images, 48, 3, 2, "stem"), "stem")
+    x = _apply_norm(_apply_conv(images, 48, 3, 2, "stem"), "stem")
     for stage, (width, blocks, kernel, stride, expand) in enumerate(_B4):
         for block in range(blocks):
             name = f"stage{stage + 1}_block{block + 1}"
             strides = 1 if block else stride
-            y = _mobile(x, width, kernel, strides, expand, stage < fused_stages, name)
+            y = _apply_mobile_block(x, width, kernel, strides, expand, stage < fused_stages, name)
             if block:
                 y = StochasticDepth(0.2, name=f"{name}_drop")(y)
                 y = layers.Add(name=f"{name}_add")([x, y])
             x = y
-    x = _norm(_conv(x, 1792, 1, 1, "top"), "top")
+    x = _apply_norm(_apply_conv(x, 1792, 1, 1, "top"), "top")
     x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)
     x = layers.Dropout(0.4, name="dropout")(x)
     return keras.Model(images, layers.Dense(1000, dtype="float32", name="head")(x))
 
 
-def _mobile(
+def _apply_mobile_block(
     x: Any, width: int, kernel: int, stride: int, expand: int, fused: bool, name: str
 ) -> Any:
     """Applies an MBConv block, or a fused one.
@@ -231,42 +238,46 @@ def _mobile(
     channels = x.shape[-1]
     if fused:
         kernel = 3 if width <= 56 else kernel
-        x = _norm(_conv(x, expand * channels, kernel, stride, f"{name}_expand"), f"{name}_expand")
+        x = _apply_norm(
+            _apply_conv(x, expand * channels, kernel, stride, f"{name}_expand"), f"{name}_expand"
+        )
     else:
         if expand > 1:
-            x = _norm(_conv(x, expand * channels, 1, 1, f"{name}_expand"), f"{name}_expand")
+            x = _apply_norm(
+                _apply_conv(x, expand * channels, 1, 1, f"{name}_expand"), f"{name}_expand"
+            )
         x = DepthwiseConv2D(
             kernel, strides=stride, padding="same", use_bias=False, name=f"{name}_depthwise"
         )(x)
-        x = _norm(x, f"{name}_depthwise")
+        x = _apply_norm(x, f"{name}_depthwise")
         y = ops.mean(x, axis=(1, 2), keepdims=True)
         squeezed = max(1, channels // 4)
         y = Conv2D(squeezed, 1, activation="silu", name=f"{name}_squeeze")(y)
         y = Conv2D(x.shape[-1], 1, activation="sigmoid", name=f"{name}_excite")(y)
         x = layers.Multiply(name=f"{name}_scale")([x, y])
-    x = _conv(x, width, 1, 1, f"{name}_project")
+    x = _apply_conv(x, width, 1, 1, f"{name}_project")
     return GhostBatchNormalization(32, epsilon=1e-3, name=f"{name}_project_norm")(x)
 
 
-def _conv(x: Any, filters: int, kernel: int, stride: int, name: str) -> Any:
+def _apply_conv(x: Any, filters: int, kernel: int, stride: int, name: str) -> Any:
     layer = Conv2D(
         filters, kernel, strides=stride, padding="same", use_bias=False, name=f"{name}_conv"
     )
     return layer(x)
 
 
-def _norm(x: Any, name: str) -> Any:
+def _apply_norm(x: Any, name: str) -> Any:
     x = GhostBatchNormalization(32, epsilon=1e-3, name=f"{name}_norm")(x)
     return layers.Activation("silu", name=f"{name}_silu")(x)
 
 
-def _crossentropy() -> keras.losses.Loss:
+def _build_crossentropy() -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def _images(examples: int, size: int) -> tf.TensorSpec:
+def _build_image_spec(examples: int, size: int) -> tf.TensorSpec:
     return tf.TensorSpec((examples, size, size, 3), tf.bfloat16)
 
 
-def _ids(*shape: int) -> tf.TensorSpec:
+def _build_id_spec(*shape: int) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.int32)

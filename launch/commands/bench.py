@@ -23,9 +23,9 @@ class Options(RunOptions):
 
 def run(options: Options) -> None:
     """Prints milliseconds per step of each contestant, and the ratios between them."""
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     words = [f"--config={options.config}", *options.overrides]
-    experiment.cluster.mesh = mesh_choice.chosen(experiment.cluster, words)
+    experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, words)
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     from tftpu.launch import benchmark

@@ -16,7 +16,7 @@ class Options:
 def run(options: Options) -> None:
     """Prints the name and the summary of every config."""
     del options
-    names = config_flags.names()
+    names = config_flags.list_names()
     width = max(map(len, names))
     for name in names:
-        print(f"{name:{width}}  {config_flags.summary(name)}")
+        print(f"{name:{width}}  {config_flags.read_summary(name)}")

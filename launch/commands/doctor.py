@@ -43,7 +43,7 @@ def run(options: Options) -> None:
         facts["TensorFlow sees"] = "not checked: fix the problems below first"
     else:
         asked = [seen.ask_tensorflow]
-        if tpu.devices(Machine()) and wheels.jax_drives_tpus(Machine()):
+        if tpu.list_devices(Machine()) and wheels.jax_drives_tpus(Machine()):
             asked.append(seen.ask_jax)
         for ask in asked:
             fact, found = ask(Machine())
@@ -68,9 +68,9 @@ def examine(machine: Machine, buckets: list[str]) -> tuple[dict[str, str], list[
     """
     facts = wheels.describe(machine) | place.describe(machine) | tpu.describe(machine)
     facts |= cloud.describe(machine) | settings.describe(machine)
-    problems = wheels.problems(machine, has_tpu=bool(tpu.devices(machine)))
-    problems += tpu.problems(machine) + settings.problems(machine)
-    problems += cloud.problems(machine, buckets)
+    problems = wheels.find_problems(machine, has_tpu=bool(tpu.list_devices(machine)))
+    problems += tpu.find_problems(machine) + settings.find_problems(machine)
+    problems += cloud.find_problems(machine, buckets)
     return facts, problems
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tftpu.errors import UserError
 from tftpu.launch import starter
 from tftpu.launch.settings.options import argument
-from tftpu.launch.settings.own_code import refuse_name
+from tftpu.launch.settings.own_code import check_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ def run(options: Options) -> None:
             f"A project cannot be named {name!r}: its config is imported under that name, so use "
             f"letters, digits and _, and none of {', '.join(starter.MODULES)}."
         )
-    refuse_name(name)
+    check_name(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already: give another name, or remove it.")
     folder.mkdir(parents=True, exist_ok=True)
-    for file, text in starter.files(name).items():
+    for file, text in starter.render_files(name).items():
         (folder / file).write_text(text)
         print(folder / file)
     print(f"\nTry:  cd {folder}; tftpu train --config={name}.py")

@@ -145,7 +145,7 @@ def run(options: Options) -> None:
 
 def _price_text(options: Options) -> None:
     """Prints what text costs that the model writes."""
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     experiment.cluster = Cluster(engine="tensorflow")  # whose program a device runs by itself
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
@@ -182,7 +182,7 @@ def _load_other_report(options: Options) -> "Report":
     if not preflight_reports.is_config(other):
         return preflight_reports.read("compare", other)
     if options.config:
-        options.experiment()  # whose mistakes should not wait for the other's compilation
+        options.load_experiment()  # whose mistakes should not wait for the other's compilation
     return _find_or_compile_report(dataclasses.replace(options, config=other, overrides=()))
 
 
@@ -198,9 +198,9 @@ def _find_or_compile_report(options: Options) -> "Report":
     It is loaded right before it is compiled: configs of two folders may import modules of the same
     name, and the modules of the one that was loaded last are found.
     """
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     prices = parse_prices(options.price)
-    name = known_reports.key(options.config, experiment, options.names, prices)
+    name = known_reports.compute_key(options.config, experiment, options.names, prices)
     known = known_reports.find(name)
     if known is not None:
         return known

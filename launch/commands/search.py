@@ -142,7 +142,11 @@ def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
     plan = plans.read_recorded(workdir)
     if plan is None:
         raise UserError(f"There is no search in {workdir!r}: its {plans.FILE} is missing.")
-    if not options.config and plan.config.endswith(".py") and not own_code.was_named(plan.config):
+    if (
+        not options.config
+        and plan.config.endswith(".py")
+        and not own_code.has_been_named(plan.config)
+    ):
         raise UserError(
             f"The search in {workdir!r} was made with the config {plan.config}, which is code: "
             "if you trust it, give the place of that file on this machine, --config=FILE.py."
@@ -175,13 +179,13 @@ def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
 
     if not options.config:
         raise UserError("tftpu search needs --config=NAME, or --join and --workdir=DIR.")
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     if options.slice:
         parse_slice(options.slice)
     elif options.budget_usd is not None:
         raise UserError("--budget_usd needs the --slice=NAME that the trials are priced for.")
     given = {name: getattr(options, name) for name in plans.GIVEN}
-    given["space"] = options.space or config_flags.space(options.config)
+    given["space"] = options.space or config_flags.load_space(options.config)
     given["metric"] = checks.choose_metric(options.metric, options.overrides, experiment)
     plan = plans.Plan(
         config=experiment.config_file or options.config,

@@ -50,7 +50,7 @@ class Options(RunOptions):
 
 def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
-    run_training(options, options.experiment())
+    run_training(options, options.load_experiment())
 
 
 def run_training(options: Options, experiment: Experiment, callbacks: Sequence[Any] = ()) -> None:
@@ -85,7 +85,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
     with preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         words = [f"--config={options.config}", *options.overrides]
-        experiment.cluster.mesh = mesh_choice.chosen(experiment.cluster, words)
+        experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, words)
         startup.import_tensorflow()
         from tftpu.launch.run import training
 
@@ -96,7 +96,7 @@ def _supervise(options: Options, workdir: str) -> None:
     """Runs the command in a separate process, which is restarted if it crashes; exits."""
     from tftpu.launch.run import supervise
 
-    again = command_options.words_of(dataclasses.replace(options, restarts=0))
+    again = command_options.to_argv(dataclasses.replace(options, restarts=0))
     command = [sys.executable, *_list_interpreter_flags(), "-c", _MAIN, "train", *again]
     sys.exit(supervise.run(command, workdir, options.restarts))
 

@@ -12,22 +12,22 @@ _NEEDED = ["storage.objects.create", "storage.objects.get", "storage.objects.lis
 
 def describe(machine: Machine) -> dict[str, str]:
     """Returns the facts for the top of the report: where credentials are, never a secret."""
-    path = _credentials_file(machine)
+    path = _locate_credentials(machine)
     if path is not None and path.exists():
         return {"Credentials": f"{_read(path).get('type', 'unknown')} in {path}"}
-    if place.attribute(machine, "accelerator-type"):
+    if place.read_attribute(machine, "accelerator-type"):
         return {"Credentials": "the machine's own service account"}
     return {"Credentials": "none"}
 
 
-def problems(machine: Machine, buckets: list[str]) -> list[Problem]:
+def find_problems(machine: Machine, buckets: list[str]) -> list[Problem]:
     """Finds what keeps this machine from using Google Cloud.
 
     Args:
         machine: the one to examine.
         buckets: names of the buckets that the run needs.
     """
-    path = _credentials_file(machine)
+    path = _locate_credentials(machine)
     named = machine.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     if named and not path.exists():
         return [
@@ -50,12 +50,12 @@ def problems(machine: Machine, buckets: list[str]) -> list[Problem]:
             )
         )
     for bucket in buckets:
-        problem = _bucket(machine, bucket, bool(credentials))
+        problem = _find_bucket_problem(machine, bucket, bool(credentials))
         found += [problem] if problem else []
     return found
 
 
-def _credentials_file(machine: Machine) -> Path:
+def _locate_credentials(machine: Machine) -> Path:
     named = machine.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     if named:
         return Path(named)
@@ -73,9 +73,9 @@ def _read(path: Path) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _bucket(machine: Machine, bucket: str, has_file: bool) -> Problem | None:
+def _find_bucket_problem(machine: Machine, bucket: str, has_file: bool) -> Problem | None:
     emulator = machine.environ.get("STORAGE_EMULATOR_HOST")
-    on_google_cloud = place.attribute(machine, "accelerator-type") is not None
+    on_google_cloud = place.read_attribute(machine, "accelerator-type") is not None
     if not (has_file or on_google_cloud or emulator):
         return Problem(
             "no-credentials",

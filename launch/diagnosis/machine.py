@@ -35,20 +35,20 @@ class Machine:
     environ: Mapping[str, str] = dataclasses.field(default_factory=lambda: os.environ)
     python: tuple[int, int] = sys.version_info[:2]
 
-    def distribution(self, name: str) -> importlib.metadata.Distribution | None:
+    def find_distribution(self, name: str) -> importlib.metadata.Distribution | None:
         """Returns an installed distribution; of two of one name, the one that is imported."""
         found = importlib.metadata.distributions(name=name, path=list(self.site))
         return next(iter(found), None)
 
-    def version(self, name: str) -> str | None:
+    def find_version(self, name: str) -> str | None:
         """Returns the version of an installed distribution."""
-        distribution = self.distribution(name)
+        distribution = self.find_distribution(name)
         return distribution.version if distribution else None
 
-    def path(self, absolute: str) -> Path:
+    def resolve_path(self, absolute: str) -> Path:
         """Returns a path in the machine's file system."""
         return self.root / absolute.lstrip("/")
 
-    def matches(self, pattern: str) -> list[str]:
+    def find_files(self, pattern: str) -> list[str]:
         """Returns the machine's files that match a pattern, sorted."""
-        return sorted(glob.glob(str(self.path(pattern))))
+        return sorted(glob.glob(str(self.resolve_path(pattern))))

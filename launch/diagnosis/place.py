@@ -11,7 +11,7 @@ _TIMEOUT_S = 0.5  # the server is on the machine itself, or nowhere
 def describe(machine: Machine) -> dict[str, str]:
     """Returns the facts for the top of the report."""
     environ = machine.environ
-    accelerator = attribute(machine, "accelerator-type")
+    accelerator = read_attribute(machine, "accelerator-type")
     if "COLAB_RELEASE_TAG" in environ:
         place = "Colab"
     elif "KAGGLE_KERNEL_RUN_TYPE" in environ:
@@ -25,14 +25,14 @@ def describe(machine: Machine) -> dict[str, str]:
     facts = {"Place": place}
     accelerator = accelerator or environ.get("TPU_ACCELERATOR_TYPE")
     if accelerator:
-        workers = attribute(machine, "worker-network-endpoints") or environ.get(
+        workers = read_attribute(machine, "worker-network-endpoints") or environ.get(
             "TPU_WORKER_HOSTNAMES", ""
         )
         facts["Slice"] = f"{accelerator}, {len(workers.split(','))} worker(s)"
     return facts
 
 
-def attribute(machine: Machine, name: str) -> str | None:
+def read_attribute(machine: Machine, name: str) -> str | None:
     """Returns an attribute of the machine from Google Cloud's metadata server, or None."""
     if machine.environ.get("NO_GCE_CHECK", "").lower() == "true":
         return None

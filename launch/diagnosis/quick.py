@@ -21,15 +21,17 @@ def check(machine: Machine) -> None:
     Raises:
         UserError: with one of them, training is not possible.
     """
-    found = wheels.problems(machine, has_tpu=bool(tpu.devices(machine)))
-    found += tpu.problems(machine) + settings.problems(machine)
+    found = wheels.find_problems(machine, has_tpu=bool(tpu.list_devices(machine)))
+    found += tpu.find_problems(machine) + settings.find_problems(machine)
     fatal = [problem for problem in found if problem.name in _FATAL]
     for problem in found:
         if problem not in fatal:
-            print(f"tftpu: {_text(problem)}", file=sys.stderr)
+            print(f"tftpu: {_format_problem(problem)}", file=sys.stderr)
     if fatal:
-        raise UserError(" ".join([*map(_text, fatal), "`tftpu doctor` reports everything."]))
+        raise UserError(
+            " ".join([*map(_format_problem, fatal), "`tftpu doctor` reports everything."])
+        )
 
 
-def _text(problem: Problem) -> str:
+def _format_problem(problem: Problem) -> str:
     return f"{problem.what} {problem.why} Fix it with: {problem.command}"

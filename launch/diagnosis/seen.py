@@ -35,7 +35,7 @@ def ask_tensorflow(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
     Args:
         machine: its environment variables are used; the packages are those of this process.
     """
-    seen, problems = _ask(_TENSORFLOW, "tensorflow", "TensorFlow", machine)
+    seen, problems = _run_program(_TENSORFLOW, "tensorflow", "TensorFlow", machine)
     if seen is None:
         return {}, problems
     kernels = "with" if seen["tpu_kernels"] else "without"
@@ -51,14 +51,14 @@ def ask_jax(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
     Args:
         machine: as for `ask_tensorflow`.
     """
-    seen, problems = _ask(_JAX, "jax", "JAX", machine)
+    seen, problems = _run_program(_JAX, "jax", "JAX", machine)
     if seen is None:
         return {}, problems
     devices = ", ".join(f"{count} x {kind}" for kind, count in seen["devices"].items())
     return {"JAX sees": f"{devices}; version {seen['version']}"}, []
 
 
-def _ask(
+def _run_program(
     program: str, package: str, name: str, machine: Machine
 ) -> tuple[dict[str, Any] | None, list[Problem]]:
     """Returns what a program prints after the mark, or the problem that keeps it from doing so."""
@@ -73,16 +73,16 @@ def _ask(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return None, [_problem(package, f"{name} did not answer within {_TIMEOUT_S} s.", [])]
+        return None, [_build_problem(package, f"{name} did not answer within {_TIMEOUT_S} s.", [])]
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if answers:
         return json.loads(answers[-1].removeprefix(_MARK)), []
     end = f"signal {-done.returncode}" if done.returncode < 0 else f"code {done.returncode}"
     lines = done.stderr.strip().splitlines()
-    return None, [_problem(package, f"`import {package}` ends with {end}.", lines)]
+    return None, [_build_problem(package, f"`import {package}` ends with {end}.", lines)]
 
 
-def _problem(package: str, what: str, lines: list[str]) -> Problem:
+def _build_problem(package: str, what: str, lines: list[str]) -> Problem:
     said = f" Its last line: {lines[-1][:200]}" if lines else ""
     explanation = failures.explain(RuntimeError("\n".join(lines)))
     return Problem(

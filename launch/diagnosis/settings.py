@@ -21,11 +21,11 @@ _DEFAULTS = {
 def describe(machine: Machine) -> dict[str, str]:
     """Returns the facts for the top of the report: what changes the numbers of a run."""
     found = [f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ]
-    found += [f"{text} in keras.json" for text in _changed(machine)]
+    found += [f"{text} in keras.json" for text in _list_changed(machine)]
     return {"Changes numbers": ", ".join(found) or "nothing is set"}
 
 
-def problems(machine: Machine) -> list[Problem]:
+def find_problems(machine: Machine) -> list[Problem]:
     """Finds settings of Keras with which nothing is trained, or other models than elsewhere."""
     found = []
     name = machine.environ.get("KERAS_BACKEND") or backend.SERVED[0]
@@ -47,7 +47,7 @@ def problems(machine: Machine) -> list[Problem]:
                 "unset TF_USE_LEGACY_KERAS",
             )
         )
-    unusable, changed = backend.describe_unusable(machine.environ), _changed(machine)
+    unusable, changed = backend.describe_unusable(machine.environ), _list_changed(machine)
     file = backend.settings_file(machine.environ)
     if unusable:
         found.append(
@@ -71,7 +71,7 @@ def problems(machine: Machine) -> list[Problem]:
     return found
 
 
-def _changed(machine: Machine) -> list[str]:
+def _list_changed(machine: Machine) -> list[str]:
     """Returns what Keras's file sets to something else than Keras would."""
     settings = backend.read_settings(machine.environ) or {}
     return [

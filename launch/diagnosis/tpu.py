@@ -15,14 +15,14 @@ _VARIABLES = (
 )
 
 
-def devices(machine: Machine) -> list[str]:
+def list_devices(machine: Machine) -> list[str]:
     """Returns the device files of the TPU chips attached to the machine."""
-    return [path for pattern in (UP_TO_V4, FROM_V5E) for path in machine.matches(pattern)]
+    return [path for pattern in (UP_TO_V4, FROM_V5E) for path in machine.find_files(pattern)]
 
 
 def describe(machine: Machine) -> dict[str, str]:
     """Returns the facts for the top of the report."""
-    chips = devices(machine)
+    chips = list_devices(machine)
     variables = [
         f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ
     ]
@@ -32,24 +32,27 @@ def describe(machine: Machine) -> dict[str, str]:
     }
 
 
-def problems(machine: Machine) -> list[Problem]:
+def find_problems(machine: Machine) -> list[Problem]:
     """Finds what keeps TensorFlow from using the TPU, apart from the installed packages."""
-    if devices(machine):
-        found = [_held(machine) or _stale_lockfile(machine), _wrong_pjrt_device(machine)]
+    if list_devices(machine):
+        found = [
+            _find_holder(machine) or _find_stale_lockfile(machine),
+            _find_wrong_pjrt_device(machine),
+        ]
     else:
-        found = [_not_attached(machine)]
-    found.append(_missing_library(machine))
+        found = [_find_missing_tpu(machine)]
+    found.append(_find_missing_library(machine))
     return [problem for problem in found if problem]
 
 
-def _held(machine: Machine) -> Problem | None:
-    chips = {os.path.relpath(path, machine.root) for path in devices(machine)}
-    for process in map(Path, machine.matches("/proc/[0-9]*")):
+def _find_holder(machine: Machine) -> Problem | None:
+    chips = {os.path.relpath(path, machine.root) for path in list_devices(machine)}
+    for process in map(Path, machine.find_files("/proc/[0-9]*")):
         if process.name != str(os.getpid()) and chips & _open_files(process):
             words = _read(process / "cmdline").replace("\0", " ").strip()[:80]
             return Problem(
                 "tpu-held",
-                f"Process {process.name} ({words}){_framework(process)} holds the TPU.",
+                f"Process {process.name} ({words}){_describe_framework(process)} holds the TPU.",
                 "A TPU belongs to one process at a time: others find no devices.",
                 f"kill {process.name}",
             )
@@ -59,17 +62,17 @@ def _held(machine: Machine) -> Problem | None:
 def _open_files(process: Path) -> set[str]:
     """Returns the files a process has open, relative to the root; none without permission."""
     links = glob.glob(f"{process}/fd/*")
-    return {_link(link).lstrip("/") for link in links}
+    return {_read_link(link).lstrip("/") for link in links}
 
 
-def _link(path: str) -> str:
+def _read_link(path: str) -> str:
     try:
         return os.readlink(path)
     except OSError:  # closed in the meantime
         return ""
 
 
-def _framework(process: Path) -> str:
+def _describe_framework(process: Path) -> str:
     maps = _read(process / "maps")
     for library, name in (("jaxlib", "JAX"), ("_XLAC", "torch_xla"), ("tensorflow", "TensorFlow")):
         if library in maps:
@@ -84,8 +87,8 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _stale_lockfile(machine: Machine) -> Problem | None:
-    if not machine.path(LOCKFILE).exists():
+def _find_stale_lockfile(machine: Machine) -> Problem | None:
+    if not machine.resolve_path(LOCKFILE).exists():
         return None
     return Problem(
         "stale-lockfile",
@@ -96,7 +99,7 @@ def _stale_lockfile(machine: Machine) -> Problem | None:
     )
 
 
-def _wrong_pjrt_device(machine: Machine) -> Problem | None:
+def _find_wrong_pjrt_device(machine: Machine) -> Problem | None:
     device = machine.environ.get("PJRT_DEVICE", "TPU")
     if device.upper() == "TPU":
         return None
@@ -108,7 +111,7 @@ def _wrong_pjrt_device(machine: Machine) -> Problem | None:
     )
 
 
-def _not_attached(machine: Machine) -> Problem | None:
+def _find_missing_tpu(machine: Machine) -> Problem | None:
     means_here = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU"}
     asked = [f"{name}={v}" for name, v in means_here.items() if machine.environ.get(name) == v]
     if not asked:
@@ -123,10 +126,10 @@ def _not_attached(machine: Machine) -> Problem | None:
     )
 
 
-def _missing_library(machine: Machine) -> Problem | None:
+def _find_missing_library(machine: Machine) -> Problem | None:
     for name in ("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", "TPU_LIBRARY_PATH"):
         path = machine.environ.get(name)
-        if path and not machine.path(path).exists():
+        if path and not machine.resolve_path(path).exists():
             return Problem(
                 "library-path",
                 f"{name} is {path}, which does not exist.",

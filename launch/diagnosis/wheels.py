@@ -24,44 +24,48 @@ _HASHED_FILES = 12
 def describe(machine: Machine) -> dict[str, str]:
     """Returns the facts for the top of the report."""
     facts = {"Python": ".".join(map(str, machine.python))}
-    installed = _installed(machine)
-    owner = _owner(installed) if len(installed) > 1 else None
+    installed = _find_installed(machine)
+    owner = _find_owner(installed) if len(installed) > 1 else None
     names = [
         f"{name} {dist.version}" + (" (its files are in place)" if name == owner else "")
         for name, dist in installed.items()
     ]
     facts["TensorFlow"] = ", ".join(names) or "not installed"
     for package in ("libtpu", "keras", "tensorboard", "jax", "jaxlib", "torch-xla"):
-        version = machine.version(package)
+        version = machine.find_version(package)
         if version or package in ("libtpu", "keras"):
             facts[package] = version or "not installed"
     return facts
 
 
-def problems(machine: Machine, has_tpu: bool) -> list[Problem]:
+def find_problems(machine: Machine, has_tpu: bool) -> list[Problem]:
     """Finds problems with the installed packages.
 
     Args:
         machine: the one to examine.
         has_tpu: whether the machine has a TPU, which needs the TPU wheel.
     """
-    installed = _installed(machine)
+    installed = _find_installed(machine)
     by_jax = jax_drives_tpus(machine)
-    found = [_python(machine), *_tensorflow(installed, has_tpu, by_jax), _jaxlib(machine)]
+    found = [
+        _find_python_problem(machine),
+        *_find_tensorflow_problems(installed, has_tpu, by_jax),
+        _find_jaxlib_problem(machine),
+    ]
     if "tensorflow-tpu" in installed:
-        found.append(_libtpu(machine, installed["tensorflow-tpu"].version))
+        found.append(_find_libtpu_problem(machine, installed["tensorflow-tpu"].version))
     found += [
-        _setuptools(machine),
-        _tensorboard(machine, installed),
-        _keras(machine),
-        _importlib_resources(machine),
-        _metadata(machine),
-        _gcs_plugin(machine, installed),
+        _find_setuptools_problem(machine),
+        _find_tensorboard_problem(machine, installed),
+        _find_keras_problem(machine),
+        _find_importlib_resources_problem(machine),
+        _find_metadata_problem(machine),
+        _find_gcs_plugin_problem(machine, installed),
     ]
     return [problem for problem in found if problem]
 
 
-def _python(machine: Machine) -> Problem | None:
+def _find_python_problem(machine: Machine) -> Problem | None:
     if PYTHONS[0] <= machine.python <= PYTHONS[1]:
         return None
     version = ".".join(map(str, machine.python))
@@ -76,10 +80,12 @@ def _python(machine: Machine) -> Problem | None:
 
 def jax_drives_tpus(machine: Machine) -> bool:
     """Returns whether JAX can use a TPU with a machine's packages, and TensorFlow cannot."""
-    return environment.jax_drives_tpus(lambda name: machine.version(name) is not None)
+    return environment.jax_drives_tpus(lambda name: machine.find_version(name) is not None)
 
 
-def _tensorflow(installed: dict[str, Distribution], has_tpu: bool, by_jax: bool) -> list[Problem]:
+def _find_tensorflow_problems(
+    installed: dict[str, Distribution], has_tpu: bool, by_jax: bool
+) -> list[Problem]:
     if not installed:
         extra = "tpu" if has_tpu else "cpu"
         return [
@@ -92,9 +98,9 @@ def _tensorflow(installed: dict[str, Distribution], has_tpu: bool, by_jax: bool)
             )
         ]
     if len(installed) > 1:
-        return [_several(installed, has_tpu)]
+        return [_describe_several_wheels(installed, has_tpu)]
     ((name, distribution),) = installed.items()
-    damaged = _damaged(distribution)
+    damaged = _find_damaged(distribution)
     if damaged:
         return [
             Problem(
@@ -118,8 +124,8 @@ def _tensorflow(installed: dict[str, Distribution], has_tpu: bool, by_jax: bool)
     return []
 
 
-def _several(installed: dict[str, Distribution], has_tpu: bool) -> Problem:
-    owner = _owner(installed)
+def _describe_several_wheels(installed: dict[str, Distribution], has_tpu: bool) -> Problem:
+    owner = _find_owner(installed)
     names = " and ".join(installed)
     loaded = f"the files in place are {owner}'s" if owner else "their files are mixed"
     wants_tpu = has_tpu or "tensorflow-tpu" in installed
@@ -145,13 +151,13 @@ def _several(installed: dict[str, Distribution], has_tpu: bool) -> Problem:
     )
 
 
-def _libtpu(machine: Machine, tensorflow: str) -> Problem | None:
+def _find_libtpu_problem(machine: Machine, tensorflow: str) -> Problem | None:
     bounds = LIBTPU.get(".".join(tensorflow.split(".")[:2]))
     if bounds is None:
         return None
     low, high = bounds
     command = f"pip install 'libtpu=={low}'"
-    libtpu = machine.version("libtpu")
+    libtpu = machine.find_version("libtpu")
     if libtpu is None:
         return Problem(
             "no-libtpu",
@@ -159,7 +165,7 @@ def _libtpu(machine: Machine, tensorflow: str) -> Problem | None:
             "libtpu is the driver of the TPU: without it TensorFlow finds no TPU.",
             command,
         )
-    if _numbers(low) <= _numbers(libtpu) < _numbers(high):
+    if _parse_version(low) <= _parse_version(libtpu) < _parse_version(high):
         return None
     return Problem(
         "libtpu-version",
@@ -172,9 +178,9 @@ def _libtpu(machine: Machine, tensorflow: str) -> Problem | None:
     )
 
 
-def _jaxlib(machine: Machine) -> Problem | None:
-    jax, jaxlib = machine.version("jax"), machine.version("jaxlib")
-    if jax is None or (jaxlib is not None and _numbers(jaxlib) <= _numbers(jax)):
+def _find_jaxlib_problem(machine: Machine) -> Problem | None:
+    jax, jaxlib = machine.find_version("jax"), machine.find_version("jaxlib")
+    if jax is None or (jaxlib is not None and _parse_version(jaxlib) <= _parse_version(jax)):
         return None
     found = f"with jaxlib {jaxlib}, which is newer" if jaxlib else "without jaxlib"
     return Problem(
@@ -186,10 +192,10 @@ def _jaxlib(machine: Machine) -> Problem | None:
     )
 
 
-def _setuptools(machine: Machine) -> Problem | None:
-    version = machine.version("setuptools")
-    tensorboard = machine.version("tensorboard")
-    if not (version and tensorboard) or _numbers(version) < (82,):
+def _find_setuptools_problem(machine: Machine) -> Problem | None:
+    version = machine.find_version("setuptools")
+    tensorboard = machine.find_version("tensorboard")
+    if not (version and tensorboard) or _parse_version(version) < (82,):
         return None
     return Problem(
         "setuptools-version",
@@ -199,11 +205,13 @@ def _setuptools(machine: Machine) -> Problem | None:
     )
 
 
-def _tensorboard(machine: Machine, installed: dict[str, Distribution]) -> Problem | None:
+def _find_tensorboard_problem(
+    machine: Machine, installed: dict[str, Distribution]
+) -> Problem | None:
     if not installed:
         return None
     tensorflow = next(iter(installed.values())).version
-    tensorboard = machine.version("tensorboard")
+    tensorboard = machine.find_version("tensorboard")
     if tensorboard is None:
         return Problem(
             "no-tensorboard",
@@ -212,7 +220,7 @@ def _tensorboard(machine: Machine, installed: dict[str, Distribution]) -> Proble
             "2.21 no longer installs it.",
             "pip install 'tensorboard>=2.20,<2.22'",
         )
-    if _numbers(tensorflow)[:2] == (2, 20) and _numbers(tensorboard)[:2] != (2, 20):
+    if _parse_version(tensorflow)[:2] == (2, 20) and _parse_version(tensorboard)[:2] != (2, 20):
         return Problem(
             "tensorboard-version",
             f"TensorBoard {tensorboard} does not match TensorFlow {tensorflow}, which needs 2.20.",
@@ -222,9 +230,9 @@ def _tensorboard(machine: Machine, installed: dict[str, Distribution]) -> Proble
     return None
 
 
-def _keras(machine: Machine) -> Problem | None:
-    version = machine.version("keras")
-    if version and (3, 13) <= _numbers(version) < (3, 16):
+def _find_keras_problem(machine: Machine) -> Problem | None:
+    version = machine.find_version("keras")
+    if version and (3, 13) <= _parse_version(version) < (3, 16):
         return None
     return Problem(
         "keras-version",
@@ -234,8 +242,10 @@ def _keras(machine: Machine) -> Problem | None:
     )
 
 
-def _importlib_resources(machine: Machine) -> Problem | None:
-    if machine.version("importlib_resources") or not machine.version("tensorflow-datasets"):
+def _find_importlib_resources_problem(machine: Machine) -> Problem | None:
+    if machine.find_version("importlib_resources") or not machine.find_version(
+        "tensorflow-datasets"
+    ):
         return None
     return Problem(
         "no-importlib-resources",
@@ -245,11 +255,14 @@ def _importlib_resources(machine: Machine) -> Problem | None:
     )
 
 
-def _metadata(machine: Machine) -> Problem | None:
-    metadata, protobuf = machine.version("tensorflow-metadata"), machine.version("protobuf")
+def _find_metadata_problem(machine: Machine) -> Problem | None:
+    metadata, protobuf = (
+        machine.find_version("tensorflow-metadata"),
+        machine.find_version("protobuf"),
+    )
     if not (metadata and protobuf):
         return None
-    if _numbers(metadata) < (1, 21) or _numbers(protobuf) >= (6, 31):
+    if _parse_version(metadata) < (1, 21) or _parse_version(protobuf) >= (6, 31):
         return None
     return Problem(
         "tensorflow-metadata-version",
@@ -260,11 +273,13 @@ def _metadata(machine: Machine) -> Problem | None:
     )
 
 
-def _gcs_plugin(machine: Machine, installed: dict[str, Distribution]) -> Problem | None:
+def _find_gcs_plugin_problem(
+    machine: Machine, installed: dict[str, Distribution]
+) -> Problem | None:
     name = "tensorflow-io-gcs-filesystem"
     # TensorFlow 2.19 needs it; since 2.20 it has gs:// built in.
-    older = any(_numbers(dist.version) < (2, 20) for dist in installed.values())
-    if not machine.version(name) or older:
+    older = any(_parse_version(dist.version) < (2, 20) for dist in installed.values())
+    if not machine.find_version(name) or older:
         return None
     return Problem(
         "gcs-filesystem-plugin",
@@ -274,33 +289,33 @@ def _gcs_plugin(machine: Machine, installed: dict[str, Distribution]) -> Problem
     )
 
 
-def _installed(machine: Machine) -> dict[str, Distribution]:
-    found = {name: machine.distribution(name) for name in WHEELS}
+def _find_installed(machine: Machine) -> dict[str, Distribution]:
+    found = {name: machine.find_distribution(name) for name in WHEELS}
     return {name: distribution for name, distribution in found.items() if distribution}
 
 
-def _owner(installed: dict[str, Distribution]) -> str | None:
+def _find_owner(installed: dict[str, Distribution]) -> str | None:
     """Returns the wheel whose recorded hashes the files have; None if they are mixed.
 
     Only files on which the records disagree are hashed, smallest first: the big libraries are a
     gigabyte.
     """
-    records = {name: _record(distribution) for name, distribution in installed.items()}
+    records = {name: _read_record(distribution) for name, distribution in installed.items()}
     paths = {path for record in records.values() for path in record if _is_tensorflow(path)}
     telling = [p for p in paths if len({record.get(p) for record in records.values()}) > 1]
     shared = [p for p in telling if all(p in record for record in records.values())]
     sizes = {p: min(record[p][1] for record in records.values() if p in record) for p in telling}
     chosen = sorted(shared or telling, key=lambda p: (sizes[p], p))[:_HASHED_FILES]
     for name, distribution in installed.items():
-        record, folder = records[name], _folder(distribution)
+        record, folder = records[name], _locate_folder(distribution)
         if all(p in record and _is_as_recorded(folder / p, *record[p]) for p in chosen):
             return name
     return None
 
 
-def _damaged(distribution: Distribution) -> list[str]:
+def _find_damaged(distribution: Distribution) -> list[str]:
     """Returns files of a wheel that are missing or of another size, and changed small ones."""
-    record, folder = _record(distribution), _folder(distribution)
+    record, folder = _read_record(distribution), _locate_folder(distribution)
     files = {path: entry for path, entry in record.items() if _is_tensorflow(path)}
     wrong = [path for path, entry in files.items() if not _has_size(folder / path, entry[1])]
     sources = sorted(path for path in files if path.endswith(".py") and path not in wrong)
@@ -309,13 +324,13 @@ def _damaged(distribution: Distribution) -> list[str]:
     return sorted(wrong + changed)
 
 
-def _record(distribution: Distribution) -> dict[str, tuple[str, int]]:
+def _read_record(distribution: Distribution) -> dict[str, tuple[str, int]]:
     """Maps the path of each file of a wheel to its recorded (hash, size)."""
     rows = csv.reader(io.StringIO(distribution.read_text("RECORD") or ""))
     return {row[0]: (row[1], int(row[2])) for row in rows if len(row) == 3 and row[1] and row[2]}
 
 
-def _folder(distribution: Distribution) -> Path:
+def _locate_folder(distribution: Distribution) -> Path:
     return Path(str(distribution.locate_file("")))
 
 
@@ -335,6 +350,6 @@ def _is_as_recorded(path: Path, digest: str, size: int) -> bool:
     return base64.urlsafe_b64encode(actual).rstrip(b"=").decode() == expected
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     """Converts "0.0.43.2" to comparable numbers; a suffix such as "rc1" is ignored."""
     return tuple(int(part) for part in re.findall(r"^[\d.]*", version)[0].split(".") if part)

@@ -17,7 +17,7 @@ Text = Any  # a string, or a parameter of the pipeline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class PipelinePlan:
     """The steps of a training pipeline.
 
     Attributes:
@@ -51,44 +51,44 @@ class Layout:
             gate: condition of the gate.
             overrides: changes of the config, as on the command line.
         """
-        begun = self._task(steps.new_run, workdir=workdir, run=self.run, condition=gate)
+        begun = self._add_task(steps.new_run, workdir=workdir, run=self.run, condition=gate)
         run: Text = begun.output
         config_of = {"config": config, "overrides": overrides}
         ready = begun
         if self.source:
             flags = {"source": self.source, "flags": self.convert_flags}
-            ready = self._command(steps.convert, output=f"{run}/data", **flags)
+            ready = self._add_command(steps.convert, output=f"{run}/data", **flags)
             config_of["data_dir"] = f"{run}/data"
-        ready = self._command(steps.check, ready, condition=gate, **config_of)
+        ready = self._add_command(steps.check, ready, condition=gate, **config_of)
         if self.search is not None:
             more = {"space": list(self.search), "flags": self.search_flags}
             where = f"{run}/search"
-            ready = self._command(steps.search, ready, workdir=where, **more, **config_of)
-            _repeat(ready)
+            ready = self._add_command(steps.search, ready, workdir=where, **more, **config_of)
+            _set_retry(ready)
             config_of["best"] = ready.output
         if self.train:
             trained = self.train(run).set_caching_options(False).after(ready)
         else:
-            trained = self._command(steps.train, ready, workdir=run, **config_of)
-            _repeat(trained)
+            trained = self._add_command(steps.train, ready, workdir=run, **config_of)
+            _set_retry(trained)
         of_run = {"workdir": run, "config": config}
-        evaluated = self._command(steps.evaluate, trained, **of_run)
-        passed = self._task(steps.gate, metrics=evaluated.outputs["metrics"], condition=gate)
-        self._command(steps.export, passed, output=f"{run}/export", **of_run)
+        evaluated = self._add_command(steps.evaluate, trained, **of_run)
+        passed = self._add_task(steps.gate, metrics=evaluated.outputs["metrics"], condition=gate)
+        self._add_command(steps.export, passed, output=f"{run}/export", **of_run)
         if self.predict:
             places = {"input": self.predict, "output": f"{run}/predictions"}
-            self._command(steps.predict, passed, **places, **of_run)
+            self._add_command(steps.predict, passed, **places, **of_run)
 
-    def _command(self, step: Callable[..., Task], *before: Task, **arguments: Text) -> Task:
-        made = self._task(step, setup=self.setup, **arguments)
+    def _add_command(self, step: Callable[..., Task], *before: Task, **arguments: Text) -> Task:
+        made = self._add_task(step, setup=self.setup, **arguments)
         return made.after(*before) if before else made
 
-    def _task(self, step: Callable[..., Task], **arguments: Text) -> Task:
+    def _add_task(self, step: Callable[..., Task], **arguments: Text) -> Task:
         # A folder of the same name may hold other data tomorrow: nothing is taken from a cache.
         return step(**arguments).set_container_image(self.image).set_caching_options(False)
 
 
-def _repeat(task: Task) -> None:
+def _set_retry(task: Task) -> None:
     task.set_retry(RETRIES, backoff_duration=_WAIT)
 
 
@@ -122,7 +122,7 @@ def training_pipeline(
     """
     if isinstance(search, str):
         raise UserError(f"search={search!r} is a text: give a list of them, [{search!r}].")
-    layout = Layout(
+    layout = PipelinePlan(
         image=image,
         source=source,
         convert_flags=convert_flags,

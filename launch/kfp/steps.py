@@ -12,13 +12,13 @@ from typing import Any
 
 from kfp import dsl
 
-from tftpu.launch.run.conditions import unmet
+from tftpu.launch.run.conditions import find_unmet
 from tftpu.version import __version__
 
 IMAGE = f"tftpu:{__version__}"  # of launch/Dockerfile; `set_container_image` names another
 
 
-def _tftpu(words: list[str], flags: str, setup: str) -> None:
+def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
     """Runs a command of tftpu; if it fails, its exit code ends the step."""
     import itertools
     import os
@@ -62,12 +62,12 @@ def _tftpu(words: list[str], flags: str, setup: str) -> None:
         sys.exit(code)
 
 
-def _code(config: str) -> list[str]:
+def _format_code_flag(config: str) -> list[str]:
     """Returns the flag by which a command may import the run's own code, on any machine."""
     return [f"--config={config}"] if config.endswith(".py") else []
 
 
-def _record(artifact: Any, place: str, **about: str) -> None:
+def _write_place(artifact: Any, place: str, **about: str) -> None:
     """Lets an artifact name a place, in its file and in its metadata.
 
     Its own address stays as it is: Kubeflow refuses one that is outside of the pipeline's root.
@@ -78,11 +78,13 @@ def _record(artifact: Any, place: str, **about: str) -> None:
 
 
 _step = dsl.component(
-    base_image=IMAGE, install_kfp_package=False, additional_funcs=[_tftpu, _code, _record]
+    base_image=IMAGE,
+    install_kfp_package=False,
+    additional_funcs=[_run_tftpu, _format_code_flag, _write_place],
 )
 
 
-@dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[unmet])
+@dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[find_unmet])
 def new_run(workdir: str, run: str, condition: str = "") -> str:
     """Names the folder of this run of the pipeline, before anything is done.
 
@@ -100,7 +102,7 @@ def new_run(workdir: str, run: str, condition: str = "") -> str:
     if any(sign in workdir for sign in "\"'\\"):
         sys.exit(f"The workdir {workdir!r} has a quote or a backslash in it: choose another name.")
     try:
-        unmet(condition or "loss<=inf", {})
+        find_unmet(condition or "loss<=inf", {})
     except ValueError as error:
         sys.exit(f"The gate {condition!r} cannot be read: {error}.")
     return f"{workdir.rstrip('/')}/{run}"
@@ -123,8 +125,8 @@ def convert(
         flags: further ones of the command.
         setup: what `tftpu launch` sent, for its pipelines.
     """
-    _tftpu(["data", "convert", f"--source={source}", f"--output={output}"], flags, setup)
-    _record(dataset, output, source=source)
+    _run_tftpu(["data", "convert", f"--source={source}", f"--output={output}"], flags, setup)
+    _write_place(dataset, output, source=source)
 
 
 @_step
@@ -142,7 +144,7 @@ def check(
     """
     words = [f"--config.data.data_dir={data_dir}"] if data_dir else []
     words += [f"--gate={condition}"] if condition else []
-    _tftpu(["data", "check", f"--config={config}", *words], overrides, setup)
+    _run_tftpu(["data", "check", f"--config={config}", *words], overrides, setup)
 
 
 @_step
@@ -180,7 +182,7 @@ def search(
     words = ["search", f"--config={config}", f"--workdir={workdir}", f"--trials={trials}"]
     words += [f"--config.data.data_dir={data_dir}"] if data_dir else []
     words += [f"--space={text}" for text in space]
-    _tftpu(words, f"{overrides} {flags}", setup)
+    _run_tftpu(words, f"{overrides} {flags}", setup)
     best = json.loads(files.read(f"{workdir}/result.json"))["best"]
     return shlex.join(best["overrides"])
 
@@ -208,8 +210,8 @@ def train(
     """
     words = ["train", f"--config={config}", f"--workdir={workdir}"]
     words += [f"--config.data.data_dir={data_dir}"] if data_dir else []
-    _tftpu(words, f"{overrides} {best}", setup)
-    _record(run, workdir, config=config)
+    _run_tftpu(words, f"{overrides} {best}", setup)
+    _write_place(run, workdir, config=config)
 
 
 @_step
@@ -232,7 +234,7 @@ def evaluate(
     with tempfile.TemporaryDirectory() as scratch:
         path = os.path.join(scratch, "metrics.json")
         words = ["evaluate", f"--workdir={workdir}", f"--output={path}"]
-        _tftpu([*words, *_code(config)], "", setup)
+        _run_tftpu([*words, *_format_code_flag(config)], "", setup)
         with open(path) as file:
             found = json.load(file)
         # The artifact may be in a mounted bucket, in which files are not renamed.
@@ -243,7 +245,7 @@ def evaluate(
             metrics.log_metric(name, value)
 
 
-@dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[unmet])
+@dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[find_unmet])
 def gate(metrics: dsl.Input[dsl.Metrics], condition: str) -> None:
     """Ends the pipeline, with the reason, unless a metric is good enough.
 
@@ -258,7 +260,7 @@ def gate(metrics: dsl.Input[dsl.Metrics], condition: str) -> None:
         found = json.load(file)["metrics"]
     print(" ".join(f"{name}={value}" for name, value in found.items()), flush=True)
     try:
-        reasons = unmet(condition, found)
+        reasons = find_unmet(condition, found)
     except ValueError as error:
         sys.exit(f"The gate {condition!r} cannot be read: {error}.")
     if reasons:
@@ -285,8 +287,8 @@ def export(
         setup: what `tftpu launch` sent, for its pipelines.
     """
     words = ["export", f"--workdir={workdir}", f"--to={output}"]
-    _tftpu([*words, *_code(config)], flags, setup)
-    _record(model, output, run=workdir)
+    _run_tftpu([*words, *_format_code_flag(config)], flags, setup)
+    _write_place(model, output, run=workdir)
 
 
 @_step
@@ -311,5 +313,5 @@ def predict(
         setup: what `tftpu launch` sent, for its pipelines.
     """
     words = ["predict", f"--workdir={workdir}", f"--input={input}", f"--output={output}"]
-    _tftpu([*words, *_code(config)], flags, setup)
-    _record(predictions, output, input=input)
+    _run_tftpu([*words, *_format_code_flag(config)], flags, setup)
+    _write_place(predictions, output, input=input)

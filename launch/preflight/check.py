@@ -68,11 +68,11 @@ def check(
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
     from tftpu import input_pipelines, preflight
-    from tftpu.launch.run.experiment import build_model, with_length
+    from tftpu.launch.run.experiment import build_model, resolve_length
 
-    _refuse_float16(experiment)
-    experiment = with_length(experiment)
-    options = _options(experiment)
+    _check_precision(experiment)
+    experiment = resolve_length(experiment)
+    options = _build_options(experiment)
     options.prices = prices or {}
     options.verbose = verbose
     if time_limit is not None:
@@ -104,7 +104,7 @@ def check_text(
     from tftpu.launch.run.experiment import build_layers
     from tftpu.preflight.writing import check_writing, print_writing
 
-    _refuse_float16(experiment)
+    _check_precision(experiment)
     precision = experiment.train.precision
     reports = check_writing(
         lambda: build_layers(experiment),
@@ -115,12 +115,12 @@ def check_text(
         verbose=verbose,
         time_limit=time_limit,
     )
-    print_writing(reports, _console())
+    print_writing(reports, _build_console())
     sys.stdout.flush()
     return reports
 
 
-def _refuse_float16(experiment: Experiment) -> None:
+def _check_precision(experiment: Experiment) -> None:
     if experiment.train.precision == "mixed_float16":
         raise UserError(
             "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
@@ -135,7 +135,7 @@ def print_report(report: "Report", explain: bool) -> None:
         report: the report.
         explain: whether to include the time by layer, kind and instruction, and all findings.
     """
-    console = _console()
+    console = _build_console()
     report.print(console, explain)
     hint = "" if explain else "--explain shows the time by layer and all findings; "
     console.print(f"{hint}--price=v3=1.50 replaces a list price.", highlight=False, soft_wrap=True)
@@ -150,11 +150,11 @@ def print_comparison(before: "tuple[str, Report]", after: "tuple[str, Report]") 
     """
     from tftpu.preflight import compare
 
-    compare.print_comparison(compare.Named(*before), compare.Named(*after), _console())
+    compare.print_comparison(compare.Named(*before), compare.Named(*after), _build_console())
     sys.stdout.flush()
 
 
-def _console() -> "Console":
+def _build_console() -> "Console":
     """Returns the terminal, or for output that is piped, one wide enough for every column."""
     from rich.console import Console
 
@@ -164,12 +164,12 @@ def _console() -> "Console":
     return console if console.is_terminal else Console(width=WIDTH)
 
 
-def _options(experiment: Experiment) -> "PreflightOptions":
+def _build_options(experiment: Experiment) -> "PreflightOptions":
     """Returns the options that follow from the experiment itself."""
-    from tftpu.launch.run.experiment import has_objectives, objectives_of
+    from tftpu.launch.run.experiment import build_objectives, has_objectives
     from tftpu.preflight import PreflightOptions
 
-    objectives = functools.partial(objectives_of, experiment)
+    objectives = functools.partial(build_objectives, experiment)
     options = PreflightOptions(
         train=experiment.train,
         objectives=objectives if has_objectives(experiment) else None,
@@ -179,7 +179,7 @@ def _options(experiment: Experiment) -> "PreflightOptions":
         compiler_options=experiment.cluster.compiler_options,
         steps=experiment.train.length,
         validate=experiment.validate,
-        recomputing=_recomputing(experiment),
+        recomputing=_build_recomputing(experiment),
     )
     norm_batch = getattr(experiment.model, "norm_batch", None)
     if isinstance(norm_batch, int):  # batch statistics need full groups of examples
@@ -187,16 +187,16 @@ def _options(experiment: Experiment) -> "PreflightOptions":
     return options
 
 
-def _recomputing(experiment: Experiment) -> "Callable[[str], keras.Model] | None":
+def _build_recomputing(experiment: Experiment) -> "Callable[[str], keras.Model] | None":
     """Returns a builder of the model with another `remat`; None if it has no such option."""
     from tftpu.launch.run.experiment import build_model
 
     if getattr(experiment.model, "remat", None) != "none":
         return None
 
-    def rebuilt(remat: str) -> "keras.Model":
+    def build_with_remat(remat: str) -> "keras.Model":
         fields = {"remat": remat}
         model = dataclasses.replace(experiment.model, **fields)
         return build_model(dataclasses.replace(experiment, model=model))
 
-    return rebuilt
+    return build_with_remat

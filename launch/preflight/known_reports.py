@@ -33,7 +33,7 @@ _DATA = (sources.Images, sources.Text, sources.StreamedImages, sources.Tokens)
 _UNRELATED = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}
 
 
-def key(
+def compute_key(
     config: str, experiment: Experiment, slices: list[str], prices: dict[str, float]
 ) -> str | None:
     """Returns the name under which a report is kept; None if it may follow from anything else.
@@ -45,23 +45,23 @@ def key(
         prices: US dollars per chip-hour that replace the list prices.
     """
     plain_data = type(experiment.data) in _DATA and experiment.train.epochs is None
-    if config not in config_flags.names() or not plain_data or _has_own_code():
+    if config not in config_flags.list_names() or not plain_data or _has_own_code():
         return None
     try:
-        plain = to_json(keras_objects.recorded(experiment))
+        plain = to_json(keras_objects.describe_callbacks(experiment))
     except UserError:  # it holds what cannot be written down
         return None
     environment = {name: value for name, value in os.environ.items() if name not in _UNRELATED}
     parts = (
         *(plain, slices, sorted(prices.items()), selection.engine_for(experiment.cluster)),
-        *(environment, sys.path, sys.version, platform.machine(), _code()),
+        *(environment, sys.path, sys.version, platform.machine(), _hash_code()),
     )
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def find(name: str | None) -> "Report | None":
     """Returns the report that was kept under a name, None if there is none."""
-    path = _path(name) if name else ""
+    path = _locate_report(name) if name else ""
     if not name or not files.exists(path):
         return None
     from tftpu.preflight.saved import read_report
@@ -82,17 +82,21 @@ def keep(name: str | None, report: "Report") -> None:
     if name and all(item.fits for item in report.slices):
         with contextlib.suppress(OSError):  # a full disk is no reason to fail
             cache_folder().mkdir(parents=True, exist_ok=True)
-            files.write_whole(_path(name), report.to_json().encode())
+            files.write_whole(_locate_report(name), report.to_json().encode())
 
 
-def _path(name: str) -> str:
+def _locate_report(name: str) -> str:
     return str(cache_folder() / f"report-{name}.json")
 
 
-def _code() -> str:
+def _hash_code() -> str:
     """Returns the digest of tftpu's own code, and of the installed packages' lists of files."""
-    own = [path for folder in _own() for path in Path(folder).rglob("*.py")]
-    lists = [path for folder in _installed() for path in Path(folder).glob("*.dist-info/RECORD")]
+    own = [path for folder in _list_own_folders() for path in Path(folder).rglob("*.py")]
+    lists = [
+        path
+        for folder in _list_installed_folders()
+        for path in Path(folder).glob("*.dist-info/RECORD")
+    ]
     digest = hashlib.sha256()
     for path in sorted((*own, *lists)):
         digest.update(f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -101,17 +105,17 @@ def _code() -> str:
 
 def _has_own_code() -> bool:
     """Returns whether a module is loaded that is neither tftpu's nor installed."""
-    known = (*_own(), *_installed(), f"{sysconfig.get_path('scripts')}/")
+    known = (*_list_own_folders(), *_list_installed_folders(), f"{sysconfig.get_path('scripts')}/")
     loaded = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
     return any(not os.path.abspath(path).startswith(known) for path in loaded if path)
 
 
-def _own() -> list[str]:
+def _list_own_folders() -> list[str]:
     """Returns the folders of tftpu's own code."""
     return [f"{Path(importlib.import_module(part).__path__[0])}/" for part in _PARTS]
 
 
-def _installed() -> list[str]:
+def _list_installed_folders() -> list[str]:
     """Returns the folders of Python and of installed packages."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return [f"{folder}/" for folder in {sysconfig.get_path(name) for name in names}]

@@ -17,7 +17,7 @@ from tftpu.tpu import hardware
 from tftpu.tpu.slices import GENERATIONS
 
 
-def chosen(cluster: Cluster, words: Sequence[str]) -> str | None:
+def choose_mesh(cluster: Cluster, words: Sequence[str]) -> str | None:
     """Returns the mesh for a config on the devices of this machine.
 
     On a TPU, preflight compiles the step, in a process of its own: the mesh is the one that cuts
@@ -32,7 +32,7 @@ def chosen(cluster: Cluster, words: Sequence[str]) -> str | None:
     """
     if cluster.mesh != AUTO:
         return cluster.mesh
-    chips = len(tpu.devices(Machine()))
+    chips = len(tpu.list_devices(Machine()))
     if cluster.tpu == "none" or cluster.virtual_devices or not chips:
         return f"{DATA}:-1"
     generation = GENERATIONS.get(hardware.attached_tpu() or "")
@@ -41,10 +41,10 @@ def chosen(cluster: Cluster, words: Sequence[str]) -> str | None:
             "cluster.mesh=auto needs to know the TPU's generation, which could not be detected: "
             "set the mesh, such as --config.cluster.mesh=fsdp:-1."
         )
-    return fitting(f"{generation.name}-{chips * generation.counted}", words)
+    return find_fitting(f"{generation.name}-{chips * generation.counted}", words)
 
 
-def fitting(slice_name: str, words: Sequence[str]) -> str:
+def find_fitting(slice_name: str, words: Sequence[str]) -> str:
     """Returns the mesh of a slice that cuts a config's model least among those that fit.
 
     Args:

@@ -8,26 +8,26 @@ from tftpu.storage import files, side_files
 FILE = "preflight.json"
 
 
-def step_times(workdir: str, replicas: int) -> str:
+def read_step_times(workdir: str, replicas: int) -> str:
     """Returns the step times predicted for a number of replicas, as "v3-8: 123 ms"; "" if none."""
     found = [
         f"{item['slice']}: {item['step_ms']:.3g} ms"
-        for item in _slices(workdir)
+        for item in _read_slices(workdir)
         if item.get("step_ms") and item.get("replicas") == replicas
     ]
     return ", ".join(found)
 
 
-def rates(workdir: str) -> dict[str, float]:
+def read_rates(workdir: str) -> dict[str, float]:
     """Returns the examples per second that each slice is predicted to take, by its name."""
     return {
         item["slice"]: item["examples_per_second"]
-        for item in _slices(workdir)
+        for item in _read_slices(workdir)
         if item.get("examples_per_second")
     }
 
 
-def _slices(workdir: str) -> list[dict[str, Any]]:
+def _read_slices(workdir: str) -> list[dict[str, Any]]:
     record = side_files.read(files.join(workdir, FILE), slices=list)
     found = record["slices"] if record else []
     return [item for item in found if _is_slice(item)]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def is_config(given: str) -> bool:
     """Returns whether a value of `--compare` is a config; otherwise it is a report."""
-    return given.endswith(".py") or given in config_flags.names()
+    return given.endswith(".py") or given in config_flags.list_names()
 
 
 def read(flag: str, given: str) -> "Report":
@@ -30,7 +30,7 @@ def read(flag: str, given: str) -> "Report":
 
     path = given if given.endswith(".json") else files.join(given, predictions.FILE)
     if not files.exists(path):
-        near = did_you_mean(given, config_flags.names()) if flag == "compare" else ""
+        near = did_you_mean(given, config_flags.list_names()) if flag == "compare" else ""
         raise UserError(
             f"--{flag}={given}: there is no report {path}. Give a {predictions.FILE} that `tftpu "
             f"preflight` wrote, or its folder{', or a config' if near else ''}.{near}"

@@ -17,7 +17,7 @@ from tftpu.launch.run import experiment as build
 _MIB = 2**20
 
 
-def lines(experiment: Experiment) -> Iterator[str]:
+def format_lines(experiment: Experiment) -> Iterator[str]:
     """Yields the lines of the table, and the totals. Nothing is allocated for the model.
 
     Args:
@@ -26,15 +26,17 @@ def lines(experiment: Experiment) -> Iterator[str]:
     Raises:
         UserError: there is no such mesh, or it does not fit the model.
     """
-    layout, model, optimizer = _layout(experiment)
-    rows = [_row(variable, layout.of_weight(variable)) for variable in model.trainable_variables]
+    layout, model, optimizer = _build_layout(experiment)
+    rows = [
+        _build_row(variable, layout.of_weight(variable)) for variable in model.trainable_variables
+    ]
     paths, shapes, axes_of, _ = zip(*rows)
     first, second, third = (max(map(len, column)) for column in (paths, shapes, axes_of))
     for path, shape, axes, held in rows:
         yield f"{path:{first}}  {shape:>{second}}  {axes:{third}}  {held / _MIB:10.3f} MiB"
-    slots = sum(_bytes(slot, layout.of_slot(slot)) for slot in optimizer.variables)
+    slots = sum(_count_bytes(slot, layout.of_slot(slot)) for slot in optimizer.variables)
     weights = sum(held for *_, held in rows)
-    whole = sum(_bytes(variable, layout.whole) for variable in model.trainable_variables)
+    whole = sum(_count_bytes(variable, layout.whole) for variable in model.trainable_variables)
     devices = math.prod(layout.mesh.shape.values())
     yield (
         f"A device of {devices} holds {weights / _MIB:,.1f} of {whole / _MIB:,.1f} MiB of weights, "
@@ -42,7 +44,7 @@ def lines(experiment: Experiment) -> Iterator[str]:
     )
 
 
-def _layout(
+def _build_layout(
     experiment: Experiment,
 ) -> tuple[Layout, keras.Model, keras.optimizers.Optimizer]:
     """Returns the layout of an experiment's model, the model and its optimizer, without values.
@@ -57,7 +59,7 @@ def _layout(
             "as in --config.cluster.mesh=fsdp:8."
         )
     selection.connect("none", 1, "jax")  # whatever devices this machine has
-    experiment = build.with_length(experiment)
+    experiment = build.resolve_length(experiment)
     with keras.StatelessScope(initialize_variables=False):
         model = build.build_layers(experiment)
     if not model.built or build.has_objectives(experiment):
@@ -72,17 +74,17 @@ def _layout(
     return Layout(AbstractMesh(tuple(sizes.values()), tuple(sizes)), model), model, optimizer
 
 
-def _row(variable: keras.Variable, sharding: NamedSharding) -> tuple[str, str, str, int]:
+def _build_row(variable: keras.Variable, sharding: NamedSharding) -> tuple[str, str, str, int]:
     """Returns path, shape, axes of the dimensions such as "- x fsdp", and bytes on a device."""
     shape = "x".join(map(str, variable.shape)) or "1"
-    axes = " x ".join(map(_names, sharding.spec)) or "-"
-    return variable.path, shape, axes, _bytes(variable, sharding)
+    axes = " x ".join(map(_format_axes, sharding.spec)) or "-"
+    return variable.path, shape, axes, _count_bytes(variable, sharding)
 
 
-def _names(axes: str | tuple[str, ...] | None) -> str:
+def _format_axes(axes: str | tuple[str, ...] | None) -> str:
     return "+".join(axes) if isinstance(axes, tuple) else axes or "-"
 
 
-def _bytes(variable: keras.Variable, sharding: NamedSharding) -> int:
+def _count_bytes(variable: keras.Variable, sharding: NamedSharding) -> int:
     shard = sharding.shard_shape(tuple(variable.shape))
     return math.prod(shard) * np.dtype(variable.dtype).itemsize

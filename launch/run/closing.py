@@ -10,7 +10,9 @@ from tftpu.runtime import goodput
 from tftpu.training.trainer import Trainer
 
 
-def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], workdir: str) -> str:
+def format_block(
+    experiment: Experiment, trainer: Trainer, results: dict[str, float], workdir: str
+) -> str:
     """Returns the closing block of a run.
 
     Args:
@@ -19,11 +21,11 @@ def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], w
         results: the metrics of the last evaluation.
         workdir: folder of the run.
     """
-    text = sample.text(experiment, trainer)
+    text = sample.draw_text(experiment, trainer)
     lines = [f"\nA sample of what it writes:\n{text}"] if text else []
     lines.append(f"\nDone: {trainer.step:,} steps.")
-    rows = _checkpoints(trainer.step, results, workdir)
-    rows += _speed(experiment, trainer, workdir)
+    rows = _list_evaluation_rows(trainer.step, results, workdir)
+    rows += _list_speed_rows(experiment, trainer, workdir)
     rows.append(("run", f"{workdir}  ({console.duration(trainer.account.clock.wall())})"))
     usd = trainer.account.facts.usd
     if usd is not None:
@@ -40,24 +42,28 @@ def block(experiment: Experiment, trainer: Trainer, results: dict[str, float], w
     return "\n".join([*lines, *(f"  {name:{width}}{value}" for name, value in rows)])
 
 
-def _checkpoints(step: int, results: dict[str, float], workdir: str) -> list[tuple[str, str]]:
+def _list_evaluation_rows(
+    step: int, results: dict[str, float], workdir: str
+) -> list[tuple[str, str]]:
     """Returns rows for the last evaluation and for the checkpoint marked best."""
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     rows = [("eval, last", f"step {step:,}  {numbers}")]
-    best = result.best(workdir)
+    best = result.read_best(workdir)
     if best:
         text = f"step {best['step']:,}  {best['metric']} {best['value']:.4f}"
         rows.append(("eval, best", f"{text}  (checkpoints/{best['step']})"))
     return rows
 
 
-def _speed(experiment: Experiment, trainer: Trainer, workdir: str) -> list[tuple[str, str]]:
+def _list_speed_rows(
+    experiment: Experiment, trainer: Trainer, workdir: str
+) -> list[tuple[str, str]]:
     rate = trainer.account.clock.rate()
     if not rate:
         return []
     text = f"{format_number(rate)} examples/s, without compiling and evaluation"
     rows = [("speed", text)]
-    predicted = predictions.step_times(workdir, trainer.engine.data_shares)
+    predicted = predictions.read_step_times(workdir, trainer.engine.data_shares)
     if predicted:
         measured = format_milliseconds(1e3 * experiment.data.global_batch_size / rate)
         rows.append(("step", f"{measured}; preflight predicted {predicted}"))

@@ -1,13 +1,13 @@
 """Conditions on metrics, such as those of a gate.
 
-Steps of Kubeflow Pipelines copy the source of `unmet`, which therefore imports what it needs.
+Steps of Kubeflow Pipelines copy the source of `find_unmet`, which therefore imports what it needs.
 """
 
 from tftpu.config import Data, Experiment, Model
 from tftpu.errors import UserError, did_you_mean
 
 
-def unmet(condition: str, metrics: dict[str, float | None]) -> list[str]:
+def find_unmet(condition: str, metrics: dict[str, float | None]) -> list[str]:
     """Returns why metrics do not meet a condition; nothing if they do.
 
     Args:
@@ -44,7 +44,7 @@ def check(flag: str, condition: str, experiment: Experiment) -> None:
 
     Args:
         flag: that gives the condition, for the error.
-        condition: as for `unmet`.
+        condition: as for `find_unmet`.
         experiment: whose evaluation is meant.
     """
     check_form(flag, condition)
@@ -55,7 +55,7 @@ def check(flag: str, condition: str, experiment: Experiment) -> None:
 def check_form(flag: str, condition: str) -> None:
     """Raises `UserError` for a condition that cannot be read."""
     try:
-        unmet(condition, {})
+        find_unmet(condition, {})
     except ValueError as error:
         raise UserError(
             f"{flag}={condition}: {error}, such as {flag}='accuracy>=0.95', in quotes."

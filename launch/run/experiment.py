@@ -54,7 +54,7 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     model = build_layers(experiment)
     if has_objectives(experiment):
         return model  # which trains by them
-    loss, metrics, weighted = _objective(experiment)
+    loss, metrics, weighted = _build_loss_and_metrics(experiment)
     model.compile(
         optimizer=build_optimizer(experiment),
         loss=loss,
@@ -76,28 +76,28 @@ def build_layers(experiment: Experiment) -> keras.Model:
     if config.freeze:
         models.freeze(model, config.freeze)
     if getattr(experiment.data, "image_dtype", None) == "uint8":
-        model = pixels.standardised(model)
+        model = pixels.standardize_pixels(model)
     return model
 
 
-def plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
+def build_plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
     """Returns the model of a trainer as evaluation sees it, not compiled and without adapters.
 
     Its weights are the averages where those are kept, and adapters are merged into them.
     """
-    plain = build_layers(dataclasses.replace(experiment, model=without_adapters(experiment)))
+    plain = build_layers(dataclasses.replace(experiment, model=remove_adapters(experiment)))
     models.assign_merged(plain, trainer.model, trainer.executor.averaged_weights())
     return plain
 
 
-def without_adapters(experiment: Experiment) -> Model:
+def remove_adapters(experiment: Experiment) -> Model:
     """Returns the hyper-parameters of a model without its adapters."""
     return dataclasses.replace(experiment.model, lora=0, lora_targets="", lora_base="")
 
 
 def build_optimizer(experiment: Experiment) -> keras.optimizers.Optimizer:
     """Builds the optimizer of an experiment, which has a length in steps."""
-    return keras_objects.optimizer_of(experiment, optimizers.build)
+    return keras_objects.build_optimizer(experiment, optimizers.build)
 
 
 def build_trainer(
@@ -117,9 +117,9 @@ def build_trainer(
         model,
         workdir,
         dataclasses.replace(experiment.train, best_metric=experiment.best_metric),
-        objectives=objectives_of(experiment, model),
-        hyperparameters=hyperparameters(experiment),
-        sample=lambda trainer: sample.text(experiment, trainer),
+        objectives=build_objectives(experiment, model),
+        hyperparameters=list_hyperparameters(experiment),
+        sample=lambda trainer: sample.draw_text(experiment, trainer),
         base=models.base_of(model),
     )
 
@@ -142,13 +142,13 @@ def has_objectives(experiment: Experiment) -> bool:
     return own
 
 
-def objectives_of(experiment: Experiment, model: keras.Model) -> "Sequence[Objective]":
+def build_objectives(experiment: Experiment, model: keras.Model) -> "Sequence[Objective]":
     """Returns the objectives of a model of an experiment; empty if it is compiled with its loss."""
     with failures_of_class(experiment.model, "objectives"):
         return tuple(experiment.model.objectives(model))
 
 
-def with_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
+def resolve_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
     """Returns the experiment with its length in steps, converted from epochs where it has those.
 
     Args:
@@ -162,7 +162,7 @@ def with_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
     if train.epochs is None:
         return experiment
     if pipeline is None:
-        pipeline = training_data(experiment)
+        pipeline = build_training_data(experiment)
     epoch = input_pipelines.steps_per_epoch(experiment.data, pipeline)
     every = train.eval_every or epoch
     steps = train.epochs * epoch
@@ -170,7 +170,7 @@ def with_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
     return dataclasses.replace(experiment, train=train)
 
 
-def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
+def list_hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
     """Returns the fields of an experiment that have a value, by path: "optimizer.name"."""
     found: dict[str, Any] = {}
     for group in dataclasses.fields(experiment):
@@ -187,7 +187,7 @@ def hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | st
     }
 
 
-def initialise(experiment: Experiment, trainer: Trainer) -> str:
+def load_initial_weights(experiment: Experiment, trainer: Trainer) -> str:
     """Loads the weights of `model.init_from` into a new run; a resumed run keeps its own.
 
     Weights below adapters are not in its checkpoints, and are loaded again.
@@ -226,30 +226,30 @@ def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
     return load
 
 
-def training_data(experiment: Experiment) -> "Training | Pipeline | tf.data.Dataset":
+def build_training_data(experiment: Experiment) -> "Training | Pipeline | tf.data.Dataset":
     """Returns the training pipeline of an experiment."""
     with failures_of_class(experiment.data, "training"):
         return input_pipelines.training(experiment.data, experiment.train.seed)
 
 
-def evaluation_data(experiment: Experiment) -> "tf.data.Dataset | None":
+def build_evaluation_data(experiment: Experiment) -> "tf.data.Dataset | None":
     """Returns the evaluation split of an experiment; None if it has none."""
     with failures_of_class(experiment.data, "evaluation"):
         return input_pipelines.evaluation(experiment.data, experiment.train.seed)
 
 
-def _objective(experiment: Experiment) -> tuple[Any, Any, Any]:
+def _build_loss_and_metrics(experiment: Experiment) -> tuple[Any, Any, Any]:
     """Returns the loss, the metrics and the weighted metrics for `keras.Model.compile`."""
-    metrics = keras_objects.made(experiment.metrics, "metrics")
-    weighted = keras_objects.made(experiment.weighted_metrics, "weighted_metrics")
+    metrics = keras_objects.build_objects(experiment.metrics, "metrics")
+    weighted = keras_objects.build_objects(experiment.weighted_metrics, "weighted_metrics")
     if experiment.loss is not None:
-        return keras_objects.made(experiment.loss, "loss"), metrics, weighted
+        return keras_objects.build_objects(experiment.loss, "loss"), metrics, weighted
     if not metrics and not weighted:
-        metrics, weighted = _default_metrics(experiment.data)
+        metrics, weighted = _build_default_metrics(experiment.data)
     return SmoothedCrossentropy(experiment.train.label_smoothing), metrics, weighted
 
 
-def _default_metrics(data: Data) -> tuple[list[keras.Metric], list[keras.Metric]]:
+def _build_default_metrics(data: Data) -> tuple[list[keras.Metric], list[keras.Metric]]:
     """Returns the metrics of class labels: those without and those with weights per example."""
     found: list[keras.Metric] = [Accuracy()]
     if data.per_token:

@@ -33,7 +33,7 @@ _LENGTH = 1 << 30  # steps, of no schedule's concern
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOf(Overrides):
+class FinishedRunOptions(Overrides):
     """The option of a command for finished runs that names their code."""
 
     config: str | None = flag(
@@ -44,7 +44,7 @@ class RunOf(Overrides):
     )
 
 
-class Restored(NamedTuple):
+class RestoredRun(NamedTuple):
     """A run with its best checkpoint.
 
     Attributes:
@@ -58,7 +58,7 @@ class Restored(NamedTuple):
     evaluation: "tf.data.Dataset | Any"
 
 
-def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
+def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> Experiment:
     """Loads the experiment of a workdir; its devices are selected again.
 
     Args:
@@ -72,14 +72,14 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
     overrides = list(options.overrides) if options else []
     path = files.join(workdir, "config.json")
     if files.exists(path):
-        experiment = _recorded(files.read(path), workdir, config)
+        experiment = _load_recorded(files.read(path), workdir, config)
         for change in overrides:
             # The digest tells whether other weights below adapters are the same.
             if not (experiment.model.lora and change.startswith("--config.model.init_from=")):
                 raise UserError(
                     f"The run in {workdir!r} has a config.json, so {change} cannot change it."
                 )
-            config_flags.override(experiment, change)
+            config_flags.apply_override(experiment, change)
     elif not manifest.steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
     elif config is None:
@@ -100,29 +100,29 @@ def experiment_of(workdir: str, options: RunOf | None = None) -> Experiment:
     return experiment
 
 
-def restored(experiment: Experiment, workdir: str) -> Restored:
+def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
     """Restores the best checkpoint of a run, or the newest if none is best, with its data.
 
     Raises:
         UserError: there is no checkpoint yet.
     """
-    build, engine, experiment = _prepared(experiment)
+    build, engine, experiment = _prepare_engine(experiment)
     from tftpu import input_pipelines
 
     seen = evaluation = build.evaluation_data(experiment)
     if evaluation is None:  # a batch tells the shapes of the model's inputs
         training = build.training_data(experiment)
         seen = input_pipelines.starting_at(training, 0).take(1)
-    return _restored(build, engine, experiment, workdir, seen, evaluation)
+    return _restore(build, engine, experiment, workdir, seen, evaluation)
 
 
-def restored_without_data(experiment: Experiment, workdir: str) -> Restored:
+def restore_without_data(experiment: Experiment, workdir: str) -> RestoredRun:
     """Restores the same on a machine that may not have the data, from the shapes of a batch.
 
     Raises:
         UserError: there is no checkpoint yet.
     """
-    build, engine, experiment = _prepared(experiment)
+    build, engine, experiment = _prepare_engine(experiment)
     import keras
     import tensorflow as tf
 
@@ -131,15 +131,15 @@ def restored_without_data(experiment: Experiment, workdir: str) -> Restored:
     with own_code.failures_of_class(experiment.data, "batch_spec"):
         spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
     zeros = keras.tree.map_structure(lambda item: tf.zeros(item.shape, item.dtype), spec)
-    return _restored(build, engine, experiment, workdir, tf.data.Dataset.from_tensors(zeros), None)
+    return _restore(build, engine, experiment, workdir, tf.data.Dataset.from_tensors(zeros), None)
 
 
-def restored_for(
+def restore_for_records(
     experiment: Experiment,
     workdir: str,
     read: "Callable[[], tuple[_T, Any]]",
     change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
-) -> "tuple[Restored, _T]":
+) -> "tuple[RestoredRun, _T]":
     """Restores the same to predict records that are read on this machine.
 
     Args:
@@ -151,12 +151,12 @@ def restored_for(
     Raises:
         UserError: there is no checkpoint yet.
     """
-    build, engine, experiment = _prepared(experiment)
+    build, engine, experiment = _prepare_engine(experiment)
     records, seen = read()
-    return _restored(build, engine, experiment, workdir, seen, None, change), records
+    return _restore(build, engine, experiment, workdir, seen, None, change), records
 
 
-def class_names(experiment: Experiment) -> list[str] | None:
+def read_class_names(experiment: Experiment) -> list[str] | None:
     """Returns the names of the classes by class id; None, after a warning, without the data."""
     from tftpu import input_pipelines
 
@@ -168,7 +168,7 @@ def class_names(experiment: Experiment) -> list[str] | None:
         return None
 
 
-def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
+def _prepare_engine(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
     """Connects; returns the module that builds experiments, once TensorFlow is loaded."""
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
@@ -177,16 +177,16 @@ def _prepared(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
 
     engine = build.connect(experiment)
     tftpu.set_precision(experiment.train.precision)
-    return build, engine, without_asking_for_length(experiment)
+    return build, engine, set_placeholder_length(experiment)
 
 
-def without_asking_for_length(experiment: Experiment) -> Experiment:
+def set_placeholder_length(experiment: Experiment) -> Experiment:
     """Returns an experiment with a length, which is not asked of its data: nothing is trained."""
     train = dataclasses.replace(experiment.train, steps=_LENGTH, epochs=None)
     return dataclasses.replace(experiment, train=train)
 
 
-def _restored(
+def _restore(
     build: Any,
     engine: "Engine",
     experiment: Experiment,
@@ -194,14 +194,14 @@ def _restored(
     seen: Any,
     evaluation: Any,
     change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
-) -> Restored:
+) -> RestoredRun:
     with engine.scope():
         begin = build.load_base(experiment)
         trainer = build.build_trainer(experiment, workdir, lambda model: change(begin(model)))
     found = trainer.restore_for_evaluation(seen)
     if found is None:
         raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")
-    return Restored(trainer, found.step, evaluation)
+    return RestoredRun(trainer, found.step, evaluation)
 
 
 def _check_transform_graph(experiment: Experiment) -> None:
@@ -220,26 +220,26 @@ def _check_transform_graph(experiment: Experiment) -> None:
         )
 
 
-def _recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
+def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
     """Returns the experiment of a config.json, after its own code was made importable."""
     try:
         recorded = json.loads(text).get("config_file", "")
     except (ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"config.json in {workdir!r} cannot be read: {error}.") from error
     recorded = recorded if isinstance(recorded, str) else ""
-    known = recorded.endswith(".py") and own_code.was_named(recorded)
+    known = recorded.endswith(".py") and own_code.has_been_named(recorded)
     own: set[str] = set()
     imported: set[str] = set()
     written: set[str] = set()
     if config or (known and Path(recorded).is_file()):
         file = config or recorded
-        code = own_code.own_code(file)
+        code = own_code.find_code(file)
         if code is None:
             raise UserError(f"--config={config}: give the file, such as path/to/{config}.py.")
         quieten_tensorflow()  # which the file may import
         with own_code.failures_of(f"The config {file!r}", code.folder):
             own_code.import_config(code)
-        own, imported, written = own_code.modules_of(code)
+        own, imported, written = own_code.list_modules(code)
     try:
         return from_json(text, own, imported, written)
     except UserError as error:

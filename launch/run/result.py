@@ -28,7 +28,7 @@ def write(trainer: "Trainer", evaluation: dict[str, float], workdir: str) -> Non
         "evaluation": {
             name: value if math.isfinite(value) else None for name, value in evaluation.items()
         },
-        "best": best(workdir),
+        "best": read_best(workdir),
     }
     OwnFile(workdir, FILE).write((json.dumps(record, indent=2) + "\n").encode())
 
@@ -38,7 +38,7 @@ def read(workdir: str) -> dict[str, Any] | None:
     return side_files.read(files.join(workdir, FILE), steps=int, evaluation=dict)
 
 
-def best(workdir: str) -> dict[str, Any] | None:
+def read_best(workdir: str) -> dict[str, Any] | None:
     """Returns the step, metric and value of the checkpoint that is marked as the best."""
     return side_files.read(
         files.join(workdir, "checkpoints", "best"), step=int, metric=str, value=float

@@ -8,17 +8,17 @@ from tftpu.errors import UserError
 from tftpu.inference.generate import Row, Writer
 from tftpu.inference.sampling import Sampling
 from tftpu.input_pipelines import sources
-from tftpu.launch.run.texts import Bytes
+from tftpu.launch.run.texts import ByteCodec
 from tftpu.launch.startup import quieten_xla
 from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
 # Less babble than at a temperature of 1, less repetition than at 0. A larger vocabulary than bytes
 # has tokens of no meaning.
-_SAMPLING = Sampling(0.8, tokens=Bytes.size)
+_SAMPLING = Sampling(0.8, tokens=ByteCodec.size)
 
 
-def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
+def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
     """Draws a sample from a model of bytes, one byte at a time; returns "" for any other model.
 
     Several hosts would have to draw together, so that they draw none.
@@ -30,21 +30,21 @@ def text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
     """
     if not isinstance(experiment.data, sources.Text) or trainer.hosts.count > 1:
         return ""
-    prompt, written, seed = Bytes().encode(PROMPT), [], experiment.train.seed
+    prompt, written, seed = ByteCodec().encode(PROMPT), [], experiment.train.seed
     try:
-        writer = _writer(trainer, experiment.data.context)
+        writer = _build_writer(trainer, experiment.data.context)
         for [part] in writer.write([Row(prompt, length, _SAMPLING, seed)], every=length):
             written += part
     except UserError:  # a model of one's own that does not write, such as a classifier
         return ""
-    return PROMPT + Bytes().decoder(prompt)(written)
+    return PROMPT + ByteCodec().build_decoder(prompt)(written)
 
 
 # Every evaluation of a run draws a sample: by the executor, what is compiled for it.
 _WRITERS: weakref.WeakKeyDictionary[Executor, Writer] = weakref.WeakKeyDictionary()
 
 
-def _writer(trainer: Trainer, context: int) -> Writer:
+def _build_writer(trainer: Trainer, context: int) -> Writer:
     executor = trainer.executor
     if executor not in _WRITERS:
         quieten_xla()

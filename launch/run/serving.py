@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
 
 
-class Answering(NamedTuple):
+class ServedRun(NamedTuple):
     """A run that answers requests.
 
     Attributes:
@@ -32,12 +32,12 @@ class Answering(NamedTuple):
     step: int
 
 
-class ForTexts(NamedTuple):
+class LanguageOptions(NamedTuple):
     """Options that only language models have.
 
     Attributes:
-        tokenizer: see `texts.codec_of`.
-        stop: see `texts.stop_of`.
+        tokenizer: see `texts.choose_codec`.
+        stop: see `texts.find_stop_token`.
         tokens: the most that a request may ask for; the server limits them.
     """
 
@@ -46,24 +46,26 @@ class ForTexts(NamedTuple):
     tokens: int | None
 
 
-def answering(workdir: str, options: finished.RunOf, for_texts: ForTexts) -> Answering:
+def restore_served_run(
+    workdir: str, options: finished.FinishedRunOptions, for_texts: LanguageOptions
+) -> ServedRun:
     """Restores the best checkpoint of a run to answer requests on this machine's CPU or GPU.
 
     Args:
         workdir: folder of the run.
-        options: as for `finished.experiment_of`.
+        options: as for `finished.load_experiment`.
         for_texts: which the run has to be for, where any of them is given.
 
     Raises:
         UserError: there is no such run, or nothing says what its tokens mean.
     """
-    experiment = finished.experiment_of(workdir, options)
+    experiment = finished.load_experiment(workdir, options)
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
     experiment.train.precision = "float32"
-    trainer, step, _ = finished.restored_without_data(experiment, workdir)
-    refused = _refused(trainer, experiment)
+    trainer, step, _ = finished.restore_without_data(experiment, workdir)
+    refused = _explain_refusal(trainer, experiment)
     if refused is None:
-        return Answering(_language(trainer, experiment, for_texts), step)
+        return ServedRun(_build_language(trainer, experiment, for_texts), step)
     given = [f"--{name}" for name, value in for_texts._asdict().items() if value is not None]
     if given:
         raise UserError(
@@ -71,12 +73,12 @@ def answering(workdir: str, options: finished.RunOf, for_texts: ForTexts) -> Ans
         )
     from tftpu.inference.server import served
 
-    serving = serving_of(trainer, experiment)
+    serving = build_serving(trainer, experiment)
     outputs = tuple(serving.output_specs())
-    return Answering(served.of_tensorflow(serving.inputs, outputs, serving.outputs), step)
+    return ServedRun(served.of_tensorflow(serving.inputs, outputs, serving.outputs), step)
 
 
-def serving_of(
+def build_serving(
     trainer: "Trainer",
     experiment: Experiment,
     quantize: str | None = None,
@@ -90,24 +92,24 @@ def serving_of(
         trainer: restored for evaluation.
         experiment: of the run.
         quantize: "int8" or "int4" for the weights; None: float32.
-        inputs: of a language model, such as "tokens" and "segments"; None: see `taken_of`.
+        inputs: of a language model, such as "tokens" and "segments"; None: see `resolve_inputs`.
         labels: whether it returns the names of classes.
     """
     from tftpu.inference import quantizing
     from tftpu.inference.exporting.serving import Serving
-    from tftpu.launch.run.experiment import plain_model
+    from tftpu.launch.run.experiment import build_plain_model
 
-    model = plain_model(experiment, trainer)  # without loss and optimizer
+    model = build_plain_model(experiment, trainer)  # without loss and optimizer
     with own_code.failures_of_class(experiment.data, "export_inputs"):
         given = experiment.data.export_inputs()
-    taken = taken_of(model, experiment.data, given, inputs)
-    names = finished.class_names(experiment)
+    taken = resolve_inputs(model, experiment.data, given, inputs)
+    names = finished.read_class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
     quantized = quantizing.quantized_weights(model, bits) if bits else {}
     return Serving(model, *taken, names, quantized, labels=labels)
 
 
-def taken_of(
+def resolve_inputs(
     model: Any,
     data: Data,
     given: ExportInputs | None,
@@ -125,17 +127,17 @@ def taken_of(
     from tftpu.inference.exporting.serving import TOKENS, inputs_of
 
     if given is None and not hasattr(model, "input"):  # a subclass of keras.Model
-        given = _as_read(data)
+        given = _describe_as_read(data)
     if given is None and inputs is None and isinstance(data, Tokens):
         inputs = (TOKENS,)
-    return inputs_of(model, _features(data), given, inputs)
+    return inputs_of(model, _describe_features(data), given, inputs)
 
 
-def _as_read(data: Data) -> ExportInputs:
+def _describe_as_read(data: Data) -> ExportInputs:
     """Returns the features of a data set as they are, for a model that does not say its inputs."""
     import keras
 
-    features = _features(data)
+    features = _describe_features(data)
     flat = keras.tree.flatten(features)
     named = isinstance(features, Mapping)
     names = sorted(features) if named else [f"input_{n}" for n in range(len(flat))]
@@ -148,7 +150,7 @@ def _as_read(data: Data) -> ExportInputs:
     return ExportInputs(shapes, dtypes, prepare)
 
 
-def _features(data: Data) -> Any:
+def _describe_features(data: Data) -> Any:
     """Returns the specs of a batch's features."""
     from tftpu import input_pipelines
 
@@ -157,32 +159,36 @@ def _features(data: Data) -> Any:
     return spec[0] if isinstance(spec, tuple) else spec
 
 
-def _refused(trainer: "Trainer", experiment: Experiment) -> str | None:
+def _explain_refusal(trainer: "Trainer", experiment: Experiment) -> str | None:
     """Returns why a run is of no language model; None if it is of one."""
     import keras
 
-    if not all(spec.dtype.is_integer for spec in keras.tree.flatten(_features(experiment.data))):
+    if not all(
+        spec.dtype.is_integer for spec in keras.tree.flatten(_describe_features(experiment.data))
+    ):
         return "its features are not tokens."
     quieten_xla()
     try:
-        _writer(trainer, experiment, None)
+        _build_writer(trainer, experiment, None)
     except UserError as error:
         return str(error)
     return None
 
 
-def _writer(trainer: "Trainer", experiment: Experiment, stop: int | None) -> "Writer":
+def _build_writer(trainer: "Trainer", experiment: Experiment, stop: int | None) -> "Writer":
     from tftpu.inference.generate import Writer
 
     context = getattr(experiment.data, "context", None)
     return Writer(trainer.model, stop, context, trainer.executor.compiled)
 
 
-def _language(trainer: "Trainer", experiment: Experiment, for_texts: ForTexts) -> "Language":
+def _build_language(
+    trainer: "Trainer", experiment: Experiment, for_texts: LanguageOptions
+) -> "Language":
     from tftpu.inference.server import device
     from tftpu.inference.server.text import Language
 
-    codec = texts.codec_of(experiment.data, for_texts.tokenizer)
-    stop = texts.stop_of(experiment.data, codec, for_texts.stop)
-    writer = _writer(trainer, experiment, stop)
-    return Language(writer, codec.encode, codec.decoder, codec.size, device.of_tensorflow())
+    codec = texts.choose_codec(experiment.data, for_texts.tokenizer)
+    stop = texts.find_stop_token(experiment.data, codec, for_texts.stop)
+    writer = _build_writer(trainer, experiment, stop)
+    return Language(writer, codec.encode, codec.build_decoder, codec.size, device.of_tensorflow())

@@ -30,7 +30,7 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
     Returns:
         The exit code of the last run; 128 and the signal's number if one killed it.
     """
-    child = _Child(command)
+    child = _ChildProcess(command)
     reached, wait = None, first_wait
     for restart in range(1, restarts + 2):
         code = child.run()
@@ -38,23 +38,23 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
             return code
         saved = (Checkpoints(workdir).steps() or [0])[-1]
         happened = (
-            f"The run ended with {_described(code)}; its newest checkpoint is at step {saved}"
+            f"The run ended with {_describe_exit(code)}; its newest checkpoint is at step {saved}"
         )
         if restart > restarts:
-            _say(f"{happened}. All {restarts} restarts are used up.")
+            _print_status(f"{happened}. All {restarts} restarts are used up.")
             return code
         if reached is not None and saved <= reached:
-            _say(f"{happened}, as before the restart. No step was gained: giving up.")
+            _print_status(f"{happened}, as before the restart. No step was gained: giving up.")
             return code
         reached = saved
-        _say(f"{happened}. Restart {restart} of {restarts} in {wait:.0f} s.")
+        _print_status(f"{happened}. Restart {restart} of {restarts} in {wait:.0f} s.")
         if child.stopped.wait(wait):
             return ExitCode.PREEMPTED
         wait = min(2 * wait, _LONGEST_WAIT)
     raise RuntimeError("unreachable: the last restart returns")
 
 
-class _Child:
+class _ChildProcess:
     """A command in its own process group, so that a terminal's Ctrl-C arrives once.
 
     It ends with this process, also if that is killed: it would keep the lock of its workdir.
@@ -70,7 +70,7 @@ class _Child:
     def run(self) -> int:
         """Runs the command; returns its exit code, or 128 and the signal that killed it."""
         self._process = subprocess.Popen(
-            self._command, process_group=0, preexec_fn=_ending_with(os.getpid())
+            self._command, process_group=0, preexec_fn=_build_preexec_fn(os.getpid())
         )
         if self.stopped.is_set():  # the signal arrived before the process was started
             self._process.terminate()
@@ -83,7 +83,7 @@ class _Child:
             self._process.send_signal(number)
 
 
-def _ending_with(parent: int) -> Callable[[], None] | None:
+def _build_preexec_fn(parent: int) -> Callable[[], None] | None:
     """Returns a function for the child: SIGTERM ends it with its parent, after it saved."""
     if not sys.platform.startswith("linux"):
         return None
@@ -97,11 +97,11 @@ def _ending_with(parent: int) -> Callable[[], None] | None:
     return prepare
 
 
-def _described(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code - 128 in signal.valid_signals():
         return f"signal {signal.Signals(code - 128).name}"
     return f"exit code {code}"
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(f"tftpu: {text}", file=sys.stderr, flush=True)

@@ -47,7 +47,7 @@ class Codec(Protocol):
         """Returns the tokens of a text."""
         ...
 
-    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+    def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
         """Returns a function from the next tokens of a text to the characters that they end.
 
         Args:
@@ -56,7 +56,7 @@ class Codec(Protocol):
         ...
 
 
-class Bytes:
+class ByteCodec:
     """The bytes of UTF-8."""
 
     size = _BYTES
@@ -70,10 +70,10 @@ class Bytes:
         try:
             found = text.encode(errors="surrogateescape")  # of a shell, whose words may be bytes
         except UnicodeEncodeError as error:
-            raise _no_text(text, error) from error
+            raise _build_encoding_error(text, error) from error
         return list(found)
 
-    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+    def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
         """Returns a function from the next bytes to the characters that they end."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda tokens: decoder.decode(bytes(tokens))
@@ -103,10 +103,10 @@ class TokenizerFile:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise _no_text(text, error) from error
+            raise _build_encoding_error(text, error) from error
         return self._encode(text).tolist()
 
-    def token(self, name: str) -> int:
+    def find_token(self, name: str) -> int:
         """Returns the number of a token.
 
         Raises:
@@ -117,7 +117,7 @@ class TokenizerFile:
             raise UserError(f"The tokenizer {self._path} has no token {name!r}.")
         return found
 
-    def decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+    def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
         """Returns a function from the next tokens to the characters that they end."""
         seen = list(prompt)
         said = len(self._tokenizer.decode(seen))
@@ -133,13 +133,13 @@ class TokenizerFile:
         return decode
 
 
-def _no_text(text: str, error: UnicodeEncodeError) -> UserError:
+def _build_encoding_error(text: str, error: UnicodeEncodeError) -> UserError:
     return UserError(
         f"A text holds {text[error.start]!r}, which is no character: give text that UTF-8 can hold."
     )
 
 
-def codec_of(data: Data, tokenizer: str | None = None) -> Codec:
+def choose_codec(data: Data, tokenizer: str | None = None) -> Codec:
     """Returns the vocabulary of a run.
 
     Args:
@@ -152,15 +152,15 @@ def codec_of(data: Data, tokenizer: str | None = None) -> Codec:
     path = tokenizer or getattr(data, "tokenizer", None)
     if path:
         return TokenizerFile(path)
-    if tokens_are_bytes(data):
-        return Bytes()
+    if has_byte_tokens(data):
+        return ByteCodec()
     raise UserError(
         f"Nothing says what the tokens of {type(data).__name__} mean: give the tokenizer that made "
         "them, --tokenizer=FILE (a tokenizer.json)."
     )
 
 
-def stop_of(data: Data, codec: Codec, given: str | None) -> int | None:
+def find_stop_token(data: Data, codec: Codec, given: str | None) -> int | None:
     """Returns the token that ends a text; None: there is none.
 
     Args:
@@ -176,10 +176,10 @@ def stop_of(data: Data, codec: Codec, given: str | None) -> int | None:
         return None
     if not isinstance(codec, TokenizerFile):
         raise UserError("--stop names a token of --tokenizer; the tokens of this run are bytes.")
-    return codec.token(name)
+    return codec.find_token(name)
 
 
-def tokens_are_bytes(data: Data) -> bool:
+def has_byte_tokens(data: Data) -> bool:
     """Returns whether data without a tokenizer hold the bytes of UTF-8 text."""
     if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
         return True

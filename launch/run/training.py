@@ -22,7 +22,7 @@ from tftpu.training.trainer import Trainer
 def train(
     experiment: Experiment,
     workdir: str,
-    initialise: Callable[[Experiment, Trainer], str] = build.initialise,
+    initialise: Callable[[Experiment, Trainer], str] = build.load_initial_weights,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> None:
     """Trains an experiment up to its steps, and prints the closing block.
@@ -45,16 +45,18 @@ def train(
         reason = selection.reason_for_jax(experiment.cluster)
         why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
         print(f"{engine.description}{why}, {precision}", flush=True)
-    data = build.training_data(experiment)
-    evaluation = build.evaluation_data(experiment)
-    experiment = build.with_length(experiment, data)
+    data = build.build_training_data(experiment)
+    evaluation = build.build_evaluation_data(experiment)
+    experiment = build.resolve_length(experiment, data)
     with engine.scope():
         trainer = build.build_trainer(experiment, workdir)
         loaded = initialise(experiment, trainer)
     trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
     if loaded and chief:
         print(loaded, flush=True)
-    text = to_json(_with_options(keras_objects.recorded(experiment), engine.compiler_options))
+    text = to_json(
+        _add_compiler_options(keras_objects.describe_callbacks(experiment), engine.compiler_options)
+    )
     # Only now: a run that fails its checks must not claim the workdir. One that already has its
     # steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.steps(), default=0) if trainer.checkpoints else 0
@@ -70,13 +72,13 @@ def train(
         callbacks=[*experiment.callbacks, *callbacks],
     )
     if chief:
-        results = _last_evaluation(history)
+        results = _find_last_evaluation(history)
         result.write(trainer, results, workdir)
-        text = closing.block(experiment, trainer, results, workdir)
+        text = closing.format_block(experiment, trainer, results, workdir)
         print(text, flush=True)
 
 
-def _with_options(experiment: Experiment, chosen: Mapping[str, str]) -> Experiment:
+def _add_compiler_options(experiment: Experiment, chosen: Mapping[str, str]) -> Experiment:
     """Returns an experiment that names the compiler's options that were chosen for it."""
     if not chosen:
         return experiment
@@ -84,7 +86,7 @@ def _with_options(experiment: Experiment, chosen: Mapping[str, str]) -> Experime
     return dataclasses.replace(experiment, cluster=cluster)
 
 
-def _last_evaluation(history: keras.callbacks.History) -> dict[str, float]:
+def _find_last_evaluation(history: keras.callbacks.History) -> dict[str, float]:
     """Returns the last values of the evaluation's metrics, the loss first."""
     found = {
         name.removeprefix("val_"): values[-1]

@@ -63,7 +63,7 @@ def _check_value(
         changed = copy.deepcopy(dataclasses.replace(experiment, callbacks=()))
         try:
             for change in to_overrides(values):
-                config_flags.override(changed, change)
+                config_flags.apply_override(changed, change)
             own_code.validate(changed)
             return
         except UserError as error:

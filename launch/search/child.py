@@ -93,7 +93,7 @@ def _train(words: list[str], run: str, metric: str, log: str, connection: Connec
 
     def run_trial() -> None:
         options = parse("train", train.Options, words)
-        experiment = options.experiment()
+        experiment = options.load_experiment()
         with _report_end(connection), _locked_run(run):
             train.run_training(options, experiment, [_build_report_callback(metric, connection)])
 

@@ -130,7 +130,7 @@ class Plan:
 
 def extract_fields(experiment: Experiment) -> dict[str, Any]:
     """Returns the fields of a config that change its runs, as plain data by their names."""
-    flat = _flatten(to_plain(keras_objects.recorded(experiment)))
+    flat = _flatten(to_plain(keras_objects.describe_callbacks(experiment)))
     left_out = tuple(f"{name}." for name in operational_fields(experiment))
     return {name: value for name, value in flat.items() if not f"{name}.".startswith(left_out)}
 

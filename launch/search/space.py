@@ -144,7 +144,9 @@ def _parse_choices(text: str, field: str, values: str, experiment: Experiment) -
         found = tuple(config_values.split(f"({values})"))
     except ValueError as error:
         raise UserError(f"--space={text}: {error}.") from error
-    meant = [config_flags.value_of(experiment, f"--config.{field}={value}") for value in found]
+    meant = [
+        config_flags.parse_override(experiment, f"--config.{field}={value}") for value in found
+    ]
     if len(found) < 2:
         raise UserError(f"--space={text}: give two values or more.")
     for one, other in itertools.combinations(range(len(found)), 2):
@@ -162,7 +164,7 @@ def _parse_bounds(
         raise UserError(f"--space={text}: write two bounds, as 1e-4..1e-1.")
     found = []
     for part in parts:
-        value = config_flags.value_of(experiment, f"--config.{field}={part}")
+        value = config_flags.parse_override(experiment, f"--config.{field}={part}")
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
             raise UserError(f"--space={text}: {part} is no bound of numbers to draw.")
         found.append(value)

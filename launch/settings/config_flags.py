@@ -20,7 +20,13 @@ from tftpu.config import (
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import configs
 from tftpu.launch.settings import config_values, keras_objects
-from tftpu.launch.settings.own_code import OwnCode, failures_of, import_config, modules_of, own_code
+from tftpu.launch.settings.own_code import (
+    OwnCode,
+    failures_of,
+    find_code,
+    import_config,
+    list_modules,
+)
 from tftpu.launch.startup import quieten_tensorflow
 
 # Fields of an experiment that the command line sets by the names of Keras.
@@ -29,12 +35,12 @@ _LENGTHS = {"steps": "epochs", "epochs": "steps"}  # of `train`; one of them is 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     """Returns the names of the configs that come with tftpu, sorted."""
     return sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem != "__init__")
 
 
-def summary(name: str) -> str:
+def read_summary(name: str) -> str:
     """Returns the first line of a config's docstring."""
     text = (CONFIGS / f"{name}.py").read_text()
     return text.split('"""', 2)[1].strip().splitlines()[0]
@@ -52,21 +58,21 @@ def load(name: str, overrides: list[str]) -> Experiment:
 
     A file is imported as `launch.own_code` describes.
     """
-    code = own_code(name)
+    code = find_code(name)
     folder = code.folder if code else CONFIGS
-    module = _imported(name, code)
+    module = _import_module(name, code)
     if not hasattr(module, "get_config"):
         raise UserError(f"The config {name!r} has no function get_config().")
     # A command on a workdir imports the file, and does not call get_config().
-    readable = modules_of(code) if code else None
+    readable = list_modules(code) if code else None
     with failures_of(f"The config {name!r}", folder):
         experiment = module.get_config()
-    experiment = described(experiment, repr(name))
+    experiment = describe_experiment(experiment, repr(name))
     if readable:
         _check_readable(experiment, name, *readable)
     experiment.config_file = str(code.file) if code else ""
     for change in overrides:
-        override(experiment, change)
+        apply_override(experiment, change)
     return experiment
 
 
@@ -101,7 +107,7 @@ def _check_readable(
         )
 
 
-def described(found: Any, where: str) -> Experiment:
+def describe_experiment(found: Any, where: str) -> Experiment:
     """Returns what a get_config() returned, with descriptions in place of Keras's objects.
 
     Args:
@@ -116,17 +122,17 @@ def described(found: Any, where: str) -> Experiment:
             f"get_config() of {where} returns a {type(found).__name__}: it must return a "
             "tftpu.Experiment."
         )
-    return keras_objects.described(found)
+    return keras_objects.describe_objects(found)
 
 
-def space(name: str) -> tuple[str, ...]:
+def load_space(name: str) -> tuple[str, ...]:
     """Returns the space of a config, as its `get_space` describes it; () without one.
 
     Raises:
         UserError: there is no such config, or the function returns something else.
     """
-    code = own_code(name)
-    module = _imported(name, code)
+    code = find_code(name)
+    module = _import_module(name, code)
     if not hasattr(module, "get_space"):
         return ()
     with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
@@ -139,24 +145,24 @@ def space(name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _imported(name: str, code: OwnCode | None) -> types.ModuleType:
+def _import_module(name: str, code: OwnCode | None) -> types.ModuleType:
     quieten_tensorflow()  # which the file may import
     with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
-        return import_config(code) if code else _come_with_tftpu(name)
+        return import_config(code) if code else _import_bundled(name)
 
 
-def _come_with_tftpu(name: str) -> types.ModuleType:
-    if name not in names():
+def _import_bundled(name: str) -> types.ModuleType:
+    if name not in list_names():
         if os.path.isfile(f"{name}.py"):
             raise UserError(
                 f"There is no config {name!r}, but a file of that name: write {name}.py, as in "
                 f"--config={name}.py."
             )
-        raise UserError(f"There is no config {name!r}.{did_you_mean(name, names())}")
+        raise UserError(f"There is no config {name!r}.{did_you_mean(name, list_names())}")
     return importlib.import_module(f"{configs.__name__}.{name}")
 
 
-def value_of(experiment: Experiment, change: str) -> Any:
+def parse_override(experiment: Experiment, change: str) -> Any:
     """Returns the value that an override gives its field, which is left as it is.
 
     Args:
@@ -172,12 +178,12 @@ def value_of(experiment: Experiment, change: str) -> Any:
     if not value:
         raise UserError(f"--{argument} has no value: write --{argument}=VALUE.")
     parent: Any = functools.reduce(getattr, path[:-1], experiment)
-    return _parsed(parent, path[-1], argument, value)
+    return _parse_value(parent, path[-1], argument, value)
 
 
-def override(experiment: Experiment, change: str) -> None:
+def apply_override(experiment: Experiment, change: str) -> None:
     """Sets one field of an experiment; arguments and errors are those of `value_of`."""
-    found = value_of(experiment, change)
+    found = parse_override(experiment, change)
     argument, _, value = change.lstrip("-").partition("=")
     path = argument.split(".")[1:]
     parent: Any = functools.reduce(getattr, path[:-1], experiment)
@@ -187,7 +193,7 @@ def override(experiment: Experiment, change: str) -> None:
         setattr(parent, _LENGTHS[path[-1]], None)
 
 
-def _parsed(parent: Any, field: str, argument: str, value: str) -> Any:
+def _parse_value(parent: Any, field: str, argument: str, value: str) -> Any:
     """Returns the value of a field as its type.
 
     Raises:
@@ -201,7 +207,7 @@ def _parsed(parent: Any, field: str, argument: str, value: str) -> Any:
     try:
         return config_values.parse(value, kind)
     except ValueError as error:
-        expected = config_values.in_words(kind)
+        expected = config_values.describe_kind(kind)
         raise UserError(f"--{argument}={value}: the value must be {expected}.") from error
     except TypeError as error:
         shown = kind.__name__ if isinstance(kind, type) else kind

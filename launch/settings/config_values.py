@@ -32,39 +32,39 @@ def parse(text: str, kind: Any) -> Any:
     """
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in _UNIONS:
-        return _first(text, sorted(inside, key=lambda k: (k is str) - (k is type(None))))
+        return _parse_first(text, sorted(inside, key=lambda k: (k is str) - (k is type(None))))
     if origin is typing.Literal:
-        return _first(text, [type(option) for option in inside], inside)
+        return _parse_first(text, [type(option) for option in inside], inside)
     if origin in (tuple, list, Sequence) and inside:
-        return _several(split(text), origin, inside)
+        return _parse_several(split(text), origin, inside)
     if kind is type(None) and text.lower() == "none":
         return None
     if kind is bool and text.lower() in _BOOLEANS:
         return _BOOLEANS[text.lower()]
     if kind is int:
-        return _whole(text)
+        return _parse_whole(text)
     if kind in (float, str):
         return kind(text)
     if kind in (bool, type(None)):
-        raise ValueError(f"{text!r} is not {in_words(kind)}")
+        raise ValueError(f"{text!r} is not {describe_kind(kind)}")
     raise TypeError(f"no value of {kind} can be parsed")
 
 
-def in_words(kind: Any) -> str:
+def describe_kind(kind: Any) -> str:
     """Returns a description of the texts that `parse` takes for a type, such as "a number"."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in _UNIONS:
-        return ", or ".join(map(in_words, inside))
+        return ", or ".join(map(describe_kind, inside))
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, inside))}"
     if origin is tuple and inside[-1] is not Ellipsis:
-        return f"{len(inside)} values in brackets: {', '.join(map(in_words, inside))}"
+        return f"{len(inside)} values in brackets: {', '.join(map(describe_kind, inside))}"
     if inside:
-        return _SEVERAL.get(inside[0]) or f"values in brackets, each {in_words(inside[0])}"
+        return _SEVERAL.get(inside[0]) or f"values in brackets, each {describe_kind(inside[0])}"
     return "none" if kind is type(None) else _SCALARS[kind]
 
 
-def _first(text: str, kinds: Sequence[Any], allowed: Sequence[Any] | None = None) -> Any:
+def _parse_first(text: str, kinds: Sequence[Any], allowed: Sequence[Any] | None = None) -> Any:
     """Returns the value by the first type that fits and, if given, yields an allowed value."""
     for kind in kinds:
         try:
@@ -76,7 +76,7 @@ def _first(text: str, kinds: Sequence[Any], allowed: Sequence[Any] | None = None
     raise ValueError(f"{text!r} fits none of {kinds}")
 
 
-def _several(parts: list[str], container: Any, kinds: tuple[Any, ...]) -> Any:
+def _parse_several(parts: list[str], container: Any, kinds: tuple[Any, ...]) -> Any:
     """Returns the elements of a tuple or list, whose type arguments are `kinds`."""
     if container is not tuple or kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(parts)
@@ -84,7 +84,7 @@ def _several(parts: list[str], container: Any, kinds: tuple[Any, ...]) -> Any:
     return values if container is list else tuple(values)
 
 
-def _whole(text: str) -> int:
+def _parse_whole(text: str) -> int:
     """Returns a whole number, also of "64.0": services that choose numbers may write that."""
     try:
         return int(text)
@@ -102,11 +102,11 @@ def split(text: str) -> list[str]:
     """
     if text[:1] + text[-1:] in ("()", "[]"):
         with contextlib.suppress(ValueError):  # the brackets of "(1,2),(3,4)" are not of one pair
-            return _parts(text[1:-1])
-    return _parts(text)
+            return _split_parts(text[1:-1])
+    return _split_parts(text)
 
 
-def _parts(text: str) -> list[str]:
+def _split_parts(text: str) -> list[str]:
     parts, depth, quote = [""], 0, ""
     for char in text:
         if char == "," and not depth and not quote:

@@ -19,16 +19,18 @@ from tftpu.errors import UserError
 from tftpu.launch.settings import own_code
 
 
-def described(experiment: Experiment) -> Experiment:
+def describe_objects(experiment: Experiment) -> Experiment:
     """Returns the experiment with descriptions in place of Keras objects and functions.
 
     Raises:
         UserError: an object that cannot be described.
     """
-    changed = {name: _described(getattr(experiment, name), name) for name in ("optimizer", "loss")}
+    changed = {
+        name: _describe_value(getattr(experiment, name), name) for name in ("optimizer", "loss")
+    }
     for name in ("metrics", "weighted_metrics"):
-        changed[name] = _described(_several(getattr(experiment, name)), name)
-    callbacks = tuple(_several(experiment.callbacks))
+        changed[name] = _describe_value(_to_sequence(getattr(experiment, name)), name)
+    callbacks = tuple(_to_sequence(experiment.callbacks))
     for callback in callbacks:
         if not hasattr(callback, "on_epoch_end"):
             raise UserError(
@@ -38,22 +40,24 @@ def described(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, callbacks=callbacks, **changed)
 
 
-def _several(value: Any) -> Any:
+def _to_sequence(value: Any) -> Any:
     """Returns a list or dict as it is, and a single thing as a tuple of one."""
     if value is None:
         return ()
     return value if isinstance(value, list | tuple | dict) else (value,)
 
 
-def recorded(experiment: Experiment) -> Experiment:
+def describe_callbacks(experiment: Experiment) -> Experiment:
     """Returns the experiment for `config.json`: of callbacks it holds the class and the settings.
 
     A callback is not made from that again: a run that resumes has those of its config file.
     """
-    return dataclasses.replace(experiment, callbacks=tuple(map(_recorded, experiment.callbacks)))
+    return dataclasses.replace(
+        experiment, callbacks=tuple(map(_describe_callback, experiment.callbacks))
+    )
 
 
-def optimizer_of(experiment: Experiment, build: Callable[..., Any]) -> Any:
+def build_optimizer(experiment: Experiment, build: Callable[..., Any]) -> Any:
     """Returns the Keras optimizer of an experiment.
 
     Args:
@@ -64,10 +68,10 @@ def optimizer_of(experiment: Experiment, build: Callable[..., Any]) -> Any:
     if isinstance(optimizer, Optimizer | str):
         steps = experiment.train.length
         return build(optimizer, experiment.data.global_batch_size, steps)
-    return made(optimizer, "optimizer")
+    return build_objects(optimizer, "optimizer")
 
 
-def made(value: Any, name: str) -> Any:
+def build_objects(value: Any, name: str) -> Any:
     """Returns the Keras objects that a value of a config describes.
 
     Args:
@@ -78,20 +82,24 @@ def made(value: Any, name: str) -> Any:
         UserError: a class or function is missing.
     """
     if isinstance(value, dict):
-        return {key: made(part, f"{name}[{key!r}]") for key, part in value.items()}
+        return {key: build_objects(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [made(part, name) for part in value]
+        return [build_objects(part, name) for part in value]
     if isinstance(value, Function):
         area, attribute = value.public or (None, "")
         if area:
-            return _looked_up(f"keras.{area}.{attribute}", name)
-        return _looked_up(value.name, name)
+            return _import_object(f"keras.{area}.{attribute}", name)
+        return _import_object(value.name, name)
     if isinstance(value, KerasObject):
         return _from_description(value, name)
-    return value if value is None or isinstance(value, str) else made(_described(value, name), name)
+    return (
+        value
+        if value is None or isinstance(value, str)
+        else build_objects(_describe_value(value, name), name)
+    )
 
 
-def _described(value: Any, name: str) -> Any:
+def _describe_value(value: Any, name: str) -> Any:
     if value is None or isinstance(value, str | Optimizer | KerasObject | Function):
         return value
     if isinstance(value, dict):
@@ -100,9 +108,9 @@ def _described(value: Any, name: str) -> Any:
                 f"{name} is a description of {value['class_name']!s:.60}: give the object, such as "
                 "keras.losses.Huber(), or keras.saving.deserialize_keras_object of it."
             )
-        return {key: _described(part, f"{name}[{key!r}]") for key, part in value.items()}
+        return {key: _describe_value(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_described(part, f"{name}[{index}]") for index, part in enumerate(value))
+        return tuple(_describe_value(part, f"{name}[{index}]") for index, part in enumerate(value))
     if isinstance(value, types.FunctionType):
         function = Function(f"{value.__module__}.{value.__name__}")
         held = getattr(sys.modules.get(value.__module__), value.__name__, None)
@@ -126,7 +134,7 @@ def _described(value: Any, name: str) -> Any:
         description: Any = keras.saving.serialize_keras_object(value)
     except Exception as error:
         raise UserError(
-            f"{name}: get_config() of {type(value).__name__} fails with {_reason(error)}."
+            f"{name}: get_config() of {type(value).__name__} fails with {_format_reason(error)}."
         ) from error
     described = KerasObject(description)
     _check_settings(value, _from_description(described, name), name)
@@ -147,7 +155,7 @@ def _check_settings(value: Any, again: Any, name: str) -> None:
             )
 
 
-def _recorded(callback: Any) -> Any:
+def _describe_callback(callback: Any) -> Any:
     if isinstance(callback, KerasObject):
         return callback
     cls = type(callback)
@@ -159,7 +167,7 @@ def _recorded(callback: Any) -> Any:
     return KerasObject({"module": cls.__module__, "class_name": cls.__name__, "config": settings})
 
 
-def _looked_up(path: str, name: str) -> Any:
+def _import_object(path: str, name: str) -> Any:
     module, _, attribute = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -170,22 +178,22 @@ def _looked_up(path: str, name: str) -> Any:
 def _from_description(value: KerasObject, name: str) -> Any:
     import keras
 
-    own = {path.rpartition(".")[2]: _looked_up(path, name) for path in names_in(value)}
-    for text in _texts_of(value.description):
+    own = {path.rpartition(".")[2]: _import_object(path, name) for path in names_in(value)}
+    for text in _iterate_texts(value.description):
         _check_registered(text, name)
     try:
         return keras.saving.deserialize_keras_object(
-            _registered(value.description), custom_objects=own, safe_mode=True
+            _set_registered_names(value.description), custom_objects=own, safe_mode=True
         )
     except Exception as error:
         raise UserError(
             f"{name}: no {value.name} can be made from its get_config(), as each model gets one: "
-            f"{_reason(error)}. Its __init__ must take every key of get_config(), as with "
+            f"{_format_reason(error)}. Its __init__ must take every key of get_config(), as with "
             "`def __init__(self, scale=1.0, **kwargs)` and `super().__init__(**kwargs)`."
         ) from error
 
 
-def _texts_of(value: Any) -> Iterator[str]:
+def _iterate_texts(value: Any) -> Iterator[str]:
     """Yields the texts of a description that Keras may take for the name of something registered.
 
     `own_name` checks a class with its module.
@@ -194,12 +202,12 @@ def _texts_of(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _texts_of(part)
+            yield from _iterate_texts(part)
     elif isinstance(value, dict):
         for key, part in value.items():
             is_checked = key == "class_name" and value.get("module") is not None
             if not is_checked and key not in ("module", "name", "registered_name"):
-                yield from _texts_of(part)
+                yield from _iterate_texts(part)
 
 
 def _check_registered(text: str, name: str) -> None:
@@ -225,16 +233,16 @@ def _check_registered(text: str, name: str) -> None:
         )
 
 
-def _registered(value: Any) -> Any:
+def _set_registered_names(value: Any) -> Any:
     """Returns a copy of a description whose classes are those that their modules say.
 
     Keras takes a class by the name that it was registered with, before it looks at the module.
     """
     if isinstance(value, list | tuple):
-        return [_registered(part) for part in value]
+        return [_set_registered_names(part) for part in value]
     if not isinstance(value, dict):
         return value
-    made = {key: _registered(part) for key, part in value.items()}
+    made = {key: _set_registered_names(part) for key, part in value.items()}
     if "class_name" in value:
         if own_name(value):
             made["registered_name"] = value["class_name"]
@@ -244,7 +252,7 @@ def _registered(value: Any) -> Any:
     return made
 
 
-def _reason(error: Exception) -> str:
+def _format_reason(error: Exception) -> str:
     """Returns an exception on one line; that of the user's code, where Keras wraps it."""
     first = error.__context__ or error
     return f"{type(first).__name__}: {' '.join(str(first).split()).rstrip('.')}"

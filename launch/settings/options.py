@@ -83,7 +83,7 @@ class Flag:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Spec:
+class _FlagSpec:
     """A flag as its field declares it."""
 
     help: str
@@ -111,7 +111,7 @@ def flag(
         metavar: placeholder of the value in the help.
         shown: the default as the help shows it, where the value itself is not clear.
     """
-    spec = _Spec(help, shown, metavar, minimum=minimum)
+    spec = _FlagSpec(help, shown, metavar, minimum=minimum)
     return dataclasses.field(default=default, metadata={_SPEC: spec})
 
 
@@ -123,32 +123,32 @@ def required(metavar: str, help: str, *, hint: Callable[[], str] = lambda: "") -
         help: one line.
         hint: returns further words for the error, such as the values there are.
     """
-    return dataclasses.field(metadata={_SPEC: _Spec(help, metavar=metavar, hint=hint)})
+    return dataclasses.field(metadata={_SPEC: _FlagSpec(help, metavar=metavar, hint=hint)})
 
 
 def argument(metavar: str, help: str) -> Any:
     """Declares the positional argument: one value for `str`, one or more for `tuple[str, ...]`."""
-    return dataclasses.field(metadata={_SPEC: _Spec(help, metavar=metavar, positional=True)})
+    return dataclasses.field(metadata={_SPEC: _FlagSpec(help, metavar=metavar, positional=True)})
 
 
-def flags_of(options: type[Options]) -> tuple[Flag, ...]:
+def list_flags(options: type[Options]) -> tuple[Flag, ...]:
     """Returns the flags of an options class, inherited ones first."""
     hints = typing.get_type_hints(options)
     found = []
     for field in dataclasses.fields(options):
         if _SPEC not in field.metadata:
             continue
-        spec: _Spec = field.metadata[_SPEC]
+        spec: _FlagSpec = field.metadata[_SPEC]
         is_required = field.default is dataclasses.MISSING
         default = None if is_required else field.default
         kind = hints[field.name]
         found.append(
             Flag(
                 name=field.name,
-                kind=_plain(kind),
+                kind=_find_value_type(kind),
                 default=default,
                 help=spec.help,
-                shown=_shown(default) if spec.shown is None else spec.shown,
+                shown=_format_default(default) if spec.shown is None else spec.shown,
                 metavar=spec.metavar,
                 required=is_required,
                 hint=spec.hint,
@@ -176,9 +176,11 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
     Raises:
         UserError: an unknown flag, a value of the wrong type, or missing or superfluous words.
     """
-    flags = {flag.name: flag for flag in flags_of(options)}
+    flags = {flag.name: flag for flag in list_flags(options)}
     named, overrides, alone = _split(command, flags, words)
-    values: dict[str, Any] = _parsed({n: f for n, f in flags.items() if not f.positional}, named)
+    values: dict[str, Any] = _parse_by_absl(
+        {n: f for n, f in flags.items() if not f.positional}, named
+    )
     positional = next((flag for flag in flags.values() if flag.positional), None)
     required = [flag for flag in flags.values() if flag.required and not flag.positional]
     missing = [flag for flag in required if not values[flag.name]]
@@ -210,10 +212,10 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
     return options(**values)
 
 
-def words_of(options: Options) -> list[str]:
+def to_argv(options: Options) -> list[str]:
     """Returns the arguments that `parse` turns into these options; defaults are left out."""
     words, alone = [], []
-    for flag in flags_of(type(options)):
+    for flag in list_flags(type(options)):
         value = getattr(options, flag.name)
         if flag.positional:
             alone = ["--", *(value if flag.several else [value])]
@@ -238,7 +240,7 @@ def _split(
             continue
         name, equals, value = word.lstrip("-").partition("=")
         is_override = name.startswith(OVERRIDE)
-        flag = flags.get(name) or _negated(flags, name)
+        flag = flags.get(name) or _find_negated(flags, name)
         if not is_override and (flag is None or flag.positional):
             known = [f.name for f in flags.values() if not f.positional]
             raise UserError(
@@ -255,13 +257,13 @@ def _split(
     return named, overrides, alone
 
 
-def _negated(flags: Mapping[str, Flag], name: str) -> Flag | None:
+def _find_negated(flags: Mapping[str, Flag], name: str) -> Flag | None:
     """Returns the flag that `--noNAME` sets to false; None if there is none."""
     flag = flags.get(name.removeprefix("no"))
     return flag if flag is not None and flag.kind is bool else None
 
 
-def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
+def _parse_by_absl(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
     """Parses `--name=value` words by absl."""
     values = absl_flags.FlagValues()
     for flag in flags.values():
@@ -277,7 +279,7 @@ def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
         else:
             absl_flags.DEFINE_string(name, default, text, flag_values=values)
     for word in words:
-        flag = flags[_name(flags, word)]
+        flag = flags[_resolve_name(flags, word)]
         try:
             values(["tftpu", word])
             if flag.kind is float and not math.isfinite(values[flag.name].value or 0):
@@ -291,7 +293,7 @@ def _parsed(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
     return {name: tuple(v or ()) if flags[name].several else v for name, v in found.items()}
 
 
-def _name(flags: Mapping[str, Flag], word: str) -> str:
+def _resolve_name(flags: Mapping[str, Flag], word: str) -> str:
     name = word.lstrip("-").partition("=")[0]
     return name if name in flags else name.removeprefix("no")
 
@@ -304,14 +306,14 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _plain(kind: Any) -> type:
+def _find_value_type(kind: Any) -> type:
     """Returns the type of one value: int of `int | None`, str of `tuple[str, ...]`."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) in (typing.Union, tuple):
         return next(a for a in typing.get_args(kind) if a not in (type(None), Ellipsis))
     return kind
 
 
-def _shown(default: Any) -> str:
+def _format_default(default: Any) -> str:
     if default is None or default in ("", ()):
         return ""
     if isinstance(default, float):
@@ -326,8 +328,8 @@ class Overrides:
     overrides: tuple[str, ...] = ()
 
 
-def _configs() -> str:
-    return f"The configs are {', '.join(config_flags.names())}; or give the path of your own."
+def _format_config_hint() -> str:
+    return f"The configs are {', '.join(config_flags.list_names())}; or give the path of your own."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -335,7 +337,7 @@ class ConfigOptions(Overrides):
     """The options of a command that takes a config."""
 
     config: str = required(
-        "NAME", "name of a config (`tftpu configs`), or path of your own", hint=_configs
+        "NAME", "name of a config (`tftpu configs`), or path of your own", hint=_format_config_hint
     )
 
     @property
@@ -348,7 +350,7 @@ class ConfigOptions(Overrides):
         """The folder of a run if no workdir is given."""
         return os.path.join("runs", self.name)
 
-    def experiment(self) -> Experiment:
+    def load_experiment(self) -> Experiment:
         """Loads the config with its overrides, and validates it.
 
         Raises:
@@ -397,6 +399,6 @@ class DeviceOptions:
 class RunOptions(DeviceOptions, ConfigOptions):
     """The options of a command that runs a config on the devices of this machine."""
 
-    def experiment(self) -> Experiment:
+    def load_experiment(self) -> Experiment:
         self.split_cpu(self.config)
-        return super().experiment()
+        return super().load_experiment()

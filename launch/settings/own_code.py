@@ -48,7 +48,7 @@ class OwnCode:
         return self.folder / f"{self.module}.py"
 
 
-def own_code(config: str) -> OwnCode | None:
+def find_code(config: str) -> OwnCode | None:
     """Returns the code of `--config=path/to/file.py`; None for the name of a config of tftpu.
 
     Raises:
@@ -65,8 +65,8 @@ def own_code(config: str) -> OwnCode | None:
             f"The config file {path.name!r} cannot be imported, because of the dot in its name: "
             f"rename it, for example to {path.stem.replace('.', '_')}.py."
         )
-    refuse_name(code.module)
-    for other in sorted(_modules_in(code.folder) & _TAKEN):
+    check_name(code.module)
+    for other in sorted(_list_folder_modules(code.folder) & _TAKEN):
         raise UserError(
             f"{code.folder} holds a module {other!r}, which would replace the installed {other!r} "
             "for everything that the config imports: rename it."
@@ -74,9 +74,9 @@ def own_code(config: str) -> OwnCode | None:
     return code
 
 
-def refuse_name(module: str) -> None:
+def check_name(module: str) -> None:
     """Raises `UserError` if an installed module has this name."""
-    found = _origin(module)
+    found = _find_origin(module)
     if module in {*_TAKEN, "tftpu"} or (found and is_installed(found)):
         raise UserError(
             f"{module}.py has the name of an installed module ({found or module}), which it would "
@@ -89,7 +89,7 @@ def prepare(code: OwnCode) -> None:
     folder = str(code.folder)
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
-    own = _modules_in(code.folder) - {"tftpu"}
+    own = _list_folder_modules(code.folder) - {"tftpu"}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] in own and file:
@@ -105,9 +105,9 @@ def prepare(code: OwnCode) -> None:
 def import_config(code: OwnCode) -> types.ModuleType:
     """Imports a config file that the user named, anew where it was imported before.
 
-    See `prepare`. Files of runs and of searches may name it from then on: see `was_named`.
+    See `prepare`. Files of runs and of searches may name it from then on: see `has_been_named`.
     """
-    note = _note_of(code.file)
+    note = _locate_note(code.file)
     with contextlib.suppress(OSError):  # without a home it has to be named each time
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.write_text(f"{code.file}\n")
@@ -119,21 +119,21 @@ def import_config(code: OwnCode) -> types.ModuleType:
     return config
 
 
-def was_named(config: str) -> bool:
+def has_been_named(config: str) -> bool:
     """Returns whether this user gave a config file to a command before, on this machine.
 
     A workdir from elsewhere names any file as its config, and importing one runs it.
     """
-    return _note_of(Path(os.path.abspath(config))).is_file()
+    return _locate_note(Path(os.path.abspath(config))).is_file()
 
 
-def _note_of(file: Path) -> Path:
+def _locate_note(file: Path) -> Path:
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     name = hashlib.sha256(str(file).encode(errors="surrogatepass")).hexdigest()
     return Path(home) / "tftpu" / "configs" / name
 
 
-def modules_of(code: OwnCode) -> tuple[set[str], set[str], set[str]]:
+def list_modules(code: OwnCode) -> tuple[set[str], set[str], set[str]]:
     """Returns the modules of a config's own code, the loaded ones of others, and names in the code.
 
     Own ones are those that its code imports by a statement, perhaps in a function that was not
@@ -142,19 +142,19 @@ def modules_of(code: OwnCode) -> tuple[set[str], set[str], set[str]]:
     identifiers, such as `half` in `losses.half`.
     """
     within, others, written = code_imports.trace_modules(code.folder, code.module)
-    beside = _modules_in(code.folder)
-    own = within | {name for name in sys.modules if _package(name) in beside}
-    named = {_package(name) for name in others}
-    imported = {name for name in sys.modules if name in _brought or _package(name) in named}
-    return _foreign(own), _foreign(imported - own), written
+    beside = _list_folder_modules(code.folder)
+    own = within | {name for name in sys.modules if _extract_package(name) in beside}
+    named = {_extract_package(name) for name in others}
+    imported = {name for name in sys.modules if name in _brought or _extract_package(name) in named}
+    return _select_foreign(own), _select_foreign(imported - own), written
 
 
-def _foreign(modules: set[str]) -> set[str]:
+def _select_foreign(modules: set[str]) -> set[str]:
     known = {*sys.stdlib_module_names, "tftpu"}
-    return {name for name in modules if _package(name) not in known}
+    return {name for name in modules if _extract_package(name) not in known}
 
 
-def _package(module: str) -> str:
+def _extract_package(module: str) -> str:
     return module.partition(".")[0]
 
 
@@ -199,7 +199,7 @@ def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextMana
 
 def is_of_tftpu(cls: type) -> bool:
     """Returns whether a class comes with tftpu."""
-    return _package(cls.__module__) == "tftpu"
+    return _extract_package(cls.__module__) == "tftpu"
 
 
 def validate(experiment: Experiment, data_shares: int | None = None) -> None:
@@ -236,13 +236,13 @@ def validate_recorded(experiment: Experiment) -> None:
         experiment.model.validate(experiment.share())
 
 
-def _modules_in(folder: Path) -> set[str]:
+def _list_folder_modules(folder: Path) -> set[str]:
     """Returns the names of the modules and packages in a folder."""
     files = {path.stem for path in folder.glob("*.py")}
     return files | {path.parent.name for path in folder.glob("*/__init__.py")}
 
 
-def _origin(module: str) -> Path | None:
+def _find_origin(module: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):

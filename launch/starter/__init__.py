@@ -5,7 +5,7 @@ from pathlib import Path
 MODULES = ("data", "model")  # which a project holds beside its config
 
 
-def files(name: str) -> dict[str, str]:
+def render_files(name: str) -> dict[str, str]:
     """Returns the text of each file of a project, by its path in it.
 
     Args:

@@ -9,7 +9,7 @@ import keras
 from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.inference import export
-from tftpu.launch.run.experiment import initialise
+from tftpu.launch.run.experiment import load_initial_weights
 from tftpu.storage import files
 from tftpu.training.trainer import Trainer
 
@@ -22,7 +22,7 @@ def write(model: keras.Model, folder: str) -> None:
     export.write_weights(model, {}, files.join(folder, WEIGHTS))
 
 
-def beginning(base_model: str | None) -> Callable[[Experiment, Trainer], str]:
+def choose_initializer(base_model: str | None) -> Callable[[Experiment, Trainer], str]:
     """Returns what gives a new run its first weights, as `launch.training.train` takes it.
 
     Args:
@@ -32,7 +32,7 @@ def beginning(base_model: str | None) -> Callable[[Experiment, Trainer], str]:
         UserError: `run_fn` did not write that SavedModel.
     """
     if not base_model:
-        return initialise
+        return load_initial_weights
     path = files.join(base_model, WEIGHTS)
     if not files.exists(path):
         raise UserError(

@@ -60,12 +60,12 @@ class Examples(Data):
     def training(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.launch.tfx import reading
 
-        return reading.training(self, context)
+        return reading.build_training(self, context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.launch.tfx import reading
 
-        return reading.evaluation(self, context)
+        return reading.build_evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.launch.tfx import reading

@@ -9,7 +9,7 @@ from tftpu.config import Experiment
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.exporting.serving import Serving
 from tftpu.launch.run import finished
-from tftpu.launch.run.experiment import plain_model
+from tftpu.launch.run.experiment import build_plain_model
 from tftpu.launch.tfx import base
 from tftpu.launch.tfx.features import Features
 from tftpu.launch.tfx.transform import SERIALIZED, Transform
@@ -31,26 +31,26 @@ def write(experiment: Experiment, workdir: str, to: str) -> None:
     )
     train = dataclasses.replace(experiment.train, precision="float32")
     experiment = dataclasses.replace(experiment, cluster=cluster, train=train)
-    trainer, step, _ = finished.restored_without_data(experiment, workdir)
+    trainer, step, _ = finished.restore_without_data(experiment, workdir)
     data: Any = experiment.data
     features = Features(data)
-    raw, model = features.served(), plain_model(experiment, trainer)
+    raw, model = features.select_served(), build_plain_model(experiment, trainer)
     serving = Serving(
         model,
         [Input("examples", (), "string")],
-        lambda serialized: features.of_raw(serialized, raw),
+        lambda serialized: features.from_raw(serialized, raw),
     )
     module: Any = serving.module()
     signatures = {"serving_default": serving.function.get_concrete_function()}
     if features.transform:
         module.transform = features.transform.layer  # with its tables and vocabularies
-        signatures["transform_features"] = _transforming(features.transform)
+        signatures["transform_features"] = _trace_transform(features.transform)
     tf.saved_model.save(module, to, signatures)
     base.write(model, to)
     print(f"step {step}: {to}, from examples with {', '.join(raw)}", flush=True)
 
 
-def _transforming(transform: Transform) -> Any:
+def _trace_transform(transform: Transform) -> Any:
     """Returns the function from raw examples with labels to transformed features."""
 
     def transformed(serialized: Any) -> dict[str, Any]:

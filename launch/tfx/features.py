@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tftpu.errors import UserError, did_you_mean
-from tftpu.launch.tfx.transform import FeatureSpec, Transform, features_of_schema
+from tftpu.launch.tfx.transform import FeatureSpec, Transform, read_schema
 
 if TYPE_CHECKING:
     from tftpu.launch.tfx.examples import Examples
@@ -38,7 +38,7 @@ class Features:
                 'transform_graph=transform.outputs["transform_graph"].'
             )
         if self.transform is None:
-            self._described = features_of_schema(data.schema)
+            self._described = read_schema(data.schema)
             self.source = f"the schema {data.schema!r}"
         else:
             self._described = self.transform.transformed
@@ -47,13 +47,13 @@ class Features:
             if name not in self._described:
                 raise UserError(
                     f"data.{field} names {name!r}, which {self.source} does not describe: it has "
-                    f"{_listed(self._described)}.{did_you_mean(name, self._described)}"
+                    f"{_format_names(self._described)}.{did_you_mean(name, self._described)}"
                 )
         self.names = data.features or tuple(sorted({*self._described} - {data.label}))
         taken = {name: self._described[name] for name in (*self.names, data.label)}
         _check(taken, data.label)
         self._applied = None if data.transformed else self.transform
-        self.stored: FeatureSpec = self._applied.needed(taken) if self._applied else taken
+        self.stored: FeatureSpec = self._applied.find_needed(taken) if self._applied else taken
 
     def batch(self, serialized: Any) -> tuple[dict[str, Any], Any]:
         """Returns features by name, and labels, of the examples of a file, (batch,) strings."""
@@ -61,18 +61,18 @@ class Features:
             found = self._applied(serialized, self.stored)
         else:
             found = tf.io.parse_example(serialized, self.stored)
-        label = self._shaped(found, self._label)
+        label = self._set_shape(found, self._label)
         if label.dtype.is_integer and label.shape[1:] == [1]:
             label = tf.squeeze(label, 1)
-        return self._chosen(found), label
+        return self._select_features(found), label
 
-    def served(self) -> FeatureSpec:
+    def select_served(self) -> FeatureSpec:
         """Returns the features that raw examples need to have for a prediction; not the label."""
         if self.transform is None:
             return {name: self._described[name] for name in self.names}
-        return self.transform.needed(self.names)
+        return self.transform.find_needed(self.names)
 
-    def of_raw(self, serialized: Any, raw: FeatureSpec) -> dict[str, Any]:
+    def from_raw(self, serialized: Any, raw: FeatureSpec) -> dict[str, Any]:
         """Returns features by name, of raw examples without labels.
 
         Args:
@@ -80,13 +80,13 @@ class Features:
             raw: as `served` returns it.
         """
         if self.transform is None:
-            return self._chosen(tf.io.parse_example(serialized, raw))
-        return self._chosen(self.transform(serialized, raw))
+            return self._select_features(tf.io.parse_example(serialized, raw))
+        return self._select_features(self.transform(serialized, raw))
 
-    def _chosen(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._shaped(found, name) for name in self.names}
+    def _select_features(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._set_shape(found, name) for name in self.names}
 
-    def _shaped(self, found: Mapping[str, Any], name: str) -> Any:
+    def _set_shape(self, found: Mapping[str, Any], name: str) -> Any:
         """Returns a feature with its static shape, which a graph may have lost."""
         return tf.ensure_shape(found[name], (None, *self._described[name].shape))
 
@@ -109,5 +109,5 @@ def _check(taken: FeatureSpec, label: str) -> None:
             )
 
 
-def _listed(names: FeatureSpec) -> str:
+def _format_names(names: FeatureSpec) -> str:
     return ", ".join(sorted(names)) or "no features"

@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 _FILES_AT_ONCE = 16  # of the order of examples, so that it is the same on every machine
 
 
-def training(data: "Examples", context: DataContext) -> tf.data.Dataset:
+def build_training(data: "Examples", context: DataContext) -> tf.data.Dataset:
     """Returns the training split, in an order that depends on the seed alone."""
     features = Features(data)
-    records = _records(data.train_files, "train_files", features)
+    records = _read_records(data.train_files, "train_files", features)
     records = records.shuffle(data.shuffle, seed=context.seed)
-    return _batches(records, context, features)
+    return _batch_records(records, context, features)
 
 
-def evaluation(data: "Examples", context: DataContext) -> tf.data.Dataset:
+def build_evaluation(data: "Examples", context: DataContext) -> tf.data.Dataset:
     """Returns the evaluation split, or its first batches."""
     features = Features(data)
-    batches = _batches(_records(data.eval_files, "eval_files", features), context, features)
+    batches = _batch_records(
+        _read_records(data.eval_files, "eval_files", features), context, features
+    )
     return batches if data.eval_steps is None else batches.take(data.eval_steps)
 
 
@@ -41,12 +43,14 @@ def batch_spec(data: "Examples", examples: int) -> Spec:
     )
 
 
-def _batches(records: tf.data.Dataset, context: DataContext, features: Any) -> tf.data.Dataset:
+def _batch_records(
+    records: tf.data.Dataset, context: DataContext, features: Any
+) -> tf.data.Dataset:
     batches = records.batch(context.global_batch_size)
     return batches.map(untranslated(features.batch), num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _records(patterns: Sequence[str], field: str, features: Features) -> tf.data.Dataset:
+def _read_records(patterns: Sequence[str], field: str, features: Features) -> tf.data.Dataset:
     """Returns the serialized examples of files, in a fixed order.
 
     Raises:
@@ -57,7 +61,7 @@ def _records(patterns: Sequence[str], field: str, features: Features) -> tf.data
         given = ", ".join(patterns) or "empty: run_fn sets it from the pipeline"
         raise UserError(f"data.{field} is {given}, and no file has such a name.")
     records = tf.data.Dataset.from_tensor_slices(found).interleave(
-        untranslated(_opened),
+        untranslated(_open_file),
         cycle_length=_FILES_AT_ONCE,
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
@@ -66,7 +70,7 @@ def _records(patterns: Sequence[str], field: str, features: Features) -> tf.data
     return records
 
 
-def _opened(path: Any) -> tf.data.Dataset:
+def _open_file(path: Any) -> tf.data.Dataset:
     compression: Any = tf.where(tf.strings.regex_full_match(path, r".*\.gz"), "GZIP", "")
     return tf.data.TFRecordDataset(path, compression_type=compression)
 
@@ -81,7 +85,7 @@ def _check_first(records: tf.data.Dataset, source: str, features: Features) -> N
     """
     try:
         first: Any = [*records.take(1).as_numpy_iterator()]
-        held = {name for record in first for name in _names_in(record)}
+        held = {name for record in first for name in _list_names(record)}
     except (tf.errors.OpError, DecodeError) as error:
         raise UserError(
             f"The files {source} are not TFRecords of tf.Example, which run_fn reads: let "
@@ -111,6 +115,6 @@ def _check_first(records: tf.data.Dataset, source: str, features: Features) -> N
         ) from error
 
 
-def _names_in(record: bytes) -> list[str]:
+def _list_names(record: bytes) -> list[str]:
     """Returns the names of the features of a serialized example."""
     return [*tf.train.Example.FromString(record).features.feature]

@@ -48,7 +48,7 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
         UserError: the config, the examples or an argument cannot be used.
         Preempted: the run was asked to stop, after a checkpoint was saved.
     """
-    experiment = _experiment(fn_args, get_config)
+    experiment = _build_experiment(fn_args, get_config)
     _set_inputs(experiment, fn_args)
     own_code.validate(experiment)
     startup.import_tensorflow()
@@ -68,13 +68,13 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
     from tftpu.launch.run import training
     from tftpu.launch.tfx import base, export
 
-    begin = base.beginning(fn_args.base_model)
+    begin = base.choose_initializer(fn_args.base_model)
     with claims.claim(fn_args.model_run_dir):
         training.train(experiment, fn_args.model_run_dir, begin)
         export.write(experiment, fn_args.model_run_dir, fn_args.serving_model_dir)
 
 
-def _experiment(fn_args: FnArgs, get_config: Callable[[], Experiment] | None) -> Experiment:
+def _build_experiment(fn_args: FnArgs, get_config: Callable[[], Experiment] | None) -> Experiment:
     """Returns the config with the values that the pipeline sets in it."""
     given = fn_args.custom_config or {}
     for key in given:  # others may be for whoever runs the component
@@ -90,19 +90,21 @@ def _experiment(fn_args: FnArgs, get_config: Callable[[], Experiment] | None) ->
     if get_config is None:
         experiment = config_flags.load(given["config"], [])
     else:
-        experiment = config_flags.described(get_config(), "the module file")
+        experiment = config_flags.describe_experiment(get_config(), "the module file")
     overrides = given.get("overrides") or {}
     if not isinstance(overrides, Mapping):
         raise UserError(
             f"custom_config['overrides'] is {overrides!r}: give a dictionary of fields by their "
             "paths, such as {'model.width': 64}."
         )
-    _override(experiment, overrides, "custom_config['overrides']", fn_args)
-    _override(experiment, _tuned(fn_args.hyperparameters), "The hyperparameters", fn_args)
+    _apply_overrides(experiment, overrides, "custom_config['overrides']", fn_args)
+    _apply_overrides(
+        experiment, _read_tuned(fn_args.hyperparameters), "The hyperparameters", fn_args
+    )
     return experiment
 
 
-def _tuned(hyperparameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def _read_tuned(hyperparameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the values of a `keras_tuner.HyperParameters` config, by the names of the search.
 
     Raises:
@@ -120,7 +122,7 @@ def _tuned(hyperparameters: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not name.startswith("tuner/")}
 
 
-def _override(
+def _apply_overrides(
     experiment: Experiment, values: Mapping[str, Any], source: str, fn_args: FnArgs
 ) -> None:
     for path, value in values.items():
@@ -132,7 +134,7 @@ def _override(
         if path.removeprefix("data.") in _SET and path.startswith("data."):
             raise UserError(f"{source} sets {path}, which the pipeline gives: leave it out.")
         try:
-            config_flags.override(experiment, f"--config.{path}={value}")
+            config_flags.apply_override(experiment, f"--config.{path}={value}")
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
 

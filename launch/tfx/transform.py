@@ -31,25 +31,25 @@ class Transform:
     """
 
     def __init__(self, folder: str):
-        tft = _tensorflow_transform()
+        tft = _import_tensorflow_transform()
         output = tft.TFTransformOutput(folder)
         try:
             self.raw: FeatureSpec = output.raw_feature_spec()
             self.transformed: FeatureSpec = output.transformed_feature_spec()
             self.layer: Any = output.transform_features_layer()
-            self._made_of(self.raw)
+            self._list_outputs(self.raw)
         except _UNREADABLE as error:
             raise UserError(
                 f"The transform graph {folder!r} cannot be read ({error}): give "
                 'Trainer(transform_graph=transform.outputs["transform_graph"]).'
             ) from error
 
-    def needed(self, names: Collection[str]) -> FeatureSpec:
+    def find_needed(self, names: Collection[str]) -> FeatureSpec:
         """Returns the raw features without which these transformed ones cannot be made."""
         found = {}
         for name, feature in self.raw.items():
             others = {other: spec for other, spec in self.raw.items() if other != name}
-            if not others or not self._made_of(others) >= {*names}:
+            if not others or not self._list_outputs(others) >= {*names}:
                 found[name] = feature
         return found
 
@@ -62,13 +62,13 @@ class Transform:
         """
         return self.layer(tf.io.parse_example(serialized, raw))
 
-    def _made_of(self, raw: FeatureSpec) -> set[str]:
+    def _list_outputs(self, raw: FeatureSpec) -> set[str]:
         """Returns the names of the features that are made of these alone."""
         traced: Any = tf.function(lambda serialized: self(serialized, raw), autograph=False)
         return set(traced.get_concrete_function(SERIALIZED).structured_outputs)
 
 
-def features_of_schema(path: str) -> FeatureSpec:
+def read_schema(path: str) -> FeatureSpec:
     """Returns the features that a schema describes.
 
     Args:
@@ -77,7 +77,7 @@ def features_of_schema(path: str) -> FeatureSpec:
     Raises:
         UserError: the file is no schema.
     """
-    _tensorflow_transform()
+    _import_tensorflow_transform()
     import tensorflow_metadata.proto.v0.schema_pb2 as generated
     from google.protobuf import text_format
     from tensorflow_transform.tf_metadata import schema_utils
@@ -91,7 +91,7 @@ def features_of_schema(path: str) -> FeatureSpec:
         raise UserError(f"The schema {path!r} cannot be read: {error}.") from error
 
 
-def _tensorflow_transform() -> Any:
+def _import_tensorflow_transform() -> Any:
     try:
         import tensorflow_transform as tft
     except ImportError as error:

@@ -14,8 +14,8 @@ from tftpu.errors import UserError
 from tftpu.inference.cache import opened
 from tftpu.models import checks
 from tftpu.models.blocks import scanned
-from tftpu.models.blocks.recompute import recomputed
-from tftpu.models.layers.tensor_parallel import Rule, rules_for
+from tftpu.models.blocks.recompute import run_recomputed
+from tftpu.models.layers.tensor_parallel import Rule, select_rules
 from tftpu.tensors import Tensor
 
 SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this module to build them
@@ -39,7 +39,7 @@ class BlockModel(keras.Model):
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any):
         # Before the model itself, because it makes Keras number the nodes of the inputs anew.
-        blocks = Blocks.of(inputs, outputs)
+        blocks = Blocks.from_tensors(inputs, outputs)
         super().__init__(inputs, outputs, name=name, **kwargs)
         self._blocks = blocks
 
@@ -53,7 +53,7 @@ class BlockModel(keras.Model):
     @property
     def sharding_rules(self) -> tuple[Rule, ...]:
         """The dimensions that a mesh's `tensor` axis cuts; empty for models without attention."""
-        return rules_for({v.path: tuple(v.shape) for v in self.weights})
+        return select_rules({v.path: tuple(v.shape) for v in self.weights})
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
         blocks = self._blocks
@@ -92,9 +92,9 @@ class Structure(keras.layers.Layer):
             hyperparameters = _decode_config(hyperparameters)
         self.hyperparameters = hyperparameters
         self.remat: str = getattr(hyperparameters, "remat", "none")
-        checks.remat(self.remat)
+        checks.check_remat(self.remat)
         self.scan: str = getattr(hyperparameters, "scan", "none")
-        checks.scan(self.scan)
+        checks.check_scan(self.scan)
         self.shared = tuple(shared)
 
     def call(self, borders: list[Tensor]) -> Tensor:
@@ -106,7 +106,7 @@ class Structure(keras.layers.Layer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class SubModel:
     """A model over some layers of another one.
 
     Wrapped, because Keras would make a model that is an attribute a layer of the outer model.
@@ -128,7 +128,7 @@ class Blocks:
     loop: bool  # whether the blocks run as one loop
 
     @classmethod
-    def of(cls, inputs: Any, outputs: Any) -> "Blocks | None":
+    def from_tensors(cls, inputs: Any, outputs: Any) -> "Blocks | None":
         """Cuts a model at the borders of its blocks; returns None if it is run as a whole."""
         whole = keras.Model(inputs, outputs)
         layer = next((layer for layer in whole.layers if isinstance(layer, Structure)), None)
@@ -146,7 +146,7 @@ class Blocks:
         border: Any = layer.output
         shared = [whole.get_layer(known).output for known in layer.shared]
         blocks = tuple(keras.Model([x, *shared], y) for x, y in itertools.pairwise(borders))
-        if loop and not scanned.are_alike(blocks):
+        if loop and not scanned.is_uniform(blocks):
             if layer.scan == "block":
                 raise UserError(
                     "model.scan='block' needs blocks that are alike, and these differ, such as by "
@@ -172,7 +172,7 @@ class Blocks:
         keep_products = self.remat == "products"
         for block in self.blocks:
             part = functools.partial(_run, block, given)
-            x = recomputed(part, block.variables, x, keep_products)
+            x = run_recomputed(part, block.variables, x, keep_products)
         return x
 
 

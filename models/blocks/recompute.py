@@ -9,7 +9,7 @@ from tftpu.errors import UserError
 from tftpu.tensors import Tensor
 
 
-def recomputed(
+def run_recomputed(
     part: Callable[[Tensor], Tensor],
     variables: list[keras.Variable],
     x: Tensor,

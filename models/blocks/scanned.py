@@ -36,7 +36,7 @@ def is_wanted(scan: str, parameters: int) -> bool:
     return backend == "jax" and (scan == "block" or (scan == "auto" and parameters >= LARGE))
 
 
-def are_alike(blocks: Sequence[keras.Model]) -> bool:
+def is_uniform(blocks: Sequence[keras.Model]) -> bool:
     """Returns whether blocks differ in nothing but names and the values of their variables."""
     descriptions = [[_describe_layer(layer) for layer in block.layers] for block in blocks]
     return all(description == descriptions[0] for description in descriptions)
@@ -77,13 +77,13 @@ def _read_values(block: keras.Model) -> list[Tensor]:
     """
     dtypes = internals.compute_dtypes(block)
 
-    def value(variable: keras.Variable) -> Tensor:
-        found = ops.convert_to_tensor(internals.stored_value(variable))
+    def read_value(variable: keras.Variable) -> Tensor:
+        found = ops.convert_to_tensor(internals.read_stored_value(variable))
         dtype = dtypes.get(id(variable))
         is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(found.dtype))
         return ops.cast(found, dtype) if dtype and is_float else found
 
-    return [value(v) for v in block.variables]
+    return [read_value(v) for v in block.variables]
 
 
 def _describe_layer(layer: keras.Layer) -> tuple[str, dict[str, Any], list[Any]]:

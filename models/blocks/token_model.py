@@ -5,8 +5,8 @@ from typing import Any
 import keras
 
 from tftpu.errors import UserError, did_you_mean
-from tftpu.models.blocks.block_model import BlockModel, Part
-from tftpu.models.layers.heads import Tied, TiedHead, UntiedHead, vocabulary_logits
+from tftpu.models.blocks.block_model import BlockModel, SubModel
+from tftpu.models.layers.heads import Tied, TiedHead, UntiedHead, compute_vocabulary_logits
 from tftpu.tensors import Tensor
 
 TOKENS = "tokens"  # the only feature that every model needs
@@ -73,10 +73,10 @@ class FactoredTokenModel(TokenModel):
     ):
         super().__init__(inputs, outputs, name, **kwargs)
         factored = [outputs, self._head.input]
-        self._factored = Part(keras.Model(inputs, factored, name=name))
+        self._factored = SubModel(keras.Model(inputs, factored, name=name))
         self._factored_end = None
         if self._blocks is not None:
-            self._factored_end = Part(keras.Model(self._blocks.border, factored))
+            self._factored_end = SubModel(keras.Model(self._blocks.border, factored))
 
     def factored_logits(
         self, x: Any, training: bool | None = None
@@ -104,11 +104,11 @@ class FactoredTokenModel(TokenModel):
                 logits, hidden = end.model(hidden, training=training)
         else:
             logits, hidden = self._factored.model(features, training=training)
-        return logits, hidden, self._head.matrix()
+        return logits, hidden, self._head.read_matrix()
 
     def logits_of(self, hidden: Tensor) -> Tensor:
         """Returns the logits of hidden states, as those that `factored_logits` returns."""
-        return vocabulary_logits(hidden, self._head.matrix())
+        return compute_vocabulary_logits(hidden, self._head.read_matrix())
 
     @property
     def _head(self) -> TiedHead | UntiedHead:
@@ -118,13 +118,13 @@ class FactoredTokenModel(TokenModel):
         return head
 
 
-def token_inputs(*more: str) -> dict[str, keras.KerasTensor]:
+def build_token_inputs(*more: str) -> dict[str, keras.KerasTensor]:
     """Returns the inputs of a `TokenModel`: "tokens", "segments", "positions", and `more`.
 
     All but the tokens are optional.
     """
 
-    def tokens(name: str) -> Any:
+    def build_input(name: str) -> Any:
         return keras.Input((None,), dtype="int32", name=name, optional=name != TOKENS)
 
-    return {name: tokens(name) for name in (TOKENS, "segments", "positions", *more)}
+    return {name: build_input(name) for name in (TOKENS, "segments", "positions", *more)}

@@ -6,8 +6,8 @@ import keras
 from keras import layers
 
 from tftpu.models.blocks.block_model import Structure
-from tftpu.models.blocks.token_model import TokenModel, token_inputs
-from tftpu.models.layers.dense import Dense, embeddings
+from tftpu.models.blocks.token_model import TokenModel, build_token_inputs
+from tftpu.models.layers.dense import Dense, read_embeddings
 from tftpu.models.layers.gelu import gelu
 from tftpu.models.layers.heads import Tied
 from tftpu.models.layers.layer_norm import LayerNormalization
@@ -27,7 +27,7 @@ def build(config: "BERT") -> keras.Model:
     `TokenModel` it takes "types", (batch, time) int32: 0 in the first of two sentences, 1 in the
     second, by default 0. Padding is marked by "segments".
     """
-    inputs = token_inputs("types")
+    inputs = build_token_inputs("types")
     embed = layers.Embedding(
         config.vocabulary, config.width, embeddings_initializer=_init(), name="tokens_embed"
     )
@@ -40,7 +40,7 @@ def build(config: "BERT") -> keras.Model:
         x = layers.Dropout(config.dropout, name="embed_dropout")(x)
     borders = [x]
     for block in range(config.layers):
-        x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
+        x = _apply_block(x, inputs["segments"], config, name=f"block{block + 1}")
         borders.append(x)
     x = Structure(config, shared=("segments",), name="structure")(borders)
     if config.head == "masked_lm":
@@ -55,7 +55,7 @@ def build(config: "BERT") -> keras.Model:
     return TokenModel(inputs, logits, config.name)
 
 
-def _block(x: Tensor, segments: Tensor, config: "BERT", name: str) -> Tensor:
+def _apply_block(x: Tensor, segments: Tensor, config: "BERT", name: str) -> Tensor:
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(x, segments)
     x = _add_norm(x, y, config, name=f"{name}_norm1")
     y = _apply_dense(x, 4 * config.width, activation=gelu, name=f"{name}_expand")
@@ -137,7 +137,7 @@ class TiedHeadWithBias(Tied):
         )
 
     def call(self, x: Tensor) -> Tensor:
-        matrix = ops.cast(embeddings(self.embedding), x.dtype)
+        matrix = ops.cast(read_embeddings(self.embedding), x.dtype)
         return ops.matmul(x, ops.transpose(matrix)) + self.bias
 
 

@@ -37,7 +37,7 @@ def build(config: "ConvNeXt") -> keras.Model:
         for block in range(1, blocks + 1):
             # Deeper blocks are dropped more often.
             drop = config.stochastic_depth * done / last if last else 0.0
-            x = _block(x, width, drop, config, name=f"stage{stage}_block{block}")
+            x = _apply_block(x, width, drop, config, name=f"stage{stage}_block{block}")
             borders.append(x)
             done += 1
     x = Structure(config, name="structure")(borders)
@@ -48,7 +48,7 @@ def build(config: "ConvNeXt") -> keras.Model:
     return BlockModel(images, head(x), config.name)
 
 
-def _block(x: Tensor, width: int, drop: float, config: "ConvNeXt", name: str) -> Tensor:
+def _apply_block(x: Tensor, width: int, drop: float, config: "ConvNeXt", name: str) -> Tensor:
     y = DepthwiseConv2D(7, padding="same", depthwise_initializer=_init(), name=f"{name}_depthwise")(
         x
     )

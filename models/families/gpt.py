@@ -9,12 +9,12 @@ import keras
 from keras import layers
 
 from tftpu.models.blocks.block_model import Structure
-from tftpu.models.blocks.token_model import HEAD, FactoredTokenModel, token_inputs
+from tftpu.models.blocks.token_model import HEAD, FactoredTokenModel, build_token_inputs
 from tftpu.models.layers.causal import causal_attention
-from tftpu.models.layers.dense import Dense, HoldsDense
+from tftpu.models.layers.dense import Dense, DenseContainer
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.layer_norm import LayerNormalization
-from tftpu.models.layers.tensor_parallel import Residual, biases_by_heads, projected
+from tftpu.models.layers.tensor_parallel import Residual, project_heads, split_biases
 from tftpu.tensors import Initializer, Tensor, ops
 from tftpu.tpu import target
 from tftpu.tpu.target import HEADS
@@ -28,7 +28,7 @@ def build(config: "GPT") -> keras.Model:
 
     It maps token ids, (batch, time) int32, to logits, (batch, time, vocabulary) float32.
     """
-    inputs = token_inputs()
+    inputs = build_token_inputs()
     embed = layers.Embedding(
         config.vocabulary, config.width, embeddings_initializer=_make_normal(), name="tokens_embed"
     )
@@ -38,7 +38,7 @@ def build(config: "GPT") -> keras.Model:
         x = layers.Dropout(config.dropout, name="embed_dropout")(x)
     borders = [x]
     for block in range(config.layers):
-        x = _block(x, inputs["segments"], config, name=f"block{block + 1}")
+        x = _apply_block(x, inputs["segments"], config, name=f"block{block + 1}")
         borders.append(x)
     x = Structure(config, shared=("segments",), name="structure")(borders)
     x = LayerNormalization(epsilon=1e-5, name="final_norm")(x)
@@ -46,7 +46,7 @@ def build(config: "GPT") -> keras.Model:
     return FactoredTokenModel(inputs, logits, config.name)
 
 
-def _block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
+def _apply_block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tensor:
     y = LayerNormalization(epsilon=1e-5, name=f"{name}_norm1")(x)
     y = CausalSelfAttention(
         config.heads, config.layers, config.attention, name=f"{name}_attention"
@@ -108,14 +108,14 @@ class Positions(layers.Layer):
 
 
 @keras.saving.register_keras_serializable("tftpu")
-class CausalSelfAttention(HoldsDense):
+class CausalSelfAttention(DenseContainer):
     """Multi-head attention of each token to itself and to earlier ones of its segment.
 
     Args:
         heads: a divisor of the width.
         depth: number of blocks in the model, which scales the initial weights.
         implementation: as for `tftpu.models.layers.attention.attention`.
-        kwargs: as for `HoldsDense`.
+        kwargs: as for `DenseContainer`.
     """
 
     def __init__(self, heads: int, depth: int, implementation: str = "plain", **kwargs: Any):
@@ -129,9 +129,9 @@ class CausalSelfAttention(HoldsDense):
         self, x_shape: Any, segments_shape: Any = None
     ) -> None:
         width = x_shape[-1]
-        self.qkv = self.dense("qkv", 3 * width, x_shape, kernel_initializer=_make_normal())
+        self.qkv = self.build_dense("qkv", 3 * width, x_shape, kernel_initializer=_make_normal())
         residual = _make_residual_init(self.depth)
-        self.out = self.dense("out", width, x_shape, kernel_initializer=residual)
+        self.out = self.build_dense("out", width, x_shape, kernel_initializer=residual)
 
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         batch, time, width = ops.shape(x)
@@ -147,8 +147,8 @@ class CausalSelfAttention(HoldsDense):
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
         # Three products, each written in the layout that attention reads. Splitting one product in
         # three, and joining the gradients, would copy activations.
-        bias = biases_by_heads(ops.cast(self.qkv.bias, x.dtype), self.heads)
-        parts = projected(self.qkv, x, self.heads, "btc,chd->bthd")
+        bias = split_biases(ops.cast(self.qkv.bias, x.dtype), self.heads)
+        parts = project_heads(self.qkv, x, self.heads, "btc,chd->bthd")
         return [part + bias for part, bias in zip(parts, bias)]
 
     def compute_output_shape(self, x_shape: Any, segments_shape: Any = None) -> Any:

@@ -14,10 +14,10 @@ import numpy as np
 from keras import layers
 
 from tftpu.models.blocks.block_model import Structure
-from tftpu.models.blocks.token_model import HEAD, FactoredTokenModel, token_inputs
-from tftpu.models.layers.attention import rotation
+from tftpu.models.blocks.token_model import HEAD, FactoredTokenModel, build_token_inputs
+from tftpu.models.layers.attention import choose_rotation_kernel
 from tftpu.models.layers.causal import causal_attention
-from tftpu.models.layers.dense import Dense, HoldsDense
+from tftpu.models.layers.dense import Dense, DenseContainer
 from tftpu.models.layers.heads import TiedHead, UntiedHead
 from tftpu.models.layers.tensor_parallel import Residual
 from tftpu.tensors import Initializer, Tensor, ops
@@ -31,14 +31,16 @@ def build(config: "Llama") -> keras.Model:
 
     It maps token ids, (batch, time) int32, to logits, (batch, time, vocabulary) float32.
     """
-    inputs = token_inputs()
+    inputs = build_token_inputs()
     embed = layers.Embedding(
         config.vocabulary, config.width, embeddings_initializer=_make_normal(), name="tokens_embed"
     )
     x = embed(inputs["tokens"])  # (batch, time, width)
     borders = [x]
     for block in range(config.layers):
-        x = _block(x, inputs["segments"], inputs["positions"], config, name=f"block{block + 1}")
+        x = _apply_block(
+            x, inputs["segments"], inputs["positions"], config, name=f"block{block + 1}"
+        )
         borders.append(x)
     x = Structure(config, shared=("segments", "positions"), name="structure")(borders)
     x = _apply_norm(x, config, name="final_norm")
@@ -51,7 +53,9 @@ def build(config: "Llama") -> keras.Model:
     return FactoredTokenModel(inputs, head(x), config.name)
 
 
-def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name: str) -> Tensor:
+def _apply_block(
+    x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name: str
+) -> Tensor:
     y = _apply_norm(x, config, name=f"{name}_norm1")
     y = RotaryAttention(
         config.heads,
@@ -72,7 +76,7 @@ def _block(x: Tensor, segments: Tensor, positions: Tensor, config: "Llama", name
 
 
 @keras.saving.register_keras_serializable("tftpu")
-class RotaryAttention(HoldsDense):
+class RotaryAttention(DenseContainer):
     """Causal self-attention whose queries and keys are rotated by their positions.
 
     Args:
@@ -81,7 +85,7 @@ class RotaryAttention(HoldsDense):
         base: the longest wavelength is about 2 pi times this.
         scaling: 1.0, or the factor by which Llama 3.1 stretches long wavelengths.
         implementation: as for `tftpu.models.layers.attention.attention`.
-        kwargs: as for `HoldsDense`.
+        kwargs: as for `DenseContainer`.
     """
 
     def __init__(
@@ -107,13 +111,13 @@ class RotaryAttention(HoldsDense):
         width = x_shape[-1]
         head_dim = width // self.heads
 
-        def dense(heads: int, name: str) -> Dense:
-            return self.dense(name, heads * head_dim, x_shape, **_build_plain_options())
+        def build_part(heads: int, name: str) -> Dense:
+            return self.build_dense(name, heads * head_dim, x_shape, **_build_plain_options())
 
-        self.query = dense(self.heads, "query")
-        self.key = dense(self.kv_heads, "key")
-        self.value = dense(self.kv_heads, "value")
-        self.out = dense(self.heads, "out")
+        self.query = build_part(self.heads, "query")
+        self.key = build_part(self.kv_heads, "key")
+        self.value = build_part(self.kv_heads, "value")
+        self.out = build_part(self.heads, "out")
 
     def call(
         self, x: Tensor, segments: Tensor | None = None, positions: Tensor | None = None
@@ -122,19 +126,19 @@ class RotaryAttention(HoldsDense):
         head_dim = width // self.heads
         if positions is None:
             positions = ops.arange(time)[None]
-        angles = ops.cast(positions, "float32")[..., None] * frequencies(
+        angles = ops.cast(positions, "float32")[..., None] * compute_frequencies(
             head_dim, self.base, self.scaling
         )  # (batch, time, head_dim / 2)
 
-        def heads(flat: Tensor) -> Tensor:
+        def split_heads(flat: Tensor) -> Tensor:
             # Keras cannot tell the number of heads by -1 where the batch has any size.
             return ops.reshape(flat, (batch, time, flat.shape[-1] // head_dim, head_dim))
 
         y = causal_attention(
             self.name,
-            heads(rotate(self.query(x), angles, self.implementation)),
-            heads(rotate(self.key(x), angles, self.implementation)),
-            heads(self.value(x)),
+            split_heads(rotate(self.query(x), angles, self.implementation)),
+            split_heads(rotate(self.key(x), angles, self.implementation)),
+            split_heads(self.value(x)),
             segments,
             self.implementation,
         )
@@ -170,7 +174,7 @@ def rotate(x: Tensor, angles: Tensor, implementation: str = "plain") -> Tensor:
     """
     cosine, sine = ops.cos(angles), ops.sin(angles)
     heads = x.shape[-1] // (2 * angles.shape[-1])
-    kernel = rotation(implementation, x, heads)
+    kernel = choose_rotation_kernel(implementation, x, heads)
     if kernel is not None:
         return kernel(x, cosine, sine, heads)
     cosine, sine = (ops.cast(wave[:, :, None], x.dtype) for wave in (cosine, sine))
@@ -180,7 +184,7 @@ def rotate(x: Tensor, angles: Tensor, implementation: str = "plain") -> Tensor:
     return ops.reshape(ops.concatenate(turned, -1), ops.shape(x))
 
 
-def frequencies(head_dim: int, base: float, scaling: float) -> np.ndarray:
+def compute_frequencies(head_dim: int, base: float, scaling: float) -> np.ndarray:
     """Returns the radians by which one position rotates each pair: (head_dim / 2,), float32.
 
     With a scaling above 1, wavelengths of more than 8192 positions are stretched by it, those

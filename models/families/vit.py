@@ -52,7 +52,7 @@ def build(config: "ViT") -> keras.Model:
     for block in range(config.layers):
         # Deeper blocks are dropped more often.
         drop = config.stochastic_depth * block / max(config.layers - 1, 1)
-        x = _block(x, drop, config, name=f"block{block + 1}")
+        x = _apply_block(x, drop, config, name=f"block{block + 1}")
         borders.append(x)
     x = Structure(config, name="structure")(borders)
     x = LayerNormalization(epsilon=1e-6, name="final_norm")(x)
@@ -65,7 +65,7 @@ def build(config: "ViT") -> keras.Model:
     return BlockModel(images, head(x), config.name)
 
 
-def _block(x: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
+def _apply_block(x: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
     y = LayerNormalization(epsilon=1e-6, name=f"{name}_norm1")(x)
     y = SelfAttention(config.heads, config.attention, name=f"{name}_attention")(y)
     x = _add(x, y, drop, config, name=f"{name}_add1")

@@ -163,7 +163,7 @@ def backward(
 
 def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented):
     segments, (out_ref, log_sum_ref) = refs[:-2], refs[-2:]
-    block, product = pl.program_id(2), product_of(q_ref.dtype)
+    block, product = pl.program_id(2), build_product(q_ref.dtype)
     query = q_ref[0].astype(jnp.float32) * head_dim**-0.5  # (BLOCK, lanes)
     output = jnp.zeros(query.shape, jnp.float32)
     for head in range(heads):
@@ -202,7 +202,7 @@ def _backward_body(
     q_ref, k_ref, v_ref, up_ref, log_sum_ref, shift_ref, *refs, heads, head_dim, causal, segmented
 ):
     segments, (dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum) = refs[:-6], refs[-6:]
-    member, block, product = pl.program_id(2), pl.program_id(3), product_of(q_ref.dtype)
+    member, block, product = pl.program_id(2), pl.program_id(3), build_product(q_ref.dtype)
     blocks, scale = q_ref.shape[1] // BLOCK, head_dim**-0.5
     dq_sum = dq_ref.at[0] if dq_ref.dtype == jnp.float32 else dq_sum
 
@@ -289,7 +289,7 @@ def _compute_shifts(
     )(output, upstream)
 
 
-def product_of(dtype: Any) -> Callable[..., jax.Array]:
+def build_product(dtype: Any) -> Callable[..., jax.Array]:
     """Returns a matrix product of float32 arrays over one axis of each, to `dtype`'s digits."""
     # One pass of the matrix unit rounds to bfloat16; float32 takes several.
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None

@@ -66,7 +66,7 @@ def flash_attention(
     segments = _build_segments(batch, time, segment_ids, mask, -time % flash.BLOCK)
     column = max(flash.LANES // head_dim, 1)  # heads
 
-    def columns(x):  # (batch, time, heads, head_dim) -> (batch, blocks, columns x 128)
+    def to_columns(x):  # (batch, time, heads, head_dim) -> (batch, blocks, columns x 128)
         x = ops.pad(x, ((0, 0), (0, -time % flash.BLOCK), (0, -heads % column), (0, 0)))
         return ops.reshape(x, (*x.shape[:2], -1))
 
@@ -86,7 +86,7 @@ def flash_attention(
         (tokens, tokens, tokens),
     )
     attend = _attach_gradient(forward, backward, segments)
-    found = attend(columns(query), columns(key), columns(value))
+    found = attend(to_columns(query), to_columns(key), to_columns(value))
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
 
@@ -124,7 +124,7 @@ def takes_rotation(x: Any, heads: int) -> bool:
     return x.shape[2] % lanes == 0 and not (lanes % head_dim and head_dim % lanes)
 
 
-def rotated(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
+def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
     """Rotates each pair (x[i], x[i + head_dim / 2]) of a head by its angle.
 
     Args:
@@ -258,7 +258,7 @@ def _mark_keepable(results: Sequence[Tensor]) -> Sequence[Tensor]:
         return results
     from tftpu.models.kernels import jax_checkpoint
 
-    return jax_checkpoint.of_attention(results)
+    return jax_checkpoint.mark_attention(results)
 
 
 def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:

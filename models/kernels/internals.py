@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def reads_what_jax_writes() -> bool:
+def can_embed_jax() -> bool:
     """Returns whether this TensorFlow can embed functions of this jax in its graphs.
 
     TensorFlow 2.19.1 can embed those of jax 0.6.0, but not of 0.10.2; 2.20.0 and 2.21.0 can embed

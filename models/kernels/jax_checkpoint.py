@@ -7,7 +7,7 @@ import jax
 import keras
 from jax.ad_checkpoint import checkpoint_name
 
-from tftpu.models.layers.internals import stored_value
+from tftpu.models.layers.internals import read_stored_value
 from tftpu.tensors import Tensor
 from tftpu.tpu.target import GATHERED
 
@@ -18,7 +18,7 @@ _FORMS = (
 )
 
 
-def forgetting_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
+def forget_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function whose backward pass gathers weights again, and keeps none whole."""
     return jax.checkpoint(function, policy=_is_kept)
 
@@ -34,7 +34,7 @@ def _is_kept(primitive: Any, *_: Any, **fields: Any) -> bool:
     return not named and primitive.name not in _FORMS
 
 
-def rematerialized(function: Callable[..., Any], keep_products: bool) -> Callable[..., Any]:
+def rematerialize(function: Callable[..., Any], keep_products: bool) -> Callable[..., Any]:
     """Returns a function that keeps little for the backward pass, which computes it again.
 
     Args:
@@ -49,7 +49,7 @@ def rematerialized(function: Callable[..., Any], keep_products: bool) -> Callabl
     return jax.checkpoint(function, policy=kept if keep_products else None)
 
 
-def of_attention(results: Sequence[Tensor]) -> list[Tensor]:
+def mark_attention(results: Sequence[Tensor]) -> list[Tensor]:
     """Returns results of a kernel for attention, by a name under which they can be kept."""
     return [checkpoint_name(result, _ATTENTION) for result in results]
 
@@ -66,5 +66,5 @@ def checkpoint(
     Args: as for `tftpu.models.kernels.tensorflow_checkpoint.checkpoint`, and
         keep_products: whether to keep the products with weights.
     """
-    weights, states = ([stored_value(v) for v in group] for group in (trained, others))
-    return rematerialized(forward, keep_products)(x, weights, states)
+    weights, states = ([read_stored_value(v) for v in group] for group in (trained, others))
+    return rematerialize(forward, keep_products)(x, weights, states)

@@ -6,10 +6,10 @@ import jax
 import keras
 import numpy as np
 
-from tftpu.models.layers.internals import stored_value
+from tftpu.models.layers.internals import read_stored_value
 
 
-def placed(variable: keras.Variable, value: np.ndarray) -> Any:
+def place_value(variable: keras.Variable, value: np.ndarray) -> Any:
     """Returns a value on the devices of a variable, in its dtype.
 
     Args:
@@ -19,6 +19,6 @@ def placed(variable: keras.Variable, value: np.ndarray) -> Any:
     dtype = np.dtype(variable.dtype)
     return jax.make_array_from_callback(
         value.shape,
-        stored_value(variable).sharding,
+        read_stored_value(variable).sharding,
         lambda part: np.asarray(value[part], dtype),
     )

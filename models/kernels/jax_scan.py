@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tftpu.models.kernels.jax_checkpoint import forgetting_gathered, rematerialized
+from tftpu.models.kernels.jax_checkpoint import forget_gathered, rematerialize
 from tftpu.tensors import Tensor
 
 
@@ -27,9 +27,9 @@ def scan(
             and recomputes nothing.
     """
     if remat == "none":
-        body = forgetting_gathered(body)
+        body = forget_gathered(body)
     else:
-        body = rematerialized(body, remat == "products")
+        body = rematerialize(body, remat == "products")
 
     def step(x: Any, set_: list[Any]) -> tuple[Any, None]:
         return body(x, set_), None

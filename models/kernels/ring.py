@@ -21,7 +21,7 @@ from tftpu.tpu.target import Ring
 Chunks = tuple[Any, Any]  # the one of early tokens, and the one of late ones
 
 
-class Keys(NamedTuple):
+class KeyChunk(NamedTuple):
     """The keys and values that travel round the ring, with their segments if there are any."""
 
     key: jax.Array
@@ -29,7 +29,7 @@ class Keys(NamedTuple):
     segments: jax.Array | None
 
 
-class Mixed(NamedTuple):
+class PartialAttention(NamedTuple):
     """Attention to some of the keys.
 
     Attributes:
@@ -65,35 +65,37 @@ def forward(
     """
     queries, held, query_segments = _collect_chunks(query, key, value, segments, ring)
 
-    def pair(query: Any, keys: Keys, of_queries: Any, causal: bool = False) -> Mixed:
+    def attend_pair(
+        query: Any, keys: KeyChunk, of_queries: Any, causal: bool = False
+    ) -> PartialAttention:
         run = functools.partial(flash.forward, head_dim=head_dim, interpret=interpret)
         seen = _select_seen(of_queries, keys)
         output, log_sum = run(query, keys.key, keys.value, seen, causal=causal)
-        return Mixed(output.astype(jnp.float32), log_sum)
+        return PartialAttention(output.astype(jnp.float32), log_sum)
 
-    def add(mixed: Mixed, more: Mixed) -> Mixed:
+    def add(mixed: PartialAttention, more: PartialAttention) -> PartialAttention:
         log_sum = jnp.logaddexp(mixed.log_sum, more.log_sum)
         parts = [
             m.output * _expand_to_channels(jnp.exp(m.log_sum - log_sum), m) for m in (mixed, more)
         ]
-        return Mixed(parts[0] + parts[1], log_sum)
+        return PartialAttention(parts[0] + parts[1], log_sum)
 
-    def round_(state: Any, number: Any) -> tuple[Any, None]:
+    def run_round(state: Any, number: Any) -> tuple[Any, None]:
         (early, late), held = state
         coming = _send_on(held, ring)
         of_earlier = _is_earlier(number, ring)
-        late = add(late, pair(queries[1], held[0], query_segments[1]))
+        late = add(late, attend_pair(queries[1], held[0], query_segments[1]))
         query, of_query = (_select_pair(of_earlier, x) for x in (queries, query_segments))
-        more = pair(query, _select_pair(of_earlier, held), of_query)
+        more = attend_pair(query, _select_pair(of_earlier, held), of_query)
         early = _select_where(of_earlier, add(early, more), early)
         late = _select_where(of_earlier, late, add(late, more))
         return ((early, late), coming), None
 
-    early = pair(queries[0], held[0], query_segments[0], causal=True)
-    late = pair(queries[1], held[1], query_segments[1], causal=True)
-    late = add(late, pair(queries[1], held[0], query_segments[1]))
+    early = attend_pair(queries[0], held[0], query_segments[0], causal=True)
+    late = attend_pair(queries[1], held[1], query_segments[1], causal=True)
+    late = add(late, attend_pair(queries[1], held[0], query_segments[1]))
     state = (early, late), _send_on(held, ring)
-    ((early, late), _), _ = jax.lax.scan(round_, state, jnp.arange(1, ring.size))
+    ((early, late), _), _ = jax.lax.scan(run_round, state, jnp.arange(1, ring.size))
     output = _restore_order((early.output, late.output), ring).astype(query.dtype)
     return output, jnp.concatenate([early.log_sum, late.log_sum], -1)
 
@@ -132,7 +134,9 @@ def backward(
         )
     )
 
-    def pair(of_query: Any, keys: Keys, causal: bool = False) -> tuple[jax.Array, Chunks]:
+    def differentiate_pair(
+        of_query: Any, keys: KeyChunk, causal: bool = False
+    ) -> tuple[jax.Array, Chunks]:
         query, of_queries, log_sum, output, upstream = of_query
         run = functools.partial(flash.backward, head_dim=head_dim, interpret=interpret)
         seen = _select_seen(of_queries, keys)
@@ -140,14 +144,16 @@ def backward(
         d_query, d_key, d_value = (x.astype(jnp.float32) for x in found)
         return d_query, (d_key, d_value)
 
-    def round_(state: Any, number: Any) -> tuple[Any, None]:
+    def run_round(state: Any, number: Any) -> tuple[Any, None]:
         (d_early, d_late), (d_first, d_second), held = state
         coming = _send_on(held, ring)
         d_first, d_second = _send_on((d_first, d_second), ring)  # of the keys that are here now
         of_earlier = _is_earlier(number, ring)
-        d_query, d_keys = pair(given[1], held[0])
+        d_query, d_keys = differentiate_pair(given[1], held[0])
         d_late, d_first = d_late + d_query, _sum(d_first, d_keys)
-        d_query, d_keys = pair(_select_pair(of_earlier, given), _select_pair(of_earlier, held))
+        d_query, d_keys = differentiate_pair(
+            _select_pair(of_earlier, given), _select_pair(of_earlier, held)
+        )
         d_early, d_late = (
             jnp.where(of_earlier, d_early + d_query, d_early),
             jnp.where(of_earlier, d_late, d_late + d_query),
@@ -158,11 +164,11 @@ def backward(
         )
         return ((d_early, d_late), (d_first, d_second), coming), None
 
-    d_early, d_first = pair(given[0], held[0], causal=True)
-    d_late, d_second = pair(given[1], held[1], causal=True)
-    more, d_keys = pair(given[1], held[0])
+    d_early, d_first = differentiate_pair(given[0], held[0], causal=True)
+    d_late, d_second = differentiate_pair(given[1], held[1], causal=True)
+    more, d_keys = differentiate_pair(given[1], held[0])
     state = (d_early, d_late + more), (_sum(d_first, d_keys), d_second), _send_on(held, ring)
-    (d_queries, d_keys, _), _ = jax.lax.scan(round_, state, jnp.arange(1, ring.size))
+    (d_queries, d_keys, _), _ = jax.lax.scan(run_round, state, jnp.arange(1, ring.size))
     (d_key, d_value) = zip(*_send_on(d_keys, ring))
     found = zip((d_queries, d_key, d_value), (query, key, value))
     d_query, d_key, d_value = (_restore_order(chunks, ring).astype(x.dtype) for chunks, x in found)
@@ -175,17 +181,17 @@ def _collect_chunks(
     value: jax.Array,
     segments: flash.Segments | None,
     ring: Ring,
-) -> tuple[Chunks, tuple[Keys, Keys], Chunks]:
+) -> tuple[Chunks, tuple[KeyChunk, KeyChunk], Chunks]:
     """Returns the queries, keys and segments of queries of the chunks of this device."""
     of_queries, of_keys = (
         ((None, None),) * 2 if segments is None else _exchange_halves(segments, ring)
     )
     queries, keys, values = _exchange_halves((query, key, value), ring)
-    held = tuple(Keys(*one) for one in zip(keys, values, of_keys))
+    held = tuple(KeyChunk(*one) for one in zip(keys, values, of_keys))
     return queries, (held[0], held[1]), of_queries
 
 
-def _select_seen(of_queries: jax.Array | None, keys: Keys) -> flash.Segments | None:
+def _select_seen(of_queries: jax.Array | None, keys: KeyChunk) -> flash.Segments | None:
     """Returns the segments of queries and of keys, if there are any."""
     if of_queries is None or keys.segments is None:
         return None
@@ -254,7 +260,7 @@ def _sum(first: Any, second: Any) -> Any:
     return jax.tree.map(jnp.add, first, second)
 
 
-def _expand_to_channels(weights: jax.Array, mixed: Mixed) -> jax.Array:
+def _expand_to_channels(weights: jax.Array, mixed: PartialAttention) -> jax.Array:
     """Returns weights of queries and heads, (batch, columns, heads, time), for each channel."""
     batch, columns, heads, time = weights.shape
     by_head = jnp.transpose(weights, (0, 3, 1, 2)).reshape(batch, time, columns * heads, 1)

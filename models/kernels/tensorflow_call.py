@@ -17,7 +17,7 @@ def prepare() -> None:
         UserError: this TensorFlow cannot read what this jax writes.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if not internals.reads_what_jax_writes():
+    if not internals.can_embed_jax():
         raise UserError(
             f"model.attention='flash': TensorFlow {tf.__version__} cannot read what this jax "
             "writes: run `pip install jax==0.6.0 jaxlib==0.6.0`, or use model.attention='plain'."

@@ -28,7 +28,7 @@ from tftpu.models.kernels.flash import (
     VMEM,
     Parameters,
     Segments,
-    product_of,
+    build_product,
 )
 
 LONGEST = 512  # tokens
@@ -109,28 +109,30 @@ def backward(
 def _forward_body(qkv_ref, *refs, head_dim, columns, lanes, product):
     segments, out_ref = refs[:-1], refs[-1]
 
-    def column(index, _):
+    def attend_column(index, _):
         query, key, value = _read_column(qkv_ref, index, head_dim, columns, lanes)
         mixed = jnp.zeros(query.shape[::-1], jnp.float32)  # (lanes, queries)
         for head in range(lanes // head_dim):
-            own = _own(query, 1, head, head_dim)
+            own = _mask_to_head(query, 1, head, head_dim)
             weight, total = _compute_softmax(product(key, own, 1, 1), segments)
-            mixed += _own(product(value, weight, 0, 0) / total, 0, head, head_dim)
+            mixed += _mask_to_head(product(value, weight, 0, 0) / total, 0, head, head_dim)
         out_ref[0, :, _index_column(index, lanes)] = mixed.T.astype(out_ref.dtype)
 
-    jax.lax.fori_loop(0, columns, column, None)
+    jax.lax.fori_loop(0, columns, attend_column, None)
 
 
 def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes, product):
     segments, (d_qkv_ref, sums_ref) = refs[:-2], refs[-2:]
 
-    def column(index, _):
+    def differentiate_column(index, _):
         query, key, value = _read_column(qkv_ref, index, head_dim, columns, lanes)
         upstream = up_ref[0, :, _index_column(index, lanes)].astype(jnp.float32)
         d_query = d_key = d_value = jnp.zeros(query.shape, jnp.float32)
         for head in range(lanes // head_dim):
             # Where a factor is zero for other heads, so is its product with all of them.
-            own_query, own_key, up = (_own(x, 1, head, head_dim) for x in (query, key, upstream))
+            own_query, own_key, up = (
+                _mask_to_head(x, 1, head, head_dim) for x in (query, key, upstream)
+            )
             weight, total = _compute_softmax(product(key, own_query, 1, 1), segments)
             weight /= total
             d_weight = product(value, up, 1, 1)  # (keys, queries)
@@ -143,7 +145,7 @@ def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes, product):
             d_qkv_ref[0, :, at] = found.astype(d_qkv_ref.dtype)
             sums_ref[0, :, at] = jnp.sum(found, axis=0, keepdims=True)
 
-    jax.lax.fori_loop(0, columns, column, None)
+    jax.lax.fori_loop(0, columns, differentiate_column, None)
 
 
 def _read_column(qkv_ref, index, head_dim: int, columns: int, lanes: int):
@@ -157,7 +159,7 @@ def _index_column(index, lanes: int):
     return pl.ds(pl.multiple_of(index * lanes, lanes), lanes)
 
 
-def _own(x: jax.Array, axis: int, head: int, head_dim: int) -> jax.Array:
+def _mask_to_head(x: jax.Array, axis: int, head: int, head_dim: int) -> jax.Array:
     """Sets all lanes along `axis` to zero, except those of one head."""
     lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
     return jnp.where((lane >= head * head_dim) & (lane < (head + 1) * head_dim), x, 0.0)
@@ -198,7 +200,7 @@ def _call(
         head_dim=head_dim,
         columns=width // lanes,
         lanes=lanes,
-        product=product_of(qkv.dtype),
+        product=build_product(qkv.dtype),
     )
     return functools.partial(
         pl.pallas_call,

@@ -52,7 +52,7 @@ def attention(
         UserError: an unknown implementation; or flash attention on a TPU without jax, or with
             shapes that it does not support.
     """
-    checks.attention(implementation)
+    checks.check_attention(implementation)
     head_dim, key_heads = query.shape[-1], key.shape[2]
     shape = ops.shape(query)
     if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
@@ -84,7 +84,7 @@ def attention_by_heads(
     Returns:
         (batch, heads, time, head_dim), in `query`'s dtype.
     """
-    checks.attention(implementation)
+    checks.check_attention(implementation)
     if implementation == "flash":
         by_time = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
         found = attention(*by_time, segment_ids=segment_ids, implementation=implementation)
@@ -97,7 +97,7 @@ def _attend_by_heads(
 ) -> Tensor:
     """Computes the same as `_plain`, in one block and without shared key heads."""
 
-    def scores(query, key):
+    def compute_scores(query, key):
         found = ops.cast(ops.einsum("bhtd,bhsd->bhts", query, key), "float32")
         if segment_ids is None:
             return found
@@ -107,7 +107,7 @@ def _attend_by_heads(
 
     @ops.custom_gradient
     def attend(query, key, value):
-        score = scores(query, key)
+        score = compute_scores(query, key)
         largest = ops.max(score, axis=-1, keepdims=True)
         weight = ops.exp(score - largest)
         total = ops.sum(weight, axis=-1, keepdims=True)
@@ -118,7 +118,7 @@ def _attend_by_heads(
         def gradient(upstream):
             shift = ops.cast(upstream, "float32") * ops.cast(output, "float32")
             shift = ops.sum(shift, axis=-1, keepdims=True)
-            weight = ops.exp(scores(query, key) - log_sum)
+            weight = ops.exp(compute_scores(query, key) - log_sum)
             d_weight = ops.einsum("bhtd,bhsd->bhts", upstream, value)
             d_score = weight * (ops.cast(d_weight, "float32") - shift)
             d_score = ops.cast(d_score, query.dtype)
@@ -134,7 +134,9 @@ def _attend_by_heads(
     return attend(query, key, value)
 
 
-def rotation(implementation: str, x: Tensor, heads: int) -> Callable[..., Tensor] | None:
+def choose_rotation_kernel(
+    implementation: str, x: Tensor, heads: int
+) -> Callable[..., Tensor] | None:
     """Returns the kernel for rotary positions, where it can be used.
 
     Args:
@@ -143,17 +145,17 @@ def rotation(implementation: str, x: Tensor, heads: int) -> Callable[..., Tensor
         heads: number of heads in the width.
 
     Returns:
-        `tftpu.models.kernels.functions.rotated`; None if the definition is to be used.
+        `tftpu.models.kernels.functions.rotate_pairs`; None if the definition is to be used.
     """
     if _has_kernel(implementation):
         from tftpu.models.kernels import functions
 
         if functions.takes_rotation(x, heads):
-            return functions.rotated
+            return functions.rotate_pairs
     return None
 
 
-def whole_sequences(implementation: str, x: Tensor, heads: int) -> Callable[..., Tensor] | None:
+def choose_whole_kernel(implementation: str, x: Tensor, heads: int) -> Callable[..., Tensor] | None:
     """Returns the kernel for self-attention over short sequences, where it can be used.
 
     Args:
@@ -165,7 +167,7 @@ def whole_sequences(implementation: str, x: Tensor, heads: int) -> Callable[...,
     Returns:
         `tftpu.models.kernels.functions.whole_attention`; None if `attention` is to be used.
     """
-    checks.attention(implementation)
+    checks.check_attention(implementation)
     if _has_kernel(implementation):
         from tftpu.models.kernels import functions
 
@@ -208,7 +210,7 @@ def _attend_by_blocks(
     time, key_time = ops.shape(query)[1], ops.shape(key)[1]
     cut = causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0
 
-    def blocks():
+    def iterate_blocks():
         """Yields slices of queries, of the keys they may see, and which of those they do see."""
         size = time // BLOCKS if cut else 0
         for index in range(BLOCKS if cut else 1):
@@ -216,7 +218,7 @@ def _attend_by_blocks(
             seen = slice(rows.stop if causal else None)
             yield rows, seen, _find_visible(time, key_time, rows, seen, causal, segment_ids, mask)
 
-    def scores(query, key, rows, seen, visible):
+    def compute_scores(query, key, rows, seen, visible):
         found = ops.cast(ops.einsum("btgrd,bsgd->bgrts", query[:, rows], key[:, seen]), "float32")
         return found if visible is None else ops.where(visible, found, HIDDEN)
 
@@ -224,8 +226,8 @@ def _attend_by_blocks(
     def attend(query, key, value):
         values = _append_ones(value) if cut else value
         outputs, log_sums = [], []
-        for rows, seen, visible in blocks():
-            score = scores(query, key, rows, seen, visible)
+        for rows, seen, visible in iterate_blocks():
+            score = compute_scores(query, key, rows, seen, visible)
             largest = ops.max(score, axis=-1, keepdims=True)
             weight = ops.exp(score - largest)
             mixed, total = _mix_values(weight, values[:, seen], value.shape[-1])
@@ -240,8 +242,8 @@ def _attend_by_blocks(
             shift = ops.cast(upstream, "float32") * ops.cast(output, "float32")
             shift = ops.transpose(ops.sum(shift, axis=-1, keepdims=True), (0, 2, 3, 1, 4))
             queries, keys, values = [], [], []
-            for (rows, seen, visible), log_sum in zip(blocks(), log_sums):
-                weight = ops.exp(scores(query, key, rows, seen, visible) - log_sum)
+            for (rows, seen, visible), log_sum in zip(iterate_blocks(), log_sums):
+                weight = ops.exp(compute_scores(query, key, rows, seen, visible) - log_sum)
                 up = upstream[:, rows]
                 d_weight = ops.einsum("btgrd,bsgd->bgrts", up, value[:, seen])
                 d_score = weight * (ops.cast(d_weight, "float32") - shift[:, :, :, rows])

@@ -7,7 +7,7 @@ import numpy as np
 from keras import quantizers
 
 from tftpu.models.layers import internals
-from tftpu.models.layers.dense import dequantized_kernel
+from tftpu.models.layers.dense import dequantize_kernel
 from tftpu.tensors import ops
 
 # Of the zoo's images, whatever order keras.json chooses for layers that are not told.
@@ -39,7 +39,7 @@ class QuantizedConvolution(keras.layers.Layer):
         if getattr(self, "_kernel", None) is None:
             raise AttributeError(f"The layer {self.name!r} has no kernel before it is built.")
         quantized = self.quantization_mode is not None
-        kernel = dequantized_kernel(self) if quantized else self._kernel
+        kernel = dequantize_kernel(self) if quantized else self._kernel
         if not getattr(self, "lora_enabled", False):
             return kernel
         private: Any = self  # a depthwise convolution of Keras has no adapters
@@ -77,13 +77,13 @@ class QuantizedConvolution(keras.layers.Layer):
         value = np.asarray(keras.ops.convert_to_numpy(self._kernel))
         self._hold_integers(mode)
         self.dtype_policy = keras.dtype_policies.get(f"{mode}_from_{self.dtype_policy.name}")
-        for variable, rounded in self.rounded(value):
+        for variable, rounded in self.quantize_kernel(value):
             variable.assign(rounded)
 
     def quantized_call(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
 
-    def rounded(self, kernel: np.ndarray) -> list[tuple[keras.Variable, np.ndarray]]:
+    def quantize_kernel(self, kernel: np.ndarray) -> list[tuple[keras.Variable, np.ndarray]]:
         """Returns the variables of the layer, which is quantized, and what they hold of a kernel.
 
         Args:

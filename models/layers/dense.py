@@ -23,31 +23,31 @@ class Dense(keras.layers.Dense):
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         if not self.lora_enabled:
             return super().call(inputs, training=training)
-        x = self.product(inputs)
+        x = self.compute_product(inputs)
         if self.bias is not None:
             x = x + self.bias
         return x if self.activation is None else self.activation(x)
 
-    def product(self, x: Tensor) -> Tensor:
+    def compute_product(self, x: Tensor) -> Tensor:
         """Returns the product of (..., channels) with the kernel, without bias and activation."""
-        terms = [ops.matmul(given, matrix) for given, matrix in self.factors(x)]
+        terms = [ops.matmul(given, matrix) for given, matrix in self.compute_factors(x)]
         return functools.reduce(operator.add, terms)
 
-    def factors(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def compute_factors(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Returns inputs and matrices whose products add up to that of x with the kernel."""
-        adapters = self.low_rank()
+        adapters = self.compute_low_rank()
         if adapters is None:
-            return [(x, self.base())]
+            return [(x, self.compute_base())]
         first, second = adapters
-        return [(x, self.base()), (ops.matmul(x, first), second)]
+        return [(x, self.compute_base()), (ops.matmul(x, first), second)]
 
-    def base(self) -> Tensor:
+    def compute_base(self) -> Tensor:
         """Returns the kernel without adapters, (channels, units), dequantized."""
         if self.quantization_mode is None:
-            return ops.convert_to_tensor(internals.stored_matrix(self))
-        return dequantized_kernel(self)
+            return ops.convert_to_tensor(internals.find_stored_matrix(self))
+        return dequantize_kernel(self)
 
-    def low_rank(self) -> tuple[Tensor, Tensor] | None:
+    def compute_low_rank(self) -> tuple[Tensor, Tensor] | None:
         """Returns the adapters, (channels, rank) and (rank, units), scaled; None without LoRA."""
         if not self.lora_enabled:
             return None
@@ -61,7 +61,7 @@ class Dense(keras.layers.Dense):
         super().quantize(mode, type_check=type_check and type(self) is not Dense, config=config)
 
 
-class HoldsDense(keras.layers.Layer):
+class DenseContainer(keras.layers.Layer):
     """A layer of dense layers, whose config says which of them are quantized.
 
     Args:
@@ -73,7 +73,7 @@ class HoldsDense(keras.layers.Layer):
         super().__init__(**kwargs)
         self._forms = forms or {}
 
-    def dense(self, name: str, units: int, input_shape: Any, **options: Any) -> Dense:
+    def build_dense(self, name: str, units: int, input_shape: Any, **options: Any) -> Dense:
         """Returns a built dense layer.
 
         Args:
@@ -88,7 +88,7 @@ class HoldsDense(keras.layers.Layer):
         return layer
 
     def get_config(self) -> dict[str, Any]:
-        inside = internals.flat_layers(self)[1:]
+        inside = internals.flatten_layers(self)[1:]
         found = {
             v.name: _describe_form(v)
             for v in inside
@@ -105,7 +105,7 @@ def _describe_form(layer: Dense) -> dict[str, Any]:
     return {name: config[name] for name in names if name in config}
 
 
-def dequantized_kernel(layer: Any) -> Tensor:
+def dequantize_kernel(layer: Any) -> Tensor:
     """Returns the kernel of a quantized layer without adapters, in its compute dtype.
 
     Args:
@@ -117,17 +117,17 @@ def dequantized_kernel(layer: Any) -> Tensor:
     return _dequantize(layer, "kernel", layer.kernel_shape[axis], axis)
 
 
-def dequantized_embeddings(layer: keras.layers.Embedding) -> Tensor:
+def dequantize_embeddings(layer: keras.layers.Embedding) -> Tensor:
     """Returns the matrix of a quantized embedding without adapters, in its compute dtype."""
     return _dequantize(layer, "embeddings", layer.output_dim)
 
 
-def embeddings(layer: keras.layers.Embedding) -> Tensor:
+def read_embeddings(layer: keras.layers.Embedding) -> Tensor:
     """Returns the matrix of an embedding, (tokens, width), dequantized and with its adapters."""
     private: Any = layer
     if layer.quantization_mode is None:
         return ops.convert_to_tensor(layer.embeddings)
-    matrix = dequantized_embeddings(layer)
+    matrix = dequantize_embeddings(layer)
     if not layer.lora_enabled:
         return matrix
     scale = private.lora_alpha / private.lora_rank
@@ -143,7 +143,7 @@ def _dequantize(layer: Any, name: str, columns: int, packed: int = -1) -> Tensor
         columns: of the matrix, along the dimension in which two integers of 4 bits are a byte.
         packed: that dimension.
     """
-    values = ops.convert_to_tensor(internals.stored_matrix(layer))
+    values = ops.convert_to_tensor(internals.find_stored_matrix(layer))
     if layer.quantization_mode == "int4":
         values = quantizers.unpack_int4(values, columns, axis=packed)
     values = ops.cast(values, "float32")

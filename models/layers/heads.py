@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from tftpu.models.layers.dense import embeddings
+from tftpu.models.layers.dense import read_embeddings
 from tftpu.tensors import Tensor, ops
 
 
@@ -30,7 +30,7 @@ class Tied(layers.Layer):
         Keras clones and loads layers one by one, each with an embedding of its own; the model's
         constructor makes it one again.
         """
-        self._shared = _Shared(embedding)
+        self._shared = _EmbeddingReference(embedding)
 
     @property
     def embedding(self) -> layers.Embedding:
@@ -48,7 +48,7 @@ class Tied(layers.Layer):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shared:
+class _EmbeddingReference:
     """The embedding of a `Tied`: wrapped, or Keras would make it a part of that layer."""
 
     embedding: layers.Embedding
@@ -67,11 +67,11 @@ class TiedHead(Tied):
 
     def call(self, x: Tensor) -> Tensor:
         """Maps (batch, time, width) to float32 logits, (batch, time, vocabulary)."""
-        return vocabulary_logits(x, self.matrix())
+        return compute_vocabulary_logits(x, self.read_matrix())
 
-    def matrix(self) -> Tensor:
+    def read_matrix(self) -> Tensor:
         """Returns the shared matrix, (vocabulary, width)."""
-        return embeddings(self.embedding)
+        return read_embeddings(self.embedding)
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -87,14 +87,14 @@ class UntiedHead(layers.Dense):
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Maps (batch, time, width) to float32 logits, (batch, time, vocabulary)."""
-        return vocabulary_logits(inputs, self.matrix())
+        return compute_vocabulary_logits(inputs, self.read_matrix())
 
-    def matrix(self) -> Tensor:
+    def read_matrix(self) -> Tensor:
         """Returns the transposed kernel, (vocabulary, width)."""
         return ops.transpose(self.kernel)
 
 
-def vocabulary_logits(x: Tensor, matrix: Tensor) -> Tensor:
+def compute_vocabulary_logits(x: Tensor, matrix: Tensor) -> Tensor:
     """Returns `x @ matrix.T` in float32, of factors rounded to x's dtype.
 
     Args:

@@ -13,7 +13,7 @@ from keras.src.backend.common import stateless_scope
 from tftpu.tensors import Tensor
 
 
-def stored_value(variable: keras.Variable) -> Tensor:
+def read_stored_value(variable: keras.Variable) -> Tensor:
     """Returns the value of a variable as it is stored: not as a layer that reads it gets it."""
     private: Any = variable
     scope: Any = stateless_scope.get_stateless_scope()
@@ -27,19 +27,19 @@ def compute_dtypes(model: keras.Model) -> dict[int, str]:
     Variables that no layer casts are left out.
     """
     found: dict[int, str] = {}
-    for layer in flat_layers(model):  # outer ones first: the innermost decides
+    for layer in flatten_layers(model):  # outer ones first: the innermost decides
         if layer.autocast:
             found |= {id(v): layer.compute_dtype for v in layer.variables if v._autocast}
     return found
 
 
-def flat_layers(layer: keras.Layer) -> list[keras.Layer]:
+def flatten_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Returns a layer, or a model, and all layers in it, outer ones first."""
     private: Any = layer
     return list(private._flatten_layers())
 
 
-def stored_matrix(layer: keras.Layer) -> keras.Variable:
+def find_stored_matrix(layer: keras.Layer) -> keras.Variable:
     """Returns the variable of a kernel or of embeddings, without what LoRA adds to it.
 
     Integers where the layer is quantized, two to a byte where they have 4 bits.
@@ -65,7 +65,7 @@ def becoming_quantized(layer: keras.Layer, floats: keras.Variable) -> Iterator[N
     private._is_quantized = True  # Keras would ask the layer to quantize itself otherwise
 
 
-def rows_of_a_scale(layer: keras.Layer) -> int:
+def count_rows_per_scale(layer: keras.Layer) -> int:
     """Returns how many rows of a kernel of 4 bits share a scale; 0: all."""
     rows = getattr(layer, "_int4_block_size", None) or 0
     return max(rows, 0)

@@ -43,7 +43,7 @@ class GhostBatchNormalization(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         # autocast=False: bfloat16's 8 bits would swallow most updates of a moving average.
-        def weight(name: str, initializer: str, trainable: bool) -> keras.Variable:
+        def add_vector(name: str, initializer: str, trainable: bool) -> keras.Variable:
             return self.add_weight(
                 shape=(input_shape[-1],),
                 initializer=initializer,
@@ -52,10 +52,10 @@ class GhostBatchNormalization(keras.layers.Layer):
                 name=name,
             )
 
-        self.gamma = weight("gamma", self.gamma_initializer, True)
-        self.beta = weight("beta", "zeros", True)
-        self.moving_mean = weight("moving_mean", "zeros", False)
-        self.moving_variance = weight("moving_variance", "ones", False)
+        self.gamma = add_vector("gamma", self.gamma_initializer, True)
+        self.beta = add_vector("beta", "zeros", True)
+        self.moving_mean = add_vector("moving_mean", "zeros", False)
+        self.moving_variance = add_vector("moving_variance", "ones", False)
 
     def call(self, x: Tensor, training: bool | None = False) -> Tensor:
         """Normalises (batch, ..., channels)."""

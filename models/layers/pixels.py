@@ -20,7 +20,7 @@ class Standardise(keras.layers.Layer):
         return ops.cast(ops.cast(pixels, "float32") / 64.0 - 1.2, self.compute_dtype)
 
 
-def standardised(model: BlockModel) -> BlockModel:
+def standardize_pixels(model: BlockModel) -> BlockModel:
     """Returns the model behind a `Standardise`, with the same hyper-parameters.
 
     Args:

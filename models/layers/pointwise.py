@@ -70,7 +70,9 @@ class PointwiseNormalization(GhostBatchNormalization):
         product, factor, kernel = x
         if not self._has_batch_statistics(training):
             return (*x, *self._compute_line(self.moving_mean, self.moving_variance))
-        mean, variance = statistics(factor, kernel, self._count_groups(product.shape[0]))
+        mean, variance = compute_product_statistics(
+            factor, kernel, self._count_groups(product.shape[0])
+        )
         self._update(mean, variance)
         return (*x, *self._compute_line(mean, variance))
 
@@ -95,7 +97,7 @@ class Sum(keras.layers.Layer):
     def call(self, inputs: Sequence[Tensor | Term]) -> Tensor:
         """Adds up tensors of (batch, height, width, filters), and terms that represent them."""
         if all(_has_batch_statistics(x) for x in inputs):
-            return normalized(*inputs)
+            return normalize_terms(*inputs)
         total, *others = (_evaluate_value(x) for x in inputs)
         for other in others:
             total = total + other
@@ -110,12 +112,12 @@ def _evaluate_value(x: Tensor | Term) -> Tensor:
     if not isinstance(x, tuple):
         return x
     if _has_batch_statistics(x):
-        return normalized(x)
+        return normalize_terms(x)
     product, _, _, scale, shift = x
     return product * ops.cast(scale, product.dtype) + ops.cast(shift, product.dtype)
 
 
-def statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def compute_product_statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Returns mean and variance of `x @ kernel` over groups, without making the product.
 
     With the mean m and the covariance C of x, those of x @ w are m @ w and w @ C @ w. They are
@@ -140,7 +142,7 @@ def statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     return mean, ops.maximum(variance, 0.0)
 
 
-def normalized(*terms: Term) -> Tensor:
+def normalize_terms(*terms: Term) -> Tensor:
     """Returns the sum over terms of `product * scale + shift`.
 
     Args:
@@ -160,7 +162,7 @@ def normalized(*terms: Term) -> Tensor:
         x = xs[0] if len(terms) == 1 else ops.concatenate(xs, axis=-1)
         shift = _broadcast_groups(sum(shifts), dtype)
 
-        def output():
+        def compute_output():
             if groups > 1:  # one kernel per group would split the input and join the outputs
                 scaled = (
                     _group_examples(p, groups) * _broadcast_groups(s, dtype)
@@ -185,7 +187,7 @@ def normalized(*terms: Term) -> Tensor:
                 gradients += [d_x, d_kernel, d_scale, d_shift]
             return gradients
 
-        return output(), gradient
+        return compute_output(), gradient
 
     return result(*(factor for _, *term in terms for factor in term))
 

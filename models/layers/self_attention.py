@@ -4,22 +4,22 @@ from typing import Any
 
 import keras
 
-from tftpu.models.layers.attention import attention_by_heads, whole_sequences
-from tftpu.models.layers.dense import HoldsDense
-from tftpu.models.layers.tensor_parallel import biases_by_heads, projected
+from tftpu.models.layers.attention import attention_by_heads, choose_whole_kernel
+from tftpu.models.layers.dense import DenseContainer
+from tftpu.models.layers.tensor_parallel import project_heads, split_biases
 from tftpu.tensors import Tensor, ops
 from tftpu.tpu import target
 from tftpu.tpu.target import HEADS
 
 
 @keras.saving.register_keras_serializable("tftpu")
-class SelfAttention(HoldsDense):
+class SelfAttention(DenseContainer):
     """Attention of each token of (batch, time, width) to all, or to all of its segment.
 
     Args:
         heads: a divisor of the width.
         implementation: as for `tftpu.models.layers.attention.attention`.
-        kwargs: as for `HoldsDense`.
+        kwargs: as for `DenseContainer`.
     """
 
     def __init__(self, heads: int, implementation: str = "plain", **kwargs: Any):
@@ -33,24 +33,24 @@ class SelfAttention(HoldsDense):
     ) -> None:
         width = x_shape[-1]
         normal = keras.initializers.TruncatedNormal(stddev=0.02)
-        self.qkv = self.dense("qkv", 3 * width, x_shape, kernel_initializer=normal.clone())
-        self.out = self.dense("out", width, x_shape, kernel_initializer=normal.clone())
+        self.qkv = self.build_dense("qkv", 3 * width, x_shape, kernel_initializer=normal.clone())
+        self.out = self.build_dense("out", width, x_shape, kernel_initializer=normal.clone())
 
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
-        whole = whole_sequences(self.implementation, x, self.heads)
+        whole = choose_whole_kernel(self.implementation, x, self.heads)
         if whole and not target.is_cut(HEADS):
-            return self.out(whole(self.qkv.product(x), self.qkv.bias, self.heads, segments))
+            return self.out(whole(self.qkv.compute_product(x), self.qkv.bias, self.heads, segments))
         # Products write and read one head after the other. Splitting a width into heads would cost
         # a TPU a copy of each array, and so would splitting one product in three.
         width = x.shape[-1]
         head = (self.heads, width // self.heads)
-        biases = biases_by_heads(self.qkv.bias, self.heads)
-        products = projected(self.qkv, x, self.heads, "btc,chd->bhtd")
+        biases = split_biases(self.qkv.bias, self.heads)
+        products = project_heads(self.qkv, x, self.heads, "btc,chd->bhtd")
         parts = (product + bias[:, None] for product, bias in zip(products, biases))
         y = attention_by_heads(*parts, segment_ids=segments, implementation=self.implementation)
-        kernel = ops.reshape(self.out.base(), (*head, width))
+        kernel = ops.reshape(self.out.compute_base(), (*head, width))
         product = ops.einsum("bhtd,hdc->btc", y, kernel)
-        adapters = self.out.low_rank()
+        adapters = self.out.compute_low_rank()
         if adapters is not None:
             first = ops.reshape(adapters[0], (*head, -1))
             product = product + ops.matmul(ops.einsum("bhtd,hdr->btr", y, first), adapters[1])

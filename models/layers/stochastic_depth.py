@@ -34,7 +34,7 @@ class StochasticDepth(layers.Layer):
         if not training:
             return x
         examples = ops.shape(x)[0]
-        keep = self.seed_generator.uniform(examples) >= self.rate  # (batch,)
+        keep = self.seed_generator.draw_uniform(examples) >= self.rate  # (batch,)
         scale = ops.cast(keep, x.dtype) / ops.cast(1.0 - self.rate, x.dtype)
         return x * ops.reshape(scale, (examples, *([1] * (len(x.shape) - 1))))
 
@@ -70,7 +70,7 @@ class ExampleSeed(keras.random.SeedGenerator):
             name="example_seed",
         )
 
-    def uniform(self, examples: int) -> Tensor:
+    def draw_uniform(self, examples: int) -> Tensor:
         """Returns a number in [0, 1) for each of `examples` examples, float32."""
         state = ops.convert_to_tensor(self.state.value)
         seed, draws, first, run, stride = ops.unstack(state, num=5)

@@ -41,7 +41,7 @@ VOCABULARY: tuple[Rule, ...] = (
 )
 
 
-def rules_for(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
+def select_rules(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
     """Returns the rules that the variables of a model have a use for.
 
     Args:
@@ -64,7 +64,7 @@ def _list_sizes(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
     return {shape[place] for path, shape in shapes.items() if re.search(pattern, path)}
 
 
-def projected(layer: Dense, x: Tensor, heads: int, equation: str) -> list[Tensor]:
+def project_heads(layer: Dense, x: Tensor, heads: int, equation: str) -> list[Tensor]:
     """Returns queries, keys and values without their biases, by a product for each.
 
     Their matrices are cut by heads where devices share those.
@@ -77,12 +77,12 @@ def projected(layer: Dense, x: Tensor, heads: int, equation: str) -> list[Tensor
     """
     terms = [
         [ops.einsum(equation, given, kernel) for kernel in _split_by_heads(matrix, heads)]
-        for given, matrix in layer.factors(x)
+        for given, matrix in layer.compute_factors(x)
     ]
     return [functools.reduce(operator.add, parts) for parts in zip(*terms)]
 
 
-def biases_by_heads(bias: Tensor, heads: int) -> list[Tensor]:
+def split_biases(bias: Tensor, heads: int) -> list[Tensor]:
     """Returns the biases of queries, keys and values, (heads, head_dim), cut like their products.
 
     Args:

@@ -14,6 +14,6 @@ def assign(variable: keras.Variable, value: np.ndarray) -> None:
     if keras.config.backend() == "jax":
         from tftpu.models.kernels import jax_parts
 
-        variable.assign(jax_parts.placed(variable, value))
+        variable.assign(jax_parts.place_value(variable, value))
     else:
         variable.assign(np.asarray(value, np.dtype(variable.dtype)))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tftpu.errors import UserError
-from tftpu.models.weights.hdf5 import Hdf5, refuse_endless_heaps
+from tftpu.models.weights.hdf5 import Hdf5File, check_heaps
 from tftpu.storage import files, paths, regions, safetensors
 
 INDEX = "model.safetensors.index.json"
@@ -36,7 +36,7 @@ class StoredArray(NamedTuple):
     shape: tuple[int, ...]
     content: Callable[[], np.ndarray]
 
-    def outline(self) -> np.ndarray:
+    def build_outline(self) -> np.ndarray:
         """Returns an array of this shape that takes no memory."""
         return np.broadcast_to(np.int8(0), self.shape)
 
@@ -197,10 +197,13 @@ def _read_h5(path: str) -> dict[str, StoredArray]:
     import h5py
 
     data = _read_content(path)
-    refuse_endless_heaps(data)
+    check_heaps(data)
     place = io.BytesIO(data) if files.is_remote(path) else path
     try:
         with h5py.File(place, "r") as file:
-            return {n: _wrap_array(array) for n, array in Hdf5(file, len(data)).arrays().items()}
+            return {
+                n: _wrap_array(array)
+                for n, array in Hdf5File(file, len(data)).read_arrays().items()
+            }
     except (RuntimeError, AttributeError) as error:  # HDF5's own, for damage of many kinds
         raise ValueError(f"{error}") from error

@@ -26,7 +26,7 @@ _WIDTHS = {0: 13, 1: 13, 2: 9, 3: 9}
 _HEAP = b"GCOL"  # a global heap, which holds texts
 
 
-def refuse_endless_heaps(data: bytes | mmap.mmap) -> None:
+def check_heaps(data: bytes | mmap.mmap) -> None:
     """Raises `ValueError` for a file on which the HDF5 library would hang.
 
     It walks through the objects of a global heap by their sizes, and never ends at one of size 0
@@ -54,7 +54,7 @@ def refuse_endless_heaps(data: bytes | mmap.mmap) -> None:
         start = data.find(_HEAP, start + 1)
 
 
-class Hdf5:
+class Hdf5File:
     """The arrays of an open file.
 
     Args:
@@ -67,7 +67,7 @@ class Hdf5:
         self._left = size * _INFLATION  # bytes of arrays that may still be read
         self._size = size
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def read_arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays, by the name of their layer and their index there: "conv1/0".
 
         Raises:

@@ -22,7 +22,7 @@ from tftpu.models.weights import files
 from tftpu.models.weights.assignment import assign
 from tftpu.models.weights.files import StoredArray
 from tftpu.models.weights.layouts import hugging_face, hugging_face_config, keras_applications
-from tftpu.models.weights.layouts.entry import Entry, same
+from tftpu.models.weights.layouts.entry import Entry, map_same
 
 _HEAD = ("head/kernel", "head/bias")
 _FORMATS = ("safetensors",)
@@ -86,7 +86,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
     layout = _choose_layout(config, model, str(path), arrays)
     entries, known = layout.entries, layout.known
     variables = _map_variables(model)
-    quantized = adapters.quantized_layers(model)
+    quantized = adapters.find_quantized(model)
     fitting: dict[str, Entry] = {}
     wrong, used = [], set()
     for entry in entries:
@@ -95,14 +95,18 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
         used |= set(entry.theirs)
         there = [arrays[known[name]] for name in entry.theirs]
         layer = quantized.get(entry.ours)
-        here = tuple(variables[entry.ours].shape) if layer is None else adapters.shape(layer)
-        if _shape(entry, there) == here:
+        here = (
+            tuple(variables[entry.ours].shape)
+            if layer is None
+            else adapters.compute_kernel_shape(layer)
+        )
+        if _compute_shape(entry, there) == here:
             fitting[entry.ours] = entry
         else:
             shapes = " + ".join(f"{name} {array.shape}" for name, array in zip(entry.theirs, there))
             wrong.append((entry.ours, f"{entry.ours} {here} here, {shapes} there"))
     replaced = [ours for ours, _ in wrong if replace_head and ours in _HEAD]
-    _refuse_mismatch(path, [said for ours, said in wrong if ours not in replaced])
+    _check_shapes(path, [said for ours, said in wrong if ours not in replaced])
     if replaced:  # kernel and bias together
         replaced = [ours for ours in _HEAD if ours in variables]
         fitting = {ours: entry for ours, entry in fitting.items() if ours not in replaced}
@@ -111,7 +115,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
             f"No array of {path!r} fits the model {model.name!r}: the file has "
             f"{_format_names(sorted(arrays))}. Does it belong to another family?"
         )
-    added = adapters.added_weights(model)
+    added = adapters.list_added_weights(model)
     missing = [v for v in variables if v not in fitting and v not in replaced and v not in added]
     unused = [
         name
@@ -120,7 +124,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
     ]
     differences = [f"it has {known[n]}" for n in unused if not layout.is_head(n)]
     differences += [f"it lacks {ours}" for ours in missing if not _is_head(ours)]
-    _refuse_other_network(model, path, differences + layout.list_untied(arrays))
+    _check_network(model, path, differences + layout.list_untied(arrays))
     for ours, entry in fitting.items():
         value = entry.read(*(arrays[known[name]].content() for name in entry.theirs))
         if ours in quantized:
@@ -154,13 +158,13 @@ def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") 
             f"There is no format {format!r} for weights.{did_you_mean(format, _FORMATS)}"
         )
     config = _find_config(model)
-    entries = hugging_face.layout(config)
+    entries = hugging_face.build_layout(config)
     if entries is None:
         raise UserError(
             f"Transformers has no model like {model.name!r}: save its weights with Keras's own "
             "model.save_weights('name.weights.h5')."
         )
-    values = adapters.merged_weights(model)
+    values = adapters.merge_weights(model)
     arrays = {}
     for entry in entries:
         if entry.write is None:
@@ -207,30 +211,30 @@ def freeze(model: keras.Model, patterns: str) -> list[str]:
     return [path for path in paths if path in frozen]
 
 
-def _shape(entry: Entry, arrays: list[StoredArray]) -> tuple[int, ...] | None:
+def _compute_shape(entry: Entry, arrays: list[StoredArray]) -> tuple[int, ...] | None:
     """Returns the shape of an entry's value; None if the arrays lack dimensions."""
     try:
-        return entry.read(*(array.outline() for array in arrays)).shape
+        return entry.read(*(array.build_outline() for array in arrays)).shape
     except ValueError:
         return None
 
 
 def _choose_layout(
     config: Model, model: keras.Model, path: str, arrays: dict[str, StoredArray]
-) -> "_Layout":
+) -> "_FileLayout":
     """Returns the layout of a file.
 
     Raises:
         UserError: the file cannot be this model's, by its kind or by the config beside it.
     """
     if all(re.match(r"\d{5} ", name) for name in arrays):  # a checkpoint of tftpu
-        _refuse_adapters(path, arrays)
-        return _own_layout(model, {name.split(" ", 1)[1]: name for name in arrays})
+        _check_adapters(path, arrays)
+        return _build_own_layout(model, {name.split(" ", 1)[1]: name for name in arrays})
     if arrays.keys() & _map_variables(model).keys():  # as `Trainer.export_weights` names them
-        return _own_layout(model, {name: name for name in arrays})
+        return _build_own_layout(model, {name: name for name in arrays})
     from_keras = path.endswith(".h5")
     there = keras_applications if from_keras else hugging_face
-    entries = there.layout(config)
+    entries = there.build_layout(config)
     if entries is None:
         other = "keras.applications" if from_keras else "Hugging Face Transformers"
         raise UserError(
@@ -239,16 +243,18 @@ def _choose_layout(
     tied = {}
     if not from_keras:
         hugging_face_config.check(config, model.name, path)
-        tied = hugging_face.tied_arrays(config)
-    known = there.known_names(config, list(arrays))
-    return _Layout(entries, known, functools.partial(there.is_head, config), tied)
+        tied = hugging_face.list_tied_arrays(config)
+    known = there.map_known_names(config, list(arrays))
+    return _FileLayout(entries, known, functools.partial(there.is_head, config), tied)
 
 
-def _own_layout(model: keras.Model, known: dict[str, str]) -> "_Layout":
-    return _Layout([same(ours, ours) for ours in _map_variables(model)], known, _is_head, {})
+def _build_own_layout(model: keras.Model, known: dict[str, str]) -> "_FileLayout":
+    return _FileLayout(
+        [map_same(ours, ours) for ours in _map_variables(model)], known, _is_head, {}
+    )
 
 
-class _Layout(NamedTuple):
+class _FileLayout(NamedTuple):
     """The layout of a file.
 
     Attributes:
@@ -294,7 +300,7 @@ def _map_variables(model: keras.Model) -> dict[str, keras.Variable]:
     return {variable.path: variable for variable in model.weights}
 
 
-def _refuse_adapters(path: str, arrays: dict[str, StoredArray]) -> None:
+def _check_adapters(path: str, arrays: dict[str, StoredArray]) -> None:
     names = {name.split(" ", 1)[1] for name in arrays}
     kernels = {re.sub("lora_kernel_a$", "kernel", v) for v in names if v.endswith("lora_kernel_a")}
     if kernels - names:
@@ -304,7 +310,7 @@ def _refuse_adapters(path: str, arrays: dict[str, StoredArray]) -> None:
         )
 
 
-def _refuse_mismatch(path: str, wrong: list[str]) -> None:
+def _check_shapes(path: str, wrong: list[str]) -> None:
     if wrong:
         raise UserError(
             f"Nothing was loaded from {path!r}: {len(wrong)} shapes differ. "
@@ -312,7 +318,7 @@ def _refuse_mismatch(path: str, wrong: list[str]) -> None:
         )
 
 
-def _refuse_other_network(model: keras.Model, path: str, differences: list[str]) -> None:
+def _check_network(model: keras.Model, path: str, differences: list[str]) -> None:
     if differences:
         raise UserError(
             f"Nothing was loaded from {path!r}, which holds the weights of another network than "

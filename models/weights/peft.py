@@ -46,8 +46,8 @@ def save_adapters(
             adapted.
     """
     config = model.hyperparameters if isinstance(model, BlockModel) else None
-    entries = hugging_face.layout(config) if config is not None else None
-    layers = adapters.adapted_layers(model)
+    entries = hugging_face.build_layout(config) if config is not None else None
+    layers = adapters.list_adapted(model)
     if not layers:
         raise UserError(f"The model {model.name!r} has no adapters: it was trained as a whole.")
     if entries is None:
@@ -89,7 +89,7 @@ def _convert_layer(
     theirs = by_path[f"{layer.path}/kernel"].theirs
     found = {}
     for name, columns in zip(theirs, np.split(second, len(theirs), axis=-1)):
-        module = hugging_face.current_name(name).removesuffix(".weight")
+        module = hugging_face.to_current_name(name).removesuffix(".weight")
         found[f"{module}.lora_A.weight"] = np.ascontiguousarray(first.T)
         found[f"{module}.lora_B.weight"] = np.ascontiguousarray(columns.T)
     return found

@@ -33,9 +33,9 @@ TURNS, STEPS = 15, 20
 def main(name: str = "digits_resnet", devices: str = "1", mesh: str | None = None) -> None:
     """Prints milliseconds per step of each contestant, and the ratios between them."""
     engine: Any = tftpu.connect("none", virtual_devices=int(devices), engine="jax", mesh=mesh)
-    experiment = build.with_length(config_flags.load(name, []))
+    experiment = build.resolve_length(config_flags.load(name, []))
     experiment.validate(engine.data_shares)
-    first = next(iter(engine.batches(build.training_data(experiment), 0)))
+    first = next(iter(engine.batches(build.build_training_data(experiment), 0)))
     data = tf.data.Dataset.from_tensors(first).repeat()
     contestants = {
         "trainer": trainer(experiment, engine, data),

@@ -40,7 +40,7 @@ def main(turns: int) -> None:
         with tempfile.TemporaryDirectory() as workdir:
             with engine.scope():
                 trainer = build.build_trainer(experiment, workdir if seen else None)
-            data = build.training_data(experiment)
+            data = build.build_training_data(experiment)
             trainer.fit(
                 data, steps=bench.FOREVER, callbacks=[bench.TurnCallback(turn)], verbose=seen
             )

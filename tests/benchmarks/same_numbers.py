@@ -40,13 +40,13 @@ class _Record(keras.callbacks.Callback):
 def trained(experiment: Experiment, devices: int, steps: int) -> Run:
     """Trains an experiment from its beginning on some virtual devices."""
     engine = tftpu.connect("none", devices)
-    experiment = build.with_length(experiment)
+    experiment = build.resolve_length(experiment)
     run = Run([], [], {})
     with engine.scope():
         trainer = build.build_trainer(experiment, None)
-    data, callbacks = build.training_data(experiment), [_Record(run)]
+    data, callbacks = build.build_training_data(experiment), [_Record(run)]
     trainer.fit(data, steps=steps, callbacks=callbacks, verbose=0)
-    evaluation = build.evaluation_data(experiment)
+    evaluation = build.build_evaluation_data(experiment)
     if evaluation is not None:
         run.evaluation.update(trainer.evaluate(evaluation))
     return run

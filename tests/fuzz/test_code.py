@@ -66,11 +66,11 @@ def whole() -> dict:
 
 def opened(workdir) -> None:
     """Reads the experiment of a workdir, and makes the Keras objects that it describes."""
-    found = finished.experiment_of(str(workdir))
+    found = finished.load_experiment(str(workdir))
     assert not getattr(found.data, "transform_graph", ""), "TensorFlow would run it"
-    keras_objects.optimizer_of(found, lambda *_: None)
+    keras_objects.build_optimizer(found, lambda *_: None)
     for name in ("loss", "metrics", "weighted_metrics"):
-        keras_objects.made(getattr(found, name), name)
+        keras_objects.build_objects(getattr(found, name), name)
 
 
 def test_no_config_json_runs_code(tmp_path, ran):
@@ -115,15 +115,15 @@ def test_no_config_json_calls_functions_of_a_known_config_with_its_arguments(
     """The config has loaded TensorFlow, and its code names functions that write a file."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "known.py").write_text(KNOWN)
-    code = own_code.own_code(str(tmp_path / "known.py"))
+    code = own_code.find_code(str(tmp_path / "known.py"))
     assert code
     own_code.import_config(code)
-    modules, called = own_code.modules_of(code), 0
+    modules, called = own_code.list_modules(code), 0
     for path, field in itertools.product(WRITING, ("loss", "metrics")):
         for hostile in hostile_configs.values(path, ran):
             with contextlib.suppress(UserError):
                 read = from_json(json.dumps(whole() | {field: [hostile]}), *modules)
-                (value,) = keras_objects.made(getattr(read, field), field)
+                (value,) = keras_objects.build_objects(getattr(read, field), field)
                 if callable(value):
                     called += 1
                     with contextlib.suppress(Exception):  # it gets numbers for the name of a file
@@ -189,7 +189,7 @@ def is_refused(folder, text: str) -> bool:
     """Returns whether a config.json is refused: one that is not may load data, for seconds."""
     (folder / "config.json").write_text(text)
     try:
-        finished.experiment_of(str(folder))
+        finished.load_experiment(str(folder))
     except UserError:
         return True
     return False

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.support.hostile.fuzzing import fuzzed, only_user_errors
 from tftpu.launch import main
 from tftpu.launch.settings import config_flags
-from tftpu.launch.settings.options import flags_of, parse, words_of
+from tftpu.launch.settings.options import list_flags, parse, to_argv
 
 COMMANDS = main.load_commands()
 _ODD = (
@@ -20,7 +20,7 @@ VALUES = st.sampled_from(_ODD) | st.text(max_size=12) | st.integers().map(str)
 def command_lines(draw):
     """Draws a command and words for it, most of which name flags that it has."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
-    flags = [flag.name for flag in flags_of(COMMANDS[name].options)]
+    flags = [flag.name for flag in list_flags(COMMANDS[name].options)]
     names = st.sampled_from([*flags, "no" + flags[0]] if flags else ["x"]) | st.text(max_size=6)
     pairs = st.builds("--{}={}".format, names, VALUES) | st.builds("--{}".format, names)
     return name, draw(st.lists(pairs | VALUES, max_size=4))
@@ -33,7 +33,7 @@ def test_options(line):
     with only_user_errors():
         found = parse(name, options, words)
         # What is accepted is written and parsed again unchanged.
-        assert parse(name, options, words_of(found)) == found
+        assert parse(name, options, to_argv(found)) == found
 
 
 FIELDS = (

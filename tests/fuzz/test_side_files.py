@@ -108,8 +108,8 @@ def test_any_manifest_of_a_checkpoint(run, data):
 @fuzzed(60, data=content({"slices": [SLICE, SLICE]}))
 def test_any_predictions(run, data):
     (run / predictions.FILE).write_bytes(data)
-    assert all(math.isfinite(rate) for rate in predictions.rates(str(run)).values())
-    predictions.step_times(str(run), 8).encode()
+    assert all(math.isfinite(rate) for rate in predictions.read_rates(str(run)).values())
+    predictions.read_step_times(str(run), 8).encode()
 
 
 @fuzzed(60, data=content(OWNER))

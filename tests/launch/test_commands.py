@@ -19,7 +19,7 @@ from tftpu.launch.settings.options import (
     flag,
     parse,
     required,
-    words_of,
+    to_argv,
 )
 
 GREET = '''"""Greets somebody.
@@ -146,7 +146,7 @@ def test_values_follow_an_equals_sign_or_a_space():
     spaced = "--config c f --text a=b --count -1 g --share -1.5 --yes --config.train.steps 500"
     assert parse("x", Many, [*joined.split(), "--config.model.name=x"]) == wanted
     assert parse("x", Many, [*spaced.split(), "-config.model.name", "x"]) == wanted
-    assert parse("x", Many, words_of(wanted)) == wanted
+    assert parse("x", Many, to_argv(wanted)) == wanted
 
 
 def test_words_after_two_dashes_are_not_flags():
@@ -193,11 +193,11 @@ def test_required_flags_are_named_together():
 
 def test_devices_of_the_command_line_are_validated_with_the_config():
     options = parse("x", RunOptions, ["--config=digits_resnet", "--virtual_devices=8"])
-    assert options.experiment().cluster.virtual_devices == 8
+    assert options.load_experiment().cluster.virtual_devices == 8
     with pytest.raises(UserError, match="127 cannot be shared by 8"):
         dataclasses.replace(
             options, overrides=("--config.data.global_batch_size=127",)
-        ).experiment()
+        ).load_experiment()
 
 
 def test_devices_of_the_config_stay_unless_flags_name_others():
@@ -205,8 +205,8 @@ def test_devices_of_the_config_stay_unless_flags_name_others():
 
     def cluster(*words: str) -> tuple[str, int | None]:
         options = parse("x", RunOptions, ["--config=digits_resnet", *words])
-        assert parse("x", RunOptions, words_of(options)) == options
-        found = options.experiment().cluster
+        assert parse("x", RunOptions, to_argv(options)) == options
+        found = options.load_experiment().cluster
         return found.tpu, found.virtual_devices
 
     assert cluster() == ("auto", None)

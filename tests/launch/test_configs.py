@@ -119,7 +119,7 @@ def test_python_gpt_trains_on_eight_replicas():
     settings = config_flags.load("python_gpt", ["--config.model.layers=1"])
     with tftpu.connect(virtual_devices=8).scope():
         trainer = experiment.build_trainer(settings, None)
-    losses = trainer.fit(experiment.training_data(settings), steps=30).history["loss"]
+    losses = trainer.fit(experiment.build_training_data(settings), steps=30).history["loss"]
     assert losses[-1] < math.log(256)
 
 

@@ -77,18 +77,18 @@ def test_the_sharding_of_a_config():
 
 
 def test_without_a_tpu_auto_cuts_nothing_and_keeps_the_engine():
-    assert mesh_choice.chosen(Cluster(mesh="auto", virtual_devices=4), []) == "data:-1"
-    assert mesh_choice.chosen(Cluster(mesh="fsdp:4"), []) == "fsdp:4"
-    assert mesh_choice.chosen(Cluster(), []) is None
+    assert mesh_choice.choose_mesh(Cluster(mesh="auto", virtual_devices=4), []) == "data:-1"
+    assert mesh_choice.choose_mesh(Cluster(mesh="fsdp:4"), []) == "fsdp:4"
+    assert mesh_choice.choose_mesh(Cluster(), []) is None
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_on_a_tpu_auto_asks_preflight():
     words = ["--config=digits_resnet", "--config.cluster.mesh=auto"]
-    assert mesh_choice.fitting("v5e-8", words) == "data:8"
+    assert mesh_choice.find_fitting("v5e-8", words) == "data:8"
     with pytest.raises(UserError, match="preflight for v5e-8 failed"):
-        mesh_choice.fitting("v5e-8", [*words, "--config.model.width=0"])
+        mesh_choice.find_fitting("v5e-8", [*words, "--config.model.width=0"])
 
 
 def test_a_misspelled_mesh_is_named_before_anything_loads(tmp_path):

@@ -221,7 +221,7 @@ def test_a_bucket_that_cannot_be_reached(monkeypatch):
 
     monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=0.01))
     monkeypatch.setattr(files, "_operate", unreachable)
-    error = raised(finished.experiment_of, "gs://bucket/run")
+    error = raised(finished.load_experiment, "gs://bucket/run")
     assert "gs://bucket/run/config.json cannot be read" in explained("bucket", error)
     assert "doctor --workdir" in explained("bucket", error)
 

@@ -177,7 +177,7 @@ def test_help_answers_in_under_half_a_second(arguments):
 def test_configs_are_listed_one_line_each(capsys):
     assert command_line.main(["configs"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(config_flags.names())
+    assert [line.split()[0] for line in lines] == list(config_flags.list_names())
     assert all(len(line) <= 100 for line in lines)
 
 

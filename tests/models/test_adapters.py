@@ -78,7 +78,7 @@ def test_gradients_of_adapters_are_those_of_the_kernel_projected(family):
         return {v.path: np.asarray(g) for v, g in zip(of.trainable_variables, found)}
 
     ours, whole = gradients(model), gradients(plain)
-    layers = adapters.adapted_layers(model)
+    layers = adapters.list_adapted(model)
     assert len(layers) == 8
     for layer in layers:
         kernel = whole[f"{layer.path}/kernel"]
@@ -95,7 +95,7 @@ def test_adapters_and_a_classifier_alone_are_trained(family, also):
     model = adapted(family)
     trained = {v.path for v in model.trainable_variables}
     assert {path for path in trained if not path.endswith(adapters.ADAPTERS)} == also
-    assert len(trained - also) == 2 * len(adapters.adapted_layers(model)) > 0
+    assert len(trained - also) == 2 * len(adapters.list_adapted(model)) > 0
     assert set(models.base_of(model)) == {v.path for v in model.weights} - trained
     assert len({v.path for v in model.weights}) == len(model.weights)  # each has its own name
 
@@ -173,15 +173,15 @@ def test_models_that_keras_quantizes_keep_their_outputs(family, mode):
     model = built(family)
     before = output(model, family)
     model.quantize(config=zoo.weights_alone(mode))
-    modes = [getattr(layer, "quantization_mode", None) for layer in internals.flat_layers(model)]
+    modes = [getattr(layer, "quantization_mode", None) for layer in internals.flatten_layers(model)]
     assert modes.count(mode) >= 8
     assert relative(output(model, family), before) < {"int8": 0.03, "int4": 0.4}[mode]
     twin = zoo.build(family)
     twin_of = {v.path: v for v in twin.weights}
-    for path, value in adapters.merged_weights(model).items():
+    for path, value in adapters.merge_weights(model).items():
         if path in twin_of and "embed" not in path:
             twin_of[path].assign(value)
-    embed = next((v for v in internals.flat_layers(model) if v.path == "tokens_embed"), None)
+    embed = next((v for v in internals.flatten_layers(model) if v.path == "tokens_embed"), None)
     if embed is not None:
         every = np.arange(embed.input_dim, dtype="int32")
         twin_of["tokens_embed/embeddings"].assign(np.asarray(embed(every)))
@@ -214,7 +214,7 @@ def test_adapters_of_an_embedding_are_merged_as_it_looks_up(mode):
     table = np.random.default_rng(0).normal(size=(2, 16))
     embed.lora_embeddings_b.assign(table)
     every = np.arange(20)[None]
-    found = adapters.merged_weights(model)
+    found = adapters.merge_weights(model)
     assert set(found) == {f"{embed.path}/embeddings"}
     assert relative(found[f"{embed.path}/embeddings"], np.asarray(model(every))[0]) < 1e-6
 
@@ -224,7 +224,7 @@ def test_a_layer_whose_integers_cannot_be_undone_is_named():
     model = keras.Sequential([keras.Input((8,)), layer])
     layer.quantize("int8")
     with pytest.raises(tftpu.UserError, match="product' is a EinsumDense quantized to int8"):
-        adapters.merged_weights(model)
+        adapters.merge_weights(model)
 
 
 def test_a_rank_is_allowed_up_to_that_of_the_product_of_keras_adapters():
@@ -239,7 +239,7 @@ def test_a_rank_is_allowed_up_to_that_of_the_product_of_keras_adapters():
     convolution = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(16, 3)])
     with pytest.raises(tftpu.UserError, match=r"\(3, 3, 1, 16\), whose adapters have a rank of 9"):
         models.enable_lora(convolution, 10, "*conv2d*")
-    assert not adapters.adapted_layers(convolution)
+    assert not adapters.list_adapted(convolution)
 
 
 def test_blank_targets_are_the_default_and_a_model_is_adapted_once():

@@ -13,7 +13,7 @@ from tests.support.models import zoo
 from tests.support.models.strategies import relative
 from tests.support.steps.stepping import train_step
 from tftpu.models.blocks.token_model import FactoredTokenModel
-from tftpu.models.layers.pixels import standardised
+from tftpu.models.layers.pixels import standardize_pixels
 
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Einsum", "Erf", "Rsqrt")
 # The tied head of Llama makes another class of model than the untied one.
@@ -108,7 +108,7 @@ def test_a_copy_takes_optional_features_and_leaves_them_out(tmp_path):
 
 
 def test_a_copy_of_the_model_behind_uint8_pixels_keeps_the_hyperparameters(tmp_path):
-    model = standardised(original("resnet", "block", {}))
+    model = standardize_pixels(original("resnet", "block", {}))
     copy = copied(model, tmp_path / "model.keras")
     assert copy.hyperparameters == zoo.build("resnet", remat="block").hyperparameters
     pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)

@@ -40,7 +40,7 @@ def test_the_commands_name_existing_configs():
     from tftpu.launch.settings import config_flags
 
     named = set(re.findall(r"--config=(\w+)(?!\w*\.py)\b", README)) - {"photos", "flowers"}
-    assert named and named <= set(config_flags.names())
+    assert named and named <= set(config_flags.list_names())
 
 
 def test_the_config_of_a_readers_own_is_valid(tmp_path):

@@ -122,7 +122,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
 
 def test_its_files_are_formatted_and_linted_as_ours(tmp_path):
     """With our rules, but as a project in which tftpu is a package of others."""
-    for path, text in starter.files("flowers").items():
+    for path, text in starter.render_files("flowers").items():
         (tmp_path / path).write_text(text)
     rules = tomllib.loads((checkout.ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     ours = ["--isolated", "--no-cache", f"--config=line-length={rules['line-length']}"]
@@ -134,7 +134,7 @@ def test_its_files_are_formatted_and_linted_as_ours(tmp_path):
 
 
 def test_its_config_loads_without_tensorflow_and_is_valid(tmp_path):
-    for path, text in starter.files("flowers").items():
+    for path, text in starter.render_files("flowers").items():
         (tmp_path / path).write_text(text)
     code = (
         "import sys\nfrom tftpu.launch.settings import config_flags\n"
@@ -155,6 +155,6 @@ def test_both_launchers_would_send_its_code(project, where):
     words = ("--config=flowers.py", "--slice=v5e-4", "--dry_run")
     said = project.run("tftpu", "launch", where, *words)
     shown = set(re.findall(r"^#   (\S+)  [\d,.]+ (?:bytes|kB)\n", said, re.M))
-    assert shown == {".gitignore", *starter.files("flowers")}
+    assert shown == {".gitignore", *starter.render_files("flowers")}
     assert f"code.tar.gz is {project.folder}, " in said
     assert re.search(r"^#   tftpu-.*-py3-none-any\.whl  .*  sha256 [0-9a-f]{64}$", said, re.M)

@@ -39,8 +39,8 @@ def test_a_damaged_side_file_is_ignored_with_a_warning(content, tmp_path, caplog
         checkpoints.best: best,
         lambda: plot._read_best(str(tmp_path)): best,
         lambda: status._find_checkpoints(str(tmp_path))["best"]: best,
-        lambda: predictions.rates(str(tmp_path)): preflight,
-        lambda: predictions.step_times(str(tmp_path), 1): preflight,
+        lambda: predictions.read_rates(str(tmp_path)): preflight,
+        lambda: predictions.read_step_times(str(tmp_path), 1): preflight,
     }
     for read, path in readers.items():
         caplog.clear()
@@ -79,8 +79,8 @@ def test_side_files_that_are_no_files_are_ignored(tmp_path, caplog):
 def test_a_damaged_prediction_is_left_out(item, tmp_path):
     good = '{"slice": "v4-8", "step_ms": 2.0, "replicas": 8, "examples_per_second": 5.0}'
     (tmp_path / predictions.FILE).write_text(f'{{"slices": [{item}, {good}]}}')
-    assert predictions.rates(str(tmp_path)) == {"v4-8": 5.0}
-    assert predictions.step_times(str(tmp_path), 8) == "v4-8: 2 ms"
+    assert predictions.read_rates(str(tmp_path)) == {"v4-8": 5.0}
+    assert predictions.read_step_times(str(tmp_path), 8) == "v4-8: 2 ms"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_the_config_is_read_back_equal(tmp_path):
     from tftpu.config import from_json, to_json
     from tftpu.launch.settings import config_flags
 
-    for name in config_flags.names():
+    for name in config_flags.list_names():
         experiment = config_flags.load(name, [])
         assert from_json(to_json(experiment)) == experiment
         assert isinstance(experiment.data, Data)

@@ -220,7 +220,7 @@ def submit(cluster: ClusterNamespace, order: GkeJob, created: JobSet) -> None:
             whether the JobSet is there.
     """
     bucket = order.workdir.removeprefix("gs://").partition("/")[0]
-    for problem in cloud.problems(Machine(), [bucket]):
+    for problem in cloud.find_problems(Machine(), [bucket]):
         raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
     order.shipment.upload(order.workdir)
     name = created["metadata"]["name"]

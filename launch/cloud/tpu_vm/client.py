@@ -55,7 +55,7 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
         UserError: there was no slice, or the run failed.
     """
     bucket = order.workdir.removeprefix("gs://").partition("/")[0]
-    for problem in cloud.problems(Machine(), [bucket]):
+    for problem in cloud.find_problems(Machine(), [bucket]):
         raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
     order.shipment.upload(order.workdir)
     while True:

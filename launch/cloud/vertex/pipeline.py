@@ -18,7 +18,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.cloud import job
 from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.commands.data import convert
-from tftpu.launch.kfp.pipelines import Layout
+from tftpu.launch.kfp.pipelines import PipelinePlan
 from tftpu.launch.settings.options import parse
 
 _LAUNCHER = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
@@ -108,7 +108,7 @@ class VertexPipeline:
 
         @dsl.pipeline(name=job.to_resource_name(training.config))
         def pipeline(gate: str = self.gate, setup: str = setup) -> None:
-            layout = Layout(
+            layout = PipelinePlan(
                 image=training.image,
                 source=self.source,
                 convert_flags=self.convert_flags,

@@ -215,7 +215,8 @@ def _parse_numbers(dimension: Dimension, experiment: Experiment) -> list[float]:
     """Returns the numbers to choose from, in their order; none if a value is no number."""
     field = dimension.field
     values = [
-        config_flags.value_of(experiment, f"--config.{field}={text}") for text in dimension.choices
+        config_flags.parse_override(experiment, f"--config.{field}={text}")
+        for text in dimension.choices
     ]
     if any(type(value) not in (int, float) for value in values):
         return []

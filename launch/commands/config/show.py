@@ -40,7 +40,7 @@ def run(options: Options) -> None:
         startup.import_tensorflow()
         from tftpu.launch.preflight import sharding_table
 
-        print("\n".join(sharding_table.lines(experiment)))
+        print("\n".join(sharding_table.format_lines(experiment)))
         return
     rows = list(iterate_lines("config", experiment))
     width = max(len(path) for path, _ in rows)

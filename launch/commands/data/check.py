@@ -69,7 +69,7 @@ def run(options: Options) -> None:
         UserError: one of them is an error.
     """
     need, hosts = options.need, options.hosts
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     if need is not None and need <= 0:
         raise UserError(f"--need={need}: it must be above 0.")
     if options.zone and not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", options.zone):
@@ -96,7 +96,7 @@ def run(options: Options) -> None:
         found += inspect_evaluation(data)
         found += inspect_region(data.data_dir, options.zone)
         workdir = options.workdir or options.default_workdir
-        needs = {"the TPU": need} if need else predictions.rates(workdir)
+        needs = {"the TPU": need} if need else predictions.read_rates(workdir)
         found += inspect_speed(measure_speed(pipeline, hosts), needs, hosts)
     for finding in found:
         print(f"  {finding.level:9}{finding.text}")
@@ -244,8 +244,7 @@ def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
         found.append(Finding("warning", text))
     summary = (
         f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {_format_mib(mean)}, "
-        "in "
-        f"{counted(tracks, 'stream')}"
+        f"in {counted(tracks, 'stream')}"
     )
     return [Finding("ok", summary), *found]
 

@@ -28,7 +28,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: the data set cannot be served, or the address cannot be listened at.
     """
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     if not isinstance(experiment.data, Streamed):
         raise UserError(
             f"{type(experiment.data).__name__} cannot be served: data.service is for sources that "

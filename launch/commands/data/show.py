@@ -49,7 +49,7 @@ class Options(ConfigOptions):
 def run(options: Options) -> None:
     """Draws or prints the first examples of a training step."""
     output, examples, step = options.output, options.examples, options.step
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     if (examples is not None and examples < 1) or step < 0:
         raise UserError("--examples must be 1 or more, and --step 0 or more.")
     data = experiment.data
@@ -218,6 +218,6 @@ def _choose_decoder(data: Data) -> "Callable[[np.ndarray], str]":
     if path:
         tokenizer = packing.load(path)
         return lambda tokens: tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
-    if texts.tokens_are_bytes(data):
+    if texts.has_byte_tokens(data):
         return lambda tokens: bytes(tokens.tolist()).decode(errors="replace")
     return lambda tokens: " ".join(map(str, tokens))

@@ -20,7 +20,7 @@ from tftpu.storage import files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(DeviceOptions, finished.RunOf):
+class Options(DeviceOptions, finished.FinishedRunOptions):
     """The run to evaluate, and the devices."""
 
     workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
@@ -42,12 +42,12 @@ def run(options: Options) -> None:
     if options.output and (os.path.isdir(options.output) or options.output.endswith("/")):
         raise UserError(f"--output={options.output} is a folder: give the name of a file.")
     options.split_cpu(options.config)
-    experiment = finished.experiment_of(options.workdir, options)
+    experiment = finished.load_experiment(options.workdir, options)
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     if options.gate:
         conditions.check("--gate", options.gate, experiment)
-    trainer, step, evaluation = finished.restored(experiment, options.workdir)
+    trainer, step, evaluation = finished.restore_run(experiment, options.workdir)
     if evaluation is None:
         raise UserError(
             f"{type(experiment.data).__name__}.evaluation() returns None: the data of the run in "
@@ -59,7 +59,7 @@ def run(options: Options) -> None:
     if options.output:
         _write(options.output, step, results)
     if options.gate:
-        reasons = conditions.unmet(options.gate, _replace_non_finite(results))
+        reasons = conditions.find_unmet(options.gate, _replace_non_finite(results))
         if reasons:
             raise UserError(f"The gate {options.gate} is not met: {'; '.join(reasons)}.")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.run import finished
-from tftpu.launch.run.serving import serving_of, taken_of
+from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import flag, required
 from tftpu.launch.startup import without_notes
@@ -28,7 +28,7 @@ _ENDINGS = {"onnx": ".onnx", "litert": ".tflite", "keras": ".keras", "saved_mode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(finished.RunOf):
+class Options(finished.FinishedRunOptions):
     """The run to export, the format and the place."""
 
     workdir: str = required("DIR", "folder of the run, local or gs://")
@@ -52,18 +52,18 @@ def run(options: Options) -> None:
     named = None if options.inputs is None else _parse_names(options.inputs, form)
     if files.exists(options.to):
         raise UserError(f"{options.to} exists already: choose another place, or remove it.")
-    experiment = finished.experiment_of(options.workdir, options)
+    experiment = finished.load_experiment(options.workdir, options)
     # TensorFlow's graph is what all formats are made of; a checkpoint is the same on both engines.
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
     experiment.train.precision = "float32"
-    trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
+    trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     from tftpu.inference.exporting import export
 
     if form == "keras":
         serving = _as_keras(trainer, experiment)
     else:
         labels = form != "litert"
-        serving = serving_of(trainer, experiment, options.quantize, inputs=named, labels=labels)
+        serving = build_serving(trainer, experiment, options.quantize, inputs=named, labels=labels)
     write = {
         "saved_model": export.saved_model,
         "onnx": functools.partial(
@@ -138,16 +138,16 @@ def _parse_names(listed: str, form: str) -> list[str]:
 def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
     """Returns the model itself: without names of classes, and its images as uint8 pixels."""
     from tftpu.inference.exporting.serving import Serving
-    from tftpu.launch.run.experiment import plain_model
+    from tftpu.launch.run.experiment import build_plain_model
 
     # Without loss and optimizer, which others may not know.
-    model = plain_model(experiment, trainer)
+    model = build_plain_model(experiment, trainer)
     with own_code.failures_of_class(experiment.data, "export_inputs"):
         given = experiment.data.export_inputs()
     if given is not None:
         model = _add_pixel_input(model, experiment)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
-    return Serving(model, *taken_of(model, experiment.data, given))
+    return Serving(model, *resolve_inputs(model, experiment.data, given))
 
 
 def _add_pixel_input(model: Any, experiment: Experiment) -> Any:
@@ -161,4 +161,4 @@ def _add_pixel_input(model: Any, experiment: Experiment) -> Any:
             "choose saved_model or onnx."
         )
     taken: Any = model.input
-    return model if taken.dtype == "uint8" else pixels.standardised(model)
+    return model if taken.dtype == "uint8" else pixels.standardize_pixels(model)

@@ -11,7 +11,7 @@ from tftpu.launch.settings.options import flag, required
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(finished.RunOf):
+class Options(finished.FinishedRunOptions):
     """The run to export, and the file to write."""
 
     workdir: str = required("DIR", "folder of the run, local or gs://")
@@ -25,9 +25,9 @@ class Options(finished.RunOf):
 def run(options: Options) -> None:
     """Writes the weights of the best checkpoint, or of the newest if none is best."""
     _check_place(options)
-    experiment = finished.experiment_of(options.workdir, options)
+    experiment = finished.load_experiment(options.workdir, options)
     _check(options, experiment.model.lora)
-    trainer, step, _ = finished.restored_without_data(experiment, options.workdir)
+    trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     if not experiment.model.lora:
         trainer.export_weights(options.to)
         print(f"step {step}: {trainer.model.count_params():,} weights in {options.to}")
@@ -46,9 +46,9 @@ def run(options: Options) -> None:
         print(f"step {step}: {count:,} weights of adapters in {options.to}")
         return
     from tftpu.inference import export
-    from tftpu.launch.run.experiment import plain_model
+    from tftpu.launch.run.experiment import build_plain_model
 
-    plain = plain_model(experiment, trainer)
+    plain = build_plain_model(experiment, trainer)
     export.write_weights(plain, {}, options.to)
     print(f"step {step}: {plain.count_params():,} weights in {options.to}, adapters merged")
 

@@ -29,7 +29,7 @@ _TOGETHER = 32  # prompts of a file that are continued at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(texts.TextOptions, DeviceOptions, finished.RunOf):
+class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
     """The run, the prompts, and how tokens are drawn."""
 
     workdir: str = required("DIR", "folder of the run, such as runs/python_gpt")
@@ -55,16 +55,16 @@ def run(options: Options) -> None:
     """Prints what the model of the best checkpoint writes."""
     prompts = _read_prompts(options)
     options.split_cpu(options.config)
-    experiment = finished.experiment_of(options.workdir, options)
-    codec = texts.codec_of(experiment.data, options.tokenizer)
-    stop = texts.stop_of(experiment.data, codec, options.stop)
+    experiment = finished.load_experiment(options.workdir, options)
+    codec = texts.choose_codec(experiment.data, options.tokenizer)
+    stop = texts.find_stop_token(experiment.data, codec, options.stop)
     tokens = [codec.encode(prompt) for prompt in prompts]
     for prompt, row in zip(prompts, tokens):
         if not row:
             raise UserError(f"The tokenizer finds no token in the prompt {prompt!r}.")
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
-    trainer, _, _ = finished.restored_without_data(experiment, options.workdir)
+    trainer, _, _ = finished.restore_without_data(experiment, options.workdir)
     from tftpu.inference.generate import Writer, rows_of
     from tftpu.inference.sampling import Sampling
 
@@ -100,7 +100,7 @@ def _read_prompts(options: Options) -> list[str]:
 
 
 def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> None:
-    decode = codec.decoder(row.prompt)
+    decode = codec.build_decoder(row.prompt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
     print(prompt, end="", flush=True)
@@ -127,7 +127,7 @@ def _print_lines(
             for tokens, more in zip(written, parts):
                 tokens += more
         for prompt, row, tokens in zip(prompts[part], rows[part], written):
-            text = codec.decoder(row.prompt)(tokens)
+            text = codec.build_decoder(row.prompt)(tokens)
             line = {"prompt": prompt, "text": text, "tokens": len(tokens)}
             print(_as_json(line), flush=True)
         if output.is_reader_gone():

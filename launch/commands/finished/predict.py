@@ -37,7 +37,7 @@ _SECONDS = 10.0  # between two lines of progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(DeviceOptions, finished.RunOf):
+class Options(DeviceOptions, finished.FinishedRunOptions):
     """The run, what to predict, and how to write it."""
 
     workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
@@ -82,14 +82,14 @@ def run(options: Options) -> None:
         return
     form = "parquet" if form == "bigquery" else form
     options.split_cpu(options.config)
-    experiment = finished.experiment_of(options.workdir, options)
+    experiment = finished.load_experiment(options.workdir, options)
     data = experiment.data
     wanted = options.batch_size or data.global_batch_size
     data.global_batch_size = min(wanted, options.records_per_shard)  # a batch is of one shard
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     changed = _OutputSelector(outputs)
-    (trainer, step, _), records = finished.restored_for(
+    (trainer, step, _), records = finished.restore_for_records(
         experiment, options.workdir, lambda: _open_records(data, options), changed
     )
     from tftpu.inference.predict import Job, predict
@@ -280,7 +280,7 @@ def _read_class_names(experiment: Experiment, changed: _OutputSelector) -> list[
     Raises:
         UserError: the model has another number of classes.
     """
-    names = finished.class_names(experiment)
+    names = finished.read_class_names(experiment)
     classes = changed.shape[-1] if isinstance(changed.shape, tuple) and changed.shape else None
     if names is not None and classes is not None and len(names) != classes:
         raise UserError(

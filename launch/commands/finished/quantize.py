@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(DeviceOptions, finished.RunOf):
+class Options(DeviceOptions, finished.FinishedRunOptions):
     """The run to measure, and the devices."""
 
     workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
@@ -30,10 +30,10 @@ class Options(DeviceOptions, finished.RunOf):
 def run(options: Options) -> None:
     """Prints a row for each kind of weights: size, metrics, and by how much these changed."""
     options.split_cpu(options.config)
-    experiment = finished.experiment_of(options.workdir, options)
+    experiment = finished.load_experiment(options.workdir, options)
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
-    restored = finished.restored(experiment, options.workdir)
+    restored = finished.restore_run(experiment, options.workdir)
     if restored.evaluation is None:
         raise UserError(
             f"The data of the run in {options.workdir!r} have no evaluation split, so there is "
@@ -71,9 +71,9 @@ def _build_plain_trainer(experiment: Experiment, trained: "Trainer") -> "Trainer
     from tftpu.launch.run import experiment as build
 
     train = dataclasses.replace(experiment.train, ema_momentum=None)
-    plain = dataclasses.replace(experiment, model=build.without_adapters(experiment), train=train)
+    plain = dataclasses.replace(experiment, model=build.remove_adapters(experiment), train=train)
     with trained.engine.scope():
-        trainer = build.build_trainer(finished.without_asking_for_length(plain), None)
+        trainer = build.build_trainer(finished.set_placeholder_length(plain), None)
     models.assign_merged(trainer.model, trained.model, trained.executor.averaged_weights())
     return trainer
 

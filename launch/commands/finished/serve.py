@@ -27,7 +27,7 @@ _TOKENS = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(texts.TextOptions, finished.RunOf):
+class Options(texts.TextOptions, finished.FinishedRunOptions):
     """The model, the address, and what a request may take."""
 
     workdir: str | None = flag(
@@ -135,5 +135,5 @@ def _load_model(options: Options, path: str | None) -> "tuple[Served | Language,
     from tftpu.launch.run import serving
 
     assert options.workdir is not None
-    for_texts = serving.ForTexts(options.tokenizer, options.stop, options.tokens)
-    return serving.answering(options.workdir, options, for_texts)
+    for_texts = serving.LanguageOptions(options.tokenizer, options.stop, options.tokens)
+    return serving.restore_served_run(options.workdir, options, for_texts)

@@ -58,7 +58,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: a value that GKE would reject, a missing value, or the run failed.
     """
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     wanted = parse_slice(options.slice)
     gke.check_slice(wanted)
     queue_s = job.parse_duration("queue_timeout", options.queue_timeout)

@@ -58,7 +58,7 @@ def run(options: Options) -> None:
         UserError: a value that Cloud TPU would reject, a missing value, no
             capacity or quota, or the run failed.
     """
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     wanted = parse_slice(options.slice)
     trained_by = engine.choose_for_slice(experiment, wanted)
     order = _build_job(options, wanted, trained_by)
@@ -117,8 +117,8 @@ def _count_steps(experiment: Experiment) -> int | None:
         return None
     try:
         startup.import_tensorflow()
-        from tftpu.launch.run.experiment import with_length
+        from tftpu.launch.run.experiment import resolve_length
 
-        return with_length(experiment).train.length
+        return resolve_length(experiment).train.length
     except Exception:  # of any kind of data: without them, the run can be rented all the same
         return None

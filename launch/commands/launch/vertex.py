@@ -29,7 +29,7 @@ def run(options: Options) -> None:
         UserError: a value that Vertex AI would reject, a missing value, or
             the job failed.
     """
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     wanted = parse_slice(options.slice)
     training_job.check_slice(wanted)
     trained_by = engine.choose_for_slice(experiment, wanted)

@@ -201,4 +201,4 @@ def _has_local_tokens(data: Data) -> bool:
         return True
     if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
         return False
-    return not files.is_remote(data.data_dir or "") or not texts.tokens_are_bytes(data)
+    return not files.is_remote(data.data_dir or "") or not texts.has_byte_tokens(data)

@@ -82,7 +82,7 @@ def run(options: Options) -> None:
 def _load_experiment(options: Options) -> Experiment:
     """Loads the config; with --source, as the training will: its data are converted shards."""
     if not options.source:
-        return options.experiment()
+        return options.load_experiment()
     given = config_flags.load(options.config, list(options.overrides)).data
     for change in options.overrides:
         if change.startswith("--config.data.data_dir="):
@@ -99,7 +99,7 @@ def _load_experiment(options: Options) -> Experiment:
             )
         )
     folder = f"--config.data.data_dir={options.workdir or 'gs://BUCKET'}"
-    return dataclasses.replace(options, overrides=(*options.overrides, folder)).experiment()
+    return dataclasses.replace(options, overrides=(*options.overrides, folder)).load_experiment()
 
 
 def _build_training_job(options: Options) -> training_job.VertexJob:

@@ -50,9 +50,9 @@ def run(options: Options) -> None:
         UserError: a value that Vertex AI would reject or cannot express, a missing value, or the
             job failed.
     """
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     metric = checks.choose_metric(options.metric, options.overrides, experiment)
-    dimensions = space.parse(options.space or config_flags.space(options.config), experiment)
+    dimensions = space.parse(options.space or config_flags.load_space(options.config), experiment)
     checks.check_space(dimensions, options.overrides, experiment)
     wanted = parse_slice(options.slice)
     training_job.check_slice(wanted)

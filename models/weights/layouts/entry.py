@@ -25,12 +25,12 @@ class Entry(NamedTuple):
 Layout = Iterator[Entry]
 
 
-def same(ours: str, theirs: str) -> Entry:
+def map_same(ours: str, theirs: str) -> Entry:
     """Returns an entry for a variable that both libraries store alike."""
     return Entry(ours, (theirs,), lambda array: array, lambda value: (value,))
 
 
-def transposed(ours: str, theirs: str, read_axes: tuple[int, ...]) -> Entry:
+def map_transposed(ours: str, theirs: str, read_axes: tuple[int, ...]) -> Entry:
     """Returns an entry for a variable whose axes the other library stores in another order.
 
     Args:
@@ -47,7 +47,7 @@ def transposed(ours: str, theirs: str, read_axes: tuple[int, ...]) -> Entry:
     )
 
 
-def joined(ours: str, theirs: list[str], transpose: bool) -> Entry:
+def map_joined(ours: str, theirs: list[str], transpose: bool) -> Entry:
     """Returns an entry for matrices that the other library stores separately.
 
     Args:
@@ -56,12 +56,12 @@ def joined(ours: str, theirs: list[str], transpose: bool) -> Entry:
         transpose: whether each is (out, in) in the file.
     """
 
-    def turned(array: np.ndarray) -> np.ndarray:
+    def turn(array: np.ndarray) -> np.ndarray:
         return array.T if transpose else array
 
     return Entry(
         ours,
         tuple(theirs),
-        lambda *arrays: np.concatenate([turned(array) for array in arrays], axis=-1),
-        lambda value: tuple(turned(part) for part in np.split(value, len(theirs), axis=-1)),
+        lambda *arrays: np.concatenate([turn(array) for array in arrays], axis=-1),
+        lambda value: tuple(turn(part) for part in np.split(value, len(theirs), axis=-1)),
     )

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from tftpu.config import Model
 from tftpu.models import sizes
-from tftpu.models.weights.layouts.entry import Entry, Layout, joined, same, transposed
+from tftpu.models.weights.layouts.entry import Entry, Layout, map_joined, map_same, map_transposed
 
 
-def layout(config: Model) -> list[Entry] | None:
+def build_layout(config: Model) -> list[Entry] | None:
     """Returns the place of each variable of a model; None if Transformers has no such model."""
     family = _LAYOUTS.get(type(config))
     if family is None or (isinstance(config, sizes.ViT) and config.pooling != "token"):
@@ -20,7 +20,7 @@ def layout(config: Model) -> list[Entry] | None:
     return list(family(config))
 
 
-def known_names(config: Model, names: list[str]) -> dict[str, str]:
+def map_known_names(config: Model, names: list[str]) -> dict[str, str]:
     """Returns the names in a file by their names in `layout`.
 
     Files without a head, and the first checkpoints, lack the prefix of the model; the first BERTs
@@ -29,11 +29,11 @@ def known_names(config: Model, names: list[str]) -> dict[str, str]:
     prefix = _PREFIXES[type(config)]
     bare = not any(name.startswith(prefix) for name in names)
 
-    def known(name: str) -> str:
+    def complete_name(name: str) -> str:
         name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
         return f"{prefix}{name}" if bare and not name.startswith(_HEADS) else name
 
-    return {known(name): name for name in names}
+    return {complete_name(name): name for name in names}
 
 
 def is_head(config: Model, name: str) -> bool:
@@ -43,7 +43,7 @@ def is_head(config: Model, name: str) -> bool:
     return not name.startswith(prefix) or name.startswith(beside)
 
 
-def current_name(name: str) -> str:
+def to_current_name(name: str) -> str:
     """Returns the name in memory of an array that Transformers 5 writes under its older name."""
     if not name.startswith("vit.encoder."):
         return name
@@ -68,7 +68,7 @@ def is_buffer(name: str) -> bool:
     )
 
 
-def tied_arrays(config: Model) -> dict[str, str]:
+def list_tied_arrays(config: Model) -> dict[str, str]:
     """Returns arrays of heads that are tied in the model, and the names of what they repeat."""
     if isinstance(config, sizes.GPT):
         return {"lm_head.weight": "transformer.wte.weight"}
@@ -83,8 +83,8 @@ def tied_arrays(config: Model) -> dict[str, str]:
 
 
 def _map_gpt(config: sizes.GPT) -> Layout:
-    yield same("tokens_embed/embeddings", "transformer.wte.weight")
-    yield same("positions_embed/positions", "transformer.wpe.weight")
+    yield map_same("tokens_embed/embeddings", "transformer.wte.weight")
+    yield map_same("positions_embed/positions", "transformer.wpe.weight")
     for block in range(config.layers):
         ours, theirs = f"block{block + 1}", f"transformer.h.{block}"
         yield from _map_norm(f"{ours}_norm1", f"{theirs}.ln_1")
@@ -95,17 +95,17 @@ def _map_gpt(config: sizes.GPT) -> Layout:
             ("expand", "mlp.c_fc"),
             ("contract", "mlp.c_proj"),
         ):
-            yield same(f"{ours}_{layer}/kernel", f"{theirs}.{name}.weight")
-            yield same(f"{ours}_{layer}/bias", f"{theirs}.{name}.bias")
+            yield map_same(f"{ours}_{layer}/kernel", f"{theirs}.{name}.weight")
+            yield map_same(f"{ours}_{layer}/bias", f"{theirs}.{name}.bias")
     yield from _map_norm("final_norm", "transformer.ln_f")
 
 
 def _map_llama(config: sizes.Llama) -> Layout:
-    yield same("tokens_embed/embeddings", "model.embed_tokens.weight")
+    yield map_same("tokens_embed/embeddings", "model.embed_tokens.weight")
     for block in range(config.layers):
         ours, theirs = f"block{block + 1}", f"model.layers.{block}"
-        yield same(f"{ours}_norm1/scale", f"{theirs}.input_layernorm.weight")
-        yield same(f"{ours}_norm2/scale", f"{theirs}.post_attention_layernorm.weight")
+        yield map_same(f"{ours}_norm1/scale", f"{theirs}.input_layernorm.weight")
+        yield map_same(f"{ours}_norm2/scale", f"{theirs}.post_attention_layernorm.weight")
         for layer, name in (
             ("attention/query", "self_attn.q_proj"),
             ("attention/key", "self_attn.k_proj"),
@@ -115,17 +115,17 @@ def _map_llama(config: sizes.Llama) -> Layout:
             ("expand", "mlp.up_proj"),
             ("contract", "mlp.down_proj"),
         ):
-            yield transposed(f"{ours}_{layer}/kernel", f"{theirs}.{name}.weight", (1, 0))
-    yield same("final_norm/scale", "model.norm.weight")
+            yield map_transposed(f"{ours}_{layer}/kernel", f"{theirs}.{name}.weight", (1, 0))
+    yield map_same("final_norm/scale", "model.norm.weight")
     if not config.tied:
-        yield transposed("head/kernel", "lm_head.weight", (1, 0))
+        yield map_transposed("head/kernel", "lm_head.weight", (1, 0))
 
 
 def _map_bert(config: sizes.BERT) -> Layout:
     embed = "bert.embeddings"
-    yield same("tokens_embed/embeddings", f"{embed}.word_embeddings.weight")
-    yield same("positions_embed/positions", f"{embed}.position_embeddings.weight")
-    yield same("positions_embed/types", f"{embed}.token_type_embeddings.weight")
+    yield map_same("tokens_embed/embeddings", f"{embed}.word_embeddings.weight")
+    yield map_same("positions_embed/positions", f"{embed}.position_embeddings.weight")
+    yield map_same("positions_embed/types", f"{embed}.token_type_embeddings.weight")
     yield from _map_norm("embed_norm", f"{embed}.LayerNorm")
     for block in range(config.layers):
         ours, theirs = f"block{block + 1}", f"bert.encoder.layer.{block}"
@@ -138,7 +138,7 @@ def _map_bert(config: sizes.BERT) -> Layout:
     if config.head == "masked_lm":
         yield from _map_dense("head_transform", "cls.predictions.transform.dense")
         yield from _map_norm("head_norm", "cls.predictions.transform.LayerNorm")
-        yield same("head/bias", "cls.predictions.bias")
+        yield map_same("head/bias", "cls.predictions.bias")
     else:
         yield from _map_dense("pool", "bert.pooler.dense")
         yield from _map_dense("head", "classifier")
@@ -147,7 +147,7 @@ def _map_bert(config: sizes.BERT) -> Layout:
 def _map_vit(config: sizes.ViT) -> Layout:
     embed = "vit.embeddings"
     yield from _map_conv("patches", f"{embed}.patch_embeddings.projection")
-    yield same("class_token/token", f"{embed}.cls_token")
+    yield map_same("class_token/token", f"{embed}.cls_token")
     yield Entry(
         "positions/positions",
         (f"{embed}.position_embeddings",),
@@ -178,13 +178,13 @@ def _map_convnext(config: sizes.ConvNeXt) -> Layout:
             ours = f"stage{stage + 1}_block{block + 1}"
             layer = f"{theirs}.layers.{block}"
             # (channels, 1, height, width) and (height, width, channels, 1)
-            yield transposed(f"{ours}_depthwise/kernel", f"{layer}.dwconv.weight", (2, 3, 0, 1))
-            yield same(f"{ours}_depthwise/bias", f"{layer}.dwconv.bias")
+            yield map_transposed(f"{ours}_depthwise/kernel", f"{layer}.dwconv.weight", (2, 3, 0, 1))
+            yield map_same(f"{ours}_depthwise/bias", f"{layer}.dwconv.bias")
             yield from _map_norm(f"{ours}_norm", f"{layer}.layernorm")
             yield from _map_dense(f"{ours}_expand", f"{layer}.pwconv1")
             yield from _map_dense(f"{ours}_contract", f"{layer}.pwconv2")
             if config.layer_scale:
-                yield same(f"{ours}_layer_scale/scale", f"{layer}.layer_scale_parameter")
+                yield map_same(f"{ours}_layer_scale/scale", f"{layer}.layer_scale_parameter")
     yield from _map_norm("head_norm", "convnext.layernorm")
     yield from _map_dense("head", "classifier")
 
@@ -208,32 +208,32 @@ def _map_resnet(config: sizes.ResNet) -> Layout:
 
 
 def _map_norm(ours: str, theirs: str) -> Layout:
-    yield same(f"{ours}/gamma", f"{theirs}.weight")
-    yield same(f"{ours}/beta", f"{theirs}.bias")
+    yield map_same(f"{ours}/gamma", f"{theirs}.weight")
+    yield map_same(f"{ours}/beta", f"{theirs}.bias")
 
 
 def _map_dense(ours: str, theirs: str) -> Layout:
-    yield transposed(f"{ours}/kernel", f"{theirs}.weight", (1, 0))
-    yield same(f"{ours}/bias", f"{theirs}.bias")
+    yield map_transposed(f"{ours}/kernel", f"{theirs}.weight", (1, 0))
+    yield map_same(f"{ours}/bias", f"{theirs}.bias")
 
 
 def _map_qkv(ours: str, theirs: str) -> Layout:
     """Yields the entries of queries, keys and values: one matrix here, three there."""
     parts = [f"{theirs}.{name}" for name in ("query", "key", "value")]
-    yield joined(f"{ours}/qkv/kernel", [f"{part}.weight" for part in parts], transpose=True)
-    yield joined(f"{ours}/qkv/bias", [f"{part}.bias" for part in parts], transpose=False)
+    yield map_joined(f"{ours}/qkv/kernel", [f"{part}.weight" for part in parts], transpose=True)
+    yield map_joined(f"{ours}/qkv/bias", [f"{part}.bias" for part in parts], transpose=False)
 
 
 def _map_conv(ours: str, theirs: str) -> Layout:
-    yield transposed(f"{ours}/kernel", f"{theirs}.weight", (2, 3, 1, 0))
-    yield same(f"{ours}/bias", f"{theirs}.bias")
+    yield map_transposed(f"{ours}/kernel", f"{theirs}.weight", (2, 3, 1, 0))
+    yield map_same(f"{ours}/bias", f"{theirs}.bias")
 
 
 def _map_conv_norm(ours: str, theirs: str) -> Layout:
-    yield transposed(f"{ours}_conv/kernel", f"{theirs}.convolution.weight", (2, 3, 1, 0))
+    yield map_transposed(f"{ours}_conv/kernel", f"{theirs}.convolution.weight", (2, 3, 1, 0))
     yield from _map_norm(f"{ours}_norm", f"{theirs}.normalization")
-    yield same(f"{ours}_norm/moving_mean", f"{theirs}.normalization.running_mean")
-    yield same(f"{ours}_norm/moving_variance", f"{theirs}.normalization.running_var")
+    yield map_same(f"{ours}_norm/moving_mean", f"{theirs}.normalization.running_mean")
+    yield map_same(f"{ours}_norm/moving_variance", f"{theirs}.normalization.running_var")
 
 
 _LAYOUTS: dict[type[Model], Callable[..., Layout]] = {

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from tftpu.config import Model
 from tftpu.errors import UserError
 from tftpu.models import sizes
-from tftpu.models.weights.layouts.entry import Entry, Layout, same, transposed
+from tftpu.models.weights.layouts.entry import Entry, Layout, map_same, map_transposed
 
 
-def layout(config: Model) -> list[Entry] | None:
+def build_layout(config: Model) -> list[Entry] | None:
     """Returns the place of each variable of a model; None if keras.applications has no such model.
 
     Raises:
@@ -21,7 +21,7 @@ def layout(config: Model) -> list[Entry] | None:
     return list(family(config))
 
 
-def known_names(config: Model, names: list[str]) -> dict[str, str]:
+def map_known_names(config: Model, names: list[str]) -> dict[str, str]:
     """Returns the names in a file by their names in `layout`.
 
     ConvNeXt's begin with the name of the model.
@@ -57,7 +57,7 @@ def _map_resnet(config: sizes.ResNet) -> Layout:
 def _map_biased_conv_norm(ours: str, theirs: str) -> Layout:
     """Yields a convolution and its norm; the convolution's bias moves into the norm's mean."""
     conv, norm = f"{theirs}_conv", f"{theirs}_bn"
-    yield same(f"{ours}_conv/kernel", f"{conv}/0")
+    yield map_same(f"{ours}_conv/kernel", f"{conv}/0")
     yield from _map_arrays(f"{ours}_norm", norm, ("gamma", "beta"))
     yield Entry(
         f"{ours}_norm/moving_mean",
@@ -65,7 +65,7 @@ def _map_biased_conv_norm(ours: str, theirs: str) -> Layout:
         lambda mean, bias: mean - bias,
         None,
     )
-    yield same(f"{ours}_norm/moving_variance", f"{norm}/3")
+    yield map_same(f"{ours}_norm/moving_variance", f"{norm}/3")
 
 
 def _map_convnext(config: sizes.ConvNeXt) -> Layout:
@@ -83,8 +83,10 @@ def _map_convnext(config: sizes.ConvNeXt) -> Layout:
         for block in range(blocks):
             ours, theirs = f"stage{stage + 1}_block{block + 1}", f"stage_{stage}_block_{block}"
             # A grouped convolution there: (height, width, 1, channels).
-            yield transposed(f"{ours}_depthwise/kernel", f"{theirs}_depthwise_conv/0", (0, 1, 3, 2))
-            yield same(f"{ours}_depthwise/bias", f"{theirs}_depthwise_conv/1")
+            yield map_transposed(
+                f"{ours}_depthwise/kernel", f"{theirs}_depthwise_conv/0", (0, 1, 3, 2)
+            )
+            yield map_same(f"{ours}_depthwise/bias", f"{theirs}_depthwise_conv/1")
             yield from _map_arrays(f"{ours}_norm", f"{theirs}_layernorm", ("gamma", "beta"))
             yield from _map_arrays(
                 f"{ours}_expand", f"{theirs}_pointwise_conv_1", ("kernel", "bias")
@@ -93,7 +95,7 @@ def _map_convnext(config: sizes.ConvNeXt) -> Layout:
                 f"{ours}_contract", f"{theirs}_pointwise_conv_2", ("kernel", "bias")
             )
             if config.layer_scale:
-                yield same(f"{ours}_layer_scale/scale", f"{theirs}_layer_scale/0")
+                yield map_same(f"{ours}_layer_scale/scale", f"{theirs}_layer_scale/0")
     yield from _map_arrays("head_norm", "head_layernorm", ("gamma", "beta"))
     yield from _map_arrays("head", "head_dense", ("kernel", "bias"))
 
@@ -108,7 +110,7 @@ def _map_efficientnetv2(config: sizes.EfficientNetV2) -> Layout:
             if expands:
                 yield from _map_conv_norm(f"{ours}_expand", f"{theirs}expand_")
             if not fused:
-                yield same(f"{ours}_depthwise_conv/kernel", f"{theirs}dwconv2/0")
+                yield map_same(f"{ours}_depthwise_conv/kernel", f"{theirs}dwconv2/0")
                 yield from _batch_norm(f"{ours}_depthwise_norm", f"{theirs}bn")
                 yield from _map_arrays(f"{ours}_squeeze", f"{theirs}se_reduce", ("kernel", "bias"))
                 yield from _map_arrays(f"{ours}_excite", f"{theirs}se_expand", ("kernel", "bias"))
@@ -118,7 +120,7 @@ def _map_efficientnetv2(config: sizes.EfficientNetV2) -> Layout:
 
 
 def _map_conv_norm(ours: str, theirs: str) -> Layout:
-    yield same(f"{ours}_conv/kernel", f"{theirs}conv/0")
+    yield map_same(f"{ours}_conv/kernel", f"{theirs}conv/0")
     yield from _batch_norm(f"{ours}_norm", f"{theirs}bn")
 
 
@@ -128,7 +130,7 @@ def _batch_norm(ours: str, theirs: str) -> Layout:
 
 def _map_arrays(ours: str, theirs: str, names: tuple[str, ...]) -> Layout:
     for index, name in enumerate(names):
-        yield same(f"{ours}/{name}", f"{theirs}/{index}")
+        yield map_same(f"{ours}/{name}", f"{theirs}/{index}")
 
 
 _LAYOUTS: dict[type[Model], Callable[..., Layout]] = {

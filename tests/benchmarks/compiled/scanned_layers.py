@@ -24,7 +24,7 @@ from tests.benchmarks.compiled.cycles import cycles_of, one_replica_of
 from tests.benchmarks.compiled.tpu_cost import adamw
 from tftpu import models
 from tftpu.engines.tensorflow.lowering.lower import lower
-from tftpu.models.families.gpt import _block
+from tftpu.models.families.gpt import _apply_block
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing.cost import memory_of, price
 
@@ -35,7 +35,7 @@ def unrolled(layers: int) -> keras.Model:
     config = models.config("gpt2_small", layers=layers)
     x = tokens = keras.Input((TIME, WIDTH))
     for index in range(layers):
-        x = _block(x, None, config, name=f"block{index + 1}")
+        x = _apply_block(x, None, config, name=f"block{index + 1}")
     return keras.Model(tokens, x)
 
 

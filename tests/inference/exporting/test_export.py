@@ -260,9 +260,9 @@ def test_weights_that_no_litert_file_holds_are_refused(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_keras_file_of_the_model_behind_its_pixels(tmp_path):
-    from tftpu.models.layers.pixels import standardised
+    from tftpu.models.layers.pixels import standardize_pixels
 
-    model = standardised(zoo.build("resnet"))
+    model = standardize_pixels(zoo.build("resnet"))
     given = ExportInputs({"images": (8, 8, 3)}, {"images": "uint8"}, lambda images: images)
     made = Serving(model, *inputs_of(model, ROWS, given), None)
     export.keras_file(made, str(tmp_path / "m.keras"))

@@ -32,7 +32,7 @@ def row(name: str, parts, slice_name: str = "v3-8", factor: float = 1.0):
         for kind, estimate, products, traffic in parts
     ]
     found = {"name": name, "model": name.split("-")[0], "slice": slice_name, "works": works}
-    step_ms = factor * fit.predicted_ms(found | {"step_ms": 1.0}, TRUE)
+    step_ms = factor * fit.predict_ms(found | {"step_ms": 1.0}, TRUE)
     return found | {"step_ms": step_ms, "source": "none", "differs": ""}
 
 
@@ -40,25 +40,25 @@ ALL = [row("dense", DENSE), row("separable", SEPARABLE), row("gathering", GATHER
 
 
 def test_the_fit_finds_the_prices_that_made_the_times():
-    assert fit.Fit(ALL).prices() == TRUE
-    assert max(abs(fit.predicted_ms(r, BEFORE) / r["step_ms"] - 1) for r in ALL) > 0.1
+    assert fit.PriceFit(ALL).fit_prices() == TRUE
+    assert max(abs(fit.predict_ms(r, BEFORE) / r["step_ms"] - 1) for r in ALL) > 0.1
 
 
 def test_a_model_left_out_has_no_part_in_the_prices():
     slower = [row("dense", DENSE), row("separable-1", SEPARABLE, factor=1.3)]
     slower += [row("separable-2", SEPARABLE, factor=1.3), row("gathering", GATHERING)]
-    errors = fit.Fit(slower).left_out()
+    errors = fit.PriceFit(slower).compute_left_out_errors()
     assert errors.keys() == {"dense", "separable-1", "separable-2", "gathering"}
     # The others say nothing of the price of windows, which stays as it was: 0.5 for 0.35.
     known = dataclasses.replace(TRUE, window=BEFORE.window)
-    expected = fit.predicted_ms(slower[1], known) / slower[1]["step_ms"] - 1
+    expected = fit.predict_ms(slower[1], known) / slower[1]["step_ms"] - 1
     assert errors["separable-1"] == errors["separable-2"] == pytest.approx(expected, abs=0.02)
 
 
 def test_a_range_holds_every_published_time_and_is_wider_where_less_was_published():
     rows = [*ALL, row("other", DENSE, "v5e-8", factor=1.1)]
     errors = {"dense": 0.04, "separable": -0.10, "gathering": 0.08, "other": -0.05}
-    found = fit.bases(rows, errors)
+    found = fit.compute_bases(rows, errors)
     off = [abs(1 / (1 + error) - 1) for error in errors.values()]
     usual = math.sqrt(sum(value**2 for value in off) / 4)
     assert found.keys() == BASES.keys()

@@ -24,7 +24,7 @@ from tftpu.errors import UserError
 from tftpu.launch import kfp
 from tftpu.launch.commands.finished import evaluate as command
 from tftpu.launch.kfp import steps
-from tftpu.launch.run.conditions import unmet
+from tftpu.launch.run.conditions import find_unmet
 
 SHORT = "--config.train.steps=6 --config.train.eval_every=6"
 PHOTOS = '''"""Photographs of three kinds."""
@@ -71,7 +71,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     ],
 )
 def test_a_condition_is_met_or_says_why_not(condition, reasons):
-    assert unmet(condition, METRICS) == reasons
+    assert find_unmet(condition, METRICS) == reasons
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_condition_is_met_or_says_why_not(condition, reasons):
 )
 def test_what_is_no_condition_is_not_met_by_chance(condition):
     with pytest.raises(ValueError, match="is not METRIC>=NUMBER or METRIC<=NUMBER"):
-        unmet(condition, METRICS)
+        find_unmet(condition, METRICS)
 
 
 def test_a_number_that_is_not_finite_is_null_in_the_file(tmp_path):
@@ -155,7 +155,7 @@ def test_a_placeholder_of_the_run_is_the_whole_value_of_a_parameter(tmp_path):
 def test_an_artifact_keeps_the_address_that_kubeflow_gave_it(tmp_path, capfd):
     """Its launcher refuses to upload one whose address is outside of the pipeline's root."""
     artifact = dsl.Model(uri=str(tmp_path / "artifact"))
-    steps._record(artifact, "gs://bucket/run", config="digits")
+    steps._write_place(artifact, "gs://bucket/run", config="digits")
     assert artifact.uri == str(tmp_path / "artifact")
     assert artifact.metadata == {"place": "gs://bucket/run", "config": "digits"}
     assert Path(artifact.path).read_text() == "gs://bucket/run\n"
@@ -193,7 +193,7 @@ def test_a_run_has_a_folder_of_its_own():
 
 def test_flags_that_cannot_be_read_end_the_step_with_the_reason():
     with pytest.raises(SystemExit, match="of tftpu train cannot be read: No closing"):
-        steps._tftpu(["train"], "--a='b", "")
+        steps._run_tftpu(["train"], "--a='b", "")
 
 
 def test_a_step_that_is_stopped_lets_its_training_save(tmp_path):
@@ -204,7 +204,7 @@ def test_a_step_that_is_stopped_lets_its_training_save(tmp_path):
         "import os, sys, subprocess\nfrom tftpu.launch.kfp import steps\n"
         f"real = subprocess.Popen\nassert os.path.exists({str(program)!r})\n"
         f"subprocess.Popen = lambda command: real(['bash', '-c', {fake!r}])\n"
-        "steps._tftpu(['train', '--workdir=x'], '', '')\n"
+        "steps._run_tftpu(['train', '--workdir=x'], '', '')\n"
     )
     step = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -54,7 +54,7 @@ def test_slices_and_prices_are_part_of_the_name(monkeypatch):
     monkeypatch.setattr(known_reports, "_has_own_code", lambda: False)  # the tests are
     experiment = config_flags.load("digits_resnet", [])
     names = {
-        known_reports.key("digits_resnet", experiment, slices, prices)
+        known_reports.compute_key("digits_resnet", experiment, slices, prices)
         for slices in (["v3-8"], ["v5e-8"], ["v3-8", "v5e-8"])
         for prices in ({}, {"v3": 1.0})
     }
@@ -70,11 +70,13 @@ def test_what_may_follow_from_more_than_the_config_has_none(tmp_path):
 
 def test_a_length_in_epochs_is_read_from_the_data(monkeypatch):
     experiment = config_flags.load("digits_resnet", [])
-    assert known_reports.key("digits_resnet", experiment, ["v3-8"], {}) is None  # of a test's code
+    assert (
+        known_reports.compute_key("digits_resnet", experiment, ["v3-8"], {}) is None
+    )  # of a test's code
     monkeypatch.setattr(known_reports, "_has_own_code", lambda: False)
-    assert known_reports.key("digits_resnet", experiment, ["v3-8"], {})
+    assert known_reports.compute_key("digits_resnet", experiment, ["v3-8"], {})
     experiment.train = dataclasses.replace(experiment.train, steps=None, epochs=3)
-    assert known_reports.key("digits_resnet", experiment, ["v3-8"], {}) is None
+    assert known_reports.compute_key("digits_resnet", experiment, ["v3-8"], {}) is None
 
 
 @pytest.fixture
@@ -114,16 +116,18 @@ def test_tftpus_own_code_and_the_installed_packages_count_by_content(monkeypatch
     for path in (module, listed):
         path.parent.mkdir(parents=True)
         path.write_text("a = 1")
-    monkeypatch.setattr(known_reports, "_own", lambda: [f"{tmp_path}/own/"])
-    monkeypatch.setattr(known_reports, "_installed", lambda: [f"{tmp_path}/installed/"])
-    found = [known_reports._code()]
+    monkeypatch.setattr(known_reports, "_list_own_folders", lambda: [f"{tmp_path}/own/"])
+    monkeypatch.setattr(
+        known_reports, "_list_installed_folders", lambda: [f"{tmp_path}/installed/"]
+    )
+    found = [known_reports._hash_code()]
     os.utime(module)
-    assert known_reports._code() == found[0]
+    assert known_reports._hash_code() == found[0]
     for path in (module, listed):
         path.write_text("a = 2")
-        found.append(known_reports._code())
+        found.append(known_reports._hash_code())
     (module.parent / "new.py").write_text("")
-    found.append(known_reports._code())
+    found.append(known_reports._hash_code())
     assert len(set(found)) == 4
 
 

@@ -29,7 +29,7 @@ def sampled(experiment: Experiment, *layers: keras.layers.Layer) -> str:
         weight.assign(bias)
     one_host = types.SimpleNamespace(count=1)
     trainer: Any = types.SimpleNamespace(model=model, executor=Executor(model), hosts=one_host)
-    return sample.text(experiment, trainer, 5)
+    return sample.draw_text(experiment, trainer, 5)
 
 
 def test_a_vocabulary_larger_than_bytes_is_sampled_as_bytes():

@@ -81,8 +81,8 @@ def workdir(request, tmp_path) -> str:
 
 
 def answering(workdir: str, tokenizer: str | None = None) -> Served | Language:
-    for_texts = serving.ForTexts(tokenizer, None, None)
-    return serving.answering(workdir, finished.RunOf(), for_texts).model
+    for_texts = serving.LanguageOptions(tokenizer, None, None)
+    return serving.restore_served_run(workdir, finished.FinishedRunOptions(), for_texts).model
 
 
 def tokenizer_of_words(folder: Path) -> str:

@@ -69,10 +69,10 @@ def test_a_text_becomes_a_value_of_the_declared_type(kind, text, value):
 def test_another_text_is_refused_in_words(kind, text, words):
     with pytest.raises(ValueError):
         config_values.parse(text, kind)
-    assert words in config_values.in_words(kind)
+    assert words in config_values.describe_kind(kind)
 
 
-@pytest.mark.parametrize("name", config_flags.names())
+@pytest.mark.parametrize("name", config_flags.list_names())
 def test_every_line_of_config_show_is_a_flag_that_changes_nothing(name):
     config = config_flags.load(name, [])
     lines = show.iterate_lines("config", config)

@@ -129,20 +129,20 @@ def test_a_description_names_what_own_code_has_registered_and_only_functions(fol
     """Keras calls it with arguments of the description."""
     for fn in (*functions("far>Vocab"), [*functions("far>Vocab")]):
         with pytest.raises(UserError, match="loss: 'far>Vocab' is registered by far, and no"):
-            keras_objects.made(wrapping(fn, path="/etc/hostname"), "loss")
+            keras_objects.build_objects(wrapping(fn, path="/etc/hostname"), "loss")
     for fn in functions("far>scaled"):
         if folder == "site-packages":
             with pytest.raises(UserError, match="'far>scaled' is registered by far"):
-                keras_objects.made(wrapping(fn, by=3.0), "metrics")
+                keras_objects.build_objects(wrapping(fn, by=3.0), "metrics")
         else:
-            metric = keras_objects.made(wrapping(fn, by=3.0), "metrics")
+            metric = keras_objects.build_objects(wrapping(fn, by=3.0), "metrics")
             metric.update_state(np.ones((2, 1)), np.zeros((2, 1)))
             assert float(metric.result()) == 3.0
 
 
 def test_an_object_may_have_the_name_of_a_registered_class(folder):
     described = KerasObject(keras.saving.serialize_keras_object(keras.metrics.Mean("far>Vocab")))
-    assert keras_objects.made(described, "metrics").name == "far>Vocab"
+    assert keras_objects.build_objects(described, "metrics").name == "far>Vocab"
 
 
 @pytest.mark.parametrize("inner", ["{}", "{{'a': {}}}"])

@@ -43,10 +43,10 @@ def _path(monkeypatch):
 def test_the_folder_of_the_config_is_what_travels(tmp_path, monkeypatch):
     projects.write(tmp_path / "a", "loss='mse'")
     monkeypatch.chdir(tmp_path)
-    code = own_code.own_code("a/mine.py")
+    code = own_code.find_code("a/mine.py")
     assert (code.folder, code.module) == (tmp_path / "a", "mine")
     assert code.file == tmp_path / "a" / "mine.py"
-    assert own_code.own_code("digits_resnet") is None
+    assert own_code.find_code("digits_resnet") is None
 
 
 def test_neighbours_are_plain_modules_of_the_config(tmp_path):
@@ -157,12 +157,12 @@ def written(folder: Path, files: dict[str, str]) -> Path:
 
 def read_again(path: Path, text: str) -> Experiment:
     """Returns the experiment of a config.json, where nothing but the config file is loaded."""
-    code = own_code.own_code(str(path))
+    code = own_code.find_code(str(path))
     assert code
     for name in [name for name in sys.modules if name.partition(".")[0] in ("net", "far", "deep")]:
         del sys.modules[name]
     own_code.import_config(code)
-    return from_json(text, *own_code.modules_of(code))
+    return from_json(text, *own_code.list_modules(code))
 
 
 def test_a_run_finds_its_classes_in_a_package_that_the_config_imports_when_it_is_called(tmp_path):
@@ -312,8 +312,9 @@ def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
     (tmp_path / "config.json").write_text(to_json(experiment))
     code = (
         "from tftpu.launch.run import finished\nfrom tftpu.errors import UserError\n"
-        "try:\n    finished.experiment_of('.')\nexcept UserError as error:\n    print(error)\n"
-        "print(finished.experiment_of('.', finished.RunOf(config='mine.py')).data.label)"
+        "try:\n    finished.load_experiment('.')\nexcept UserError as error:\n    print(error)\n"
+        "print(finished.load_experiment('.', "
+        "finished.FinishedRunOptions(config='mine.py')).data.label)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
@@ -375,9 +376,9 @@ def test_a_transform_graph_of_a_config_json_runs_where_the_config_is_named(words
         more = ["--input=evaluation", "--output=p"] if words == ["predict"] else []
         assert main([*words, *more, f"--workdir={tmp_path}"]) == 2
         assert "names the transform graph 'graph', a program" in capsys.readouterr().err
-    named = finished.RunOf(config=str(path))
+    named = finished.FinishedRunOptions(config=str(path))
     (tmp_path / "config.json").write_text(known)
-    assert finished.experiment_of(str(tmp_path), named).data.transform_graph == "graph"
+    assert finished.load_experiment(str(tmp_path), named).data.transform_graph == "graph"
 
 
 def test_a_search_of_a_pipelines_examples_is_joined_where_its_config_is_named(tmp_path, capsys):
@@ -407,7 +408,7 @@ def test_a_config_json_is_checked_before_its_data_are_read(field, value, said, t
     plain["data"][field] = value
     (tmp_path / "config.json").write_text(json.dumps(plain))
     with pytest.raises(UserError, match=rf"data\.{field} is .*{said}"):
-        finished.experiment_of(str(tmp_path))
+        finished.load_experiment(str(tmp_path))
 
 
 def validating(folder: Path, part: str) -> Path:
@@ -477,9 +478,9 @@ def test_of_a_users_parts_a_config_json_is_validated_by_the_model_alone(tmp_path
     for part in ("data", "model"):
         path = validating(tmp_path / part, part)
         (path.parent / "config.json").write_text(to_json(config_flags.load(str(path), [])))
-    experiment = finished.experiment_of(str(tmp_path / "data"))
+    experiment = finished.load_experiment(str(tmp_path / "data"))
     with pytest.raises(UserError, match=r"Linear\.validate\(\) fails in line 19 of model.py with"):
-        finished.experiment_of(str(tmp_path / "model"))
+        finished.load_experiment(str(tmp_path / "model"))
     experiment.data.global_batch_size = 0
     with pytest.raises(UserError, match=r"data\.global_batch_size is 0"):
         own_code.validate_recorded(experiment)
@@ -505,8 +506,8 @@ def test_fields_that_users_data_derive_are_validated_by_the_class_that_has_them(
     plain = json.loads(to_json(config_flags.load(str(path), [])))
     plain["data"] |= spec
     (tmp_path / "config.json").write_text(json.dumps(plain))
-    finished.experiment_of(str(tmp_path))
+    finished.load_experiment(str(tmp_path))
     plain["data"][field] = value
     (tmp_path / "config.json").write_text(json.dumps(plain))
     with pytest.raises(UserError, match=rf"data\.{field}"):
-        finished.experiment_of(str(tmp_path))
+        finished.load_experiment(str(tmp_path))

@@ -149,8 +149,8 @@ class EndsAtOnce(keras.callbacks.Callback):
 def test_losses_and_metrics_by_name_object_and_flag(rest, flags, names, tmp_path):
     path = write(tmp_path, rest)
     settings = config_flags.load(path, ["--config.train.steps=2", *flags])
-    code = own_code.own_code(path)
-    assert code and from_json(to_json(settings), *own_code.modules_of(code)) == settings
+    code = own_code.find_code(path)
+    assert code and from_json(to_json(settings), *own_code.list_modules(code)) == settings
     settings.validate()
     with tftpu.connect().scope():
         trainer = experiment.build_trainer(settings, None)
@@ -170,7 +170,7 @@ def test_top_5_of_the_default_loss(tmp_path):
 
 
 def test_every_model_gets_an_optimizer_and_metrics_of_its_own(tmp_path):
-    settings = experiment.with_length(config_flags.load(write(tmp_path, OBJECTS), []))
+    settings = experiment.resolve_length(config_flags.load(write(tmp_path, OBJECTS), []))
     one, two = (experiment.build_model(settings) for _ in range(2))
     assert one.optimizer is not two.optimizer
     assert one.optimizer.get_config() == two.optimizer.get_config()
@@ -387,7 +387,7 @@ def test_the_resolved_config_is_shown(tmp_path, capsys):
 
 def test_functions_and_objects_are_described_as_plain_data(tmp_path):
     settings = config_flags.load(write(tmp_path, "loss={'dense': losses.half}"), [])
-    made = keras_objects.made(settings.loss, "loss")
+    made = keras_objects.build_objects(settings.loss, "loss")
     assert made["dense"](np.ones((2, 1)), np.zeros((2, 1))).numpy().tolist() == [0.5, 0.5]
 
 

@@ -243,7 +243,7 @@ def data(artifacts: Path, **changed: Any) -> Examples:
 def labels(artifacts: Path, seed: int, passes: int = 1) -> list[int]:
     from tftpu.config import DataContext
 
-    batches = reading.training(data(artifacts), DataContext(seed, 16)).repeat(passes)
+    batches = reading.build_training(data(artifacts), DataContext(seed, 16)).repeat(passes)
     return np.concatenate([y for _, y in batches.as_numpy_iterator()]).tolist()
 
 
@@ -256,9 +256,9 @@ def test_the_order_depends_on_the_seed_alone_and_changes_from_pass_to_pass(artif
 def test_the_first_batches_are_evaluated_where_the_pipeline_says_how_many(artifacts):
     from tftpu.config import DataContext
 
-    few = reading.evaluation(data(artifacts, eval_steps=2), DataContext(0, 16))
+    few = reading.build_evaluation(data(artifacts, eval_steps=2), DataContext(0, 16))
     assert [len(y) for _, y in few.as_numpy_iterator()] == [16, 16]
-    whole = reading.evaluation(data(artifacts), DataContext(0, 16))
+    whole = reading.build_evaluation(data(artifacts), DataContext(0, 16))
     assert sum(len(y) for _, y in whole.as_numpy_iterator()) == len(HELD)
 
 
@@ -271,7 +271,7 @@ def test_shapes_are_known_without_reading(artifacts):
 
 def test_only_the_features_that_the_model_needs_are_asked_for(artifacts):
     chosen = features.Features(data(artifacts, features=("field_id", "petal_width_scaled")))
-    assert sorted(chosen.served()) == ["field", "petal_width"]
+    assert sorted(chosen.select_served()) == ["field", "petal_width"]
 
 
 BAD_DATA = {
@@ -335,7 +335,7 @@ def test_data_that_cannot_be_used_are_refused_in_a_line(name, artifacts):
         path = artifacts / changed["train_files"]
         changed["train_files"] = (str(path / "Split-train/*" if path.is_dir() else path),)
     with pytest.raises(UserError) as refused:
-        reading.training(data(artifacts, **changed), DataContext(0, 16))
+        reading.build_training(data(artifacts, **changed), DataContext(0, 16))
     assert re.search(said, str(refused.value), re.S), refused.value
 
 

@@ -16,7 +16,7 @@ from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.errors import UserError
 from tftpu.models.families import llama
 from tftpu.models.kernels import flash, functions, internals
-from tftpu.models.layers.attention import attention, rotation
+from tftpu.models.layers.attention import attention, choose_rotation_kernel
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
 from tftpu.tpu import target
@@ -27,7 +27,7 @@ __all__ = ["interpreted"]  # a fixture
 
 def test_a_jax_too_new_for_tensorflow_fails_with_the_versions_to_install(monkeypatch):
     query = tf.zeros((1, 128, 1, 128))
-    if internals.reads_what_jax_writes():  # like TensorFlow 2.19 with jax 0.10
+    if internals.can_embed_jax():  # like TensorFlow 2.19 with jax 0.10
         from jax import export
 
         monkeypatch.setattr(export, "maximum_supported_calling_convention_version", 99)
@@ -94,7 +94,7 @@ def test_the_kernel_for_rotary_positions_does_what_they_are_defined_to_do(
     turned = complexes * np.exp(1j * angles.numpy())[:, :, None]
     expected = np.stack([turned.real, turned.imag], -2).reshape(x.shape)
 
-    assert rotation("flash", x, heads) is not None
+    assert choose_rotation_kernel("flash", x, heads) is not None
 
     def with_gradient(implementation):
         with tf.GradientTape() as tape:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.support.models.kernels import interpreted
 from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.models.kernels import functions, whole
-from tftpu.models.layers.attention import whole_sequences
+from tftpu.models.layers.attention import choose_whole_kernel
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
@@ -54,7 +54,7 @@ def test_a_layer_gives_the_output_and_gradients_of_plain_attention(
     interpreted, time, width, heads, packed
 ):
     given = tokens(time, width), heads, segments(time) if packed else None
-    assert whole_sequences("flash", given[0], heads) is functions.whole_attention
+    assert choose_whole_kernel("flash", given[0], heads) is functions.whole_attention
     plain, fast = results("plain", *given), results("flash", *given)
     assert len(plain) == 6  # the output; x, and kernels and biases of two projections
     for expected, found in zip(plain, fast):
@@ -74,7 +74,7 @@ def test_in_bfloat16_the_kernel_is_as_close_to_the_exact_result_as_plain_attenti
 def test_other_sequences_use_the_general_implementation(interpreted):
     def is_whole(time, width, heads, dtype="bfloat16"):
         x = keras.KerasTensor((2, time, width), dtype)
-        return whole_sequences("flash", x, heads) is not None
+        return choose_whole_kernel("flash", x, heads) is not None
 
     assert is_whole(197, 768, 12) and is_whole(500, 768, 12) and is_whole(197, 1024, 16)
     assert not is_whole(513, 768, 12)  # longer
@@ -84,12 +84,12 @@ def test_other_sequences_use_the_general_implementation(interpreted):
     assert not is_whole(197, 192, 3)  # three heads of 64 fill no columns of 128 lanes
     assert not is_whole(197, 160, 2)  # heads of 80
     assert not is_whole(None, 768, 12)
-    assert whole_sequences("plain", tf.zeros((2, 197, 768)), 12) is None
+    assert choose_whole_kernel("plain", tf.zeros((2, 197, 768)), 12) is None
 
 
 def test_without_a_tpu_there_is_no_kernel():
     given = tokens(16, 128), 2
-    assert whole_sequences("flash", *given) is None
+    assert choose_whole_kernel("flash", *given) is None
     for plain, fast in zip(results("plain", *given), results("flash", *given)):
         np.testing.assert_allclose(fast, plain, atol=1e-5 * np.abs(plain).max())
 

@@ -90,7 +90,7 @@ def test_a_quantized_cnn_computes_what_its_merged_weights_do(family, mode):
     assert {v.quantization_mode for v in convolutions(model)} == {mode}
     assert 0 < relative(output(model, family), before) < {"int8": 0.05, "int4": 0.7}[mode]
     twin = zoo.build(family)
-    values = adapters.merged_weights(model)
+    values = adapters.merge_weights(model)
     for variable in twin.weights:
         variable.assign(values[variable.path])
     assert relative(output(twin, family), output(model, family)) < 5e-6
@@ -115,9 +115,9 @@ def test_a_quantized_model_is_saved_and_read_again(family, mode, tmp_path):
     path = str(tmp_path / "model.keras")
     model.save(path)
     read = keras.saving.load_model(path)
-    modes = [v.quantization_mode for v in internals.flat_layers(model)]
+    modes = [v.quantization_mode for v in internals.flatten_layers(model)]
     assert mode in modes
-    assert modes == [v.quantization_mode for v in internals.flat_layers(read)]
+    assert modes == [v.quantization_mode for v in internals.flatten_layers(read)]
     assert np.any(output(model, family))
     assert np.array_equal(output(read, family), output(model, family))
 

@@ -17,7 +17,7 @@ def small() -> keras.Model:
 
 def test_a_model_of_pixels_equals_the_model_of_standardised_numbers():
     model = small()
-    whole = pixels.standardised(model)
+    whole = pixels.standardize_pixels(model)
     images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
     numbers = images.astype(np.float32) / 64.0 - 1.2
     np.testing.assert_allclose(whole(images), model(numbers), atol=1e-5)
@@ -45,7 +45,7 @@ def test_a_model_of_pixels_trains_on_replicas_with_soft_labels():
     for replicas in (1, 2):
         keras.utils.set_random_seed(0)
         with tftpu.connect(virtual_devices=replicas).scope():
-            model = pixels.standardised(small())
+            model = pixels.standardize_pixels(small())
             model.compile("sgd", SmoothedCrossentropy(0.1), metrics=[Accuracy()])
             trainer = make_trainer(model, steps_per_loop=2, log_every=2)
         losses.append(trainer.fit(data, steps=4).history["loss"])

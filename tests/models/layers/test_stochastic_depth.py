@@ -60,7 +60,7 @@ def test_steps_layers_and_seeds_draw_independently():
 
 
 def test_the_numbers_are_uniform_and_unrelated():
-    draws = np.stack([ExampleSeed(seed).uniform(500).numpy() for seed in range(500)])
+    draws = np.stack([ExampleSeed(seed).draw_uniform(500).numpy() for seed in range(500)])
     assert draws.min() >= 0 and draws.max() < 1
     assert abs(draws.mean() - 0.5) < 4 * np.sqrt(1 / 12 / draws.size)
     counts = np.histogram(draws, 100, (0, 1))[0]
@@ -73,9 +73,9 @@ def test_the_numbers_are_uniform_and_unrelated():
 
 
 def test_xla_draws_the_same_numbers_as_eager_execution():
-    eager = ExampleSeed(7).uniform(100)
+    eager = ExampleSeed(7).draw_uniform(100)
     generator = ExampleSeed(7)
-    compiled = tf.function(lambda: generator.uniform(100), jit_compile=True)
+    compiled = tf.function(lambda: generator.draw_uniform(100), jit_compile=True)
     np.testing.assert_array_equal(compiled(), eager)
 
 

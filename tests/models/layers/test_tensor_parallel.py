@@ -3,13 +3,13 @@
 import re
 
 from tests.support.models import zoo
-from tftpu.models.layers.tensor_parallel import rules_for
+from tftpu.models.layers.tensor_parallel import select_rules
 
 
 def cuts(family: str) -> dict[str, tuple[str | None, ...]]:
     """Returns the axes of each variable of a model that a rule cuts."""
     shapes = {v.path: tuple(v.shape) for v in zoo.build(family).trainable_variables}
-    rules = rules_for(shapes)
+    rules = select_rules(shapes)
     found = {}
     for path, shape in shapes.items():
         axes = next((axes for pattern, axes in rules if re.search(pattern, path)), None)

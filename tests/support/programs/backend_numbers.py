@@ -75,7 +75,7 @@ def main(weights: Path, numbers: Path) -> None:
     """Writes the numbers of all cases, and the weights unless they are there."""
     given = dict(np.load(weights)) if weights.exists() else None
     used: Numbers = {}
-    found = {"draws": np.stack([_numpy(ExampleSeed(seed).uniform(5)) for seed in (0, 10**9)])}
+    found = {"draws": np.stack([_numpy(ExampleSeed(seed).draw_uniform(5)) for seed in (0, 10**9)])}
     for name, case in CASES.items():
         keras.utils.set_random_seed(1)
         model = case.model("none")

@@ -214,7 +214,7 @@ def test_a_trials_parameters_are_overrides_in_both_forms_of_the_services_documen
     options = parse("train", train.Options, words)
     folder = job.trial_job_spec.base_output_directory.output_uri_prefix
     assert options.workdir == f"{folder}/3" and folder.startswith("gs://b/s/digits-resnet-")
-    experiment = options.experiment()
+    experiment = options.load_experiment()
     assert experiment.optimizer.learning_rate == 0.015625
     assert experiment.model.blocks == (1, 1)
     assert experiment.train.best_metric == "accuracy"

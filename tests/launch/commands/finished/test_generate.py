@@ -115,7 +115,7 @@ def test_a_prompt_that_ends_in_the_sign_of_the_unfinished_is_not_repeated(tmp_pa
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     path = str(tmp_path / "tokenizer.json")
     tokenizer.save(path)
-    decode = texts.TokenizerFile(path).decoder([5, 2, 3, 4])  # "a\ufffd"
+    decode = texts.TokenizerFile(path).build_decoder([5, 2, 3, 4])  # "a\ufffd"
     assert [decode([0]), decode([1]), decode([5])] == ["", "и", "a"]
 
 

@@ -58,8 +58,8 @@ def test_gradients_of_a_loss_are_equal(name, tmp_path):
     expected = {n: p.grad for n, p in theirs.named_parameters()}
     largest = max(float(np.linalg.norm(tf.convert_to_tensor(g))) for g in gradients.values())
     checked = 0
-    for entry in hugging_face.layout(config):
-        names = [hugging_face.current_name(n) for n in entry.theirs]
+    for entry in hugging_face.build_layout(config):
+        names = [hugging_face.to_current_name(n) for n in entry.theirs]
         if entry.ours in gradients:
             value = entry.read(*(expected[n].numpy() for n in names))
             error = np.linalg.norm(tf.convert_to_tensor(gradients[entry.ours]) - value)

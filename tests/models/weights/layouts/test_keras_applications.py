@@ -83,7 +83,7 @@ def test_gradients_of_a_loss_are_equal(peers, tmp_path):
         names |= {f"{layer.name}/{i}": v.path for i, v in enumerate(layer.weights)}
     pairs = [
         (here[entry.ours], entry.read(there[names[entry.theirs[0]]].numpy()))
-        for entry in keras_applications.layout(model.hyperparameters)
+        for entry in keras_applications.build_layout(model.hyperparameters)
         if entry.ours in here
     ]
     assert len(pairs) == len(here) == len(there)
