@@ -50,7 +50,7 @@ class Workload:
 
     def choose_options(self, target: Slice) -> dict[str, str]:
         """Returns the compiler's options, as the trainer chooses them."""
-        return selection.lowering_for(self.cluster).compiler_options(target)
+        return selection.lowering_for(self.cluster).choose_compiler_options(target)
 
 
 def build_resnet50(optimizer: str, images: int = 128) -> Workload:

@@ -60,7 +60,7 @@ def main() -> int:
     import tensorflow as tf
 
     from tftpu.checkpoint.store import Checkpoints
-    from tftpu.engines.tensorflow.leaves import leaves_of
+    from tftpu.engines.tensorflow.leaves import build_leaves
 
     # As in a transformer: matrices of some million parameters, and many small vectors.
     width = 1024
@@ -86,12 +86,12 @@ def main() -> int:
         ours = Checkpoints(os.path.join(folder, "ours"), keep=1)
         reference = tf.train.Checkpoint(variables=every)
         before = resident()
-        ours.reserve(leaves_of(variables))
+        ours.reserve(build_leaves(variables))
         time.sleep(arguments.head_start)
         with Peak() as peak:
             for turn in range(arguments.rounds + 1):
                 began = time.perf_counter()
-                ours.save(turn, leaves_of(variables), {})
+                ours.save(turn, build_leaves(variables), {})
                 stalled = time.perf_counter() - began
                 ours.wait()
                 written = time.perf_counter() - began

@@ -72,7 +72,9 @@ def bare(experiment: Any, engine: Any, data: Any) -> Callable[[], None]:
     executor, spec = _executor(experiment, engine, data)
     state, step = executor.variables, executor.training(spec).step
     train = jax.jit(step.train, static_argnums=4, donate_argnums=(0, 1))
-    batch = feed.placed(next(iter(engine.batches(data, 0))), state.layout, meshes.Part(0, 1))
+    batch = feed.place_batch(
+        next(iter(engine.batches(data, 0))), state.layout, meshes.BatchShard(0, 1)
+    )
     held = [
         state.values(),
         jax.device_put(np.zeros(step.sums.size, np.float32), state.layout.whole),

@@ -128,9 +128,9 @@ def test_weight_decay_and_clipping_of_an_optimizer():
 
 
 def test_kernels_show_which_ops_xla_compiles():
-    assert internals.xla_kernel("MatMul")
-    assert not internals.xla_kernel("StringFormat")
-    assert "CPU" in internals.kernel_devices("MatMul")
+    assert internals.has_xla_kernel("MatMul")
+    assert not internals.has_xla_kernel("StringFormat")
+    assert "CPU" in internals.list_kernel_devices("MatMul")
 
 
 def test_functions_within_a_graph_are_found():
@@ -142,7 +142,7 @@ def test_functions_within_a_graph_are_found():
     inner = [
         op.type
         for op in graph.get_operations()
-        for body in internals.called_functions(internals.functions_of(graph), op)
+        for body in internals.list_called_functions(internals.list_functions(graph), op)
         for op in body.get_operations()
     ]
     assert "Bitcast" in inner and "Less" in inner
@@ -156,14 +156,14 @@ def test_functions_of_tensorflow_1_are_found_beside_those_of_2():
         return tf.nn.ctc_loss(labels, inner(logits), lengths, tf.constant([8, 8]), False)
 
     graph = outer.get_concrete_function(tf.zeros((2, 8, 5))).graph
-    inner = {op.type for op in xla_ops.graph_ops(graph)}
+    inner = {op.type for op in xla_ops.list_graph_ops(graph)}
     assert "Bitcast" in inner
 
 
 def test_the_layer_of_an_op():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="mine")])
     graph = tf.function(model).get_concrete_function(tf.zeros((1, 3))).graph
-    layers = {internals.layer_of(op) for op in graph.get_operations() if op.type == "MatMul"}
+    layers = {internals.find_layer(op) for op in graph.get_operations() if op.type == "MatMul"}
     assert layers == {"mine"}
 
 
@@ -181,16 +181,16 @@ def test_preflight_builds_on_a_strategy_of_one_device():
 
 def test_a_sum_over_replicas_lowers_to_that_of_xla():
     group = np.arange(4, dtype=np.int32)[None]
-    function = tf.function(lambda x: internals.xla_sum(x, group), jit_compile=True)
+    function = tf.function(lambda x: internals.sum_over_replicas(x, group), jit_compile=True)
     concrete = function.get_concrete_function(tf.TensorSpec((3,)))
-    text = internals.compiler_ir(concrete, "hlo")
+    text = internals.lower_to_hlo(concrete, "hlo")
     assert "f32[3]{0} all-reduce(" in text and "replica_groups={{0,1,2,3}}" in text
-    assert isinstance(internals.compiler_ir(concrete, "hlo_serialized"), bytes)
+    assert isinstance(internals.lower_to_hlo(concrete, "hlo_serialized"), bytes)
 
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_many_graph_functions_are_traced_without_a_warning(quiet, caplog):
-    make = internals.graph_function if quiet else tf.function
+    make = internals.build_graph_function if quiet else tf.function
     for number in range(8):
         assert make(lambda x: x + (1 if quiet else 2))(tf.constant(number)) > number
     assert ("triggered tf.function retracing" in caplog.text) is not quiet
@@ -201,11 +201,13 @@ def test_an_empty_variable_is_zero_and_takes_memory_only_once_it_is_written():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before, shape = resident(), tf.TensorShape((4096, 8192))
-    found = internals.empty_variable(shape, tf.float32, {"name": "kernel", "trainable": False})
+    found = internals.create_empty_variable(
+        shape, tf.float32, {"name": "kernel", "trainable": False}
+    )
     assert resident() - before < 16 * 2**20  # of 128 MiB
     assert (found.shape, found.dtype, found.trainable) == (shape, tf.float32, False)
     assert not tf.reduce_any(found[:2] != 0)
     found.assign(tf.ones(shape))
     assert tf.reduce_all(found == 1)
-    half = internals.empty_variable(tf.TensorShape((3, 4)), tf.bfloat16, {})
+    half = internals.create_empty_variable(tf.TensorShape((3, 4)), tf.bfloat16, {})
     assert half.dtype == tf.bfloat16 and not tf.reduce_any(half != 0)

@@ -59,7 +59,7 @@ def test_hosts_that_do_not_divide_the_batch_fail_with_a_clear_error():
 
 def test_eight_replicas_get_the_batch_in_its_order():
     strategy = tftpu.connect(virtual_devices=8).strategy
-    iterator = feed.training_iterator(numbers(24, 16), 3, strategy)
+    iterator = feed.iterate_training_batches(numbers(24, 16), 3, strategy)
     (examples, _) = next(iterator)
     shares = [share.numpy() for share in strategy.experimental_local_results(examples)]
     assert [len(share) for share in shares] == [2] * 8

@@ -191,7 +191,9 @@ def counted(function, *shapes) -> int:
 
     specs = [tf.TensorSpec(shape) for shape in shapes]
     graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    return flops.of_step(graph, [Origin.DATA] * len(specs))  # nothing is trained: forward alone
+    return flops.count_step_flops(
+        graph, [Origin.DATA] * len(specs)
+    )  # nothing is trained: forward alone
 
 
 def test_the_flops_of_products_and_convolutions_are_those_on_paper():

@@ -137,7 +137,9 @@ def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
     here.fit(pipeline(), steps=12)
     here.fit(pipeline(), steps=STEPS)
     bits = [
-        v.numpy().tobytes() for group in here.executor.variables.groups().values() for v in group
+        v.numpy().tobytes()
+        for group in here.executor.variables.list_groups().values()
+        for v in group
     ]
     assert bits == uninterrupted[1][0]
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -135,6 +135,10 @@ class BaseState:
                 groups[f"loss_scale{suffix}"] = found
         return groups
 
+    def list_leaves(self) -> dict[str, list[Leaf]]:
+        """Returns everything that a checkpoint holds, by group."""
+        raise NotImplementedError
+
     def has_diverged(self, layout: TrainSums, sums: np.ndarray) -> bool:
         """Returns whether the sums of a device loop show a loss that is no longer finite.
 
@@ -151,14 +155,26 @@ class BaseState:
         return layout.all_skipped(sums) and least <= 1.0
 
 
+class BaseStep(Protocol):
+    """A train step, as its loop sees it."""
+
+    state: Any
+    sums: TrainSums
+
+    @property
+    def model_flops(self) -> int:
+        """The model FLOPs of a global batch, forward and backward."""
+        ...
+
+
 class BaseExecutor:
     """The part of `tftpu.engines.engine.Executor` that reads the state of a run.
 
     Attributes:
-        variables: the variables, with a method `leaves`.
+        variables: the variables of the model, and its objectives.
     """
 
-    variables: Any
+    variables: BaseState
 
     @property
     def optimizer_name(self) -> str:
@@ -187,7 +203,7 @@ class BaseExecutor:
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
-        return self.variables.leaves()
+        return self.variables.list_leaves()
 
 
 class BaseTrainLoop:
@@ -197,7 +213,7 @@ class BaseTrainLoop:
         step: the train step that it runs.
     """
 
-    def __init__(self, step: Any):
+    def __init__(self, step: BaseStep):
         self.step = step
         self._compiled = False
 

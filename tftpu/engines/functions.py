@@ -24,4 +24,4 @@ def compiled(model: keras.Model, function: Callable[..., Any]) -> Callable[..., 
         from tftpu.engines.jax import functions
     else:
         from tftpu.engines.tensorflow import functions
-    return functions.compiled(model, function)
+    return functions.compile_function(model, function)

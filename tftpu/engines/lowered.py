@@ -92,7 +92,7 @@ class Lowering(Protocol):
         """The values of `model.remat` that save memory, the one that saves least first."""
         ...
 
-    def shares(self, target: "Slice") -> int:
+    def count_shares(self, target: "Slice") -> int:
         """Returns the number of shares that a global batch is cut into on a slice.
 
         Raises:
@@ -100,15 +100,15 @@ class Lowering(Protocol):
         """
         ...
 
-    def mesh(self, devices: int) -> str:
+    def format_mesh(self, devices: int) -> str:
         """Returns the mesh of a number of devices, "" if the engine has none."""
         ...
 
-    def cutting_more(self, target: "Slice") -> "Sequence[Lowering]":
+    def list_finer_lowerings(self, target: "Slice") -> "Sequence[Lowering]":
         """Returns what lowers for meshes of a slice that cut the model more, the least first."""
         ...
 
-    def compiler_options(self, target: "Slice") -> dict[str, str]:
+    def choose_compiler_options(self, target: "Slice") -> dict[str, str]:
         """Returns the options of XLA with which the trainer compiles its step for a slice."""
         ...
 

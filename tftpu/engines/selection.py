@@ -85,7 +85,7 @@ def task(wanted: Cluster) -> Task:
     if backend.name() == "jax" and hosts.task().count == 1 and environment.has_tpu():
         from tftpu.engines.jax import cluster as jax_cluster
 
-        return jax_cluster.task(wanted.tpu, wanted.virtual_devices)
+        return jax_cluster.find_task(wanted.tpu, wanted.virtual_devices)
     return hosts.task()
 
 
@@ -141,10 +141,10 @@ def engine_of(model: "keras.Model") -> "Engine":
     if backend.name() == "jax":
         from tftpu.engines.jax import cluster as jax_cluster
 
-        return jax_cluster.current()
+        return jax_cluster.resolve_engine()
     from tftpu.engines.tensorflow import cluster
 
-    return cluster.engine_of(model)
+    return cluster.resolve_engine(model)
 
 
 def lowering_for(wanted: Cluster) -> "Lowering":
@@ -168,7 +168,7 @@ def attached_platform() -> str:
     if backend.name() == "jax":
         from tftpu.engines.jax import cluster as jax_cluster
 
-        return jax_cluster.attached_platform()
+        return jax_cluster.detect_platform()
     from tftpu.engines.tensorflow import cluster
 
-    return cluster.attached_platform()
+    return cluster.detect_platform()

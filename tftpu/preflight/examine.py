@@ -141,7 +141,7 @@ class Examiner:
     def _examine_slice(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, without advice."""
         try:
-            shares = self.lowering.shares(target)
+            shares = self.lowering.count_shares(target)
             share = Share(self.global_batch_size, shares, self.microbatches).examples
             self.options.validate(shares)
         except UserError as error:
@@ -155,8 +155,8 @@ class Examiner:
             replicas=target.replicas,
             per_core_batch=per_core,
             hbm_limit_bytes=target.generation.hbm_limit,
-            mesh=self.lowering.mesh(target.replicas),
-            compiler_options=self.lowering.compiler_options(target),
+            mesh=self.lowering.format_mesh(target.replicas),
+            compiler_options=self.lowering.choose_compiler_options(target),
         )
         if step.held.total > target.generation.hbm_limit:
             fill_state(report, step, target)
@@ -193,7 +193,7 @@ class Examiner:
         Found by bisection: what is cut more needs less memory.
         """
         found = None
-        candidates = list(self.lowering.cutting_more(target))
+        candidates = list(self.lowering.list_finer_lowerings(target))
         tried = candidates[-1:]  # if the last does not fit, none does
         while tried:
             [lowering] = tried
@@ -258,7 +258,7 @@ class Examiner:
 
     def compile(self, step: LoweredStep, target: Slice) -> Compiled:
         """Compiles a lowered step for a slice."""
-        chosen = self.lowering.compiler_options(target)
+        chosen = self.lowering.choose_compiler_options(target)
         limit, verbose = self.options.time_limit, self.options.verbose
         return compile_program(step, target, chosen, limit, verbose, self.processes)
 

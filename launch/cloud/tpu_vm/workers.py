@@ -11,7 +11,7 @@ from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
 # How long after the first exit code the others are waited for.
 OTHERS_S = 900.0
 # Any other code comes first: that worker failed by itself.
-_RANK = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
+_RANK: dict[int, int] = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
 _SHOWN = 20  # lines of a worker that failed
 
 

@@ -21,7 +21,7 @@ import functools
 
 from tests.benchmarks.compiled.cycles import CompileError, one_replica_of
 from tftpu import models
-from tftpu.engines.tensorflow.lowering.lower_writing import Writing, lower_writing
+from tftpu.engines.tensorflow.lowering.lower_writing import LoweredWriting, lower_writing
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing.cost import price
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 @functools.cache
-def writing(batch: int) -> Writing:
+def writing(batch: int) -> LoweredWriting:
     """Lowers the loop of GPT-2 small over rows with a full cache."""
     build = functools.partial(models.build, "gpt2_small")
     return lower_writing(build, batch, "mixed_bfloat16")

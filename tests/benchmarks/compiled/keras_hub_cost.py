@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
     step = lowering.lower(
         lambda: ours(layers), share, devices, PRECISION, TrainOptions(log_every=1)
     )
-    _say("tftpu, fsdp:16", step, lowering.compiler_options(parse_slice(SLICE)))
+    _say("tftpu, fsdp:16", step, lowering.choose_compiler_options(parse_slice(SLICE)))
 
 
 def _say(name: str, step: LoweredStep, options: dict[str, str]) -> None:

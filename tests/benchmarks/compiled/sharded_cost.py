@@ -168,7 +168,7 @@ def compiled_row(row: Row, setting: str = AUTO) -> tuple[LoweredStep, compiler.C
     step = lowering.lower(
         lambda: model(row), batch(row), target.replicas, "mixed_bfloat16", options
     )
-    chosen = lowering.compiler_options(target)
+    chosen = lowering.choose_compiler_options(target)
     return step, compiler.compile_program(step, target, chosen, TIME_LIMIT)
 
 

@@ -175,7 +175,7 @@ def test_a_mean_of_random_numbers_is_neither_refused_nor_evaluated_undivided(rep
         trainer = make_trainer(sequential(Sampling()), gradient_accumulation_steps=2)
     trainer.fit(batches(48), steps=1, verbose=False, validation_data=batches(41))
     state = trainer.executor.variables
-    assert not mixing.mixes_in_evaluation(state, lambda: batches(41))
+    assert not mixing.is_mixed_in_evaluation(state, lambda: batches(41))
     assert not [w for w in recwarn if "other examples" in str(w.message)]
 
 

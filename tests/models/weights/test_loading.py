@@ -14,7 +14,7 @@ from tests.support.models import zoo
 from tftpu import models
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.tensorflow.leaves import leaves_of
+from tftpu.engines.tensorflow.leaves import build_leaves
 from tftpu.models.weights import files as weight_files
 from tftpu.models.weights import loading
 from tftpu.storage import files, regions
@@ -99,7 +99,7 @@ def test_a_remote_file_that_disappears_is_said():
 def test_a_checkpoint_of_tftpu_is_loaded(tmp_path):
     saved, model = build("resnet", 1), build("resnet", 2)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(7, leaves_of({"model": saved.weights}), {})
+    checkpoints.save(7, build_leaves({"model": saved.weights}), {})
     checkpoints.wait()
     report = models.load_weights(model, tmp_path / "checkpoints" / "7")
     assert not (report.missing or report.unused)
@@ -120,7 +120,7 @@ def in_halves(leaf: Leaf) -> Leaf:
 
 def test_a_checkpoint_of_parts_is_loaded(tmp_path):
     saved, model = build("gpt", 1), build("gpt", 2)
-    leaves = leaves_of({"model": saved.weights})["model"]
+    leaves = build_leaves({"model": saved.weights})["model"]
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, {"model": [in_halves(leaf) for leaf in leaves]}, {})
     checkpoints.wait()

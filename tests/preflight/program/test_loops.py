@@ -292,7 +292,7 @@ def test_the_loops_of_a_graph_are_counted_where_it_shows_how_often_they_run(
         return tf.while_loop(condition, body, (tf.constant(start), x))[1]
 
     traced = tf.function(looped, autograph=False).get_concrete_function(tf.TensorSpec((4, 4)))
-    assert flops.of_step(traced.graph, [Origin.DATA]) == trips * 2 * 4**3
+    assert flops.count_step_flops(traced.graph, [Origin.DATA]) == trips * 2 * 4**3
 
 
 def test_a_loop_that_may_stand_still_runs_at_least_as_often_as_it_counts():

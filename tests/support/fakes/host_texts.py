@@ -16,7 +16,7 @@ class Texts:
             self.texts[name] = text
             self.changed.notify_all()
 
-    def below(self, name):
+    def read_texts(self, name):
         """Returns the texts below a name."""
         found = {k: v for k, v in self.texts.items() if k.startswith(f"{name}/")}
         return {key.rpartition("/")[2]: text for key, text in found.items()}

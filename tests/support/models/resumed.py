@@ -68,7 +68,9 @@ def fit(trainer: tftpu.Trainer, callbacks=(), data=None):
 def outcome(trainer: tftpu.Trainer, workdir) -> tuple[list[bytes], list[dict]]:
     """Returns all variables, and metrics.jsonl without the fields that depend on the clock."""
     bits = [
-        v.numpy().tobytes() for group in trainer.executor.variables.groups().values() for v in group
+        v.numpy().tobytes()
+        for group in trainer.executor.variables.list_groups().values()
+        for v in group
     ]
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     for line in lines:

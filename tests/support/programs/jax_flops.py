@@ -35,7 +35,7 @@ def scanned(x: Any, weights: Any) -> Any:
 def counted(function: Callable[..., Any], *origins: Origin, shapes: Any = ((4, 4), (4, 4))) -> int:
     """Returns the FLOPs of a function of arrays."""
     given = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
-    return jaxprs.flops(jax.make_jaxpr(function)(*given).jaxpr, origins)
+    return jaxprs.count_step_flops(jax.make_jaxpr(function)(*given).jaxpr, origins)
 
 
 def functions() -> dict[str, int]:

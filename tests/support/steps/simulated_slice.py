@@ -10,7 +10,7 @@ import tftpu
 from tests.support.steps.stepping import train_step
 from tftpu.engines.tensorflow import feed, internals, xla_ops
 from tftpu.engines.tensorflow.engine import TensorFlowEngine
-from tftpu.engines.tensorflow.step.loops import device_loop
+from tftpu.engines.tensorflow.step.loops import build_device_loop
 from tftpu.engines.tensorflow.step.train_step import TrainStep
 
 REPLICAS = 8
@@ -18,12 +18,14 @@ REPLICAS = 8
 
 def replica_ops(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the ops of the program that runs on the TPU, without those of its host."""
-    marked = [op for op in xla_ops.graph_ops(graph) if "_tpu_replicate" in op.node_def.attr]
+    marked = [op for op in xla_ops.list_graph_ops(graph) if "_tpu_replicate" in op.node_def.attr]
     bodies = [
-        b for op in marked for b in internals.called_functions(internals.functions_of(op.graph), op)
+        b
+        for op in marked
+        for b in internals.list_called_functions(internals.list_functions(op.graph), op)
     ]
     # The bodies of loops and branches within the program are not marked.
-    inner = [op for body in bodies for op in xla_ops.graph_ops(body)]
+    inner = [op for body in bodies for op in xla_ops.list_graph_ops(body)]
     return list({id(op): op for op in [*marked, *inner]}.values())
 
 
@@ -43,7 +45,7 @@ def traced(model: keras.Model, batch: tuple, **options) -> tuple[TrainStep, list
     )
     data = tf.data.Dataset.from_tensor_slices(whole)
 
-    loop = device_loop(strategy, step.train, step.synchronise)
+    loop = build_device_loop(strategy, step.train, step.synchronise)
     iterator = iter(feed.distribute(data, strategy))
     with engine.scope():
         graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
@@ -61,7 +63,7 @@ def assert_one_reduction_and_no_host_op(step: TrainStep, ops: list[tf.Operation]
     # Only the loss scale's skipped steps need a broadcast, of their count.
     broadcasts = sum(op.type == "AllToAll" for op in ops)
     assert broadcasts == isinstance(step.state.model.optimizer, keras.optimizers.LossScaleOptimizer)
-    host = {op.type for op in ops if not internals.xla_kernel(op.type)}
+    host = {op.type for op in ops if not internals.has_xla_kernel(op.type)}
     assert host <= TPU_ONLY, f"no TPU kernel: {host - TPU_ONLY}"
 
 

@@ -43,7 +43,7 @@ def connect(
         UserError: a requested TPU is not available, or the mesh does not fit the devices.
         HostLost: another host did not arrive.
     """
-    place = task(tpu, virtual_devices)
+    place = find_task(tpu, virtual_devices)
     together = None
     if place.count > 1:
         together = JaxHosts(coordination.start(place, host_timeout))
@@ -60,7 +60,7 @@ def connect(
     return _connected[0]
 
 
-def task(tpu: str, virtual_devices: int | None) -> Task:
+def find_task(tpu: str, virtual_devices: int | None) -> Task:
     """Returns the place of this process among those that train together.
 
     TF_CONFIG says it; on a TPU slice of several hosts, so does the metadata server.
@@ -73,10 +73,10 @@ def task(tpu: str, virtual_devices: int | None) -> Task:
     """
     found = hosts.task()
     on_tpu = tpu in ("auto", "local") and virtual_devices is None and environment.has_tpu()
-    return coordination.task_of_slice() if found.count == 1 and on_tpu else found
+    return coordination.find_slice_task() if found.count == 1 and on_tpu else found
 
 
-def current() -> JaxEngine:
+def resolve_engine() -> JaxEngine:
     """Returns the engine of the last `connect`; without one, that of the first device."""
     if not _connected:
         _connected.append(JaxEngine(meshes.make(mesh_sizes(None, 1), _find_devices()[:1])))
@@ -88,7 +88,7 @@ def forget_connected() -> None:
     _connected.clear()
 
 
-def attached_platform() -> str:
+def detect_platform() -> str:
     """Returns the platform that JAX sees: "tpu", "gpu" or "cpu"."""
     return _find_devices()[0].platform
 

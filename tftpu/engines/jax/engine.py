@@ -46,9 +46,9 @@ class JaxEngine(BaseEngine):
     def __init__(self, mesh: Mesh, setting: str = AUTO, hosts: JaxHosts | None = None):
         end_iterators_at_exit()
         self.mesh = mesh
-        self.data_shares: int = meshes.batch_shares(mesh)
+        self.data_shares: int = meshes.count_batch_shares(mesh)
         self.hosts: Hosts = hosts or OneHost()
-        self._part = meshes.part_of(mesh, self.hosts.index)
+        self._part = meshes.find_batch_shard(mesh, self.hosts.index)
         self.tracer = JaxTracer()
         devices = mesh.devices.flatten()
         self._platform: str = devices[0].platform
@@ -89,7 +89,7 @@ class JaxEngine(BaseEngine):
         gate: Gate | None = None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches."""
-        return feed.training_batches(
+        return feed.iterate_training_batches(
             dataset, position, self.data_shares, self._part, class_weight, epoch, gate
         )
 

@@ -21,7 +21,7 @@ from tftpu.engines.engine import LoopResult
 from tftpu.engines.jax import feed, functions
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement import placing
-from tftpu.engines.jax.placement.mesh import Part
+from tftpu.engines.jax.placement.mesh import BatchShard
 from tftpu.engines.jax.state import JaxState
 from tftpu.engines.jax.step.eval_step import EvalStep
 from tftpu.engines.jax.step.train_step import TrainStep
@@ -47,10 +47,12 @@ class JaxExecutor(BaseExecutor):
         compiler_options: XLA's options for the train step, by name.
     """
 
+    variables: JaxState
+
     def __init__(
         self,
         mesh: Mesh,
-        part: Part,
+        part: BatchShard,
         platform: str,
         model: keras.Model,
         options: TrainOptions,
@@ -65,7 +67,7 @@ class JaxExecutor(BaseExecutor):
         with tracing_for(platform, mesh):
             self.variables = JaxState(mesh, model, batch_spec, options, objectives, labelled)
         self.variables.place()
-        self._shares = meshes.batch_shares(mesh)
+        self._shares = meshes.count_batch_shares(mesh)
         self._eval_step = EvalStep(self.variables)
         self.train_sums = TrainSums(self.variables.parts)
         self.eval_sums: EvalSums = self._eval_step.sums
@@ -76,7 +78,7 @@ class JaxExecutor(BaseExecutor):
         # Every host gets all outputs.
         gathered = {"out_shardings": whole} if mesh.is_multi_process else {}
         self._predict = self._compile_function(self._eval_step.predict, **gathered)
-        self._weight_norm = jax.jit(self._eval_step.weight_norm, out_shardings=whole)
+        self._weight_norm = jax.jit(self._eval_step.compute_weight_norm, out_shardings=whole)
 
     @property
     def step(self) -> int:
@@ -86,7 +88,7 @@ class JaxExecutor(BaseExecutor):
     @property
     def weight_norm(self) -> float:
         """The global norm of the trainable weights."""
-        return float(self._weight_norm(self.variables.trained_values()))
+        return float(self._weight_norm(self.variables.read_trained_values()))
 
     def begin_at(self, step: int) -> None:
         """Counts the steps before this one as done, although they were not trained."""
@@ -101,7 +103,7 @@ class JaxExecutor(BaseExecutor):
         if self.variables.options.gradient_accumulation_steps > 1:
             checks.warn_of_batch_statistics(self.variables.model)
         batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
-        self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(batches())))
+        self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(batches())))
 
     def training(self, share_spec: Nest) -> "JaxTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
@@ -120,14 +122,14 @@ class JaxExecutor(BaseExecutor):
         padded = conversion.for_evaluation(dataset, self._shares)
         spec: Any = padded.element_spec
         if self._is_separable(spec[0]):
-            batches = feed.arrays_of(padded)
+            batches = feed.iterate_arrays(padded)
         else:  # the padding would be seen
             whole = narrow(finite_dataset(dataset))
-            batches = ((batch, None) for batch in feed.arrays_of(whole))
+            batches = ((batch, None) for batch in feed.iterate_arrays(whole))
         if not self.evaluation_compiled:
             whole = narrow(finite_dataset(dataset))
-            self._eval_step.refuse_metrics(lambda: next(feed.arrays_of(whole)))
-        values, sums = self._eval_step.values(), self._make_zeros(self.eval_sums.size)
+            self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(whole)))
+        values, sums = self._eval_step.read_values(), self._make_zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
             for batch, valid in warn_if_endless(
                 batches, int(padded.cardinality()), dataset=dataset
@@ -144,15 +146,15 @@ class JaxExecutor(BaseExecutor):
 
     def predictions(self, dataset: Any) -> Iterator[Nest]:
         """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
-        values = self._eval_step.values()
+        values = self._eval_step.read_values()
         padded = conversion.for_evaluation(dataset, self._shares)
-        batches = feed.arrays_of(padded)
+        batches = feed.iterate_arrays(padded)
 
-        def computed() -> Iterator[tuple[Nest, Any]]:
+        def compute_outputs() -> Iterator[tuple[Nest, Any]]:
             for batch, valid in batches:
                 yield self._predict(values, self._place_batch(conversion.features_of(batch))), valid
 
-        ahead = one_ahead(computed())
+        ahead = one_ahead(compute_outputs())
         for outputs, valid in warn_if_endless(ahead, int(padded.cardinality()), dataset=dataset):
             kept = np.asarray(valid) > 0
             yield jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs)
@@ -164,13 +166,15 @@ class JaxExecutor(BaseExecutor):
     def predict_replicated(self, x: Nest) -> Nest:
         """Returns the output for one batch of any size."""
         given = keras.tree.map_structure(np.asarray, x)
-        return jax.tree.map(np.asarray, self._predict(self._eval_step.values(), given))
+        return jax.tree.map(np.asarray, self._predict(self._eval_step.read_values(), given))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that runs as one program, with the weights that evaluation uses."""
         state = self.variables
         tracing = functools.partial(tracing_for, self._platform, state.layout.mesh)
-        return functions.compiled(state.model, function, tracing, state.evaluated_weights)
+        return functions.compile_function(
+            state.model, function, tracing, state.select_evaluated_weights
+        )
 
     def averaged_weights(self) -> dict[str, np.ndarray]:
         """Returns the averages of the trainable weights by path; empty if none are kept.
@@ -191,11 +195,11 @@ class JaxExecutor(BaseExecutor):
         key = str(batch_spec)
         if key not in self._separable:
             with tracing_for(self._platform, self.variables.layout.mesh):
-                self._separable[key] = self._eval_step.separable(feed.shapes_of(batch_spec))
+                self._separable[key] = self._eval_step.is_separable(feed.to_shapes(batch_spec))
         return self._separable[key]
 
     def _place_batch(self, batch: Nest) -> Nest:
-        return feed.placed(batch, self.variables.layout, self._part)
+        return feed.place_batch(batch, self.variables.layout, self._part)
 
     def _make_zeros(self, size: int) -> Any:
         return placing.put(np.zeros(size, np.float32), self.variables.layout.whole)
@@ -222,10 +226,12 @@ class JaxTrainLoop(BaseTrainLoop):
         step: the train step that it runs.
     """
 
+    step: TrainStep
+
     def __init__(
         self,
         state: JaxState,
-        part: Part,
+        part: BatchShard,
         platform: str,
         step: TrainStep,
         compiler_options: dict[str, str],
@@ -236,7 +242,7 @@ class JaxTrainLoop(BaseTrainLoop):
 
         def train(values, sums, number, batch, due):
             with tracing_for(platform, state.layout.mesh):
-                return step.train(values, sums, number, step.cut.without_padding(batch), due)
+                return step.train(values, sums, number, step.cut.remove_padding(batch), due)
 
         shardings = (state.shardings, state.layout.whole)
         self._train = jax.jit(
@@ -250,17 +256,19 @@ class JaxTrainLoop(BaseTrainLoop):
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps on the devices, each while the host prepares the next batch."""
         state, waited = self._state, 0.0
-        self.step.refuse_changed_constants()
-        values = state.values()
+        self.step.check_constants()
+        values = state.read_values()
         sums = self._make_no_sums()
         try:
             for _ in range(steps):
                 asked = time.monotonic()
                 found = next(batches)
                 waited += time.monotonic() - asked
-                batch = feed.placed_part(found, state.layout, self._part)
+                batch = feed.place_shard(found, state.layout, self._part)
                 number = np.int32(state.step)
-                values, sums = self._train(values, sums, number, batch, self.step.due(state.step))
+                values, sums = self._train(
+                    values, sums, number, batch, self.step.select_due(state.step)
+                )
                 state.step += 1
         finally:
             state.assign(values)
@@ -270,14 +278,14 @@ class JaxTrainLoop(BaseTrainLoop):
     def bare(self, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of steps on one batch, and waits for them."""
         state = self._state
-        placed = feed.placed_part(batch, state.layout, self._part)
+        placed = feed.place_shard(batch, state.layout, self._part)
 
         def run(steps: int) -> None:
-            values = state.values()
+            values = state.read_values()
             sums = self._make_no_sums()
             try:
                 for _ in range(steps):
-                    due = self.step.due(state.step)
+                    due = self.step.select_due(state.step)
                     values, sums = self._train(values, sums, np.int32(state.step), placed, due)
                     state.step += 1
             finally:

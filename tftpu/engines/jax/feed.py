@@ -14,23 +14,23 @@ from tftpu.engines.data.gate import Gate
 from tftpu.engines.engine import Epoch
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement import placing
-from tftpu.engines.jax.placement.mesh import Part
+from tftpu.engines.jax.placement.mesh import BatchShard
 from tftpu.engines.jax.placement.sharding import Layout
 from tftpu.engines.objectives.losses import examples_of
 from tftpu.tensors import Nest
 
 
-def arrays_of(batches: tf.data.Dataset) -> Iterator[Nest]:
+def iterate_arrays(batches: tf.data.Dataset) -> Iterator[Nest]:
     """Yields the batches of a data set as NumPy arrays, prepared while the devices work."""
     with data_errors():
         yield from batches.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
 
 
-def training_batches(
+def iterate_training_batches(
     dataset: Any,
     start: int,
     shares: int,
-    part: Part,
+    part: BatchShard,
     class_weight: dict[int, float] | None = None,
     epoch: Epoch | None = None,
     gate: Gate | None = None,
@@ -46,19 +46,19 @@ def training_batches(
         epoch, gate: as for `tftpu.engines.engine.Engine.batches`.
     """
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
-        batches = arrays_of(
+        batches = iterate_arrays(
             conversion.for_epochs(dataset, start, epoch, shares, class_weight, gate)
         )
     elif isinstance(dataset, Pipeline):
-        return arrays_of(
+        return iterate_arrays(
             conversion.for_training(dataset, start, class_weight, part.index, part.count)
         )
     else:
-        batches = arrays_of(conversion.for_training(dataset, start, class_weight, gate=gate))
-    return (_cut(batch, part) for batch in batches)
+        batches = iterate_arrays(conversion.for_training(dataset, start, class_weight, gate=gate))
+    return (_slice_shard(batch, part) for batch in batches)
 
 
-def placed_part(batch: Nest, layout: Layout, part: Part) -> Nest:
+def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
     """Returns a global batch on the devices, of which this process has a part.
 
     Args:
@@ -68,7 +68,7 @@ def placed_part(batch: Nest, layout: Layout, part: Part) -> Nest:
     """
 
     def place(array):
-        sharding = layout.of_batch(array.ndim)
+        sharding = layout.build_batch_sharding(array.ndim)
         if part.count == 1:
             return placing.put(array, sharding)
         shape = (part.count * len(array), *array.shape[1:])
@@ -77,7 +77,7 @@ def placed_part(batch: Nest, layout: Layout, part: Part) -> Nest:
     return keras.tree.map_structure(place, batch)
 
 
-def placed(batch: Nest, layout: Layout, part: Part) -> Nest:
+def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
     """Returns a batch on the devices, cut along its examples; whole on each if it cannot be cut.
 
     Args:
@@ -85,19 +85,19 @@ def placed(batch: Nest, layout: Layout, part: Part) -> Nest:
         layout: where batches lie.
         part: that this process feeds.
     """
-    if examples_of(batch) % meshes.batch_shares(layout.mesh) == 0:
-        return placed_part(_cut(batch, part), layout, part)
+    if examples_of(batch) % meshes.count_batch_shares(layout.mesh) == 0:
+        return place_shard(_slice_shard(batch, part), layout, part)
     return keras.tree.map_structure(lambda array: placing.put(array, layout.whole), batch)
 
 
-def _cut(batch: Nest, part: Part) -> Nest:
+def _slice_shard(batch: Nest, part: BatchShard) -> Nest:
     """Returns a part of a global batch."""
     size = examples_of(batch) // part.count
     first = part.index * size
     return keras.tree.map_structure(lambda array: array[first : first + size], batch)
 
 
-def shapes_of(spec: Nest) -> Nest:
+def to_shapes(spec: Nest) -> Nest:
     """Returns `jax.ShapeDtypeStruct`s of nested `tf.TensorSpec`s."""
     return keras.tree.map_structure(
         lambda s: jax.ShapeDtypeStruct(tuple(s.shape), s.dtype.as_numpy_dtype), spec

@@ -10,7 +10,7 @@ import keras
 from tftpu.tensors import Tensor
 
 
-def compiled(
+def compile_function(
     model: keras.Model,
     function: Callable[..., Any],
     tracing: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,

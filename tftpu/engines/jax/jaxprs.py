@@ -14,7 +14,7 @@ _CALLS = ("jit", "pjit", "closed_call", "remat", "checkpoint", "custom_jvp_call"
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
 
 
-def flops(jaxpr: Jaxpr, origins: Sequence[Origin]) -> int:
+def count_step_flops(jaxpr: Jaxpr, origins: Sequence[Origin]) -> int:
     """Returns the FLOPs of the products of a step, forward and backward, given its forward pass.
 
     A multiplication and its addition count as two. Elementwise operations are left out, and so are
@@ -85,7 +85,7 @@ def _find_used(jaxpr: Jaxpr) -> list[Any]:
     return found[::-1]
 
 
-def reached(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[bool]:
+def find_reached(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[bool]:
     """Returns, for each of some inputs of a computation, whether its results depend on it.
 
     A dependence counts where a gradient could flow: through numbers that are not whole, and not

@@ -23,7 +23,7 @@ from tftpu.config.mesh import (
 )
 from tftpu.engines import keras_internals
 from tftpu.engines.jax import cluster
-from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.jax.step.train_step import TrainStep
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf
@@ -48,17 +48,17 @@ class JaxLowering:
         self._setting = setting
         cluster.use_cpu()
 
-    def shares(self, target: Slice) -> int:
+    def count_shares(self, target: Slice) -> int:
         """Returns the number of shares that the mesh of a slice cuts a batch into."""
         sizes = mesh_sizes(self._mesh, target.replicas)
         check_between_slices(sizes, target.slices)
         return batch_shares(sizes)
 
-    def mesh(self, devices: int) -> str:
+    def format_mesh(self, devices: int) -> str:
         """Returns the mesh of a number of devices."""
         return mesh_text(mesh_sizes(self._mesh, devices))
 
-    def cutting_more(self, target: Slice) -> list["JaxLowering"]:
+    def list_finer_lowerings(self, target: Slice) -> list["JaxLowering"]:
         """Returns what lowers for meshes with more devices along `fsdp`, in place of `data`."""
         sizes = mesh_sizes(self._mesh, target.replicas)
         found = []
@@ -68,7 +68,7 @@ class JaxLowering:
                 found.append(JaxLowering(mesh_text(cut), self._setting))
         return found
 
-    def compiler_options(self, target: Slice) -> dict[str, str]:
+    def choose_compiler_options(self, target: Slice) -> dict[str, str]:
         """Returns the options of XLA with which the trainer compiles its step for a slice."""
         return compiler_options(self._setting, target.generation)
 
@@ -87,8 +87,8 @@ class JaxLowering:
         keras.config.set_dtype_policy(precision)
         try:
             state, step, shapes = _trace_step(model_fn, share_spec, mesh, options, objectives)
-            program, arguments = _train(state, step, shapes)
-            forward = _forward(step, shapes)
+            program, arguments = _lower_train_step(state, step, shapes)
+            forward = _lower_forward(step, shapes)
             model_flops = step.model_flops // mesh.size
         except ValueError as error:
             if "Reverse-mode differentiation does not work" not in str(error):
@@ -131,24 +131,26 @@ def _trace_step(
     mesh: AbstractMesh,
     options: TrainOptions,
     objectives: ObjectivesOf | None,
-) -> tuple[JaxState, TrainStep, Values]:
+) -> tuple[JaxState, TrainStep, StateValues]:
     """Returns the variables and the step of a model, and the shapes of its values."""
     made: list[tuple[JaxState, TrainStep]] = []
 
-    def build() -> Values:
+    def build() -> StateValues:
         with keras_internals.fresh_names(), tracing_for("tpu", mesh):
             model = model_fn()
             found = objectives(model) if objectives is not None else ()
             state = JaxState(mesh, model, share_spec, options, found)
             made.append((state, TrainStep(state, share_spec)))
-        return state.values()
+        return state.read_values()
 
     shapes: Any = jax.eval_shape(build)
     [(state, step)] = made
     return state, step, shapes
 
 
-def _train(state: JaxState, step: TrainStep, shapes: Values) -> tuple[bytes, list[str]]:
+def _lower_train_step(
+    state: JaxState, step: TrainStep, shapes: StateValues
+) -> tuple[bytes, list[str]]:
     """Returns the train step as StableHLO text, and the names of its parameters."""
     layout = state.layout
     values = jax.tree.map(
@@ -157,14 +159,16 @@ def _train(state: JaxState, step: TrainStep, shapes: Values) -> tuple[bytes, lis
         state.shardings,
     )
     batch = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=layout.of_batch(len(s.shape))),
+        lambda s: jax.ShapeDtypeStruct(
+            s.shape, s.dtype, sharding=layout.build_batch_sharding(len(s.shape))
+        ),
         step.cut.batch,
     )
     sums = jax.ShapeDtypeStruct((step.sums.size,), jnp.float32, sharding=layout.whole)
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.whole)
     due = tuple(range(len(state.parts)))
 
-    def train(values: Values, sums: Any, number: Any, batch: Nest) -> tuple[Values, Any]:
+    def train(values: StateValues, sums: Any, number: Any, batch: Nest) -> tuple[StateValues, Any]:
         with tracing_for("tpu", layout.mesh):
             return step.train(values, sums, number, batch, due)
 
@@ -185,18 +189,18 @@ def _train(state: JaxState, step: TrainStep, shapes: Values) -> tuple[bytes, lis
     return text.encode(), ["(constant)"] * constants + names
 
 
-def _describe_held(shapes: Values, shardings: Values) -> Held:
+def _describe_held(shapes: StateValues, shardings: StateValues) -> Held:
     """Returns what a device holds of values with these shapes."""
 
-    def size(arrays: Any, places: Any) -> int:
+    def count_bytes(arrays: Any, places: Any) -> int:
         parts = jax.tree.map(lambda s, place: place.shard_shape(s.shape), arrays, places)
         found = zip(jax.tree.leaves(arrays), jax.tree.leaves(parts, is_leaf=_is_shape))
         return sum(math.prod(part) * array.dtype.itemsize for array, part in found)
 
-    weights = size(shapes.trainable, shardings.trainable)
-    others = size(shapes.untrained, shardings.untrained)
-    optimizers = size(shapes.optimizers, shardings.optimizers)
-    return Held(weights + others, optimizers, size(shapes.averages, shardings.averages))
+    weights = count_bytes(shapes.trainable, shardings.trainable)
+    others = count_bytes(shapes.untrained, shardings.untrained)
+    optimizers = count_bytes(shapes.optimizers, shardings.optimizers)
+    return Held(weights + others, optimizers, count_bytes(shapes.averages, shardings.averages))
 
 
 def _is_shape(value: Any) -> bool:
@@ -217,7 +221,7 @@ def _list_names(state: JaxState) -> list[str]:
     ]
 
 
-def _forward(step: TrainStep, shapes: Values) -> str:
+def _lower_forward(step: TrainStep, shapes: StateValues) -> str:
     """Returns the HLO text of the forward pass over one microbatch of the whole mesh.
 
     Not for a TPU: a kernel of ours would hide products.

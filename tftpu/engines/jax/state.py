@@ -26,7 +26,7 @@ from tftpu.tensors import Nest
 Arrays = list[Any]  # a list of jax.Array
 
 
-class Values(NamedTuple):
+class StateValues(NamedTuple):
     """The values of all variables that a step changes.
 
     Attributes:
@@ -91,37 +91,40 @@ class JaxState(BaseState):
         return jax.ensure_compile_time_eval()
 
     @property
-    def shardings(self) -> Values:
+    def shardings(self) -> StateValues:
         """The shardings of `values`."""
-        whole, of_weight = self.layout.whole, self.layout.of_weight
+        whole, of_weight = self.layout.whole, self.layout.find_weight_sharding
         weights = [of_weight(v) for v in self.model.trainable_variables]
-        return Values(
+        return StateValues(
             weights,
             [of_weight(v) for v in self.untrained],
-            [[self.layout.of_slot(v) for v in part.optimizer.variables] for part in self.parts],
-            [[whole for _ in _scale_variables(part)] for part in self.parts],
+            [
+                [self.layout.find_slot_sharding(v) for v in part.optimizer.variables]
+                for part in self.parts
+            ],
+            [[whole for _ in _list_scale_variables(part)] for part in self.parts],
             weights if self.averages else [],
         )
 
-    def trained_values(self) -> Arrays:
+    def read_trained_values(self) -> Arrays:
         """Returns the values of the trainable weights."""
         return [v.value for v in self.model.trainable_variables]
 
-    def evaluated_weights(self) -> Arrays:
+    def select_evaluated_weights(self) -> Arrays:
         """Returns the weights that evaluation uses: the averages where they are kept."""
-        return self.averages or self.trained_values()
+        return self.averages or self.read_trained_values()
 
-    def values(self) -> Values:
+    def read_values(self) -> StateValues:
         """Returns the values of all variables."""
-        return Values(
-            self.trained_values(),
+        return StateValues(
+            self.read_trained_values(),
             [v.value for v in self.untrained],
             [[v.value for v in part.optimizer.variables] for part in self.parts],
-            [[v.value for v in _scale_variables(part)] for part in self.parts],
+            [[v.value for v in _list_scale_variables(part)] for part in self.parts],
             self.averages,
         )
 
-    def assign(self, values: Values) -> None:
+    def assign(self, values: StateValues) -> None:
         """Sets the variables to the values that a step returned."""
         for variable, array in zip(self._list_variables(), self._list_in_order(values)):
             variable.assign(array)
@@ -138,7 +141,7 @@ class JaxState(BaseState):
             placing.put(average, place) for average, place in zip(self.averages, shardings.averages)
         ]
 
-    def seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
+    def compute_seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
         """Returns the state of each seed generator, in the order of `seed_states`.
 
         They differ by generator, step, microbatch and objective. Generators that draw by example
@@ -164,10 +167,10 @@ class JaxState(BaseState):
             found.append(bits.astype(state.dtype))
         return found
 
-    def leaves(self) -> dict[str, list[Leaf]]:
+    def list_leaves(self) -> dict[str, list[Leaf]]:
         """Returns everything that a checkpoint holds, by group."""
         groups = {
-            group: [leaves.of_variable(v) for v in variables]
+            group: [leaves.from_variable(v) for v in variables]
             for group, variables in self.group_variables().items()
         }
         chief = jax.process_index() == 0
@@ -186,16 +189,16 @@ class JaxState(BaseState):
             self.averages[index] = value
 
         path = self.model.trainable_variables[index].path
-        return leaves.of_array(f"ema/{path}", lambda: self.averages[index], assign)
+        return leaves.from_array(f"ema/{path}", lambda: self.averages[index], assign)
 
     def _list_variables(self) -> list[keras.Variable]:
         """Returns all variables that a step changes, in the order of `_list_in_order`."""
         variables = [*self.model.trainable_variables, *self.untrained]
         for part in self.parts:
-            variables += [*part.optimizer.variables, *_scale_variables(part)]
+            variables += [*part.optimizer.variables, *_list_scale_variables(part)]
         return variables
 
-    def _list_in_order(self, values: Values) -> Arrays:
+    def _list_in_order(self, values: StateValues) -> Arrays:
         """Returns what is given for each of `_variables`."""
         arrays = [*values.trainable, *values.untrained]
         for optimizer, scale in zip(values.optimizers, values.scales):
@@ -203,6 +206,6 @@ class JaxState(BaseState):
         return arrays
 
 
-def _scale_variables(part: Any) -> list[keras.Variable]:
+def _list_scale_variables(part: Any) -> list[keras.Variable]:
     """Returns the factor of an objective's loss and its counter; none without a dynamic scale."""
     return [part.scaler.dynamic_scale, part.scaler.step_counter] if part.scaler else []

@@ -46,7 +46,7 @@ def _describe_sharing(mesh: Mesh | AbstractMesh) -> Sharing:
         {name: _count_parts(mesh, axes) for name, axes in named.items()},
         Ring(SEQUENCE, devices) if devices > 1 else None,
         functools.partial(_divide_function, mesh),
-        functools.partial(_cut, mesh),
+        functools.partial(_shard_array, mesh),
     )
 
 
@@ -56,14 +56,14 @@ def _map_axes(mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
     several = {
         name: tuple(axis for axis in axes if mesh.shape[axis] > 1) for name, axes in found.items()
     }
-    return several | {EXAMPLES: meshes.batch_axes(mesh)}
+    return several | {EXAMPLES: meshes.list_batch_axes(mesh)}
 
 
 def _count_parts(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
-def _cut(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> Any:
+def _shard_array(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> Any:
     """Returns what `tftpu.tpu.target.cut` promises, in a program; other sizes stay whole.
 
     What else is shared, the examples included, is for XLA to decide.
@@ -97,18 +97,20 @@ def _divide_function(
             if _is_divisible(_count_parts(mesh, found), name, inputs, given)
         }
 
-        def spec(dims: Sequence[Any]) -> PartitionSpec:
-            return PartitionSpec(*(used.get(_name_and_unit(dim)[0]) or None for dim in dims))
+        def build_spec(dims: Sequence[Any]) -> PartitionSpec:
+            return PartitionSpec(*(used.get(_split_dimension(dim)[0]) or None for dim in dims))
 
-        def part(*arrays: Any) -> Any:
+        def compute_shard(*arrays: Any) -> Any:
             found = function(*arrays)
             return tuple(found) if several else found
 
         return jax.shard_map(
-            part,
+            compute_shard,
             mesh=mesh,
-            in_specs=tuple(spec(dims) for dims in inputs),
-            out_specs=tuple(spec(dims) for dims in outputs) if several else spec(outputs),
+            in_specs=tuple(build_spec(dims) for dims in inputs),
+            out_specs=tuple(build_spec(dims) for dims in outputs)
+            if several
+            else build_spec(outputs),
             check_vma=False,  # a kernel does not say how its results vary
         )(*given)
 
@@ -118,14 +120,14 @@ def _divide_function(
 def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
     """Returns whether `parts` divides every dimension with a name, without cutting a unit."""
     return all(
-        array.shape[place] % (parts * _name_and_unit(dim)[1]) == 0
+        array.shape[place] % (parts * _split_dimension(dim)[1]) == 0
         for dims, argument in zip(inputs, given)
         for array in jax.tree.leaves(argument)
         for place, dim in enumerate(dims)
-        if _name_and_unit(dim)[0] == name
+        if _split_dimension(dim)[0] == name
     )
 
 
-def _name_and_unit(dim: Any) -> tuple[str, int]:
+def _split_dimension(dim: Any) -> tuple[str, int]:
     """Returns the name of a dimension, "" if it has none, and the size that is not cut."""
     return dim if isinstance(dim, tuple) else (dim or "", 1)

@@ -59,11 +59,11 @@ class Variables(Protocol):
         """The states of all seed generators."""
         ...
 
-    def trained_values(self) -> list[Tensor]:
+    def read_trained_values(self) -> list[Tensor]:
         """Returns the values of the trainable weights."""
         ...
 
-    def evaluated_weights(self) -> list[Tensor]:
+    def select_evaluated_weights(self) -> list[Tensor]:
         """Returns the weights that evaluation uses: the averages where they are kept."""
         ...
 
@@ -121,7 +121,7 @@ class ForwardPass:
             batch: as for `run`.
             values: of the variables; None: those that they have.
         """
-        with self._build_scope(values or Values(self._state.trained_values())):
+        with self._build_scope(values or Values(self._state.read_trained_values())):
             return self.losses.outputs(batch)
 
     def zero_metrics(self) -> list[Tensor]:
@@ -180,6 +180,6 @@ class RecordingScope(keras.StatelessScope):
 
 def predict(state: Variables, x: Nest) -> Nest:
     """Returns the model's output with the weights that evaluation uses."""
-    pairs = list(zip(state.model.trainable_variables, state.evaluated_weights()))
+    pairs = list(zip(state.model.trainable_variables, state.select_evaluated_weights()))
     with RecordingScope(pairs):
         return state.model(x, training=False)

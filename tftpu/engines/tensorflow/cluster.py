@@ -16,7 +16,7 @@ import tensorflow as tf
 from tftpu.config import Cluster
 from tftpu.config.validation import check_types
 from tftpu.engines.tensorflow import internals
-from tftpu.engines.tensorflow.engine import TensorFlowEngine, outside_scope
+from tftpu.engines.tensorflow.engine import TensorFlowEngine, format_scope_error
 from tftpu.errors import UserError
 from tftpu.runtime import hosts
 
@@ -40,11 +40,11 @@ def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlow
     Raises:
         UserError: a requested TPU is not available; the CPU never replaces it silently.
     """
-    _connected[:] = [TensorFlowEngine(strategy_for(tpu, virtual_devices))]
+    _connected[:] = [TensorFlowEngine(choose_strategy(tpu, virtual_devices))]
     return _connected[0]
 
 
-def engine_of(model: keras.Model) -> TensorFlowEngine:
+def resolve_engine(model: keras.Model) -> TensorFlowEngine:
     """Returns the engine whose scope a model was built in.
 
     Raises:
@@ -56,7 +56,7 @@ def engine_of(model: keras.Model) -> TensorFlowEngine:
         raise UserError(f"{type(model).__name__} is not a Keras model on the TensorFlow backend.")
     engine = TensorFlowEngine(strategy)
     if not engine.distributes and any(connected.distributes for connected in _connected):
-        raise UserError(outside_scope(f"The model {model.name!r}"))
+        raise UserError(format_scope_error(f"The model {model.name!r}"))
     return engine
 
 
@@ -65,7 +65,7 @@ def forget_connected() -> None:
     _connected.clear()
 
 
-def strategy_for(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
+def choose_strategy(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
     """Returns the strategy for the available hardware; arguments as for `connect`."""
     devices = Cluster(tpu, virtual_devices)
     check_types("cluster", devices)
@@ -100,7 +100,7 @@ def find_tpu() -> str | None:
     return None
 
 
-def attached_platform() -> str:
+def detect_platform() -> str:
     """Returns the platform that TensorFlow sees: "tpu", "gpu" or "cpu"."""
     for kind in ("TPU", "GPU"):
         if tf.config.list_logical_devices(kind):
@@ -110,7 +110,7 @@ def attached_platform() -> str:
 
 def has_tpu_kernels() -> bool:
     """Returns whether the TensorFlow that is loaded was built for TPUs."""
-    return any("TPU" in device for device in internals.kernel_devices("TPUExecute"))
+    return any("TPU" in device for device in internals.list_kernel_devices("TPUExecute"))
 
 
 def split_cpu(count: int) -> None:
@@ -144,7 +144,7 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         if name != "local":
-            _refuse_silent(name, resolver.master())
+            _check_reachable(name, resolver.master())
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
@@ -156,7 +156,7 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
         ) from error
 
 
-def _refuse_silent(name: str, address: str) -> None:
+def _check_reachable(name: str, address: str) -> None:
     """Raises `UserError` if nothing answers where a TPU should: TensorFlow would wait for minutes.
 
     Args:

@@ -78,7 +78,7 @@ class TensorFlowEngine(BaseEngine):
                 owners.append(("optimizer", optimizer))
         for what, owner in owners:
             if not all(created(variable.value) for variable in owner.variables):
-                raise UserError(outside_scope(f"The {what} {owner.name!r}"))
+                raise UserError(format_scope_error(f"The {what} {owner.name!r}"))
 
     def batches(
         self,
@@ -89,7 +89,9 @@ class TensorFlowEngine(BaseEngine):
         gate: Gate | None = None,
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches, divided among the replicas."""
-        return feed.training_iterator(dataset, position, self.strategy, class_weight, epoch, gate)
+        return feed.iterate_training_batches(
+            dataset, position, self.strategy, class_weight, epoch, gate
+        )
 
     def prepare(
         self,
@@ -105,7 +107,7 @@ class TensorFlowEngine(BaseEngine):
         )
 
 
-def outside_scope(what: str) -> str:
+def format_scope_error(what: str) -> str:
     """Returns the message about something that was made outside the engine's scope."""
     return (
         f"{what} was made outside the scope of the engine that tftpu.connect() returned, so it is "

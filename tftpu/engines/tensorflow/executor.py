@@ -21,7 +21,11 @@ from tftpu.engines.objectives.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, functions, internals, mixing
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
-from tftpu.engines.tensorflow.step.loops import device_loop, repeated, traced_for
+from tftpu.engines.tensorflow.step.loops import (
+    build_device_loop,
+    build_repeat_loop,
+    wrap_for_platform,
+)
 from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.engines.tensorflow.whole_batches import WholeBatches
 from tftpu.errors import UserError
@@ -42,6 +46,8 @@ class TensorFlowExecutor(BaseExecutor):
         labelled: False: the batch holds features alone, and nothing is trained or evaluated.
     """
 
+    variables: ModelState
+
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
@@ -61,14 +67,14 @@ class TensorFlowExecutor(BaseExecutor):
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
         shares = strategy.num_replicas_in_sync
-        evaluate = traced_for(
+        evaluate = wrap_for_platform(
             platform, lambda pair: self._eval_step.evaluate(pair[0], pair[1], shares)
         )
-        self._eval_loop = device_loop(strategy, evaluate)
+        self._eval_loop = build_device_loop(strategy, evaluate)
         self._separable: dict[str, bool] = {}
         self._mixes = False  # whether the examples of an evaluated batch depend on each other
         self._eval_whole = WholeBatches(strategy, platform, self._eval_step)
-        step = traced_for(platform, self._eval_step.predict)
+        step = wrap_for_platform(platform, self._eval_step.predict)
 
         def predict(iterator):
             batch, valid = next(iterator)
@@ -76,9 +82,9 @@ class TensorFlowExecutor(BaseExecutor):
                 lambda x: (step(x), valid), args=(conversion.features_of(batch),)
             )
 
-        self._predict = internals.graph_function(predict)
-        self._predict_replicated = self._on_replicas(step)
-        self._weight_norm = self._on_replicas(self._eval_step.weight_norm)
+        self._predict = internals.build_graph_function(predict)
+        self._predict_replicated = self._compile_on_replicas(step)
+        self._weight_norm = self._compile_on_replicas(self._eval_step.compute_weight_norm)
 
     @property
     def step(self) -> int:
@@ -98,7 +104,7 @@ class TensorFlowExecutor(BaseExecutor):
         """Warns if examples of a batch depend on each other; refuses metrics that are no sums."""
         batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
         with target.compiling_for(self._platform), self._strategy.scope():
-            mixing.refuse_metrics(self.variables, batches)
+            mixing.check_metrics(self.variables, batches)
             mixing.warn_of_mixing(self.variables, batches)
 
     def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
@@ -117,12 +123,12 @@ class TensorFlowExecutor(BaseExecutor):
         accumulator = self._eval_step.accumulator
         if not self.evaluation_compiled:
 
-            def whole():
+            def build_dataset():
                 return narrow(finite_dataset(dataset))
 
             with target.compiling_for(self._platform), self._strategy.scope():
-                mixing.refuse_metrics(self.variables, whole)
-                self._mixes = mixing.mixes_in_evaluation(self.variables, whole)
+                mixing.check_metrics(self.variables, build_dataset)
+                self._mixes = mixing.is_mixed_in_evaluation(self.variables, build_dataset)
         padded: Any = conversion.for_evaluation(
             dataset, self._strategy.num_replicas_in_sync
         ).element_spec
@@ -132,7 +138,7 @@ class TensorFlowExecutor(BaseExecutor):
                 self._eval_whole.run(dataset, divides=not self._mixes)
             self.evaluation_compiled = True
             return accumulator.drain()
-        batches, count = feed.evaluation_batches(dataset, self._strategy)
+        batches, count = feed.build_evaluation_batches(dataset, self._strategy)
         iterator = iter(feed.distribute(batches, self._strategy))
         accumulator.drain()
         with compiling():
@@ -156,14 +162,14 @@ class TensorFlowExecutor(BaseExecutor):
             raise UserError("predict works on one host: restore the checkpoint there.")
         batches = conversion.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
 
-        def computed() -> Iterator[Any]:
+        def compute_outputs() -> Iterator[Any]:
             with data_errors():
                 iterator = iter(feed.distribute(batches, self._strategy))
                 with contextlib.suppress(tf.errors.OutOfRangeError):
                     while True:
                         yield self._predict(iterator)
 
-        ahead = one_ahead(computed())
+        ahead = one_ahead(compute_outputs())
         for found in warn_if_endless(ahead, int(batches.cardinality()), dataset=dataset):
             parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
             outputs, valid = parts
@@ -182,7 +188,9 @@ class TensorFlowExecutor(BaseExecutor):
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that runs as one program, with the weights that evaluation uses."""
         state = self.variables
-        return functions.compiled(state.model, function, self._strategy, state.evaluated_weights)
+        return functions.compile_function(
+            state.model, function, self._strategy, state.select_evaluated_weights
+        )
 
     def averaged_weights(self) -> dict[str, np.ndarray]:
         """Returns the averages of the trainable weights by path; empty if none are kept."""
@@ -203,11 +211,11 @@ class TensorFlowExecutor(BaseExecutor):
         key = str(share)
         if key not in self._separable:
             with target.compiling_for(self._platform), self._strategy.scope():
-                self._separable[key] = self._eval_step.separable(share)
+                self._separable[key] = self._eval_step.is_separable(share)
         return self._separable[key]
 
-    def _on_replicas(self, function: Callable[..., Any]) -> Any:
-        return internals.graph_function(lambda *args: self._strategy.run(function, args=args))
+    def _compile_on_replicas(self, function: Callable[..., Any]) -> Any:
+        return internals.build_graph_function(lambda *args: self._strategy.run(function, args=args))
 
     def _read_local(self, value: Any) -> Any:
         """Returns the first replica's copy of a value."""
@@ -231,6 +239,8 @@ class TensorFlowTrainLoop(BaseTrainLoop):
         step: the train step that it runs.
     """
 
+    step: TrainStep
+
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
@@ -246,8 +256,8 @@ class TensorFlowTrainLoop(BaseTrainLoop):
             step.train(cut, due)
 
         self._strategy = strategy
-        self._train = traced_for(platform, train)
-        self._loop = device_loop(strategy, self._train, step.synchronise, step.turns)
+        self._train = wrap_for_platform(platform, train)
+        self._loop = build_device_loop(strategy, self._train, step.synchronise, step.turns)
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps on the devices."""
@@ -258,7 +268,7 @@ class TensorFlowTrainLoop(BaseTrainLoop):
 
     def bare(self, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of steps on one batch, and waits for them."""
-        repeat = repeated(self._strategy, self._train)
+        repeat = build_repeat_loop(self._strategy, self._train)
 
         def run(steps: int) -> None:
             repeat(batch, tf.constant(steps))

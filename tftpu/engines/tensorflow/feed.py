@@ -12,10 +12,10 @@ from tftpu.engines.data.conversion import Epochs, Pipeline, for_epochs, for_eval
 from tftpu.engines.data.gate import Gate, endless
 from tftpu.engines.engine import Epoch
 from tftpu.engines.objectives.losses import examples_of
-from tftpu.engines.tensorflow.hosts import input_hosts, reads_elsewhere
+from tftpu.engines.tensorflow.hosts import count_input_hosts, is_read_remotely
 
 
-def training_iterator(
+def iterate_training_batches(
     dataset: Any,
     start: int,
     strategy: tf.distribute.Strategy,
@@ -28,7 +28,7 @@ def training_iterator(
     Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read in full.
     With an epoch, its batches are those of `for_epochs`. A gate holds back what this machine reads.
     """
-    gate = None if reads_elsewhere(strategy) else gate
+    gate = None if is_read_remotely(strategy) else gate
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
         shares = strategy.num_replicas_in_sync
         batches = for_epochs(dataset, start, epoch, shares, class_weight, gate)
@@ -37,7 +37,7 @@ def training_iterator(
         batches = for_training(dataset, start, class_weight, gate=gate)
         return iter(distribute(batches, strategy))
 
-    def of_host(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    def build_host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines
         share = context.get_per_replica_batch_size(dataset.global_batch_size)
         # Consecutive shares go to consecutive replicas.
@@ -46,16 +46,16 @@ def training_iterator(
             batches = batches.rebatch(share, drop_remainder=True)
         return endless(batches).prefetch(tf.data.AUTOTUNE)
 
-    return iter(strategy.distribute_datasets_from_function(of_host))
+    return iter(strategy.distribute_datasets_from_function(build_host_dataset))
 
 
-def evaluation_batches(
+def build_evaluation_batches(
     dataset: Any, strategy: tf.distribute.Strategy
 ) -> tuple[tf.data.Dataset, int | None]:
     """Returns the batches of an evaluation and their number, None if it is not known."""
     batches = for_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
-    if input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
+    if count_input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
         # Endless, and all hosts take the same number of batches: see `_select_part_of_host`.
         count = count if count >= 0 else sum(1 for _ in count_batches(iter(batches), count))
         batches = batches.repeat()
@@ -64,7 +64,7 @@ def evaluation_batches(
 
 def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     """Returns the data set with each global batch cut into consecutive shares, one per replica."""
-    if input_hosts(strategy) > 1:
+    if count_input_hosts(strategy) > 1:
         return strategy.distribute_datasets_from_function(
             lambda context: _select_part_of_host(dataset, context)
         )
@@ -88,8 +88,10 @@ def _select_part_of_host(
     held = size // context.num_input_pipelines
     first = context.input_pipeline_id * held
 
-    def part(*batch):
+    def slice_shard(*batch):
         cut: Any = keras.tree.map_structure(lambda t: t[first : first + held], alone(batch))
         return cut
 
-    return endless(dataset.map(part).rebatch(share, drop_remainder=True)).prefetch(tf.data.AUTOTUNE)
+    return endless(dataset.map(slice_shard).rebatch(share, drop_remainder=True)).prefetch(
+        tf.data.AUTOTUNE
+    )

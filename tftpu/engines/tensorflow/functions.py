@@ -7,11 +7,11 @@ import keras
 import tensorflow as tf
 
 from tftpu.engines.tensorflow import internals
-from tftpu.engines.tensorflow.step.loops import traced_for
+from tftpu.engines.tensorflow.step.loops import wrap_for_platform
 from tftpu.tensors import Tensor
 
 
-def compiled(
+def compile_function(
     model: Any,
     function: Callable[..., Any],
     strategy: tf.distribute.Strategy | None = None,
@@ -27,7 +27,7 @@ def compiled(
     """
     used: tf.distribute.Strategy = strategy or model.distribute_strategy
 
-    def with_weights(*args: Any) -> Any:
+    def run_with_weights(*args: Any) -> Any:
         values = weights() if weights is not None else []
         mapping = list(zip(model.trainable_variables, values))
         with keras.StatelessScope(state_mapping=mapping):
@@ -37,16 +37,16 @@ def compiled(
     # CPUs, it looks for their variables on the first.
     on_tpu = isinstance(used, tf.distribute.TPUStrategy)
     alone = used.num_replicas_in_sync == 1 and not on_tpu
-    traced = traced_for("tpu" if on_tpu else None, with_weights)
+    traced = wrap_for_platform("tpu" if on_tpu else None, run_with_weights)
     each = tf.function(traced, jit_compile=alone or None, autograph=False)
 
-    def on_replicas(*args: Any) -> Any:
+    def run_on_replicas(*args: Any) -> Any:
         found = used.run(each, args)
         return keras.tree.map_structure(
             lambda value: used.experimental_local_results(value)[0], found
         )
 
-    whole = internals.graph_function(on_replicas)
+    whole = internals.build_graph_function(run_on_replicas)
     return lambda *args: whole(*(_to_tensors(value) for value in args))
 
 

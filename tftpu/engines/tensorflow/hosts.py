@@ -54,7 +54,7 @@ class StrategyHosts:
         return int(self._strategy.experimental_local_results(total)[0])
 
 
-def input_hosts(strategy: Any) -> int:
+def count_input_hosts(strategy: Any) -> int:
     """Returns the number of hosts that feed the replicas, each with its own input pipeline."""
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return strategy.extended.num_hosts
@@ -63,7 +63,7 @@ def input_hosts(strategy: Any) -> int:
     return 1
 
 
-def reads_elsewhere(strategy: Any) -> bool:
+def is_read_remotely(strategy: Any) -> bool:
     """Returns whether the data are read by another machine: of a TPU that a name connects to."""
     if not isinstance(strategy, tf.distribute.TPUStrategy):
         return False

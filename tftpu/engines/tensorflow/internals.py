@@ -28,7 +28,7 @@ _READING = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2", "Fl
 _WRITING_SUMMARIES = re.compile("Write[A-Za-z]*Summary")
 
 
-def empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> Any:
+def create_empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> Any:
     """Returns a variable of zeros that takes no memory until something is written to it.
 
     The system maps its pages when they are first written. TensorFlow lowers a function only if the
@@ -49,21 +49,21 @@ def empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> Any:
 
 
 @functools.cache
-def xla_kernel(op_type: str) -> bool:
+def has_xla_kernel(op_type: str) -> bool:
     """Returns whether XLA can compile an op.
 
     Plain wheels hold no TPU kernels, so the CPU kernels of XLA are checked instead.
     """
-    return op_type in _STRUCTURE or "XLA_CPU_JIT" in kernel_devices(op_type)
+    return op_type in _STRUCTURE or "XLA_CPU_JIT" in list_kernel_devices(op_type)
 
 
-def kernel_devices(op_type: str) -> set[str]:
+def list_kernel_devices(op_type: str) -> set[str]:
     """Returns the kinds of device that the loaded TensorFlow has a kernel of the op for."""
     found = kernels.get_registered_kernels_for_op(op_type).kernel
     return {kernel.device_type for kernel in found}
 
 
-def graph_function(function: Callable[..., Any]) -> Any:
+def build_graph_function(function: Callable[..., Any]) -> Any:
     """Returns a `tf.function`, of which many are made without a warning of frequent tracing.
 
     Each trainer has its own; TensorFlow counts those of all trainers as one that is traced anew.
@@ -78,7 +78,7 @@ def is_deterministic() -> bool:
     return config.is_op_determinism_enabled()
 
 
-def changed_resources(graph: Any) -> list[str]:
+def list_changed_resources(graph: Any) -> list[str]:
     """Returns the variables outside of a function that its ops may change, in words.
 
     Queues, tables and random generators count as well.
@@ -92,7 +92,7 @@ def changed_resources(graph: Any) -> list[str]:
     for outside, inside in graph.captures:
         if inside.dtype != tf.resource or places[id(inside)] in read:
             continue
-        op = _find_changing_op(inside, functions_of(graph))
+        op = _find_changing_op(inside, list_functions(graph))
         if op is None:
             continue
         owner = getattr(outside, "_parent_trackable", lambda: None)()
@@ -110,7 +110,7 @@ def _find_changing_op(resource: tf.Tensor, known: dict[str, Any]) -> Any:
             continue
         if _WRITING_SUMMARIES.fullmatch(op.type):
             continue
-        bodies = called_functions(known, op)
+        bodies = list_called_functions(known, op)
         if not bodies:
             return op
         for body in bodies:
@@ -120,39 +120,39 @@ def _find_changing_op(resource: tf.Tensor, known: dict[str, Any]) -> Any:
                 return op
             given = [own for own, one in zip(body.inputs, op.inputs[first:]) if one is resource]
             for own in given:
-                found = _find_changing_op(own, functions_of(body) | known)
+                found = _find_changing_op(own, list_functions(body) | known)
                 if found is not None:
                     return found
     return None
 
 
-def called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Graph]:
+def list_called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Graph]:
     """Returns the bodies of the functions that a graph op calls, as graphs.
 
     Args:
-        known: `functions_of` its graph.
+        known: `list_functions` of its graph.
         op: the op.
     """
     names = [f.name for attr in op.node_def.attr.values() for f in (attr.func, *attr.list.func)]
     return [_find_body(known[name], known) for name in (op.type, *names) if name in known]
 
 
-def function_named(attribute: Any, known: dict[str, Any]) -> Any:
+def find_function(attribute: Any, known: dict[str, Any]) -> Any:
     """Returns the body of a function that an attribute of a graph op names, as a graph.
 
     Args:
         attribute: the value of the attribute.
-        known: `functions_of` the graph of the op.
+        known: `list_functions` of the graph of the op.
     """
     return _find_body(known[attribute.name], known)
 
 
 def is_call(op: tf.Operation) -> bool:
     """Returns whether a graph op is a call of a function, by TensorFlow 1's way of its name."""
-    return op.type in functions_of(op.graph)
+    return op.type in list_functions(op.graph)
 
 
-def functions_of(graph: Any) -> dict[str, Any]:
+def list_functions(graph: Any) -> dict[str, Any]:
     """Returns the functions that the ops of a graph may call, by name."""
     found: dict[str, Any] = {}
     while graph is not None:
@@ -179,13 +179,13 @@ def _find_body(function: Any, known: dict[str, Any]) -> Any:
         return function_def_to_graph.function_def_to_graph(function.definition)
 
 
-def layer_of(op: tf.Operation) -> str:
+def find_layer(op: tf.Operation) -> str:
     """Returns the name of the Keras layer that made a graph op, by its name scopes; "" if none."""
     scopes = [re.sub(r"_\d+$", "", scope) for scope in op.name.split("/")[:-1]]
     return scopes[-1] if scopes else ""
 
 
-def xla_sum(tensor: tf.Tensor, group: np.ndarray) -> tf.Tensor:
+def sum_over_replicas(tensor: tf.Tensor, group: np.ndarray) -> tf.Tensor:
     """Returns XLA's all-reduce (a sum) over replicas. It compiles, but cannot run here.
 
     Args:
@@ -197,7 +197,7 @@ def xla_sum(tensor: tf.Tensor, group: np.ndarray) -> tf.Tensor:
     )
 
 
-def compiler_ir(concrete: Any, stage: str) -> Any:
+def lower_to_hlo(concrete: Any, stage: str) -> Any:
     """Returns the XLA program of a concrete function that was traced with `jit_compile`.
 
     Args:

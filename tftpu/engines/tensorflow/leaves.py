@@ -11,7 +11,7 @@ from tftpu.engines.leaf import Leaf
 Variable = Any  # a keras.Variable or a tf.Variable; TensorFlow publishes no types
 
 
-def leaves_of(variables: Mapping[str, Sequence[Variable]]) -> dict[str, list[Leaf]]:
+def build_leaves(variables: Mapping[str, Sequence[Variable]]) -> dict[str, list[Leaf]]:
     """Returns the leaves of variables, by group and in the same order."""
     return {group: [_build_leaf(v) for v in members] for group, members in variables.items()}
 

@@ -30,7 +30,7 @@ _DRAWS = 16
 _KNOWN = ("keras", "keras_hub", "tftpu")
 
 
-class Trial(NamedTuple):
+class TrialResult(NamedTuple):
     """The results of a batch in a trial.
 
     Attributes:
@@ -63,14 +63,14 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
     if not _has_unknown_code(state) or (normalised and not divided):
         return
     trials = _Trials(state, _take_first_examples(state, batches()), training=True)
-    if divided and trials.adds_sums():
+    if divided and trials.has_added_sums():
         raise UserError(
             "The loss that a layer or the model adds by add_loss grows with the number of "
             "examples, and each device adds that of its own share of a batch: tftpu takes the "
             "mean of the shares, as of all losses. Add a mean over the examples, "
             "add_loss(ops.sum(loss) / ops.shape(loss)[0])."
         )
-    names = [] if normalised else trials.mixed()
+    names = [] if normalised else trials.find_mixed()
     if names:
         warnings.warn(
             f"The {names[0]} of an example depends on the other examples of its batch "
@@ -81,7 +81,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
         )
 
 
-def mixes_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> bool:
+def is_mixed_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> bool:
     """Returns whether an evaluation must not divide or pad a batch, as its examples are mixed.
 
     Args:
@@ -93,10 +93,10 @@ def mixes_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset
     if state.replicas == 1 and all(spec.shape[0] for spec in specs):  # nothing is padded
         return False
     trials = _Trials(state, _take_first_examples(state, batches()), training=False)
-    return trials.adds_sums() or bool(trials.mixed())
+    return trials.has_added_sums() or bool(trials.find_mixed())
 
 
-def refuse_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
+def check_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
     """Raises `UserError` for a metric whose states cannot be added up over batches and devices.
 
     Keras's own metrics are made of sums and counts. Others are tried: the state after a batch twice
@@ -123,7 +123,7 @@ def _compute_metric_states(
     twice: list[Tensor] = []
     for losses in own:
         forward = ForwardPass(state, losses, [])
-        values = Values(state.trained_values(), seeds=state.seeds(0, 0, 0))
+        values = Values(state.read_trained_values(), seeds=state.compute_seeds(0, 0, 0))
         first = forward.run(batch, values, training=False, division=Division()).metrics
         values = values._replace(metrics=first)
         once += first
@@ -167,7 +167,7 @@ class _Trials:
 
     def __init__(self, state: ModelState, batch: Nest, training: bool):
         self._state, self._half = state, examples_of(batch) // 2
-        self._compute: Any = internals.graph_function(
+        self._compute: Any = internals.build_graph_function(
             lambda given, draw: _try(state, given, training, draw)
         )
         self._halves = [
@@ -178,15 +178,15 @@ class _Trials:
         if self._half:
             with gathering() as gathered:
                 graph = self._compute.get_concrete_function(
-                    _join_batches(*self._halves), _draw(0)
+                    _join_batches(*self._halves), _to_tensor(0)
                 ).graph
-            checks.refuse_outside(internals.changed_resources(graph))
+            checks.refuse_outside(internals.list_changed_resources(graph))
             given = graph.inputs[: len(keras.tree.flatten(batch))]
             added = graph.structured_outputs.added
-            self._adds = any(xla_ops.depends_on(loss, given) for loss in added)
+            self._adds = any(xla_ops.is_computed_from(loss, given) for loss in added)
             self._gathers = bool(gathered)
 
-    def adds_sums(self) -> bool:
+    def has_added_sums(self) -> bool:
         """Returns whether layers add a loss that grows with the number of examples.
 
         From two to four times some examples a sum grows twice as much as from one to two. A mean
@@ -199,13 +199,13 @@ class _Trials:
         twice = _join_batches(once, once)
         sizes = (once, twice, _join_batches(twice, twice))
 
-        def added(draw: int) -> list[list[float]]:
-            results = [self._compute(batch, _draw(draw)).added for batch in sizes]
+        def compute_added(draw: int) -> list[list[float]]:
+            results = [self._compute(batch, _to_tensor(draw)).added for batch in sizes]
             return [[float(loss) for loss in losses] for losses in results]
 
-        drawn = [added(0), added(1)]
+        drawn = [compute_added(0), compute_added(1)]
         if drawn[0] != drawn[1]:
-            drawn += [added(draw) for draw in range(2, _DRAWS)]
+            drawn += [compute_added(draw) for draw in range(2, _DRAWS)]
         values = np.array(drawn)  # (draws, sizes, objectives)
         growths = np.diff(values, axis=1)
         growth, errors = growths.mean(0), growths.std(0, ddof=1) / np.sqrt(len(drawn))
@@ -214,13 +214,13 @@ class _Trials:
         grows = (np.abs(growth) > 4 * errors + rounding).all(0)
         return bool((grows & (np.sign(growth[0]) * growth[1] > 1.6 * np.abs(growth[0]))).any())
 
-    def mixed(self) -> list[str]:
+    def find_mixed(self) -> list[str]:
         """Returns what depends, for half a batch, on the other half: losses, metrics, in words."""
         if self._half == 0 or self._gathers:  # which is exact on any number of devices
             return []
         half, (first, second) = self._half, self._halves
         together, beside_itself, swapped, other = (
-            self._compute(_join_batches(*pair), _draw(0))
+            self._compute(_join_batches(*pair), _to_tensor(0))
             for pair in ((first, second), (first, first), (second, first), (second, second))
         )
         names: list[str] = []
@@ -236,7 +236,7 @@ class _Trials:
         return names
 
 
-def _draw(number: int) -> tf.Tensor:
+def _to_tensor(number: int) -> tf.Tensor:
     return tf.constant(number)  # a Python number would be traced anew
 
 
@@ -251,14 +251,14 @@ def _is_different(one: Tensor, other: Tensor) -> bool:
         return bool(np.abs(found - expected).max() > _TOLERANCE * (np.abs(found).max() + 1e-6))
 
 
-def _try(state: ModelState, batch: Nest, training: bool, draw: Tensor) -> Trial:
+def _try(state: ModelState, batch: Nest, training: bool, draw: Tensor) -> TrialResult:
     """Returns the numbers of a batch, with random numbers that differ by the draw alone."""
-    values = Values(state.trained_values(), seeds=state.seeds(draw, 0, 0))
+    values = Values(state.read_trained_values(), seeds=state.compute_seeds(draw, 0, 0))
     runs = [
         ForwardPass(state, losses, []).run(batch, values, training=training, division=Division())
         for losses in state.losses
     ]
-    return Trial(
+    return TrialResult(
         [element.values for run in runs for element in run.computed.elements],
         [run.computed.added for run in runs],
         [value for run in runs for value in run.metrics],

@@ -11,7 +11,7 @@ from tftpu.config import TrainOptions
 from tftpu.engines.base import BaseState
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.objectives.objective import Objective
-from tftpu.engines.tensorflow.leaves import leaves_of
+from tftpu.engines.tensorflow.leaves import build_leaves
 from tftpu.tensors import Nest
 
 Tensors = list[Any]  # a list of tensors
@@ -71,15 +71,17 @@ class ModelState(BaseState):
         """The variables of the model that are neither trained nor states of seed generators."""
         return self.list_untrained()
 
-    def trained_values(self) -> Tensors:
+    def read_trained_values(self) -> Tensors:
         """Returns the values of the trainable weights as tensors."""
         return [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]
 
-    def evaluated_weights(self) -> Tensors:
+    def select_evaluated_weights(self) -> Tensors:
         """Returns the weights that evaluation uses: the averages where they are kept."""
-        return [tf.convert_to_tensor(v) for v in self.averages] or self.trained_values()
+        return [tf.convert_to_tensor(v) for v in self.averages] or self.read_trained_values()
 
-    def seeds(self, replica: Any, microbatch: Any, first_example: Any, part: int = 0) -> Tensors:
+    def compute_seeds(
+        self, replica: Any, microbatch: Any, first_example: Any, part: int = 0
+    ) -> Tensors:
         """Returns the state of each seed generator, in the order of `seed_states`.
 
         They differ by generator, step, replica, microbatch and objective only. Generators
@@ -106,10 +108,10 @@ class ModelState(BaseState):
             seeds.append(tf.cast(seed, state.dtype))
         return seeds
 
-    def groups(self) -> dict[str, list[Any]]:
+    def list_groups(self) -> dict[str, list[Any]]:
         """Returns everything that a checkpoint holds, by group: Keras or TensorFlow variables."""
         return {**self.group_variables(), "step": [self.step], "ema": self.averages}
 
-    def leaves(self) -> dict[str, list[Leaf]]:
-        """Returns `groups` as leaves, which checkpoints read and assign."""
-        return leaves_of(self.groups())
+    def list_leaves(self) -> dict[str, list[Leaf]]:
+        """Returns `list_groups` as leaves, which checkpoints read and assign."""
+        return build_leaves(self.list_groups())

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tftpu.engines.data.batches import finite_dataset, narrow, warn_if_endless
 from tftpu.engines.objectives.losses import examples_of
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
-from tftpu.engines.tensorflow.step.loops import traced_for
+from tftpu.engines.tensorflow.step.loops import wrap_for_platform
 
 
 class WholeBatches:
@@ -27,8 +27,8 @@ class WholeBatches:
     def __init__(self, strategy: tf.distribute.Strategy, platform: str | None, step: EvalStep):
         self._strategy: Any = strategy
         replicas = strategy.num_replicas_in_sync
-        shared = traced_for(platform, lambda share: step.evaluate(share, None, replicas))
-        alike = traced_for(platform, lambda batch: step.evaluate(batch, None, 1, replicas))
+        shared = wrap_for_platform(platform, lambda share: step.evaluate(share, None, replicas))
+        alike = wrap_for_platform(platform, lambda batch: step.evaluate(batch, None, 1, replicas))
         self._run_shared = self._compile_step(shared)
         self._run_alike = self._compile_step(alike)
 
@@ -61,11 +61,11 @@ class WholeBatches:
         if self._strategy.num_replicas_in_sync == 1:
             return batch
 
-        def share(context: Any) -> Any:
+        def slice_share(context: Any) -> Any:
             first = context.replica_id_in_sync_group * size
             return keras.tree.map_structure(lambda t: t[first : first + size], batch)
 
-        return self._strategy.experimental_distribute_values_from_function(share)
+        return self._strategy.experimental_distribute_values_from_function(slice_share)
 
 
 def _iterate_items(batches: tf.data.Dataset) -> Iterator[Any]:

@@ -17,11 +17,11 @@ _INSTEAD = {
 }
 
 
-def refuse_host_ops(ops: list[tf.Operation]) -> None:
+def check_ops(ops: list[tf.Operation]) -> None:
     """Raises `UserError`, naming the layer, if there is an op that XLA cannot compile."""
     for op in ops:
-        if not internals.xla_kernel(op.type) and not internals.is_call(op):
-            layer = internals.layer_of(op)
+        if not internals.has_xla_kernel(op.type) and not internals.is_call(op):
+            layer = internals.find_layer(op)
             instead = _INSTEAD.get(
                 op.type, "Move it to the input pipeline (tf.data), or remove the layer."
             )
@@ -31,7 +31,7 @@ def refuse_host_ops(ops: list[tf.Operation]) -> None:
             )
 
 
-def depends_on(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> bool:
+def is_computed_from(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> bool:
     """Returns whether a tensor of a graph is computed from one of some others."""
     given = {id(one.op) for one in inputs}
     return any(id(op) in given for op in _iterate_sources(tensor))
@@ -39,10 +39,10 @@ def depends_on(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> bool:
 
 def is_drawn(tensor: tf.Tensor) -> bool:
     """Returns whether a tensor of a graph depends on `tf.random`, whose state is each device's."""
-    known = internals.functions_of(tensor.graph)
+    known = internals.list_functions(tensor.graph)
     for op in _iterate_sources(tensor):
-        bodies = internals.called_functions(known, op)
-        if any(map(_is_drawing, [op, *(one for body in bodies for one in graph_ops(body))])):
+        bodies = internals.list_called_functions(known, op)
+        if any(map(_is_drawing, [op, *(one for body in bodies for one in list_graph_ops(body))])):
             return True
     return False
 
@@ -62,17 +62,17 @@ def _iterate_sources(tensor: tf.Tensor) -> Iterator[tf.Operation]:
         todo += before
 
 
-def graph_ops(graph: tf.Graph) -> list[tf.Operation]:
+def list_graph_ops(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the ops of a graph and of all the functions that it calls."""
     ops: list[tf.Operation] = []
     seen: set[int] = set()
     todo = [graph]
     while todo:
         here = todo.pop()
-        known = internals.functions_of(here)
+        known = internals.list_functions(here)
         for op in here.get_operations():
             ops.append(op)
-            for body in internals.called_functions(known, op):
+            for body in internals.list_called_functions(known, op):
                 if id(body) not in seen:
                     seen.add(id(body))
                     todo.append(body)

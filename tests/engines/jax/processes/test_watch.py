@@ -118,9 +118,9 @@ def test_a_slice_of_several_hosts_is_found_by_jax(monkeypatch):
     for count, expected in ((4, Task(2, 4)), (1, Task())):
         kinds = [kind("slurm", 9), kind("gcetpu", count)]
         monkeypatch.setattr(coordination.clusters.ClusterEnv, "_cluster_types", kinds)
-        assert coordination.task_of_slice() == expected
+        assert coordination.find_slice_task() == expected
         if count > 1:
-            assert coordination.task_of_slice().coordinator == "10.0.0.1:8482"
+            assert coordination.find_slice_task().coordinator == "10.0.0.1:8482"
 
 
 def test_a_tpu_without_a_metadata_server_is_that_of_one_host(monkeypatch):
@@ -129,7 +129,7 @@ def test_a_tpu_without_a_metadata_server_is_that_of_one_host(monkeypatch):
 
     kinds = [types.SimpleNamespace(name="gcetpu", is_env_present=unanswered)]
     monkeypatch.setattr(coordination.clusters.ClusterEnv, "_cluster_types", kinds)
-    assert coordination.task_of_slice() == Task()
+    assert coordination.find_slice_task() == Task()
 
 
 def test_a_slice_whose_first_host_has_no_address_is_a_lost_host(monkeypatch):
@@ -144,7 +144,7 @@ def test_a_slice_whose_first_host_has_no_address_is_a_lost_host(monkeypatch):
     )
     monkeypatch.setattr(coordination.clusters.ClusterEnv, "_cluster_types", [kind])
     with pytest.raises(HostLost, match=r"Host 0 of the slice was not found.*host-0"):
-        coordination.task_of_slice()
+        coordination.find_slice_task()
 
 
 def test_a_port_that_is_in_use_is_named():
@@ -164,7 +164,7 @@ def mesh(hosts: int, each: int, **sizes: int):
     devices = [Device(i, i % hosts) for i in range(hosts * each)]
     axes = {"data": 1, "fsdp": 1, "tensor": 1} | sizes
     grid = np.empty(len(devices), object)
-    grid[:] = meshes.neighbours(devices)
+    grid[:] = meshes.sort_devices(devices)
     return types.SimpleNamespace(shape=axes, devices=grid.reshape(tuple(axes.values())))
 
 
@@ -180,14 +180,14 @@ def mesh(hosts: int, each: int, **sizes: int):
 )
 def test_a_host_feeds_the_examples_of_its_devices(hosts, each, sizes, parts):
     grid = mesh(hosts, each, **sizes)
-    found = [meshes.part_of(grid, process) for process in range(hosts)]
+    found = [meshes.find_batch_shard(grid, process) for process in range(hosts)]
     assert [(part.index, part.count) for part in found] == parts
 
 
 def test_devices_of_a_slice_are_next_to_each_other_and_only_data_leaves_it():
     # Processes are numbered across slices here, and so are not in their order.
     devices = [Device(i, i % 4, slice_index=i % 2) for i in range(8)]
-    found = [(d.slice_index, d.process_index) for d in meshes.neighbours(devices)]
+    found = [(d.slice_index, d.process_index) for d in meshes.sort_devices(devices)]
     assert found == [(0, 0)] * 2 + [(0, 2)] * 2 + [(1, 1)] * 2 + [(1, 3)] * 2
     sizes = {"data": 1, "fsdp": 8, "sequence": 1, "tensor": 1}
     with pytest.raises(UserError, match=r"There are 2 slices.* as in 'data:2,fsdp:-1'"):
@@ -198,4 +198,4 @@ def test_a_model_cannot_be_shared_by_a_host_and_a_part_of_another():
     with pytest.raises(
         UserError, match=r"has 3 devices for each share .* and each host has 2 device"
     ):
-        meshes.part_of(mesh(3, 2, data=2, tensor=3), 1)
+        meshes.find_batch_shard(mesh(3, 2, data=2, tensor=3), 1)

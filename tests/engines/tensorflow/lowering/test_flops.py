@@ -73,7 +73,7 @@ def test_frozen_layers_need_no_gradient_of_their_weights(frozen, expected):
 def of_graph(function, *origins: Origin) -> int:
     specs = [tf.TensorSpec((4, 4))] * len(origins)
     graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    return flops.of_step(graph, origins)
+    return flops.count_step_flops(graph, origins)
 
 
 def test_the_state_of_a_loop_carries_what_its_iterations_train():

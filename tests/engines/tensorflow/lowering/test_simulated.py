@@ -24,7 +24,7 @@ from tftpu.config import TrainOptions
 from tftpu.engines.tensorflow import feed, internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
-from tftpu.engines.tensorflow.step.loops import device_loop
+from tftpu.engines.tensorflow.step.loops import build_device_loop
 from tftpu.launch.run import experiment
 from tftpu.launch.settings import config_flags
 from tftpu.models.layers.normalization import GhostBatchNormalization
@@ -121,10 +121,10 @@ def test_the_trainers_loop_measures_time_only_on_the_host(slice_of_eight):
     engine = slice_of_eight
     executor = engine.prepare(model, TrainOptions(), engine.training_spec(data))
     train = executor.training(engine.training_spec(data))
-    loop = device_loop(slice_of_eight.strategy, train.step.train, train.step.synchronise)
+    loop = build_device_loop(slice_of_eight.strategy, train.step.train, train.step.synchronise)
     iterator = iter(feed.distribute(data, slice_of_eight.strategy))
     graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
-    clocks = [op for op in xla_ops.graph_ops(graph) if op.type == "Timestamp"]
+    clocks = [op for op in xla_ops.list_graph_ops(graph) if op.type == "Timestamp"]
     assert len(clocks) == 2
     on_tpu = replica_ops(graph)
     assert not {id(op) for op in clocks} & {id(op) for op in on_tpu}
@@ -140,11 +140,11 @@ def test_the_weight_norm_traces(slice_of_eight):
 
     @tf.function(autograph=False)
     def norm():
-        return slice_of_eight.strategy.run(step.weight_norm)
+        return slice_of_eight.strategy.run(step.compute_weight_norm)
 
     ops = replica_ops(norm.get_concrete_function().graph)
     assert not any(op.type in ("CrossReplicaSum", "AllToAll") for op in ops)
-    assert {op.type for op in ops if not internals.xla_kernel(op.type)} <= TPU_ONLY
+    assert {op.type for op in ops if not internals.has_xla_kernel(op.type)} <= TPU_ONLY
 
 
 def test_the_check_finds_a_host_op(slice_of_eight):

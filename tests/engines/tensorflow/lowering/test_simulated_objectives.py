@@ -14,7 +14,7 @@ from tests.support.models.own_losses import (
 from tests.support.steps.simulated_slice import REPLICAS, TPU_ONLY, replica_ops
 from tftpu.config import TrainOptions
 from tftpu.engines.tensorflow import feed, internals
-from tftpu.engines.tensorflow.step.loops import device_loop
+from tftpu.engines.tensorflow.step.loops import build_device_loop
 
 SHARE = (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 3)))
 
@@ -25,7 +25,7 @@ def traced(engine, model, objectives) -> list[tf.Operation]:
     step = executor.training(SHARE).step
     whole = [tf.zeros((2, REPLICAS * s.shape[0], *s.shape[1:])) for s in SHARE]
     data = tf.data.Dataset.from_tensor_slices(tuple(whole))
-    loop = device_loop(engine.strategy, step.train, step.synchronise, step.turns)
+    loop = build_device_loop(engine.strategy, step.train, step.synchronise, step.turns)
     iterator = iter(feed.distribute(data, engine.strategy))
     with engine.scope():
         graph = loop.get_concrete_function(iterator, tf.constant(2)).graph
@@ -45,7 +45,7 @@ def test_objectives_that_take_turns_trace_with_a_program_for_each_turn():
     # The critic is trained in both programs, the generator in one.
     expected = 2 * len(gan.critic.trainable_variables) + len(gan.generator.trainable_variables)
     assert len(found) == expected
-    assert {op.type for op in ops if not internals.xla_kernel(op.type)} <= TPU_ONLY
+    assert {op.type for op in ops if not internals.has_xla_kernel(op.type)} <= TPU_ONLY
 
 
 def test_a_gathering_loss_traces_with_its_collectives():
@@ -57,4 +57,4 @@ def test_a_gathering_loss_traces_with_its_collectives():
     found = [op for op in ops if op.type == "CrossReplicaSum"]
     # Its values, their gradient, and those of the weights.
     assert len(found) == 2 + len(model.trainable_variables)
-    assert {op.type for op in ops if not internals.xla_kernel(op.type)} <= TPU_ONLY
+    assert {op.type for op in ops if not internals.has_xla_kernel(op.type)} <= TPU_ONLY

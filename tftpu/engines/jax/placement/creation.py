@@ -22,14 +22,14 @@ from tftpu.engines.jax.placement.sharding import SMALLEST
 def cut(mesh: Mesh) -> Iterator[None]:
     """Cuts every variable that is made while the block runs."""
     before = keras.distribution.distribution()
-    keras.distribution.set_distribution(CutAtCreation(mesh))
+    keras.distribution.set_distribution(CreationDistribution(mesh))
     try:
         yield
     finally:
         keras.distribution.set_distribution(before)
 
 
-class CutAtCreation:
+class CreationDistribution:
     """Says where variables belong until a run knows the layout of its whole model.
 
     It has what Keras asks a distribution for.
@@ -42,7 +42,7 @@ class CutAtCreation:
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
-        self._axes = meshes.weight_axes(mesh) + ((TENSOR,) if mesh.shape[TENSOR] > 1 else ())
+        self._axes = meshes.list_weight_axes(mesh) + ((TENSOR,) if mesh.shape[TENSOR] > 1 else ())
         self._parts = math.prod(mesh.shape[axis] for axis in self._axes)
 
     def get_variable_layout(self, variable: keras.Variable) -> NamedSharding:

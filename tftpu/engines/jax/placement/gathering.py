@@ -33,7 +33,11 @@ class Gathering:
 
     def __init__(self, layout: Layout, variables: Sequence[keras.Variable]):
         places = {
-            id(v): (layout.of_weight(v), _gather_sharding(layout.of_weight(v))) for v in variables
+            id(v): (
+                layout.find_weight_sharding(v),
+                _gather_sharding(layout.find_weight_sharding(v)),
+            )
+            for v in variables
         }
         self._places = {key: pair for key, pair in places.items() if pair[0] != pair[1]}
 

@@ -30,25 +30,25 @@ def as_tensorflow() -> Iterator[None]:
 def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: Any) -> Any:
     """Returns the value that an initializer has under TensorFlow, on its devices."""
 
-    def placed(drawn: tf.Tensor) -> jax.Array:
+    def place_drawn(drawn: tf.Tensor) -> jax.Array:
         # What an initializer computes from numbers of another shape, such as an orthogonal matrix,
         # is computed whole.
         place = layout if tuple(drawn.shape) == tuple(shape) else None
         return placing.put(drawn.numpy(), place)
 
-    def drawing(function: Callable[..., tf.Tensor]) -> Callable[..., jax.Array]:
+    def wrap_sampler(function: Callable[..., tf.Tensor]) -> Callable[..., jax.Array]:
         def draw(
             shape: Sequence[int], *args: Any, dtype: Any = None, seed: Any = None, **options: Any
         ) -> jax.Array:
             wanted = keras.backend.standardize_dtype(dtype)
-            return placed(function(shape, _draw_seed(seed), *args, dtype=wanted, **options))
+            return place_drawn(function(shape, _draw_seed(seed), *args, dtype=wanted, **options))
 
         return draw
 
     with keras_internals.random_functions(
-        normal=drawing(tf.random.stateless_normal),
-        truncated_normal=drawing(tf.random.stateless_truncated_normal),
-        uniform=drawing(tf.random.stateless_uniform),
+        normal=wrap_sampler(tf.random.stateless_normal),
+        truncated_normal=wrap_sampler(tf.random.stateless_truncated_normal),
+        uniform=wrap_sampler(tf.random.stateless_uniform),
     ):
         return initializer(shape, dtype=dtype)
 

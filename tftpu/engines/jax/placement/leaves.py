@@ -12,12 +12,12 @@ from tftpu.storage import regions
 from tftpu.storage.regions import Region
 
 
-def of_variable(variable: keras.Variable) -> Leaf:
+def from_variable(variable: keras.Variable) -> Leaf:
     """Returns the leaf of a variable that is where its sharding says."""
-    return of_array(variable.path, lambda: variable.value, variable.assign)
+    return from_array(variable.path, lambda: variable.value, variable.assign)
 
 
-def of_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None]) -> Leaf:
+def from_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None]) -> Leaf:
     """Returns the leaf of an array that steps replace.
 
     Args:
@@ -30,20 +30,20 @@ def of_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None])
     # Keras's "int" has 32 bits here, and 64 under TensorFlow.
     saved = "int64" if dtype == np.int32 else dtype.name
 
-    def at(index: tuple[slice, ...]) -> Region:
+    def to_region(index: tuple[slice, ...]) -> Region:
         return regions.of_slices(index, shape)
 
     def read(region: Region) -> np.ndarray:
-        found = next(s.data for s in value().addressable_shards if at(s.index) == region)
+        found = next(s.data for s in value().addressable_shards if to_region(s.index) == region)
         return np.asarray(found).astype(saved, copy=False)
 
     def assign_parts(values: Mapping[Region, np.ndarray]) -> None:
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            found = values[at(index)] if index is not None else values[regions.whole(shape)]
+        def select_part(index: tuple[slice, ...] | None) -> np.ndarray:
+            found = values[to_region(index)] if index is not None else values[regions.whole(shape)]
             return found.astype(dtype, copy=False)
 
-        assign(jax.make_array_from_callback(shape, sharding, part))
+        assign(jax.make_array_from_callback(shape, sharding, select_part))
 
-    held = [at(index) for index in sharding.addressable_devices_indices_map(shape).values()]
-    written = [at(s.index) for s in array.addressable_shards if s.replica_id == 0]
+    held = [to_region(index) for index in sharding.addressable_devices_indices_map(shape).values()]
+    written = [to_region(s.index) for s in array.addressable_shards if s.replica_id == 0]
     return Leaf(name, shape, saved, tuple(dict.fromkeys(held)), tuple(written), read, assign_parts)

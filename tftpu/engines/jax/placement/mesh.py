@@ -16,7 +16,7 @@ WEIGHT_AXES = (FSDP, SEQUENCE)  # along which a weight is cut, where no rule say
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class BatchShard:
     """The part of each global batch that a process feeds to its devices.
 
     Attributes:
@@ -38,21 +38,21 @@ def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
     Raises:
         UserError: an axis other than `data` crosses the network between slices.
     """
-    sizes_of.check_between_slices(sizes, len({_slice_of(device) for device in devices}))
-    return Mesh(np.asarray(neighbours(devices)).reshape(tuple(sizes.values())), tuple(sizes))
+    sizes_of.check_between_slices(sizes, len({_find_slice(device) for device in devices}))
+    return Mesh(np.asarray(sort_devices(devices)).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def neighbours(devices: Sequence[Device]) -> list[Device]:
+def sort_devices(devices: Sequence[Device]) -> list[Device]:
     """Returns devices so that those of a slice, and there of a process, follow one another."""
-    return sorted(devices, key=lambda device: (_slice_of(device), device.process_index))
+    return sorted(devices, key=lambda device: (_find_slice(device), device.process_index))
 
 
-def _slice_of(device: Device) -> int:
+def _find_slice(device: Device) -> int:
     """Returns the number of the TPU slice that a device belongs to, 0 if there is only one."""
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
-def part_of(mesh: Mesh, process: int) -> Part:
+def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
     """Returns the part of each global batch that a process feeds.
 
     Args:
@@ -62,7 +62,7 @@ def part_of(mesh: Mesh, process: int) -> Part:
     Raises:
         UserError: the devices that share the model are of one process and a part of another.
     """
-    shares = mesh.devices.reshape(batch_shares(mesh), -1)
+    shares = mesh.devices.reshape(count_batch_shares(mesh), -1)
     feeders = [{device.process_index for device in row} for row in shares]
     mine = [share for share, processes in enumerate(feeders) if process in processes]
     everywhere = [set(feeders[share]) == set(feeders[mine[0]]) for share in mine]
@@ -73,19 +73,19 @@ def part_of(mesh: Mesh, process: int) -> Part:
             f"{SEQUENCE!r} and {TENSOR!r}, and each host has {each} device(s): one of the two "
             "numbers must divide the other."
         )
-    return Part(mine[0] // len(mine), len(feeders) // len(mine))
+    return BatchShard(mine[0] // len(mine), len(feeders) // len(mine))
 
 
-def batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+def list_batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """Returns the axes of more than one device along which a batch is cut."""
     return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
-def weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+def list_weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     """Returns the axes of more than one device along which any weight may be cut."""
     return tuple(axis for axis in WEIGHT_AXES if mesh.shape[axis] > 1)
 
 
-def batch_shares(mesh: Mesh | AbstractMesh) -> int:
+def count_batch_shares(mesh: Mesh | AbstractMesh) -> int:
     """Returns the number of parts that a global batch is cut into."""
     return sizes_of.batch_shares(mesh.shape)

@@ -18,12 +18,12 @@ def put(value: Any, sharding: Any) -> jax.Array:
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
-    if not _on_host(value):  # jax.device_put fails where each host has one device (JAX 0.10.2)
+    if not _is_on_host(value):  # jax.device_put fails where each host has one device (JAX 0.10.2)
         return jax.jit(lambda array: array, out_shardings=sharding)(value)
     array = np.asarray(value)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def _on_host(value: Any) -> bool:
+def _is_on_host(value: Any) -> bool:
     """Returns whether this process has all of a value."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable

@@ -27,7 +27,7 @@ Rule = tuple[str, tuple[str | None, ...]]
 
 
 @runtime_checkable
-class Sharded(Protocol):
+class ShardableModel(Protocol):
     """A model with rules for the `tensor` axis."""
 
     @property
@@ -56,7 +56,7 @@ class Layout:
         self.mesh = mesh
         self.whole = NamedSharding(mesh, PartitionSpec())
         self._rules: Sequence[Rule] = ()
-        rules = model.sharding_rules if isinstance(model, Sharded) else ()
+        rules = model.sharding_rules if isinstance(model, ShardableModel) else ()
         for axis in (SEQUENCE, TENSOR):
             if mesh.shape[axis] > 1 and not rules:
                 raise UserError(
@@ -66,7 +66,7 @@ class Layout:
                 )
         if mesh.shape[TENSOR] > 1:
             self._rules = rules
-            self._refuse_idle_rules([v.path for v in model.variables])
+            self._check_rules([v.path for v in model.variables])
         self._specs = {v.path: self._find_spec(v.path, tuple(v.shape)) for v in model.variables}
         # Optimizers name the slots of a variable after it.
         self._slots = {
@@ -74,27 +74,27 @@ class Layout:
             for path, v in ((v.path, v) for v in model.trainable_variables)
         }
 
-    def of_weight(self, variable: keras.Variable) -> NamedSharding:
+    def find_weight_sharding(self, variable: keras.Variable) -> NamedSharding:
         """Returns the sharding of a variable of the model."""
         return NamedSharding(self.mesh, self._specs[variable.path])
 
-    def of_slot(self, variable: keras.Variable) -> NamedSharding:
+    def find_slot_sharding(self, variable: keras.Variable) -> NamedSharding:
         """Returns the sharding of a variable of an optimizer: that of the weight it belongs to."""
         shape = tuple(variable.shape)
         name = variable.name
         for weight, (of_weight, spec) in self._slots.items():
             if name.startswith(f"{weight}_") and shape == of_weight:
                 return NamedSharding(self.mesh, spec)
-        return NamedSharding(self.mesh, self._cut_further(shape, [None] * len(shape)))
+        return NamedSharding(self.mesh, self._shard_largest_dimension(shape, [None] * len(shape)))
 
-    def of_batch(self, dimensions: int, before: int = 0) -> NamedSharding:
+    def build_batch_sharding(self, dimensions: int, before: int = 0) -> NamedSharding:
         """Returns the sharding of a tensor whose examples are shared by the devices.
 
         Args:
             dimensions: number of its dimensions.
             before: number of dimensions before that of the examples.
         """
-        axes = meshes.batch_axes(self.mesh) or None
+        axes = meshes.list_batch_axes(self.mesh) or None
         rest = [None] * (dimensions - before - 1)
         return NamedSharding(self.mesh, PartitionSpec(*[None] * before, axes, *rest))
 
@@ -114,11 +114,11 @@ class Layout:
                     "another size of that axis."
                 )
             axes[place] = axis
-        return self._cut_further(shape, axes)
+        return self._shard_largest_dimension(shape, axes)
 
-    def _cut_further(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
+    def _shard_largest_dimension(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
         """Returns the axes of a variable, with `fsdp` and `sequence` at the largest dimension."""
-        names = meshes.weight_axes(self.mesh)
+        names = meshes.list_weight_axes(self.mesh)
         parts = math.prod(self.mesh.shape[name] for name in names)
         if parts > 1 and np.prod(shape) >= SMALLEST:
             free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % parts == 0]
@@ -127,7 +127,7 @@ class Layout:
                 axes[largest] = names if len(names) > 1 else "".join(names)
         return PartitionSpec(*axes)
 
-    def _refuse_idle_rules(self, paths: Sequence[str]) -> None:
+    def _check_rules(self, paths: Sequence[str]) -> None:
         for pattern, _ in self._rules:
             if not any(re.search(pattern, path) for path in paths):
                 raise UserError(

@@ -36,7 +36,7 @@ _started: list[Watch] = []
 _handlers: list[Any] = []  # which the system calls, and which Python must not free
 
 
-def task_of_slice() -> Task:
+def find_slice_task() -> Task:
     """Returns the place of this process on a slice of TPU hosts; a single one if it has one host.
 
     So it is without a metadata server, as on Colab. Should one of a slice of several hosts fail to
@@ -160,7 +160,7 @@ def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
     """
     host, _, port = address.rpartition(":")
 
-    def aborted(_: int) -> None:
+    def exit_if_lost(_: int) -> None:
         end = time.monotonic() + seconds + _LATER
         while time.monotonic() < end:
             try:
@@ -169,7 +169,7 @@ def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
                 hosts.exit_as_lost(f"Host 0 was lost: {error}.")
             time.sleep(0.2)
 
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(exit_if_lost)
     _handlers.append(handler)
     library = ctypes.CDLL(None)
     library.signal.restype = ctypes.c_void_p

@@ -37,7 +37,7 @@ class Store:
         """
         self._client.key_value_set(f"tftpu/{name}", text, True)
 
-    def below(self, name: str) -> dict[str, str]:
+    def read_texts(self, name: str) -> dict[str, str]:
         """Returns the texts whose names begin with a name and a slash, by the rest."""
         found = self._client.key_value_dir_get(f"tftpu/{name}/")
         return {key.rpartition("/")[2]: text for key, text in found}
@@ -75,7 +75,7 @@ class Watch:
         self._answered = now  # when the store answered last
         self._working = 0  # blocks of `together`
         self._leaving = threading.Event()
-        for name, target in (("beats", self._send_beats), ("lost-hosts", self._judge)):
+        for name, target in (("beats", self._send_beats), ("lost-hosts", self._watch_hosts)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
     @contextlib.contextmanager
@@ -116,14 +116,14 @@ class Watch:
     def _exchange_texts(self, own: str) -> None:
         """Shows this host's text, and reads those of the others."""
         self.store.put(f"hosts/{self.index}", own)
-        found = self.store.below("hosts")
+        found = self.store.read_texts("hosts")
         now = self._answered = time.monotonic()
         for other, (_, before) in list(self._seen.items()):
             text = found.get(str(other), "")
             if text != before:
                 self._seen[other] = now, text
 
-    def _judge(self) -> None:
+    def _watch_hosts(self) -> None:
         while not self._leaving.wait(min(1.0, self._seconds / _BEATS)):
             lost = self._find_silent() or self._find_gone()
             if lost and not self._leaving.is_set():

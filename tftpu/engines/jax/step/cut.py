@@ -12,7 +12,7 @@ from tftpu.engines.objectives.losses import examples_of
 from tftpu.tensors import Nest
 
 
-class Cut:
+class MicrobatchLayout:
     """The microbatches of a global batch.
 
     Each device holds consecutive examples, of which a microbatch takes consecutive ones from each
@@ -32,29 +32,29 @@ class Cut:
 
     def __init__(self, layout: Layout, share_spec: Nest, microbatches: int):
         self._layout = layout
-        self._shares = meshes.batch_shares(layout.mesh)
+        self._shares = meshes.count_batch_shares(layout.mesh)
         self.share = examples_of(share_spec)
         self.microbatches = microbatches
         self.batch = self._build_shapes(share_spec, self._shares * self.share)
         self.microbatch = self._build_shapes(share_spec, self._shares * self.share // microbatches)
 
-    def microbatches_of(self, batch: Nest) -> Nest:
+    def split_batch(self, batch: Nest) -> Nest:
         """Returns a global batch as (microbatches, examples, ...)."""
         return jax.tree.map(self._split_microbatches, batch)
 
-    def without_padding(self, batch: Nest) -> Nest:
+    def remove_padding(self, batch: Nest) -> Nest:
         """Returns a batch without what its shares hold beyond their examples."""
         padded = examples_of(batch) // self._shares
         if padded == self.share:
             return batch
 
-        def cut(tensor):
+        def crop_shares(tensor):
             apart = tensor.reshape(self._shares, padded, *tensor.shape[1:])[:, : self.share]
             return apart.reshape(-1, *tensor.shape[1:])
 
-        return jax.tree.map(cut, batch)
+        return jax.tree.map(crop_shares, batch)
 
-    def positions(self, number: Any) -> tuple[Any, int, int]:
+    def find_positions(self, number: Any) -> tuple[Any, int, int]:
         """Returns where the examples of a microbatch are in the global batch.
 
         Args:
@@ -71,7 +71,9 @@ class Cut:
         count, rest = self.microbatches, tensor.shape[1:]
         cut = tensor.reshape(self._shares, count, self.share // count, *rest)
         cut = jnp.swapaxes(cut, 0, 1).reshape(count, -1, *rest)
-        return jax.lax.with_sharding_constraint(cut, self._layout.of_batch(cut.ndim, before=1))
+        return jax.lax.with_sharding_constraint(
+            cut, self._layout.build_batch_sharding(cut.ndim, before=1)
+        )
 
     def _build_shapes(self, spec: Nest, examples: int) -> Nest:
         return keras.tree.map_structure(

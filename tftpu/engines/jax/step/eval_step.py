@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tftpu.engines import checks
 from tftpu.engines.data.division import Division
-from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.objectives import forward
 from tftpu.engines.objectives.forward import ForwardPass, RecordingScope
 from tftpu.engines.objectives.losses import examples_of, sum_and_count
@@ -34,7 +34,7 @@ class EvalStep:
         self._passes = [ForwardPass(state, losses, self._untrained) for losses in state.losses]
         self.sums = EvalSums(state.losses)
 
-    def separable(self, batch: Nest) -> bool:
+    def is_separable(self, batch: Nest) -> bool:
         """Returns whether padding can be left out of the losses and metrics of a batch.
 
         Args:
@@ -46,16 +46,18 @@ class EvalStep:
             runs = self._run(values, batch, None)
             found.extend(run.computed.separable for run in runs)
 
-        jax.eval_shape(trace, self.values(), batch)
+        jax.eval_shape(trace, self.read_values(), batch)
         return all(found)
 
-    def values(self) -> Values:
+    def read_values(self) -> StateValues:
         """Returns the values that evaluation uses: the averages where they are kept."""
         state = self._state
         untrained = [v.value for v in self._untrained]
-        return Values(state.evaluated_weights(), untrained, [], [], [])
+        return StateValues(state.select_evaluated_weights(), untrained, [], [], [])
 
-    def evaluate(self, values: Values, sums: Tensor, batch: Nest, valid: Tensor | None) -> Tensor:
+    def evaluate(
+        self, values: StateValues, sums: Tensor, batch: Nest, valid: Tensor | None
+    ) -> Tensor:
         """Returns the sums with those of a batch added.
 
         Args:
@@ -76,7 +78,7 @@ class EvalStep:
         metrics = [value for run in runs for value in run.metrics]
         return sums + self.sums.vector(examples, added, totals, counts, metrics)
 
-    def refuse_metrics(self, first: Callable[[], Nest]) -> None:
+    def check_metrics(self, first: Callable[[], Nest]) -> None:
         """Raises `UserError` for a metric whose states cannot be added up over batches.
 
         Keras's own metrics are made of sums and counts. Others are tried.
@@ -88,16 +90,16 @@ class EvalStep:
             if not one.losses.unknown_metrics:
                 continue
 
-            def twice(values, batch, one=one):
+            def run_twice(values, batch, one=one):
                 given = forward.Values(values.trainable, values.untrained)
                 before = one.run(batch, given, training=False, division=Division()).metrics
                 given = given._replace(metrics=before)
                 return before, one.run(batch, given, training=False, division=Division()).metrics
 
             names = [v.path for v in one.losses.metric_variables]
-            checks.refuse_states(names, *jax.jit(twice)(self.values(), first()))
+            checks.refuse_states(names, *jax.jit(run_twice)(self.read_values(), first()))
 
-    def predict(self, values: Values, x: Nest) -> Nest:
+    def predict(self, values: StateValues, x: Nest) -> Nest:
         """Returns the model's output for a batch of features."""
         model = self._state.model
         pairs = [
@@ -107,11 +109,11 @@ class EvalStep:
         with self._state.gathering.reading(), RecordingScope(pairs):
             return model(x, training=False)
 
-    def weight_norm(self, weights: list[Any]) -> Tensor:
+    def compute_weight_norm(self, weights: list[Any]) -> Tensor:
         """Returns the global norm of the trainable weights, ()."""
         return jnp.sqrt(sum(jnp.sum(jnp.square(w.astype("float32"))) for w in weights))
 
-    def _run(self, values: Values, batch: Nest, valid: Tensor | None) -> list[forward.Forward]:
+    def _run(self, values: StateValues, batch: Nest, valid: Tensor | None) -> list[forward.Forward]:
         given = forward.Values(values.trainable, values.untrained)
         with self._state.gathering.reading():
             return [

@@ -11,9 +11,9 @@ import numpy as np
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
 from tftpu.engines.jax import jaxprs
-from tftpu.engines.jax.state import JaxState, Values
+from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.jax.step import update
-from tftpu.engines.jax.step.cut import Cut
+from tftpu.engines.jax.step.cut import MicrobatchLayout
 from tftpu.engines.objectives import forward
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import Forward, ForwardPass
@@ -25,7 +25,7 @@ from tftpu.tensors import Nest, Tensor
 Arrays = list[Any]  # a list of jax.Array
 
 
-class PartResult(NamedTuple):
+class ObjectiveResult(NamedTuple):
     """The results of one objective in one step.
 
     Attributes:
@@ -36,14 +36,14 @@ class PartResult(NamedTuple):
         metrics: states of the metrics.
     """
 
-    values: Values
+    values: StateValues
     sums: PartSums
     norm: Tensor
     finite: Tensor
     metrics: Arrays
 
 
-class PartStep:
+class ObjectiveStep:
     """The step of one objective.
 
     Making one traces its forward pass, to learn what it updates, masks and depends on.
@@ -62,7 +62,7 @@ class PartStep:
         UserError: the objective cannot be trained.
     """
 
-    def __init__(self, state: JaxState, index: int, cut: Cut):
+    def __init__(self, state: JaxState, index: int, cut: MicrobatchLayout):
         self._state, self._index, self._cut = state, index, cut
         self._part = state.parts[index]
         self._losses = self._part.losses
@@ -86,7 +86,7 @@ class PartStep:
         self._assigned = [i for i, v in enumerate(weights) if id(v) in updated]
         self._described = _describe(traced, self._losses, cut)
 
-    def train(self, values: Values, step: Any, batch: Nest) -> PartResult:
+    def train(self, values: StateValues, step: Any, batch: Nest) -> ObjectiveResult:
         """Returns the values after an update from a global batch.
 
         Args:
@@ -118,28 +118,30 @@ class PartStep:
         taken = jnp.ones(())
         scales = values.scales[index]
         if part.scaler is not None:
-            updated = _select_where(finite, updated, update.Updated(own, values.optimizers[index]))
-            scales = update.adjusted_scale(part, scales, finite)
+            updated = _select_where(
+                finite, updated, update.UpdateResult(own, values.optimizers[index])
+            )
+            scales = update.adjust_loss_scale(part, scales, finite)
             norm, losses, metrics = (
                 jax.tree.map(lambda value: jnp.where(finite, value, 0).astype(value.dtype), given)
                 for given in (norm, losses, metrics)
             )
             taken = jnp.where(finite, 1.0, 0.0)
-        values = Values(
+        values = StateValues(
             _replace_entries(values.trainable, self._own, updated.variables),
             _replace_entries(values.untrained, self.changed, statistics),
             _replace_entries(values.optimizers, [index], [updated.optimizer]),
             _replace_entries(values.scales, [index], [scales]),
             values.averages,
         )
-        return PartResult(values, PartSums(taken, losses), norm, finite, metrics)
+        return ObjectiveResult(values, PartSums(taken, losses), norm, finite, metrics)
 
-    def outputs(self, values: Values, batch: Nest) -> Nest:
+    def compute_outputs(self, values: StateValues, batch: Nest) -> Nest:
         """Returns what the forward pass computes, as in evaluation."""
         with self._state.gathering.reading():
             return self._forward.outputs(batch, forward.Values(values.trainable, values.untrained))
 
-    def flops(self) -> int:
+    def count_flops(self) -> int:
         """Returns the model FLOPs of a microbatch, forward and backward.
 
         Traces the model as in evaluation: batch statistics do not count as model FLOPs.
@@ -147,7 +149,7 @@ class PartStep:
         state = self._state
 
         def trace(batch: Nest, trainable: Arrays, untrained: Arrays) -> Nest:
-            return self.outputs(Values(trainable, untrained, [], [], []), batch)
+            return self.compute_outputs(StateValues(trainable, untrained, [], [], []), batch)
 
         trainable, untrained = (
             [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
@@ -158,28 +160,28 @@ class PartStep:
         for place in self._own:
             origins[place] = Origin.TRAINED
         data = [Origin.DATA] * len(jax.tree.leaves(self._cut.microbatch))
-        return jaxprs.flops(jaxpr, [*data, *origins, *[Origin.FIXED] * len(untrained)])
+        return jaxprs.count_step_flops(jaxpr, [*data, *origins, *[Origin.FIXED] * len(untrained)])
 
-    def idle(self) -> PartSums:
+    def create_idle_sums(self) -> PartSums:
         """Returns the sums of a step in which the objective is not due."""
         zero = jnp.zeros(())
         return PartSums(zero, [zero] * (1 + len(self._losses.terms)))
 
-    def _select_changed(self, values: Values) -> Arrays:
+    def _select_changed(self, values: StateValues) -> Arrays:
         """Returns the values of the variables that the forward pass changes."""
         untrained = [values.untrained[i] for i in self.changed]
         return [*untrained, *(values.trainable[i] for i in self._assigned)]
 
     def _compute_gradients(
-        self, values: Values, step: Any, batch: Nest, scale: Any
+        self, values: StateValues, step: Any, batch: Nest, scale: Any
     ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
         """Returns gradients, changed variables, metric states and losses of a global batch."""
         divisors = self._compute_divisors(values, step, batch)
         own = [values.trainable[i] for i in self._own]
         changed = [*self.changed, *(self._first + i for i in self._assigned)]
 
-        def microbatch(number, metrics, batch):
-            def loss_of(own):
+        def compute_microbatch(number, metrics, batch):
+            def compute_loss(own):
                 result = self._run(values, own, step, number, batch, metrics)
                 loss, terms = summed_loss(self._losses.terms, result.computed, divisors,
                                           self._division.parts)  # fmt: skip
@@ -187,16 +189,18 @@ class PartStep:
                 scaled = loss if scale is None else loss * scale
                 return scaled, (statistics, result.metrics, [loss, *terms])
 
-            (_, others), grads = jax.value_and_grad(loss_of, has_aux=True)(own)
+            (_, others), grads = jax.value_and_grad(compute_loss, has_aux=True)(own)
             return self._constrain_gradients(grads), *others
 
         zeros = self._forward.zero_metrics()
         if self._cut.microbatches == 1:
-            return microbatch(0, zeros, batch)
+            return compute_microbatch(0, zeros, batch)
 
         def body(carry, given):
             grads, statistics, metrics, losses = carry
-            new_grads, new_statistics, metrics, new_losses = microbatch(given[0], metrics, given[1])
+            new_grads, new_statistics, metrics, new_losses = compute_microbatch(
+                given[0], metrics, given[1]
+            )
             add = functools.partial(jax.tree.map, jnp.add)
             return (
                 self._constrain_gradients(add(grads, new_grads)),
@@ -212,23 +216,29 @@ class PartStep:
             zeros,
             [jnp.zeros(())] * (1 + len(self._losses.terms)),
         )
-        numbered = (jnp.arange(count), self._cut.microbatches_of(batch))
+        numbered = (jnp.arange(count), self._cut.split_batch(batch))
         (grads, statistics, metrics, losses), _ = jax.lax.scan(body, start, numbered)
         return grads, [value / count for value in statistics], metrics, losses
 
     def _run(
-        self, values: Values, own: Arrays, step: Any, number: Any, batch: Nest, metrics: Any = None
+        self,
+        values: StateValues,
+        own: Arrays,
+        step: Any,
+        number: Any,
+        batch: Nest,
+        metrics: Any = None,
     ) -> Forward:
         given = forward.Values(
             _replace_entries(values.trainable, self._own, own),
             [*values.untrained, *(v for group in values.optimizers for v in group)],
-            self._state.seeds(step, number, self._cut.positions(number), self._index),
+            self._state.compute_seeds(step, number, self._cut.find_positions(number), self._index),
             metrics,
         )
         with self._state.gathering.reading():
             return self._forward.run(batch, given, training=True, division=self._division)
 
-    def _compute_divisors(self, values: Values, step: Any, batch: Nest) -> Arrays:
+    def _compute_divisors(self, values: StateValues, step: Any, batch: Nest) -> Arrays:
         """Returns the global divisor of each loss."""
         known, losses = self._described.divisors, self._losses
         if all(value is not None for value in known):
@@ -249,7 +259,7 @@ class PartStep:
         """Returns gradients that lie where their variables do: summed and cut in one exchange."""
         layout = self._state.layout
         return [
-            jax.lax.with_sharding_constraint(grad, layout.of_weight(variable))
+            jax.lax.with_sharding_constraint(grad, layout.find_weight_sharding(variable))
             for grad, variable in zip(grads, self._part.variables)
         ]
 
@@ -258,9 +268,11 @@ class PartStep:
         state, results = self._state, []
 
         def trace(own, batch):
-            trainable = _replace_entries(state.trained_values(), self._own, own)
+            trainable = _replace_entries(state.read_trained_values(), self._own, own)
             read = [v.value for v in self._forward.statistics[: self._first]]
-            given = forward.Values(trainable, read, state.seeds(0, 0, self._cut.positions(0)))
+            given = forward.Values(
+                trainable, read, state.compute_seeds(0, 0, self._cut.find_positions(0))
+            )
             result = self._forward.run(batch, given, training=True, division=self._division)
             results.append(result)
             computed = result.computed
@@ -271,9 +283,9 @@ class PartStep:
             ]
             return jax.tree.leaves((weighed, computed.added))
 
-        own = [state.trained_values()[i] for i in self._own]
+        own = [state.read_trained_values()[i] for i in self._own]
         jaxpr = jax.make_jaxpr(trace)(own, self._cut.microbatch).jaxpr
-        return results[-1], jaxprs.reached(jaxpr, jaxpr.invars[: len(own)])
+        return results[-1], jaxprs.find_reached(jaxpr, jaxpr.invars[: len(own)])
 
 
 def _find_constants(
@@ -286,7 +298,7 @@ def _find_constants(
     return [(v, v.value) for v in read if id(v) not in known]
 
 
-class _Description(NamedTuple):
+class _ForwardProperties(NamedTuple):
     """Properties of a traced forward pass, as in `tftpu.engines.tensorflow.step.gradients`."""
 
     output: Nest
@@ -294,22 +306,22 @@ class _Description(NamedTuple):
     divisors: list[Any]
 
 
-def _describe(traced: Forward, losses: Any, cut: Cut) -> _Description:
+def _describe(traced: Forward, losses: Any, cut: MicrobatchLayout) -> _ForwardProperties:
     outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
 
-    def of_batch(term, elements):
+    def compute_divisor(term, elements):
         if elements.count is not None:
             return None
         summed = term.reduction == "sum" and not elements.is_scalar
         count = cut.microbatches
         return divisor(term, elements, count) * count if not summed else 1.0
 
-    return _Description(
+    return _ForwardProperties(
         keras.tree.map_structure(
             lambda t: keras.KerasTensor(t.shape[1:], np.dtype(t.dtype).name), outputs
         ),
         any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
-        [of_batch(*pair) for pair in zip(losses.terms, traced.computed.elements)],
+        [compute_divisor(*pair) for pair in zip(losses.terms, traced.computed.elements)],
     )
 
 

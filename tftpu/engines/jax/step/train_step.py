@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import keras
 
 from tftpu.engines import checks
-from tftpu.engines.jax.state import JaxState, Values
-from tftpu.engines.jax.step.cut import Cut
-from tftpu.engines.jax.step.part_step import PartStep
+from tftpu.engines.jax.state import JaxState, StateValues
+from tftpu.engines.jax.step.cut import MicrobatchLayout
+from tftpu.engines.jax.step.part_step import ObjectiveStep
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
@@ -42,8 +42,10 @@ class TrainStep:
         keras.tree.map_structure(checks.refuse_spec, share_spec)
         checks.refuse_frozen(state.model, state.parts)
         self.state = state
-        self.cut = Cut(state.layout, share_spec, state.options.gradient_accumulation_steps)
-        self._parts = [PartStep(state, i, self.cut) for i in range(len(state.parts))]
+        self.cut = MicrobatchLayout(
+            state.layout, share_spec, state.options.gradient_accumulation_steps
+        )
+        self._parts = [ObjectiveStep(state, i, self.cut) for i in range(len(state.parts))]
         checks.refuse_counters(
             [state.untrained[i] for part in self._parts for i in part.changed], "microbatches"
         )
@@ -53,19 +55,19 @@ class TrainStep:
     @functools.cached_property
     def model_flops(self) -> int:
         """The model FLOPs of a global batch, forward and backward."""
-        return self.cut.microbatches * sum(part.flops() for part in self._parts)
+        return self.cut.microbatches * sum(part.count_flops() for part in self._parts)
 
-    def forward(self, values: Values, microbatch: Nest) -> Nest:
+    def forward(self, values: StateValues, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""
-        return [part.outputs(values, microbatch) for part in self._parts]
+        return [part.compute_outputs(values, microbatch) for part in self._parts]
 
-    def due(self, step: int) -> tuple[int, ...]:
+    def select_due(self, step: int) -> tuple[int, ...]:
         """Returns the objectives that are due after this many steps."""
         return tuple(i for i, every in enumerate(self._every) if step % every == 0)
 
     def train(
-        self, values: Values, sums: Tensor, step: Tensor, batch: Nest, due: tuple[int, ...]
-    ) -> tuple[Values, Tensor]:
+        self, values: StateValues, sums: Tensor, step: Tensor, batch: Nest, due: tuple[int, ...]
+    ) -> tuple[StateValues, Tensor]:
         """Returns the values after a step, and the sums with those of the step added.
 
         Args:
@@ -83,7 +85,7 @@ class TrainStep:
                 values = results[-1].values
                 sums_of_parts.append(results[-1].sums)
             else:
-                sums_of_parts.append(part.idle())
+                sums_of_parts.append(part.create_idle_sums())
         finite = functools.reduce(jnp.logical_and, [result.finite for result in results])
         values = values._replace(averages=self._update_averages(before, values, finite))
         norm = jnp.sqrt(sum(result.norm**2 for result in results))
@@ -91,7 +93,7 @@ class TrainStep:
         metrics = [value for result in results for value in result.metrics]
         return values, sums + self.sums.vector(1, norm, skipped, sums_of_parts, metrics)
 
-    def refuse_changed_constants(self) -> None:
+    def check_constants(self) -> None:
         """Raises `UserError` if a variable outside of the model changed that the program holds."""
         for variable, value in (pair for part in self._parts for pair in part.constants):
             if variable.value is not value:
@@ -101,7 +103,9 @@ class TrainStep:
                     "the beginning. Make it an attribute of the model, with trainable=False."
                 )
 
-    def _update_averages(self, before: Values, values: Values, finite: Tensor) -> list[Any]:
+    def _update_averages(
+        self, before: StateValues, values: StateValues, finite: Tensor
+    ) -> list[Any]:
         momentum = self.state.options.ema_momentum
         if momentum is None:
             return []

@@ -11,7 +11,7 @@ from tftpu.engines.objectives.parts import Part
 Arrays = list[Any]  # a list of jax.Array
 
 
-class Updated(NamedTuple):
+class UpdateResult(NamedTuple):
     """The values after an update.
 
     Attributes:
@@ -25,7 +25,7 @@ class Updated(NamedTuple):
 
 def apply_gradients(
     part: Part, grads: Arrays, reached: list[bool], variables: Arrays, optimizer: Arrays
-) -> Updated:
+) -> UpdateResult:
     """Returns the values of an objective's variables after a step of its optimizer.
 
     Args:
@@ -47,13 +47,13 @@ def apply_gradients(
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable.value))
         own.iterations.assign_add(1)
-        return Updated(
+        return UpdateResult(
             [scope.get_current_value(v) for v in part.variables],
             [scope.get_current_value(v) for v in own.variables],
         )
 
 
-def adjusted_scale(part: Part, scale: Arrays, finite: Any) -> Arrays:
+def adjust_loss_scale(part: Part, scale: Arrays, finite: Any) -> Arrays:
     """Returns a dynamic loss scale after a step: halved by an overflow, doubled after enough
     steps without one.
 

@@ -13,7 +13,7 @@ Shape = Any  # a tf.TensorShape that is fully defined
 _CHOICES = ("If", "StatelessIf", "Case", "StatelessCase")  # one of their functions runs
 
 
-def of_step(graph: Any, origins: Sequence[Origin]) -> int:
+def count_step_flops(graph: Any, origins: Sequence[Origin]) -> int:
     """Returns the FLOPs of the products of a step, forward and backward, given its forward pass.
 
     A multiplication and its addition count as two. Elementwise ops are left out, and so are batched
@@ -31,12 +31,12 @@ def of_step(graph: Any, origins: Sequence[Origin]) -> int:
 
 def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
     """Returns the FLOPs of a graph, and the origins of its outputs."""
-    known = internals.functions_of(graph)
+    known = internals.list_functions(graph)
     origins = {tensor.name: origin for tensor, origin in zip(graph.inputs, given)}
     total = 0
     for op in _find_needed(graph):
         inputs = [origins.get(tensor.name, Origin.NONE) for tensor in op.inputs]
-        bodies = internals.called_functions(known, op)
+        bodies = internals.list_called_functions(known, op)
         if bodies:
             flops, outputs = _count_called(op, bodies, inputs)
             total += _count_trips(op, known) * flops
@@ -96,7 +96,7 @@ def _count_trips(op: tf.Operation, known: dict[str, Any]) -> int:
     """
     if op.type not in ("While", "StatelessWhile"):
         return 1
-    condition, body = (internals.function_named(op.get_attr(a), known) for a in ("cond", "body"))
+    condition, body = (internals.find_function(op.get_attr(a), known) for a in ("cond", "body"))
     tests = condition.get_operations()
     if any(test.type in ("LogicalOr", "LogicalNot") for test in tests):
         return 1
@@ -105,19 +105,19 @@ def _count_trips(op: tf.Operation, known: dict[str, Any]) -> int:
         if test.type != "Less":
             continue
         counter, bound = test.inputs
-        step = _step(body, _place(counter, condition))
+        step = _find_increment(body, _find_input(counter, condition))
         start, limit = (_read_number(tensor, condition, op) for tensor in (counter, bound))
         if step and start is not None and limit is not None:
             counts.append(max(0, -(-(limit - start) // step)))
     return min(counts, default=1)
 
 
-def _place(tensor: Any, graph: Any) -> int | None:
+def _find_input(tensor: Any, graph: Any) -> int | None:
     """Returns which input of a graph a tensor is, None if it is none."""
     return next((i for i, given in enumerate(graph.inputs) if given is tensor), None)
 
 
-def _step(body: Any, place: int | None) -> int:
+def _find_increment(body: Any, place: int | None) -> int:
     """Returns what a loop's body adds to one of its inputs, 0 if that is not a constant."""
     value = None if place is None else body.outputs[place]
     while value is not None and value.op.type == "Identity":
@@ -131,7 +131,7 @@ def _step(body: Any, place: int | None) -> int:
 
 def _read_number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
     """Returns a whole number in a loop's condition, where the loop starts; None: unknown."""
-    place = _place(tensor, condition)
+    place = _find_input(tensor, condition)
     return _read_constant(tensor if place is None else loop.inputs[place])
 
 

@@ -54,7 +54,7 @@ def lower(
         UserError: XLA cannot compile the step. The message names the layer and the op.
     """
     options = options or TrainOptions()
-    strategy = OneReplicaOf(replicas)
+    strategy = OneReplicaStrategy(replicas)
     model, step = _build(model_fn, batch_spec, precision, options, strategy, objectives)
     flat = keras_internals.flat_layers(model)
     layers = {layer.name: type(layer).__name__ for layer in flat}
@@ -88,10 +88,12 @@ def lower(
 def _describe_held(state: ModelState) -> Held:
     """Returns what a device holds: everything, as each has the whole model."""
     optimizers = [v for part in state.parts for v in part.optimizer.variables]
-    return Held(bytes_of(state.model.variables), bytes_of(optimizers), bytes_of(state.averages))
+    return Held(
+        count_bytes(state.model.variables), count_bytes(optimizers), count_bytes(state.averages)
+    )
 
 
-def bytes_of(variables: Iterable[Any]) -> int:
+def count_bytes(variables: Iterable[Any]) -> int:
     """Returns the sum of the sizes of variables."""
     return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
 
@@ -101,7 +103,7 @@ class TensorFlowLowering:
 
     remats = ("block",)
 
-    def shares(self, target: Slice) -> int:
+    def count_shares(self, target: Slice) -> int:
         """Returns the number of devices.
 
         Raises:
@@ -114,15 +116,15 @@ class TensorFlowLowering:
             )
         return target.replicas
 
-    def mesh(self, devices: int) -> str:
+    def format_mesh(self, devices: int) -> str:
         """Returns "": each device holds the whole model."""
         return ""
 
-    def cutting_more(self, target: Slice) -> list["TensorFlowLowering"]:
+    def list_finer_lowerings(self, target: Slice) -> list["TensorFlowLowering"]:
         """Returns none."""
         return []
 
-    def compiler_options(self, target: Slice) -> dict[str, str]:
+    def choose_compiler_options(self, target: Slice) -> dict[str, str]:
         """Returns none: TensorFlow's runtime compiles the step with options of its own."""
         return {}
 
@@ -139,7 +141,7 @@ class TensorFlowLowering:
         return lower(model_fn, share_spec, devices, precision, options, objectives)
 
 
-class OneReplicaOf(tf.distribute.Strategy):
+class OneReplicaStrategy(tf.distribute.Strategy):
     """The first of `replicas` replicas: its variables are plain, its collectives XLA's."""
 
     def __init__(self, replicas: int):
@@ -175,7 +177,7 @@ class _Extended(internals.OneDeviceExtended):
                     abstract = tf.convert_to_tensor(value)
                 shape, dtype = abstract.shape, abstract.dtype
             if tf.TensorShape(shape).num_elements() > _LARGE:
-                return internals.empty_variable(tf.TensorShape(shape), dtype, kwargs)
+                return internals.create_empty_variable(tf.TensorShape(shape), dtype, kwargs)
         return super()._create_variable(next_creator, **kwargs)
 
     def _use_merge_call(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -187,7 +189,7 @@ class _Extended(internals.OneDeviceExtended):
         group = np.arange(self._replicas, dtype=np.int32)[None]
 
         def reduce(x: Any) -> Any:
-            x = internals.xla_sum(x, group)
+            x = internals.sum_over_replicas(x, group)
             if reduce_op == tf.distribute.ReduceOp.MEAN:
                 x /= tf.cast(self._replicas, x.dtype)
             return x
@@ -222,9 +224,9 @@ def to_hlo(
     """Returns the HLO of a function of a batch at one `stage`, and the names of its parameters."""
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
     concrete = traced.get_concrete_function(*batch)
-    xla_ops.refuse_host_ops(xla_ops.graph_ops(concrete.graph))
+    xla_ops.check_ops(xla_ops.list_graph_ops(concrete.graph))
     try:
-        hlo = internals.compiler_ir(concrete, stage)
+        hlo = internals.lower_to_hlo(concrete, stage)
     except (tf.errors.OpError, ValueError) as error:
         raise UserError(_explain_failure(str(error), layers)) from error
     data = ["batch"] * len(keras.tree.flatten(batch))

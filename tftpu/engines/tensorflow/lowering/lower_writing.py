@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tftpu.engines import keras_internals
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn
-from tftpu.engines.tensorflow.lowering.lower import OneReplicaOf, bytes_of, to_hlo
+from tftpu.engines.tensorflow.lowering.lower import OneReplicaStrategy, count_bytes, to_hlo
 from tftpu.inference.decoding import decoding_of
 from tftpu.inference.loop import Loop
 from tftpu.inference.sampling import Sampling, rules
@@ -16,7 +16,7 @@ from tftpu.tpu import target
 _TOKENS = 64  # that the loop writes, so that what comes before it does not count
 
 
-class Writing(NamedTuple):
+class LoweredWriting(NamedTuple):
     """The loop that writes the last tokens of a context.
 
     Attributes:
@@ -30,7 +30,7 @@ class Writing(NamedTuple):
     tokens: int
 
 
-def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> Writing:
+def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWriting:
     """Lowers the loop that writes the last tokens of a context.
 
     Args:
@@ -46,7 +46,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> Writing:
     loop, slots = Loop(decoding, Sampling().choice, None), decoding.context
     every = min(_TOKENS, slots // 2)
 
-    def spec(*shape: int, dtype: Any = tf.int32) -> tf.TensorSpec:
+    def build_spec(*shape: int, dtype: Any = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec(shape, dtype)
 
     def read(tokens: Any, lengths: Any, uniform: Any, given: Any, ended: Any) -> Any:
@@ -56,31 +56,37 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> Writing:
         return loop.write(state, lengths, uniform, every)
 
     layers = {x.name: type(x).__name__ for x in keras_internals.flat_layers(model)}
-    lengths, chances = spec(rows), spec(rows, dtype=tf.float32)
-    numbers = {name: spec(rows, dtype=x.dtype) for name, x in rules([Sampling()]).items()}
-    prompts = spec(rows, slots - every), lengths, chances, numbers, spec(rows, dtype=tf.bool)
+    lengths, chances = build_spec(rows), build_spec(rows, dtype=tf.float32)
+    numbers = {name: build_spec(rows, dtype=x.dtype) for name, x in rules([Sampling()]).items()}
+    prompts = (
+        build_spec(rows, slots - every),
+        lengths,
+        chances,
+        numbers,
+        build_spec(rows, dtype=tf.bool),
+    )
     with target.compiling_for("tpu"):
         traced: Any = tf.function(read, autograph=False).get_concrete_function(*prompts)
         state = tf.nest.map_structure(
             lambda x: tf.TensorSpec(x.shape, x.dtype), traced.structured_outputs
         )
-        given = state, lengths, spec(rows, every, dtype=tf.float32)
+        given = state, lengths, build_spec(rows, every, dtype=tf.float32)
         hlo, arguments = to_hlo(write, given, "hlo_serialized", layers)
     step = LoweredStep(
         program=hlo,
         arguments=arguments,
         layers=layers,
         precision=precision,
-        held=Held(bytes_of(model.variables), 0, 0),
+        held=Held(count_bytes(model.variables), 0, 0),
     )
-    return Writing(step, slots, every)
+    return LoweredWriting(step, slots, every)
 
 
 def _build_model(model_fn: ModelFn, precision: str) -> keras.Model:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        strategy = OneReplicaOf(1)
+        strategy = OneReplicaStrategy(1)
         with strategy.scope(), keras_internals.fresh_names(), target.compiling_for("tpu"):
             return model_fn()
     finally:

@@ -31,7 +31,7 @@ class EvalStep:
         self.sums = EvalSums(state.losses)
         self.accumulator = Accumulator(self.sums.size, "eval_sums")
 
-    def separable(self, batch_spec: Nest) -> bool:
+    def is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether padding can be left out of the losses and metrics of a batch.
 
         If not, `evaluate` has to run without padding.
@@ -46,7 +46,7 @@ class EvalStep:
             found.extend(run.computed.separable for run in runs)
 
         graph: Any = tf.function(trace, autograph=False).get_concrete_function(batch_spec).graph
-        checks.refuse_outside(internals.changed_resources(graph))
+        checks.refuse_outside(internals.list_changed_resources(graph))
         return all(found)
 
     def evaluate(self, batch: Nest, valid: Tensor | None, shares: int, repeats: int = 1) -> None:
@@ -61,7 +61,7 @@ class EvalStep:
         runs = self._run(batch, valid, shares)
         size = float(examples_of(batch))
         examples = tf.constant(size) if valid is None else tf.reduce_sum(valid)
-        batch_size = self._batch_size(examples, size, valid, shares)
+        batch_size = self._count_examples(examples, size, valid, shares)
         sums, counts = [], []
         for losses, run in zip(self._state.losses, runs):
             for term, elements in zip(losses.terms, run.computed.elements):
@@ -77,11 +77,11 @@ class EvalStep:
         """Returns the model's output for one replica's share of the features."""
         return forward.predict(self._state, x)
 
-    def weight_norm(self) -> tf.Tensor:
+    def compute_weight_norm(self) -> tf.Tensor:
         """Returns the global norm of the trainable weights, ()."""
-        return tf.linalg.global_norm(self._state.trained_values())
+        return tf.linalg.global_norm(self._state.read_trained_values())
 
-    def _batch_size(
+    def _count_examples(
         self, examples: Tensor, size: float, valid: Tensor | None, shares: int
     ) -> Tensor:
         """Returns the number of examples of the global batch, for the terms that are sums."""
@@ -92,7 +92,7 @@ class EvalStep:
         return context.all_reduce(tf.distribute.ReduceOp.SUM, examples)
 
     def _run(self, batch: Nest, valid: Tensor | None, shares: int) -> list[Forward]:
-        values = Values(self._state.evaluated_weights())
+        values = Values(self._state.select_evaluated_weights())
         return [
             one.run(batch, values, training=False, division=Division(shares), valid=valid)
             for one in self._passes

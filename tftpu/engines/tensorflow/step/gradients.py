@@ -36,7 +36,7 @@ class ShareResult(NamedTuple):
     losses: list[Tensor]
 
 
-class Description(NamedTuple):
+class ForwardProperties(NamedTuple):
     """Properties of a traced forward pass.
 
     Attributes:
@@ -66,7 +66,7 @@ class ShareGradients:
         state: ModelState,
         part: int,
         forward: ForwardPass,
-        described: Description,
+        described: ForwardProperties,
         examples: int,
     ):
         self._state = state
@@ -97,7 +97,7 @@ class ShareGradients:
         watched = [trainable[index] for index in self._own]
         reached: list[bool] = []
 
-        def microbatch(index, metrics, batch):
+        def compute_microbatch(index, metrics, batch):
             values = Values(trainable, statistics, self._compute_seeds(context, index), metrics)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(watched)
@@ -117,10 +117,10 @@ class ShareGradients:
 
         zero_metrics = self._forward.zero_metrics()
         if self._microbatches == 1:
-            grads, stats, metrics, losses = microbatch(0, zero_metrics, batch)
+            grads, stats, metrics, losses = compute_microbatch(0, zero_metrics, batch)
         else:
             grads, stats, metrics, losses = self._accumulate(
-                microbatch, batch, watched, statistics, zero_metrics
+                compute_microbatch, batch, watched, statistics, zero_metrics
             )
         return ShareResult(grads, reached, stats, metrics, losses)
 
@@ -182,4 +182,4 @@ class ShareGradients:
     def _compute_seeds(self, context: Context, microbatch: Any) -> list[Tensor]:
         replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
         first = (replica * self._microbatches + microbatch) * self._examples
-        return self._state.seeds(replica, microbatch, first, self._part)
+        return self._state.compute_seeds(replica, microbatch, first, self._part)

@@ -9,7 +9,7 @@ from tftpu.engines.tensorflow import internals
 from tftpu.tpu import target
 
 
-def traced_for(platform: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_for_platform(platform: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function to announce the platform that it is traced for.
 
     Args:
@@ -24,7 +24,7 @@ def traced_for(platform: str | None, function: Callable[..., Any]) -> Callable[.
     return traced
 
 
-class Turns(NamedTuple):
+class StepVariants(NamedTuple):
     """Variants of a step that take turns.
 
     Attributes:
@@ -36,11 +36,11 @@ class Turns(NamedTuple):
     next: Callable[[], tf.Tensor]
 
 
-def device_loop(
+def build_device_loop(
     strategy: tf.distribute.Strategy,
     step: Callable[..., None],
     afterwards: Callable[[], None] | None = None,
-    turns: "Turns | None" = None,
+    turns: "StepVariants | None" = None,
 ) -> Any:
     """Returns a loop of steps in one `tf.function`, traced once for any number of steps.
 
@@ -61,16 +61,16 @@ def device_loop(
     # convolutions are the slower ones.
     def loop(iterator, count):
         def body(index, waited):
-            asked = _time()
+            asked = _read_time()
             with tf.control_dependencies([asked]):
                 batch = next(iterator)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-                waited += _time() - asked
+                waited += _read_time() - asked
             if turns is None:
                 strategy.run(step, args=(batch,))
             else:
                 # Outside of the step: its collectives may not stand in a branch.
-                branches = [_run(strategy, step, batch, due) for due in turns.due]
+                branches = [_build_branch(strategy, step, batch, due) for due in turns.due]
                 tf.switch_case(turns.next(), branches)
             return index + 1, waited
 
@@ -81,10 +81,10 @@ def device_loop(
         return waited
 
     # AutoGraph would convert all that is called, which takes longer than to trace it.
-    return internals.graph_function(loop)
+    return internals.build_graph_function(loop)
 
 
-def repeated(strategy: tf.distribute.Strategy, step: Callable[..., None]) -> Any:
+def build_repeat_loop(strategy: tf.distribute.Strategy, step: Callable[..., None]) -> Any:
     """Returns a loop of steps on one batch in one `tf.function`, of a batch and a number."""
 
     def loop(batch, count):
@@ -94,18 +94,18 @@ def repeated(strategy: tf.distribute.Strategy, step: Callable[..., None]) -> Any
 
         return tf.while_loop(lambda index: index < count, body, [tf.constant(0)])
 
-    return internals.graph_function(loop)
+    return internals.build_graph_function(loop)
 
 
-def _time() -> tf.Tensor:
+def _read_time() -> tf.Tensor:
     """Returns the time in seconds; 0 where TensorFlow runs deterministic ops only."""
     return tf.zeros((), tf.float64) if internals.is_deterministic() else tf.timestamp()
 
 
-def _run(
+def _build_branch(
     strategy: tf.distribute.Strategy, step: Callable[..., None], batch: Any, due: tuple[int, ...]
 ) -> Callable[[], None]:
-    def branch() -> None:
+    def run_branch() -> None:
         strategy.run(lambda share: step(share, due), args=(batch,))
 
-    return branch
+    return run_branch

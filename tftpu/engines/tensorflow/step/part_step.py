@@ -16,12 +16,12 @@ from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.lowering import flops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step import update
-from tftpu.engines.tensorflow.step.gradients import Description, ShareGradients
+from tftpu.engines.tensorflow.step.gradients import ForwardProperties, ShareGradients
 from tftpu.tensors import Nest, Tensor
 from tftpu.tpu import target
 
 
-class PartResult(NamedTuple):
+class ObjectiveResult(NamedTuple):
     """The results of one objective in one step, on one replica.
 
     Attributes:
@@ -37,7 +37,7 @@ class PartResult(NamedTuple):
     metrics: list[Tensor]
 
 
-class PartStep:
+class ObjectiveStep:
     """The step of one objective, for the strategy in whose scope it is made.
 
     Args:
@@ -71,7 +71,7 @@ class PartStep:
         examples = examples_of(microbatch)
         self._gradients = ShareGradients(state, index, self.forward, described, examples)
 
-    def train(self, context: Any, batch: Nest) -> PartResult:
+    def train(self, context: Any, batch: Nest) -> ObjectiveResult:
         """Updates the objective's variables once, in replica context.
 
         Args:
@@ -80,8 +80,8 @@ class PartStep:
         """
         state, part = self._state, self._part
         before = [tf.convert_to_tensor(v.value) for v in self.statistics]
-        scale = update.loss_scale(part)
-        result = self._gradients.compute(context, batch, state.trained_values(), before, scale)
+        scale = update.read_loss_scale(part)
+        result = self._gradients.compute(context, batch, state.read_trained_values(), before, scale)
         grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, result.grads))
         grads = [grad / scale for grad in grads] if scale is not None else grads
         norm = tf.linalg.global_norm(grads)
@@ -114,9 +114,9 @@ class PartStep:
                 update.apply_gradients(part, grads, result.reached)
                 # A Python number: a tensor would be broadcast from the first replica, a collective.
                 part.optimizer.iterations.value.assign_add(1)
-        return PartResult(PartSums(taken, losses), norm, finite, metrics)
+        return ObjectiveResult(PartSums(taken, losses), norm, finite, metrics)
 
-    def flops(self, microbatch: Nest) -> int:
+    def count_flops(self, microbatch: Nest) -> int:
         """Returns the model FLOPs of a microbatch, forward and backward.
 
         Args:
@@ -132,9 +132,9 @@ class PartStep:
         data = [Origin.DATA] * len(keras.tree.flatten(microbatch))
         of_variables = [Origin.TRAINED if id(v) in own else Origin.FIXED for v in variables]
         captured = [Origin.FIXED] * (len(graph.inputs) - len(data) - len(variables))
-        return flops.of_step(graph, [*data, *of_variables, *captured])
+        return flops.count_step_flops(graph, [*data, *of_variables, *captured])
 
-    def idle(self) -> PartSums:
+    def create_idle_sums(self) -> PartSums:
         """Returns the sums of a step in which the objective is not due."""
         zero = tf.zeros(())
         return PartSums(zero, [zero] * (1 + len(self._part.losses.terms)))
@@ -147,7 +147,7 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
 
     def trace(batch, seeds):
         # Regularizers read the weights' values from the scope.
-        values = Values(state.trained_values(), seeds=seeds)
+        values = Values(state.read_trained_values(), seeds=seeds)
         results.append(forward.run(batch, values, training=True, division=division))
         computed = results[-1].computed
         return keras.tree.flatten((computed.elements, computed.added, results[-1].statistics))
@@ -155,38 +155,38 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
     traced: Any = tf.function(trace, autograph=False)
     seeds = [tf.TensorSpec(v.shape, v.dtype) for v in state.seed_states]
     graph = traced.get_concrete_function(microbatch, seeds).graph
-    checks.refuse_outside(internals.changed_resources(graph))
+    checks.refuse_outside(internals.list_changed_resources(graph))
     if target.platform() == "tpu":
-        xla_ops.refuse_host_ops(xla_ops.graph_ops(graph))
+        xla_ops.check_ops(xla_ops.list_graph_ops(graph))
     updated = {id(v) for v in results[-1].updated}
     # What differs by replica.
     given = graph.inputs[: len(keras.tree.flatten(microbatch)) + len(seeds)]
     for variable, value in zip(forward.statistics, results[-1].statistics):
         if not (variable.trainable and id(variable) in updated and division.parts > 1):
             continue
-        if xla_ops.depends_on(value, given) or xla_ops.is_drawn(value):
+        if xla_ops.is_computed_from(value, given) or xla_ops.is_drawn(value):
             checks.refuse_assigned(variable)
     return results[-1]
 
 
-def _describe(state: ModelState, part: Part, traced: Forward) -> Description:
+def _describe(state: ModelState, part: Part, traced: Forward) -> ForwardProperties:
     outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
     parts = state.replicas * state.options.gradient_accumulation_steps
 
-    def of_batch(term, elements):
+    def compute_divisor(term, elements):
         """Returns the global divisor of a term, from the elements of one microbatch."""
         if elements.count is not None:
             return None
         summed = term.reduction == "sum" and not elements.is_scalar
         return divisor(term, elements, parts) * parts if not summed else 1.0
 
-    return Description(
+    return ForwardProperties(
         output=keras.tree.map_structure(
             lambda t: keras.KerasTensor(t.shape[1:], t.dtype.name), outputs
         ),
         masked=any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
         divisors=[
-            of_batch(term, elements)
+            compute_divisor(term, elements)
             for term, elements in zip(part.losses.terms, traced.computed.elements)
         ],
     )

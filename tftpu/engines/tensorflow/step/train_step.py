@@ -26,8 +26,8 @@ from tftpu.engines.objectives.sums import TrainSums
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step import update
 from tftpu.engines.tensorflow.step.accumulator import Accumulator
-from tftpu.engines.tensorflow.step.loops import Turns
-from tftpu.engines.tensorflow.step.part_step import PartStep
+from tftpu.engines.tensorflow.step.loops import StepVariants
+from tftpu.engines.tensorflow.step.part_step import ObjectiveStep
 from tftpu.tensors import Nest
 
 
@@ -61,7 +61,7 @@ class TrainStep:
         self._microbatch = keras.tree.map_structure(
             lambda s: tf.TensorSpec((s.shape[0] // microbatches, *s.shape[1:]), s.dtype), batch_spec
         )
-        self._parts = [PartStep(state, i, self._microbatch) for i in range(len(state.parts))]
+        self._parts = [ObjectiveStep(state, i, self._microbatch) for i in range(len(state.parts))]
         changed = {id(v): v for part in self._parts for v in part.statistics}
         self.statistics = [v for v in changed.values() if not v.trainable]
         checks.refuse_counters(self.statistics, "replicas")
@@ -76,14 +76,14 @@ class TrainStep:
         Traces the model as in evaluation: batch statistics do not count as model FLOPs.
         """
         parts = self.state.options.gradient_accumulation_steps * self.state.replicas
-        return parts * sum(part.flops(self._microbatch) for part in self._parts)
+        return parts * sum(part.count_flops(self._microbatch) for part in self._parts)
 
     def forward(self, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""
         return [part.forward.outputs(microbatch) for part in self._parts]
 
     @property
-    def turns(self) -> Turns | None:
+    def turns(self) -> StepVariants | None:
         """The sets of objectives that are due in turn; None if all are due at every step."""
         every = [part.every for part in self.state.parts]
         cycle = math.lcm(*every)
@@ -92,7 +92,7 @@ class TrainStep:
         due = [tuple(i for i, n in enumerate(every) if step % n == 0) for step in range(cycle)]
         variants = sorted(set(due))
         order = tf.constant([variants.index(one) for one in due], tf.int32)
-        return Turns(variants, lambda: order[tf.cast(self.state.step, tf.int32) % cycle])
+        return StepVariants(variants, lambda: order[tf.cast(self.state.step, tf.int32) % cycle])
 
     def train(self, batch: Nest, due: tuple[int, ...] | None = None) -> None:
         """Updates the model once, from one replica's share of the global batch.
@@ -111,7 +111,7 @@ class TrainStep:
                 results.append(part.train(context, batch))
                 sums.append(results[-1].sums)
             else:
-                sums.append(part.idle())
+                sums.append(part.create_idle_sums())
         finite = functools.reduce(tf.logical_and, [result.finite for result in results])
         if all(part.scaler is None for part in state.parts):
             update.update_averages(state)

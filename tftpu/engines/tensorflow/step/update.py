@@ -38,7 +38,7 @@ def update_averages(state: ModelState) -> None:
             average.assign_sub((average - variable.value) * (1.0 - momentum))
 
 
-def loss_scale(part: Part) -> Tensor | float | None:
+def read_loss_scale(part: Part) -> Tensor | float | None:
     """Returns the factor of an objective's loss; None where there is none."""
     if part.scaler is not None:
         return tf.convert_to_tensor(part.scaler.dynamic_scale.value)
