@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tftpu.input_pipelines.pipeline import Pipeline
-    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.reading.epochs import ArrayPipeline
     from tftpu.input_pipelines.tensors import Spec
-    from tftpu.input_pipelines.unlabelled import Unlabelled
+    from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 
-def training(data: Data, seed: int = 0) -> Training | Pipeline | tf.data.Dataset:
+def training(data: Data, seed: int = 0) -> ArrayPipeline | Pipeline | tf.data.Dataset:
     """Returns the training split, reshuffled each epoch by `seed`.
 
     Raises:
@@ -38,7 +38,7 @@ def training(data: Data, seed: int = 0) -> Training | Pipeline | tf.data.Dataset
     """
     from tftpu.input_pipelines import own
 
-    return own.checked_training(data, data.training(_build_context(data, seed)))
+    return own.check_training(data, data.training(_build_context(data, seed)))
 
 
 def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
@@ -51,12 +51,12 @@ def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
     """
     from tftpu.input_pipelines import own
 
-    return own.checked_evaluation(data, data.evaluation(_build_context(data, seed)))
+    return own.check_evaluation(data, data.evaluation(_build_context(data, seed)))
 
 
 def prediction(
     data: Data, address: str, skip_bad: bool = False, keep: tuple[str, ...] = ()
-) -> Unlabelled:
+) -> UnlabelledRecords:
     """Returns records to predict.
 
     Args:
@@ -70,7 +70,7 @@ def prediction(
     """
     from tftpu.input_pipelines import own
 
-    return own.records_of(data, address, DataContext(0, data.global_batch_size, skip_bad, keep))
+    return own.open_records(data, address, DataContext(0, data.global_batch_size, skip_bad, keep))
 
 
 def batch_spec(data: Data, examples: int) -> Spec:
@@ -81,7 +81,7 @@ def batch_spec(data: Data, examples: int) -> Spec:
     from tftpu.input_pipelines import own
 
     spec = data.batch_spec(examples)
-    return own.spec_of(training(data), examples) if spec is None else spec
+    return own.infer_batch_spec(training(data), examples) if spec is None else spec
 
 
 def class_names(data: Data) -> list[str] | None:
@@ -101,7 +101,7 @@ def steps_per_epoch(data: Data, pipeline: Any) -> int:
     """
     from tftpu.input_pipelines import own
 
-    return own.steps_per_epoch(data, pipeline)
+    return own.count_steps(data, pipeline)
 
 
 def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
@@ -119,7 +119,7 @@ def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.d
 
 def from_arrays(
     features: Any, labels: Any = None, weights: Any = None, *, global_batch_size: int, seed: int = 0
-) -> Training:
+) -> ArrayPipeline:
     """Returns a pipeline over arrays in memory; see `arrays.from_arrays`."""
     from tftpu.input_pipelines.datasets import arrays
 

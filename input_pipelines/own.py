@@ -12,14 +12,14 @@ import tensorflow as tf
 from tftpu.config import Data, DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.tensors import Spec
-from tftpu.input_pipelines.unlabelled import EVALUATION, Unlabelled, of_arrays
+from tftpu.input_pipelines.unlabelled import EVALUATION, UnlabelledRecords, from_arrays
 
 _log = logging.getLogger(__name__)
 
 _LONG = 10.0  # seconds of reading that deserve a word
 
 
-def checked_training(data: Data, found: Any) -> Any:
+def check_training(data: Data, found: Any) -> Any:
     """Returns the training split that a data set gave, if it is one.
 
     Raises:
@@ -48,7 +48,7 @@ def checked_training(data: Data, found: Any) -> Any:
     return found
 
 
-def checked_evaluation(data: Data, found: Any) -> tf.data.Dataset | None:
+def check_evaluation(data: Data, found: Any) -> tf.data.Dataset | None:
     """Returns the evaluation split that a data set gave, if it is one, or None.
 
     Raises:
@@ -62,7 +62,7 @@ def checked_evaluation(data: Data, found: Any) -> tf.data.Dataset | None:
     )
 
 
-def records_of(data: Data, address: str, context: DataContext) -> Unlabelled:
+def open_records(data: Data, address: str, context: DataContext) -> UnlabelledRecords:
     """Returns the records to predict at an address; see `tftpu.input_pipelines.prediction`.
 
     Raises:
@@ -71,12 +71,10 @@ def records_of(data: Data, address: str, context: DataContext) -> Unlabelled:
     name = type(data).__name__
     own = not type(data).prediction.__module__.startswith("tftpu.")
     found = None if own and address == EVALUATION else data.prediction(address, context)
-    if isinstance(found, Unlabelled):
+    if isinstance(found, UnlabelledRecords):
         return found
     if found is None:
-        split = (
-            checked_evaluation(data, data.evaluation(context)) if address == EVALUATION else None
-        )
+        split = check_evaluation(data, data.evaluation(context)) if address == EVALUATION else None
         if split is None:
             raise UserError(
                 f"The input {address!r} cannot be read: {name} has no prediction(self, address, "
@@ -88,7 +86,7 @@ def records_of(data: Data, address: str, context: DataContext) -> Unlabelled:
         if not parts:
             raise UserError(f"{name}.evaluation() returns an empty data set.")
         found = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
-    return of_arrays(found, context, address)
+    return from_arrays(found, context, address)
 
 
 def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
@@ -106,7 +104,7 @@ def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
             )
 
 
-def spec_of(pipeline: Any, examples: int) -> Spec:
+def infer_batch_spec(pipeline: Any, examples: int) -> Spec:
     """Returns the spec of a batch of a training split, with another number of examples.
 
     Args:
@@ -121,11 +119,11 @@ def spec_of(pipeline: Any, examples: int) -> Spec:
             spec, [tf.TensorSpec(s, p.dtype) for s, p in zip(shapes, tf.nest.flatten(spec))]
         )
 
-    def resized(part: Any) -> tf.TensorSpec:
+    def resize_part(part: Any) -> tf.TensorSpec:
         dtype = tf.float32 if part.dtype == tf.float64 else part.dtype
         return tf.TensorSpec((examples, *part.shape[1:]), dtype)
 
-    return tf.nest.map_structure(resized, spec)
+    return tf.nest.map_structure(resize_part, spec)
 
 
 def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
@@ -136,7 +134,7 @@ def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.d
     return (pipeline if endless else pipeline.repeat()).skip(step)
 
 
-def steps_per_epoch(data: Data, pipeline: Any) -> int:
+def count_steps(data: Data, pipeline: Any) -> int:
     """Returns the batches of an epoch; see `tftpu.input_pipelines.steps_per_epoch`."""
     if hasattr(pipeline, "count"):
         return math.ceil(pipeline.count / pipeline.global_batch_size)

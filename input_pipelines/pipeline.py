@@ -26,7 +26,7 @@ from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines import service
 from tftpu.input_pipelines.formats import pillow
-from tftpu.input_pipelines.reading.epochs import share_of_host
+from tftpu.input_pipelines.reading.epochs import compute_host_batch_size
 from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Tensor
 from tftpu.storage import retry
@@ -42,32 +42,32 @@ Attempt = Callable[[Tensor, Tensor], Batch]  # `Pipeline._try_records`, traced
 
 
 class RecordSource(Protocol):
-    """A source of records, such as `shards.Shards` or `indexed.Indexed`."""
+    """A source of records, such as `shards.Shards` or `indexed.IndexedRecords`."""
 
     count: int
 
-    def drawn(
+    def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int, hosts: int
     ) -> tf.data.Dataset:
         """Returns an endless dataset: records (share,), numbers (share,), seeds (share, 2)."""
         ...
 
-    def once(self) -> tf.data.Dataset:
+    def iterate_once(self) -> tf.data.Dataset:
         """Returns every record once, with its number."""
         ...
 
-    def between(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
+    def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
         """Returns the records from number `first` to below `last`, and their numbers, in order.
 
         In complete batches of a size, of which the last is filled up by the last record.
         """
         ...
 
-    def names(self, numbers: Tensor) -> Tensor:
+    def describe_records(self, numbers: Tensor) -> Tensor:
         """Returns the names of records for errors, (n,), string."""
         ...
 
-    def lost(self, number: int) -> str:
+    def explain_loss(self, number: int) -> str:
         """Returns why a record that came as "" could not be read; "" if it can be now.
 
         Raises:
@@ -129,25 +129,27 @@ class Pipeline:
         Raises:
             UserError: the number of hosts does not divide the global batch size.
         """
-        share = self._share(hosts)
-        drawn = self.source.drawn(self.global_batch_size, self.context.seed, step, host, hosts)
+        share = self._compute_host_batch_size(hosts)
+        drawn = self.source.draw_records(
+            self.global_batch_size, self.context.seed, step, host, hosts
+        )
 
         if machines > 1:
             drawn = drawn.shard(machines, machine)
         batches = self._prepare_records(drawn, share, True, self._finish_batch)
         if not self.data.services:
             return batches
-        return service.distributed(
+        return service.fetch_batches(
             self.data, self.data.services, self.context, batches.element_spec, step, host, hosts
         )
 
-    def once(self) -> tf.data.Dataset:
+    def iterate_once(self) -> tf.data.Dataset:
         """Returns every example once, in batches; the last batch may be smaller."""
-        records = self.source.once().batch(self.global_batch_size)
+        records = self.source.iterate_once().batch(self.global_batch_size)
         seeded = records.map(lambda record, number: (record, number, _make_no_seeds(number)))
         return self._prepare_records(seeded, self.global_batch_size, False, self._finish_batch)
 
-    def of_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
+    def read_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
         """Returns the examples of ranges of records, in order, in complete batches.
 
         Each range begins with a batch of its own, and ends with one that repeats its last record:
@@ -155,24 +157,24 @@ class Pipeline:
         """
         size = self.global_batch_size
 
-        def records(*borders: Tensor) -> tf.data.Dataset:
+        def read_records(*borders: Tensor) -> tf.data.Dataset:
             first, last = borders
-            found = self.source.between(first, last, size)
+            found = self.source.read_range(first, last, size)
             return found.map(lambda record, number: (record, number, _make_no_seeds(number)))
 
         firsts = tf.constant([numbers.start for numbers in ranges], tf.int64)
         lasts = tf.constant([numbers.stop for numbers in ranges], tf.int64)
-        drawn = tf.data.Dataset.from_tensor_slices((firsts, lasts)).flat_map(records)
+        drawn = tf.data.Dataset.from_tensor_slices((firsts, lasts)).flat_map(read_records)
 
         # What is prepared at a time need not divide all of it, but whole batches come out.
-        def finished(batch: Batch, _: Tensor, seeds: Tensor) -> Any:
+        def finish_range(batch: Batch, _: Tensor, seeds: Tensor) -> Any:
             shaped = [tf.ensure_shape(p, (size, *p.shape[1:])) for p in tf.nest.flatten(batch)]
             return self.finish(tf.nest.pack_sequence_as(batch, shaped), seeds)
 
-        return self._prepare_records(drawn, size, False, finished)
+        return self._prepare_records(drawn, size, False, finish_range)
 
-    def _share(self, hosts: int) -> int:
-        share = share_of_host(self.global_batch_size, hosts)
+    def _compute_host_batch_size(self, hosts: int) -> int:
+        share = compute_host_batch_size(self.global_batch_size, hosts)
         if self.pairs and share % 2:
             raise UserError(
                 f"A host's share of the batch is {share} examples, and mixing works in pairs: make "
@@ -196,10 +198,10 @@ class Pipeline:
         signature = (_widen_spec(record), _widen_spec(seed))
         attempt = tf.function(self._try_records, input_signature=signature)
 
-        def chunk(*drawn: Tensor) -> tuple[Batch, Tensor, Tensor]:
+        def parse_chunk(*drawn: Tensor) -> tuple[Batch, Tensor, Tensor]:
             return self._parse_chunk(attempt, *drawn)
 
-        chunks = records.map(chunk, tf.data.AUTOTUNE, deterministic=True)
+        chunks = records.map(parse_chunk, tf.data.AUTOTUNE, deterministic=True)
         if size != share:
             chunks = chunks.rebatch(share, drop_remainder=drop_remainder)
         return chunks.map(finished, tf.data.AUTOTUNE, deterministic=True)
@@ -229,17 +231,17 @@ class Pipeline:
     ) -> tuple[Batch, Tensor]:
         """Returns the examples of some records, zeros for bad ones; and a mask of the good."""
 
-        def one(record: Tensor, number: Tensor, seed: Tensor) -> tuple[Any, Tensor]:
+        def parse_one(record: Tensor, number: Tensor, seed: Tensor) -> tuple[Any, Tensor]:
             first = attempt(record[None], seed[None])
 
-            def again() -> tuple[Batch, Tensor]:
+            def try_again() -> tuple[Batch, Tensor]:
                 # It returns for a bad record, and once a bucket that was away is back.
                 bad = tf.numpy_function(self._judge, [record, number, seed], tf.bool)
                 with tf.control_dependencies([bad]):
                     return attempt(record[None], seed[None]), tf.ensure_shape(bad, ())
 
-            example, bad = tf.cond(_is_one(first), lambda: (first, tf.constant(False)), again)
-            what = [self.source.names(number[None]), "can be prepared at times only."]
+            example, bad = tf.cond(_is_one(first), lambda: (first, tf.constant(False)), try_again)
+            what = [self.source.describe_records(number[None]), "can be prepared at times only."]
             with tf.control_dependencies([tf.debugging.Assert(_is_one(example) | bad, what)]):
                 example = tf.nest.map_structure(tf.identity, example)
             filled = tf.cond(
@@ -251,18 +253,18 @@ class Pipeline:
             )
             return filled, _is_one(example)
 
-        each = tf.data.Dataset.from_tensor_slices((records, numbers, seeds)).map(one)
+        each = tf.data.Dataset.from_tensor_slices((records, numbers, seeds)).map(parse_one)
         return each.batch(tf.size(records, tf.int64)).get_single_element()
 
     def _try_records(self, records: Tensor, seeds: Tensor) -> Batch:
         """Returns the examples of some records; fewer of them, or none, if one of them is bad."""
 
-        def parsed(records: Tensor, seeds: Tensor) -> tuple[Batch, Tensor]:
+        def parse_records(records: Tensor, seeds: Tensor) -> tuple[Batch, Tensor]:
             if records.dtype == tf.string:  # "": no reader could read it
                 tf.debugging.Assert(tf.reduce_all(tf.strings.length(records) > 0), [records])
             return self.parse(records), seeds
 
-        examples: Any = tf.data.Dataset.from_tensors((records, seeds)).map(parsed)
+        examples: Any = tf.data.Dataset.from_tensors((records, seeds)).map(parse_records)
         if self.example:
             examples = examples.unbatch().map(self.example)
             examples = examples.ignore_errors(log_warning=False).batch(tf.size(records, tf.int64))
@@ -284,7 +286,7 @@ class Pipeline:
         if number in self.skipped:
             return True
         reason = self._find_reason(record, number, seed)
-        name = self._name(number)
+        name = self._describe_record(number)
         if not reason and _is_lost(record):
             raise UserError(
                 f"{name} could not be read at first, but can be now: the disk or the bucket failed "
@@ -306,8 +308,8 @@ class Pipeline:
             )
         return True
 
-    def _name(self, number: int) -> str:
-        return self.source.names(tf.constant([number], tf.int64))[0].numpy().decode()
+    def _describe_record(self, number: int) -> str:
+        return self.source.describe_records(tf.constant([number], tf.int64))[0].numpy().decode()
 
     def _find_reason(self, record: Any, number: int, seed: Any) -> str:
         """Returns why a record cannot be prepared, found by trying; "" if it can.
@@ -330,12 +332,12 @@ class Pipeline:
         )
         try:
             if _is_lost(record):
-                return self.source.lost(number)
-            retry.call(prepare, away, self._name(number))
+                return self.source.explain_loss(number)
+            retry.call(prepare, away, self._describe_record(number))
         except (OSError, *away, tf.errors.PermissionDeniedError) as error:
             raise UserError(
-                f"{self._name(number)} cannot be reached ({_strip_node_names(error)}). Run the "
-                "same command again once it can be: the run resumes."
+                f"{self._describe_record(number)} cannot be reached ({_strip_node_names(error)}). "
+                "Run the same command again once it can be: the run resumes."
             ) from error
         except pillow.ImageError as error:
             return _strip_node_names(error)

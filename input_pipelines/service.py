@@ -40,7 +40,7 @@ STALLED = 600.0  # seconds without a byte
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class BatchRequest:
     """The batches that one machine prepares.
 
     Attributes:
@@ -63,13 +63,13 @@ class Wanted:
     machines: int
 
 
-def described(data: Data) -> dict[str, Any]:
+def describe_data(data: Data) -> dict[str, Any]:
     """Returns the fields of a data set that decide which batches there are."""
     left_out = operational_fields(data)
     return {key: value for key, value in to_plain(data).items() if key not in left_out}
 
 
-def distributed(
+def fetch_batches(
     data: Data, addresses: list[str], context: DataContext, spec: Spec, step: int, host: int,
     hosts: int,
 ) -> tf.data.Dataset:  # fmt: skip
@@ -89,8 +89,15 @@ def distributed(
     parts = tf.nest.flatten(spec)
     made = []
     for machine, address in enumerate(addresses):
-        wanted = Wanted(
-            __version__, described(data), context.seed, step, host, hosts, machine, len(addresses)
+        wanted = BatchRequest(
+            __version__,
+            describe_data(data),
+            context.seed,
+            step,
+            host,
+            hosts,
+            machine,
+            len(addresses),
         )
         with _open_stream(address, wanted, parts):
             pass  # a mistake is found before training
@@ -105,7 +112,7 @@ def distributed(
 
 
 def _receive_batches(
-    address: str, wanted: Wanted, parts: list[Any]
+    address: str, wanted: BatchRequest, parts: list[Any]
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yields the parts of each batch that a machine prepares."""
     number = wanted.step + wanted.machine
@@ -128,7 +135,7 @@ def _receive_batches(
 
 
 @contextlib.contextmanager
-def _open_stream(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[IO[bytes]]:
+def _open_stream(address: str, wanted: BatchRequest, parts: list[Any]) -> Iterator[IO[bytes]]:
     """Opens a stream of batches, after the shapes that it has were compared."""
     with _connect(address) as connection, connection.makefile("rb") as stream:
         connection.settimeout(STALLED)
@@ -136,15 +143,16 @@ def _open_stream(address: str, wanted: Wanted, parts: list[Any]) -> Iterator[IO[
         answer = _read_line(stream)
         if "error" in answer:
             raise UserError(f"The data service at {address} refuses: {answer['error']}")
-        if answer.get("parts") != shapes(parts):
+        if answer.get("parts") != describe_shapes(parts):
             raise UserError(
                 f"The data service at {address} has batches of {answer.get('parts')}, and this "
-                f"machine expects {shapes(parts)}: start it with the same config and files."
+                f"machine expects {describe_shapes(parts)}: start it with the same config and "
+                "files."
             )
         yield stream
 
 
-def shapes(parts: list[Any]) -> list[Any]:
+def describe_shapes(parts: list[Any]) -> list[Any]:
     """Returns the shapes and dtypes of the parts of a batch, for JSON.
 
     Raises:

@@ -19,7 +19,14 @@ import tensorflow as tf
 from tftpu.config import Data, DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.pipeline import Pipeline
-from tftpu.input_pipelines.service import BATCH, ERROR, LINE, Wanted, described, shapes
+from tftpu.input_pipelines.service import (
+    BATCH,
+    ERROR,
+    LINE,
+    BatchRequest,
+    describe_data,
+    describe_shapes,
+)
 from tftpu.version import __version__
 
 ASKING = 30.0  # seconds in which a client must say what it wants
@@ -47,10 +54,10 @@ class Server(socketserver.ThreadingTCPServer):
         self.data = dataclasses.replace(data, service="")  # not of other machines in turn
         family, address = _resolve_host(host, port)
         if not allow_network:
-            _refuse_public(host, address[0])
+            _check_private(host, address[0])
         self.address_family = family
         try:
-            super().__init__(address, _Client)
+            super().__init__(address, _ConnectionHandler)
         except OSError as error:
             raise UserError(f"Cannot listen at {host}:{port}: {error.strerror}.") from error
 
@@ -63,7 +70,7 @@ class Server(socketserver.ThreadingTCPServer):
         _log.warning("A client at %s failed.", client_address[0], exc_info=True)
 
 
-class _Client(socketserver.StreamRequestHandler):
+class _ConnectionHandler(socketserver.StreamRequestHandler):
     """A connection of a training machine."""
 
     timeout = ASKING
@@ -81,7 +88,7 @@ class _Client(socketserver.StreamRequestHandler):
             return self._send_line(b"", {"error": str(error)})
         try:
             batches = self._iterate_batches(wanted)
-            answer = {"parts": shapes(tf.nest.flatten(batches.element_spec))}
+            answer = {"parts": describe_shapes(tf.nest.flatten(batches.element_spec))}
         except (UserError, OSError, tf.errors.OpError) as error:
             return self._send_line(b"", {"error": _extract_first_line(error)})
         self.connection.settimeout(None)  # a machine that trains may pause
@@ -98,7 +105,7 @@ class _Client(socketserver.StreamRequestHandler):
         except (UserError, tf.errors.OpError) as error:
             self._send_line(ERROR, {"error": _extract_first_line(error)})
 
-    def _iterate_batches(self, wanted: Wanted) -> tf.data.Dataset:
+    def _iterate_batches(self, wanted: BatchRequest) -> tf.data.Dataset:
         """Returns the batches that a client asks for.
 
         Raises:
@@ -108,7 +115,7 @@ class _Client(socketserver.StreamRequestHandler):
             raise UserError(
                 f"tftpu is {__version__} here and {wanted.version} there: install the same one."
             )
-        here = described(self._data)
+        here = describe_data(self._data)
         for key in sorted({*here, *wanted.data}):
             if here.get(key) != wanted.data.get(key):
                 raise UserError(
@@ -131,10 +138,10 @@ class _Client(socketserver.StreamRequestHandler):
             self.wfile.write(kind + json.dumps(answer).encode() + b"\n")
 
 
-def _parse_request(line: bytes) -> Wanted:
+def _parse_request(line: bytes) -> BatchRequest:
     """Returns what a client's first line asks for."""
     try:
-        wanted = Wanted(**json.loads(line))
+        wanted = BatchRequest(**json.loads(line))
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError("this is a data service of tftpu, and was asked something else.") from error
     numbers = (wanted.seed, wanted.step, wanted.host, wanted.hosts, wanted.machine, wanted.machines)
@@ -158,7 +165,7 @@ def _resolve_host(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     return found[0][0], found[0][4]
 
 
-def _refuse_public(host: str, address: str) -> None:
+def _check_private(host: str, address: str) -> None:
     """Raises `UserError` for an address that machines of others may reach."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if found.is_loopback or (found.is_private and not found.is_unspecified):

@@ -13,16 +13,16 @@ from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.augment.settings import Augment
 from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, parse_features
-from tftpu.input_pipelines.reading.streamed import Streamed, one_of
+from tftpu.input_pipelines.reading.streamed import Streamed, check_one_of
 from tftpu.input_pipelines.tables import BigQuery
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from tftpu.input_pipelines.pipeline import Pipeline
-    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.reading.epochs import ArrayPipeline
     from tftpu.input_pipelines.tensors import Spec
-    from tftpu.input_pipelines.unlabelled import Unlabelled
+    from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 __all__ = [
     "Augment",
@@ -58,20 +58,20 @@ class Images(Data):
         if self.shift < 0:
             raise UserError(f"data.shift is {self.shift}: it must be 0 or more.")
 
-    def training(self, context: DataContext) -> "Training":
+    def training(self, context: DataContext) -> "ArrayPipeline":
         from tftpu.input_pipelines.datasets import images
 
-        return images.training(self, context)
+        return images.build_training(self, context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import images
 
-        return images.evaluation(self, context)
+        return images.build_evaluation(self, context)
 
-    def prediction(self, address: str, context: DataContext) -> "Unlabelled":
+    def prediction(self, address: str, context: DataContext) -> "UnlabelledRecords":
         from tftpu.input_pipelines.datasets import images
 
-        return images.prediction(self, address, context)
+        return images.build_prediction(self, address, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import images
@@ -86,7 +86,7 @@ class Images(Data):
     def class_names(self) -> list[str] | None:
         from tftpu.input_pipelines.datasets import images
 
-        return images.class_names(self)
+        return images.read_class_names(self)
 
 
 @dataclasses.dataclass
@@ -107,15 +107,15 @@ class Text(Data):
         if self.context < 1:
             raise UserError(f"data.context is {self.context}: it must be 1 or more.")
 
-    def training(self, context: DataContext) -> "Training":
+    def training(self, context: DataContext) -> "ArrayPipeline":
         from tftpu.input_pipelines.datasets import text
 
-        return text.training(self, context)
+        return text.build_training(self, context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import text
 
-        return text.evaluation(self, context)
+        return text.build_evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import text
@@ -155,8 +155,8 @@ class StreamedImages(Streamed):
 
     def validate(self) -> None:
         super().validate()
-        one_of("data.format", self.format, FORMATS)
-        one_of("data.image_dtype", self.image_dtype, IMAGE_DTYPES)
+        check_one_of("data.format", self.format, FORMATS)
+        check_one_of("data.image_dtype", self.image_dtype, IMAGE_DTYPES)
         self.augment.validate()
         for field in ("image_size", "num_classes"):
             if getattr(self, field) < 1:
@@ -192,17 +192,17 @@ class StreamedImages(Streamed):
     def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import streamed_images
 
-        return streamed_images.training(self, context)
+        return streamed_images.build_training(self, context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import streamed_images
 
-        return streamed_images.evaluation(self, context)
+        return streamed_images.build_evaluation(self, context)
 
-    def prediction(self, address: str, context: DataContext) -> "Unlabelled":
+    def prediction(self, address: str, context: DataContext) -> "UnlabelledRecords":
         from tftpu.input_pipelines.datasets import streamed_images
 
-        return streamed_images.prediction(self, address, context)
+        return streamed_images.build_prediction(self, address, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import streamed_images
@@ -217,7 +217,7 @@ class StreamedImages(Streamed):
     def class_names(self) -> list[str] | None:
         from tftpu.input_pipelines.datasets import streamed_images
 
-        return streamed_images.class_names(self)
+        return streamed_images.read_class_names(self)
 
 
 @dataclasses.dataclass
@@ -259,12 +259,12 @@ class Tokens(Streamed):
     def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import packed_tokens
 
-        return packed_tokens.training(self, self._prepare_folder(self.train_split), context)
+        return packed_tokens.build_training(self, self._prepare_folder(self.train_split), context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import packed_tokens
 
-        return packed_tokens.evaluation(self, self._prepare_folder(self.eval_split), context)
+        return packed_tokens.build_evaluation(self, self._prepare_folder(self.eval_split), context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import packed_tokens
@@ -286,7 +286,7 @@ class Tokens(Streamed):
             field=self.field,
         )
         pattern = self.train_text if split == self.train_split else self.eval_text
-        return packed_text.folder(pattern, options)
+        return packed_text.prepare_folder(pattern, options)
 
 
 @dataclasses.dataclass
@@ -323,7 +323,7 @@ class Records(Streamed):
             raise UserError("data.features is empty: name the model's inputs.")
         if self.on_bad_record == "skip" and not self.label:
             raise UserError("data.on_bad_record=skip gives weights to labels: set data.label.")
-        one_of("data.compression", self.compression, COMPRESSIONS)
+        check_one_of("data.compression", self.compression, COMPRESSIONS)
         spec = parse_features(self.spec)
         for name in (*self.features, self.label, self.weight) if spec else ():
             if name and name not in spec:
@@ -332,17 +332,17 @@ class Records(Streamed):
     def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import record_shards
 
-        return record_shards.training(self, context)
+        return record_shards.build_training(self, context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import record_shards
 
-        return record_shards.evaluation(self, context)
+        return record_shards.build_evaluation(self, context)
 
-    def prediction(self, address: str, context: DataContext) -> "Unlabelled":
+    def prediction(self, address: str, context: DataContext) -> "UnlabelledRecords":
         from tftpu.input_pipelines.datasets import record_shards
 
-        return record_shards.prediction(self, address, context)
+        return record_shards.build_prediction(self, address, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import record_shards
@@ -382,15 +382,15 @@ class Synthetic(Data):
                     f"data.spec: {name!r} needs num_classes=N, the range of its random numbers."
                 )
 
-    def training(self, context: DataContext) -> "Training":
+    def training(self, context: DataContext) -> "ArrayPipeline":
         from tftpu.input_pipelines.datasets import synthetic
 
-        return synthetic.training(self, context)
+        return synthetic.build_training(self, context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import synthetic
 
-        return synthetic.evaluation(self, context)
+        return synthetic.build_evaluation(self, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import synthetic

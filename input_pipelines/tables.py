@@ -9,9 +9,9 @@ from tftpu.errors import UserError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.reading.epochs import ArrayPipeline
     from tftpu.input_pipelines.tensors import Spec
-    from tftpu.input_pipelines.unlabelled import Unlabelled
+    from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 
 @dataclasses.dataclass
@@ -37,20 +37,20 @@ class BigQuery(Data):
             if not getattr(self, field):
                 raise UserError(f"data.{field} is empty: name a table or columns of BigQuery.")
 
-    def training(self, context: DataContext) -> "Training":
+    def training(self, context: DataContext) -> "ArrayPipeline":
         from tftpu.input_pipelines.datasets import bigquery
 
-        return bigquery.training(self, context)
+        return bigquery.build_training(self, context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import bigquery
 
-        return bigquery.evaluation(self, context)
+        return bigquery.build_evaluation(self, context)
 
-    def prediction(self, address: str, context: DataContext) -> "Unlabelled":
+    def prediction(self, address: str, context: DataContext) -> "UnlabelledRecords":
         from tftpu.input_pipelines.datasets import bigquery
 
-        return bigquery.prediction(self, address, context)
+        return bigquery.build_prediction(self, address, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import bigquery

@@ -13,7 +13,7 @@ Batch = Any  # nested tensors; their first dimension counts the examples
 Spec = Any  # nested `tf.TensorSpec`s
 
 
-def untranslated(function: _F) -> _F:
+def skip_autograph(function: _F) -> _F:
     """Marks a function without Python's control flow: AutoGraph, which tf.data calls, leaves it.
 
     Its translation would take some 50 ms at every start.

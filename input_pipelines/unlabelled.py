@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
-from tftpu.input_pipelines.datasets.arrays import device_array
+from tftpu.input_pipelines.datasets.arrays import to_device_array
 from tftpu.input_pipelines.formats import example_proto, pillow
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import counted, image_files, shards
-from tftpu.input_pipelines.reading.indexed import Indexed
+from tftpu.input_pipelines.reading.indexed import IndexedRecords
 from tftpu.input_pipelines.reading.shards import Shards
 from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Tensor
@@ -33,7 +33,7 @@ Places = Callable[[range], tuple[list[str], list[int]]]
 Fields = Callable[[range, Sequence[str]], Mapping[str, Any]]
 
 
-def address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]:
+def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]:
     """Returns the kind of an address of records, and what it names.
 
     Args:
@@ -55,7 +55,7 @@ def address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unlabelled:
+class UnlabelledRecords:
     """Records to predict, in an order that is the same at every call.
 
     Args:
@@ -77,7 +77,7 @@ class Unlabelled:
     fields: Fields | None = None
     skipped: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
-    def kept(self, numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
+    def read_fields(self, numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         """Returns fields of a range of records by name: arrays, or lists of texts.
 
         Raises:
@@ -90,14 +90,14 @@ class Unlabelled:
         return self.fields(numbers, names) if self.fields and names and numbers else {}
 
 
-def treatment(context: DataContext) -> Streamed:
+def build_record_options(context: DataContext) -> Streamed:
     """Returns the options of a pipeline over records to predict: what becomes of bad ones."""
     return Streamed(
         on_bad_record="skip" if context.skip_bad else "raise", max_bad_records=sys.maxsize
     )
 
 
-def shards_in(
+def open_shards(
     where: str, features: dict[str, Feature] | None = None, compression: str = ""
 ) -> tuple[Manifest, Shards]:
     """Returns a data set of TFRecord shards, and the records of all its splits, or of one.
@@ -117,12 +117,12 @@ def shards_in(
     if not split:
         every = tuple(shard for one in found.splits.values() for shard in one)
         found = dataclasses.replace(found, splits={"": every})
-    return found, shards.of_manifest(found, split)
+    return found, shards.from_manifest(found, split)
 
 
-def of_shards(
+def from_shards(
     source: Shards, pipeline: Pipeline, features: Mapping[str, Feature] | None = None
-) -> Unlabelled:
+) -> UnlabelledRecords:
     """Returns the records of TFRecord shards.
 
     Args:
@@ -132,28 +132,28 @@ def of_shards(
     """
     known = {name: f for name, f in (features or {}).items() if f.encoding != "image"}
 
-    def fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
+    def collect_fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         return _collect_fields(source, known, numbers, names, pipeline.skipped)
 
     state = [(p.path, p.examples, p.bytes, _read_change_time(p.path)) for p in source.pieces]
-    return Unlabelled(
+    return UnlabelledRecords(
         source.count,
         _hash(state),
-        pipeline.of_ranges,
-        source.places,
+        pipeline.read_ranges,
+        source.locate_records,
         tuple(known),
-        fields,
+        collect_fields,
         pipeline.skipped,
     )
 
 
-def of_arrays(
+def from_arrays(
     features: Any,
     context: DataContext,
     name: str,
     columns: Mapping[str, Any] | None = None,
     finish: Callable[[Any], Any] = lambda batch: batch,
-) -> Unlabelled:
+) -> UnlabelledRecords:
     """Returns the examples of arrays in memory as records of one file.
 
     Args:
@@ -166,7 +166,7 @@ def of_arrays(
     Raises:
         UserError: the arrays are empty, or no device supports their dtype.
     """
-    arrays = tf.nest.map_structure(device_array, features)
+    arrays = tf.nest.map_structure(to_device_array, features)
     parts = tf.nest.flatten(arrays)
     held = tf.nest.map_structure(tf.constant, arrays)
     size, known = context.global_batch_size, columns or {}
@@ -175,28 +175,32 @@ def of_arrays(
         numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), last - 1)
         return finish(tf.nest.map_structure(lambda part: tf.gather(part, numbers), held))
 
-    def batches(ranges: Sequence[range]) -> tf.data.Dataset:
+    def gather_batches(ranges: Sequence[range]) -> tf.data.Dataset:
         begins = [(begin, r.stop) for r in ranges for begin in range(r.start, r.stop, size)]
         numbers = np.array(begins, np.int64).reshape(-1, 2)
         drawn = tf.data.Dataset.from_tensor_slices((numbers[:, 0], numbers[:, 1]))
         return drawn.map(batch, tf.data.AUTOTUNE, deterministic=True)
 
-    def places(numbers: range) -> tuple[list[str], list[int]]:
+    def locate_records(numbers: range) -> tuple[list[str], list[int]]:
         return [name] * len(numbers), list(numbers)
 
-    def fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
+    def slice_fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         return {n: known[n][numbers.start : numbers.stop] for n in names}
 
     summed = [hashlib.blake2b(part.tobytes()).hexdigest() for part in parts]
-    return Unlabelled(len(parts[0]), _hash(summed), batches, places, tuple(known), fields)
+    return UnlabelledRecords(
+        len(parts[0]), _hash(summed), gather_batches, locate_records, tuple(known), slice_fields
+    )
 
 
-def of_image_files(folder: str, pipeline: Callable[[RecordSource, Parse], Pipeline]) -> Unlabelled:
+def from_image_files(
+    folder: str, pipeline: Callable[[RecordSource, Parse], Pipeline]
+) -> UnlabelledRecords:
     """Returns the images of a folder and those below it, sorted by name.
 
     Args:
         folder: local or in a bucket.
-        pipeline: as for `of_files`.
+        pipeline: as for `from_files`.
 
     Raises:
         UserError: there are no images.
@@ -207,12 +211,12 @@ def of_image_files(folder: str, pipeline: Callable[[RecordSource, Parse], Pipeli
         raise UserError(f"There are no images ({', '.join(pillow.SUFFIXES)}) in {folder}.")
     for line in image_files.describe_left_out(left_out):
         _log.warning("%s: %s", folder, line)
-    return of_files([(f"{folder}/{name}", size) for name, size in found.items()], pipeline)
+    return from_files([(f"{folder}/{name}", size) for name, size in found.items()], pipeline)
 
 
-def of_files(
+def from_files(
     sizes: Sequence[tuple[str, int]], pipeline: Callable[[RecordSource, Parse], Pipeline]
-) -> Unlabelled:
+) -> UnlabelledRecords:
     """Returns files as records, one in each.
 
     Args:
@@ -226,12 +230,14 @@ def of_files(
     def parse(numbers: Tensor) -> Batch:
         return {"path": tf.gather(held, numbers)}
 
-    def places(numbers: range) -> tuple[list[str], list[int]]:
+    def locate_records(numbers: range) -> tuple[list[str], list[int]]:
         return paths[numbers.start : numbers.stop], [0] * len(numbers)
 
-    made = pipeline(Indexed(held), parse)
+    made = pipeline(IndexedRecords(held), parse)
     state = [(path, size, _read_change_time(name)) for path, (name, size) in zip(paths, sizes)]
-    return Unlabelled(len(paths), _hash(state), made.of_ranges, places, skipped=made.skipped)
+    return UnlabelledRecords(
+        len(paths), _hash(state), made.read_ranges, locate_records, skipped=made.skipped
+    )
 
 
 def _read_change_time(path: str) -> int:
@@ -239,7 +245,7 @@ def _read_change_time(path: str) -> int:
     return 0 if files.is_remote(path) else os.stat(path).st_mtime_ns
 
 
-def texts(values: np.ndarray) -> np.ndarray:
+def decode_texts(values: np.ndarray) -> np.ndarray:
     """Returns an array of bytes as one of texts."""
     return np.vectorize(lambda value: value.decode(errors="replace"), [object])(values)
 
@@ -253,10 +259,10 @@ def _collect_fields(
 ) -> Mapping[str, Any]:
     """Returns fields of records that were read before; 0 or "" for those that were skipped."""
     first, last = (tf.constant(n, tf.int64) for n in (numbers.start, numbers.stop))
-    records, _ = source.between(first, last, len(numbers)).get_single_element()
+    records, _ = source.read_range(first, last, len(numbers)).get_single_element()
     good = np.array([number not in skipped for number in numbers])
-    parse = example_proto.parser({name: known[name] for name in names})
-    places = source.names(tf.range(first, last))[good]
+    parse = example_proto.build_parser({name: known[name] for name in names})
+    places = source.describe_records(tf.range(first, last))[good]
     try:
         values = parse(tf.boolean_mask(records, good), places)
     except tf.errors.InvalidArgumentError as error:
@@ -266,7 +272,7 @@ def _collect_fields(
         array = np.full((len(numbers), *value.shape[1:]), b"" if value.dtype == tf.string else 0)
         array = array.astype(value.numpy().dtype)
         array[good] = value.numpy()
-        found[name] = texts(array) if value.dtype == tf.string else array
+        found[name] = decode_texts(array) if value.dtype == tf.string else array
     return found
 
 

@@ -22,12 +22,12 @@ def jitter(image: Tensor, seed: Tensor, strength: float, hue_strength: float) ->
     """
     numbers = draws.uniform(seed, 4, "colors")
     if strength:
-        factors = draws.between(max(1 - strength, 0), 1 + strength, numbers)
+        factors = draws.scale_to_range(max(1 - strength, 0), 1 + strength, numbers)
         image = brightness(image, factors[0])
         image = contrast(image, factors[1])
         image = saturation(image, factors[2])
     if hue_strength and image.shape[-1] == 3:
-        image = hue(image, draws.between(-hue_strength, hue_strength, numbers[3]))
+        image = hue(image, draws.scale_to_range(-hue_strength, hue_strength, numbers[3]))
     return image
 
 

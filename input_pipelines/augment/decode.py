@@ -33,7 +33,7 @@ _MAY_BE_TURNED = r"\C*(eXIf|Raw profile type|XML:com\.adobe\.xmp)\C*"
 Window = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height, width; int32
 
 
-def random_window(
+def draw_random_window(
     height: Tensor,
     width: Tensor,
     numbers: Tensor,
@@ -52,7 +52,7 @@ def random_window(
         areas: smallest and largest share of the image's area, in (0, 1].
         max_aspect: longer side over shorter side of the crop, 1 or more.
     """
-    sides = tf.sqrt(draws.between(*areas, numbers[:ATTEMPTS]))
+    sides = tf.sqrt(draws.scale_to_range(*areas, numbers[:ATTEMPTS]))
     # The square root of the aspect ratio, uniform in the logarithm.
     roots = max_aspect ** (numbers[ATTEMPTS : 2 * ATTEMPTS] - 0.5)
     image = tf.cast(tf.stack([height, width]), tf.float32)
@@ -66,19 +66,19 @@ def random_window(
     return window[0], window[1], window[2], window[3]
 
 
-def central_window(height: Tensor, width: Tensor, share: float) -> Window:
+def find_central_window(height: Tensor, width: Tensor, share: float) -> Window:
     """Returns the central square whose side is a share of the image's shorter side."""
     side = tf.round(share * tf.cast(tf.minimum(height, width), tf.float32))
     side = tf.maximum(tf.cast(side, tf.int32), 1)
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-def whole_square(height: Tensor, width: Tensor) -> Window:
+def find_central_square(height: Tensor, width: Tensor) -> Window:
     """Returns the largest central square."""
-    return central_window(height, width, 1.0)
+    return find_central_window(height, width, 1.0)
 
 
-def cropped(
+def crop_and_resize(
     image: Tensor,
     window: Callable[[Tensor, Tensor], Window],
     size: int,
@@ -96,41 +96,41 @@ def cropped(
         tf.errors.InvalidArgumentError: at run time, for a broken or truncated image.
     """
     if image.dtype != tf.string:
-        return resized(_slice_window(of_channels(image, channels), window), size)
+        return resize_square(_slice_window(to_channels(image, channels), window), size)
 
-    def fused() -> Tensor:
+    def decode_fused() -> Tensor:
         shape = tf.image.extract_jpeg_shape(image)
         number = _read_orientation(image)
         upright = tf.where(number >= 5, shape[1::-1], shape[:2])  # height, width
         place = tf.stack(window(upright[0], upright[1]))
-        place = _select_if_turned(number, place, lambda: _place_in_file(place, upright, number))
+        place = _select_if_turned(number, place, lambda: _locate_in_file(place, upright, number))
         shorter = tf.minimum(place[2], place[3])
 
-        def at(ratio: int) -> Tensor:
+        def decode_at(ratio: int) -> Tensor:
             return _decode_part(image, place, ratio, channels)
 
-        def smaller() -> Tensor:
+        def decode_smaller() -> Tensor:
             return tf.cond(
                 shorter < 4 * size,
-                lambda: at(2),
-                lambda: tf.cond(shorter < 8 * size, lambda: at(4), lambda: at(8)),
+                lambda: decode_at(2),
+                lambda: tf.cond(shorter < 8 * size, lambda: decode_at(4), lambda: decode_at(8)),
             )
 
-        pixels = tf.cond(shorter < 2 * size, lambda: at(1), smaller)
+        pixels = tf.cond(shorter < 2 * size, lambda: decode_at(1), decode_smaller)
         # Resizing float32 gives the same bits faster than uint8; the crop is not large here.
-        pixels = resized(tf.cast(pixels, tf.float32), size)
-        return _select_if_turned(number, pixels, lambda: _turn(pixels, number))
+        pixels = resize_square(tf.cast(pixels, tf.float32), size)
+        return _select_if_turned(number, pixels, lambda: _turn_upright(pixels, number))
 
-    def whole() -> Tensor:
-        return resized(_slice_window(decoded(image, channels), window), size)
+    def decode_whole() -> Tensor:
+        return resize_square(_slice_window(decode_image(image, channels), window), size)
 
     # A decoder that stops below the crop would not notice that the file is truncated.
-    ends = tf.equal(_end(image, 2), b"\xff\xd9")
-    pixels = tf.cond(_is_plain_jpeg(image) & ends, fused, whole)
+    ends = tf.equal(_slice_end(image, 2), b"\xff\xd9")
+    pixels = tf.cond(_is_plain_jpeg(image) & ends, decode_fused, decode_whole)
     return tf.ensure_shape(pixels, (size, size, channels))
 
 
-def decoded(image: Tensor, channels: int) -> Tensor:
+def decode_image(image: Tensor, channels: int) -> Tensor:
     """Decodes an image of any format that `formats.pillow` reads, upright.
 
     Args:
@@ -141,25 +141,29 @@ def decoded(image: Tensor, channels: int) -> Tensor:
         (height, width, channels), uint8.
     """
 
-    def jpeg() -> Tensor:
+    def decode_jpeg() -> Tensor:
         pixels = tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
         number = _read_orientation(image)
-        return _select_if_turned(number, pixels, lambda: _turn(pixels, number))
+        return _select_if_turned(number, pixels, lambda: _turn_upright(pixels, number))
 
-    def other() -> Tensor:
-        return tf.cond(_is_plain_png(image), lambda: tf.io.decode_png(image, channels), by_pillow)
+    def decode_other() -> Tensor:
+        return tf.cond(
+            _is_plain_png(image), lambda: tf.io.decode_png(image, channels), decode_with_pillow
+        )
 
-    def by_pillow() -> Tensor:
-        return _call_python(functools.partial(pillow.pixels, channels=channels), image, tf.uint8)
+    def decode_with_pillow() -> Tensor:
+        return _call_python(
+            functools.partial(pillow.read_pixels, channels=channels), image, tf.uint8
+        )
 
-    pixels = tf.cond(_is_plain_jpeg(image), jpeg, other)
+    pixels = tf.cond(_is_plain_jpeg(image), decode_jpeg, decode_other)
     return tf.ensure_shape(pixels, (None, None, channels))
 
 
-def why_not(image: bytes) -> str:
+def explain_failure(image: bytes) -> str:
     """Returns why an image cannot be decoded, as the end of a sentence; "" if it can be."""
     try:
-        decoded(tf.constant(image), 3)
+        decode_image(tf.constant(image), 3)
     except ValueError as error:  # of Pillow
         return str(error).partition("\nTraceback")[0]
     except tf.errors.OpError as error:
@@ -168,7 +172,7 @@ def why_not(image: bytes) -> str:
     return ""
 
 
-def of_channels(image: Tensor, channels: int) -> Tensor:
+def to_channels(image: Tensor, channels: int) -> Tensor:
     """Converts a decoded image to 1 or 3 channels."""
     if image.shape[-1] == channels:
         return image
@@ -177,7 +181,7 @@ def of_channels(image: Tensor, channels: int) -> Tensor:
     return tf.image.grayscale_to_rgb(image)
 
 
-def resized(image: Tensor, size: int) -> Tensor:
+def resize_square(image: Tensor, size: int) -> Tensor:
     """Resizes (height, width, channels), uint8 or float32, to (size, size, channels), uint8."""
     pixels = tf.raw_ops.ResizeBilinear(
         images=image[None], size=(size, size), half_pixel_centers=True
@@ -189,10 +193,10 @@ def resized(image: Tensor, size: int) -> Tensor:
 def _call_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType) -> Tensor:
     """Returns what a function makes of the bytes of an image; this process has to compute it."""
 
-    def of_value(value: Any) -> np.ndarray:  # bytes, or outside of graphs an array of them
+    def call_function(value: Any) -> np.ndarray:  # bytes, or outside of graphs an array of them
         return np.asarray(function(np.asarray(value, object).item()), dtype.as_numpy_dtype)
 
-    return tf.numpy_function(of_value, [image], dtype)
+    return tf.numpy_function(call_function, [image], dtype)
 
 
 def _read_orientation(image: Tensor) -> Tensor:
@@ -204,7 +208,7 @@ def _read_orientation(image: Tensor) -> Tensor:
     stated = _is_one_of(marker, 0xFE, *range(0xE1, 0xF0)) | (has_jfif & (head[5] != 16))
 
     def read() -> Tensor:
-        return _call_python(pillow.orientation, image, tf.int32)
+        return _call_python(pillow.read_orientation, image, tf.int32)
 
     return tf.ensure_shape(tf.cond(stated, read, lambda: tf.constant(1)), ())
 
@@ -218,7 +222,7 @@ def _is_one_of(number: Tensor, *numbers: int) -> Tensor:
     return tf.reduce_any(number == numbers)
 
 
-def _turn(pixels: Tensor, number: Tensor) -> Tensor:
+def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
     """Turns pixels as the file holds them, (height, width, channels), upright."""
     found = tf.cond(number >= 5, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels)
     down, across = _is_one_of(number, 3, 4, 7, 8), _is_one_of(number, 2, 3, 6, 7)
@@ -226,7 +230,7 @@ def _turn(pixels: Tensor, number: Tensor) -> Tensor:
     return tf.cond(across, lambda: tf.reverse(found, [1]), lambda: found)
 
 
-def _place_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
+def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
     """Returns where the file holds a part of the upright image.
 
     Args:
@@ -258,7 +262,7 @@ def _is_plain_png(image: Tensor) -> Tensor:
         head = tf.strings.substr(image, 0, 4096)
         # Metadata mostly stand before the pixels, which begin soon, and else after them.
         few_metadata = tf.strings.regex_full_match(head, r"\C*IDAT\C*")
-        searched = tf.cond(few_metadata, lambda: head + _end(image, 4096), lambda: image)
+        searched = tf.cond(few_metadata, lambda: head + _slice_end(image, 4096), lambda: image)
         stated = tf.strings.regex_full_match(searched, _MAY_BE_TURNED)
         sizes = tf.io.decode_raw(tf.strings.substr(image, 16, 8), tf.int32, little_endian=False)
         few = tf.reduce_prod(tf.cast(sizes, tf.int64)) <= pillow.MAX_PIXELS
@@ -269,7 +273,7 @@ def _is_plain_png(image: Tensor) -> Tensor:
     return tf.cond(found, is_plain, lambda: tf.constant(False))
 
 
-def _end(text: Tensor, size: int) -> Tensor:
+def _slice_end(text: Tensor, size: int) -> Tensor:
     """Returns the last bytes of a text, all if it is shorter."""
     length = tf.strings.length(text)
     return tf.strings.substr(text, tf.maximum(length - size, 0), size)

@@ -43,7 +43,7 @@ def uniform(seeds: Tensor, count: int, purpose: str) -> Tensor:
     return tf.ensure_shape(numbers[..., :count], (*seeds.shape[:-1], count))
 
 
-def pixels(seed: Tensor, shape: tuple[int, ...], purpose: str) -> Tensor:
+def draw_pixels(seed: Tensor, shape: tuple[int, ...], purpose: str) -> Tensor:
     """Returns random pixels, uint8, of a static shape, for one seed (2,), int32."""
     words = -(-math.prod(shape) // 4)
     full: Any = None  # the whole range of the dtype
@@ -53,7 +53,7 @@ def pixels(seed: Tensor, shape: tuple[int, ...], purpose: str) -> Tensor:
     return tf.reshape(tf.reshape(tf.bitcast(drawn, tf.uint8), [-1])[: math.prod(shape)], shape)
 
 
-def between(low: float, high: float, numbers: Tensor) -> Tensor:
+def scale_to_range(low: float, high: float, numbers: Tensor) -> Tensor:
     """Scales uniform numbers on [0, 1) to [low, high)."""
     return low + (high - low) * numbers
 

@@ -23,7 +23,9 @@ ERASED = (0.02, 0.4)  # share of the image's area
 ERASED_ASPECT = 1 / 0.3
 
 
-def training(settings: Augment, size: int, channels: int) -> Callable[[Example, Tensor], Example]:
+def build_training_augmentation(
+    settings: Augment, size: int, channels: int
+) -> Callable[[Example, Tensor], Example]:
     """Returns the augmentation of a training example, for `tf.data.Dataset.map`.
 
     Args:
@@ -36,37 +38,42 @@ def training(settings: Augment, size: int, channels: int) -> Callable[[Example, 
         the image is encoded, a scalar string, or decoded, (height, width, channels), uint8.
     """
 
-    def augmented(example: Example, seed: Tensor) -> Example:
+    def augment_example(example: Example, seed: Tensor) -> Example:
         # One call: apart from decoding, the number of operations determines the time.
         numbers = draws.uniform(seed, decode.NUMBERS + 1, "crop and flip")
 
-        def window(height: Tensor, width: Tensor) -> decode.Window:
+        def choose_window(height: Tensor, width: Tensor) -> decode.Window:
             if not settings.crop:
-                return decode.central_window(height, width, settings.eval_crop)
+                return decode.find_central_window(height, width, settings.eval_crop)
             areas = settings.min_area, 1.0
-            return decode.random_window(height, width, numbers[1:], areas, settings.max_aspect)
+            return decode.draw_random_window(height, width, numbers[1:], areas, settings.max_aspect)
 
-        image = decode.cropped(example["image"], window, size, channels)
+        image = decode.crop_and_resize(example["image"], choose_window, size, channels)
         if settings.flip:
             image = flip(image, numbers[0])
-        return {**example, "image": changed(image, seed, settings)}
+        return {**example, "image": augment_image(image, seed, settings)}
 
-    return augmented
+    return augment_example
 
 
-def evaluation(settings: Augment, size: int, channels: int) -> Callable[[Example], Example]:
+def build_evaluation_crop(
+    settings: Augment, size: int, channels: int
+) -> Callable[[Example], Example]:
     """Returns the central crop of an evaluation example; arguments as for `training`."""
 
-    def cropped(example: Example) -> Example:
-        def window(height: Tensor, width: Tensor) -> decode.Window:
-            return decode.central_window(height, width, settings.eval_crop)
+    def crop_example(example: Example) -> Example:
+        def choose_window(height: Tensor, width: Tensor) -> decode.Window:
+            return decode.find_central_window(height, width, settings.eval_crop)
 
-        return {**example, "image": decode.cropped(example["image"], window, size, channels)}
+        return {
+            **example,
+            "image": decode.crop_and_resize(example["image"], choose_window, size, channels),
+        }
 
-    return cropped
+    return crop_example
 
 
-def changed(image: Tensor, seed: Tensor, settings: Augment) -> Tensor:
+def augment_image(image: Tensor, seed: Tensor, settings: Augment) -> Tensor:
     """Applies the augmentation that follows crop and flip to an image of static shape, uint8."""
     if settings.randaugment:
         image = randaugment(image, seed, settings.randaugment, settings.magnitude)
@@ -94,18 +101,20 @@ def erase(image: Tensor, seed: Tensor, probability: float) -> Tensor:
     """
     height, width = image.shape[:2]
 
-    def erased() -> Tensor:
-        top, left, rows, columns = decode.random_window(
+    def erase_rectangle() -> Tensor:
+        top, left, rows, columns = decode.draw_random_window(
             tf.constant(height), tf.constant(width), numbers[1:], ERASED, ERASED_ASPECT
         )
-        noise = draws.pixels(seed, tuple(image.shape), "erased pixels")
-        return tf.where(inside(image, top, left, rows, columns), noise, image)
+        noise = draws.draw_pixels(seed, tuple(image.shape), "erased pixels")
+        return tf.where(mask_rectangle(image, top, left, rows, columns), noise, image)
 
     numbers = draws.uniform(seed, decode.NUMBERS + 1, "erasing")
-    return tf.cond(numbers[0] < probability, erased, lambda: image)
+    return tf.cond(numbers[0] < probability, erase_rectangle, lambda: image)
 
 
-def inside(image: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Tensor:
+def mask_rectangle(
+    image: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor
+) -> Tensor:
     """Returns a mask of a rectangle in an image, bool, (height, width, 1)."""
     y, x = tf.range(image.shape[0]), tf.range(image.shape[1])
     rows = (y >= top) & (y < top + height)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tftpu.input_pipelines.augment import draws
-from tftpu.input_pipelines.augment.image_ops import inside
+from tftpu.input_pipelines.augment.image_ops import mask_rectangle
 from tftpu.input_pipelines.augment.settings import Augment
 from tftpu.input_pipelines.tensors import Batch, Tensor
 
 
-def batches(
+def build_augmentation(
     settings: Augment, classes: int, space_to_depth: bool = False
 ) -> Callable[[Batch, Tensor], Batch]:
     """Returns the augmentation of a batch, for `tf.data.Dataset.map`.
@@ -31,16 +31,16 @@ def batches(
         images are mixed.
     """
 
-    def mixed(batch: Batch, seeds: Tensor) -> Batch:
+    def mix_batch(batch: Batch, seeds: Tensor) -> Batch:
         images, labels = batch["image"], batch["label"]
         if settings.mixup or settings.cutmix:
             images, shares = mix(images, seeds, settings.mixup, settings.cutmix)
-            labels = soft_labels(labels, shares, classes)
+            labels = compute_soft_labels(labels, shares, classes)
         if space_to_depth:
             images = to_depth(images)
         return {**batch, "image": images, "label": labels}
 
-    return mixed
+    return mix_batch
 
 
 def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
@@ -72,25 +72,27 @@ def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Ten
         cut = numbers[:, 5] < 0.5 if mixup else tf.ones((count,), tf.bool)
         shares = tf.where(cut, left, shares) if mixup else left
 
-    def one(index: Tensor) -> Tensor:
+    def mix_one(index: Tensor) -> Tensor:
         own, other = images[index], images[tf.bitwise.bitwise_xor(index, 1)]
 
-        def blended() -> Tensor:
+        def blend_pair() -> Tensor:
             first: Tensor = tf.cast(own, tf.float32)
             second: Tensor = tf.cast(other, tf.float32)
             return tf.cast(second + shares[index] * (first - second) + 0.5, tf.uint8)
 
-        def pasted() -> Tensor:
-            return tf.where(inside(own, *tf.unstack(box[index])), other, own)
+        def paste_box() -> Tensor:
+            return tf.where(mask_rectangle(own, *tf.unstack(box[index])), other, own)
 
-        return tf.cond(cut[index], pasted, blended)
+        return tf.cond(cut[index], paste_box, blend_pair)
 
     # One image at a time, which keeps it in the processor's cache.
-    mixed = tf.map_fn(one, tf.range(count), fn_output_signature=images.dtype, parallel_iterations=1)
+    mixed = tf.map_fn(
+        mix_one, tf.range(count), fn_output_signature=images.dtype, parallel_iterations=1
+    )
     return tf.ensure_shape(mixed, images.shape), shares
 
 
-def soft_labels(labels: Tensor, shares: Tensor, classes: int) -> Tensor:
+def compute_soft_labels(labels: Tensor, shares: Tensor, classes: int) -> Tensor:
     """Returns each example's label and its neighbour's, weighted by their shares of the image.
 
     Args:

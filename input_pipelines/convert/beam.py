@@ -52,7 +52,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
             f"{conversion.source} has no fixed order, so it is converted on one machine: "
             "convert without a runner."
         )
-    if publishing.begun(conversion, reader) is None:
+    if publishing.find_unfinished(conversion, reader) is None:
         print(f"{conversion.output} is already complete.")
         return
     for line in reader.notes:
@@ -93,7 +93,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
 
 def _iterate_records(part: int, reader: Reader) -> Iterator[tuple[int, int, bytes]]:
     """Yields (part, number in it, record)."""
-    for number, record in enumerate(staging.encoded(reader, part)):
+    for number, record in enumerate(staging.encode_part(reader, part)):
         if isinstance(record, bytes):  # nothing is left out here
             yield part, number, record
 
@@ -110,7 +110,7 @@ def _plan_conversion(
     _: None, sizes: dict[int, tuple[int, int]], conversion: Conversion, count: int
 ) -> Plan:
     counts = [sizes.get(part, (0, 0))[0] for part in range(count)]
-    return conversion.plan(counts, sum(size for _, size in sizes.values()))
+    return conversion.plan_shards(counts, sum(size for _, size in sizes.values()))
 
 
 def _place(beam: Any) -> Any:
@@ -123,7 +123,7 @@ def _place(beam: Any) -> Any:
         def process(self, found, planned: Plan):
             part, number, record = found
             if part != self._part:
-                self._part, (self._shards, self._places) = part, planned.places_of(part)
+                self._part, (self._shards, self._places) = part, planned.list_places(part)
             yield int(self._shards[number]), (int(self._places[number]), record)
 
     return Place()
@@ -134,11 +134,11 @@ def _write(
 ) -> tuple[int, Shard]:
     shard, placed = group
     records = [record for _, record in sorted(placed)]
-    name = conversion.shard_name(shard, planned.shards)
+    name = conversion.format_shard_name(shard, planned.shards)
     if "://" not in conversion.output:
         os.makedirs(conversion.output, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        return shard, shards.put(conversion, name, records, Path(scratch))
+        return shard, shards.write_shard(conversion, name, records, Path(scratch))
 
 
 def _publish(

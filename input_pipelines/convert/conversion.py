@@ -58,7 +58,7 @@ class Conversion:
         """The split's name in the output."""
         return self.options.output_split
 
-    def fingerprint(self, reader: Reader) -> str:
+    def compute_fingerprint(self, reader: Reader) -> str:
         """Returns a hash of the options and of the source's state: equal for equal output."""
         options = dataclasses.asdict(self.options)
         if self.options.tokenizer:
@@ -71,7 +71,7 @@ class Conversion:
         made_of["state"] = reader.state
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
-    def plan(self, counts: list[int], size: int) -> Plan:
+    def plan_shards(self, counts: list[int], size: int) -> Plan:
         """Returns the plan of the shards.
 
         Args:
@@ -91,6 +91,6 @@ class Conversion:
         shards = min(max(shards, self.min_shards, 1), examples)
         return Plan(tuple(counts), shards, self.seed)
 
-    def shard_name(self, shard: int, shards: int) -> str:
+    def format_shard_name(self, shard: int, shards: int) -> str:
         """Returns the file name of one of the split's shards."""
         return f"{self.split}-{shard:05d}-of-{shards:05d}.tfrecord"

@@ -49,20 +49,22 @@ def run(
     """
     conversion.validate()
     reader = reader or publishing.open_reader(conversion)
-    folder = staging.folder_of(conversion, staging_folder)
-    if publishing.begun(conversion, reader) is None:
+    folder = staging.choose_folder(conversion, staging_folder)
+    if publishing.find_unfinished(conversion, reader) is None:
         files.remove_tree(str(folder))  # left by a process killed after it wrote the manifest
         say(f"{conversion.output} is already complete.")
         return manifest.read(conversion.output)
     with staging.claimed(folder, say):
-        if publishing.begun(conversion, reader) is None:  # made by the process that held the folder
+        if (
+            publishing.find_unfinished(conversion, reader) is None
+        ):  # made by the process that held the folder
             return manifest.read(conversion.output)
         for line in reader.notes:
             say(f"{conversion.split}: {line}")
-        staging.begin(folder, conversion, reader)
+        staging.prepare_folder(folder, conversion, reader)
         staged = Staging(reader, folder)
         made = _make_shards(conversion, staged, workers, say)
-        skipped = staged.skipped()
+        skipped = staged.list_skipped()
         after = publishing.publish(conversion, reader, made, skipped)
     files.remove_tree(str(folder))
     if skipped:
@@ -77,17 +79,17 @@ def _make_shards(conversion: Conversion, staged: Staging, workers: int, say: Say
     """Stages the parts and makes the shards, in parallel."""
     reader: Reader = staged.reader
     count = len(reader.parts)
-    with processes.each(workers or os.cpu_count() or 1, count) as each:
-        say(f"{counted(count, 'part')} to read, {staged.done()} of them done")
-        lengths = each(staged.stage, range(count))
+    with processes.parallel_map(workers or os.cpu_count() or 1, count) as each:
+        say(f"{counted(count, 'part')} to read, {staged.count_done()} of them done")
+        lengths = each(staged.stage_part, range(count))
         size = sum(int(part.sum()) for part in lengths)
-        planned = conversion.plan([len(part) for part in lengths], size)
+        planned = conversion.plan_shards([len(part) for part in lengths], size)
         if not reader.ordered:
-            staged.put_in_order()
+            staged.save_order()
         say(
             f"{counted(planned.examples, 'example')}, {size / MIB:,.1f} MiB: "
             f"{counted(planned.shards, 'shard')}"
         )
-        existing = shards.existing(conversion.output)
-        make = shards.Maker(conversion, staged, planned, existing)
+        existing = shards.list_existing(conversion.output)
+        make = shards.ShardWriter(conversion, staged, planned, existing)
         return each(make, range(planned.shards))

@@ -7,11 +7,11 @@ from tftpu.input_pipelines.convert import converter
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers import addresses
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
-from tftpu.input_pipelines.reading.cache_folder import cache_folder
+from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
 from tftpu.storage import files
 
 
-def folder(pattern: str, options: ReadOptions) -> str:
+def prepare_folder(pattern: str, options: ReadOptions) -> str:
     """Returns the folder with the packed text of a split; packs the text if it is new.
 
     Args:
@@ -19,9 +19,9 @@ def folder(pattern: str, options: ReadOptions) -> str:
         options: of the reader.
     """
     conversion = Conversion(f"text:{pattern}", "", options)
-    reader = addresses.reader_of(conversion.source, options)
+    reader = addresses.build_reader(conversion.source, options)
     # Text that has changed gets another name, and is packed again.
-    name = hashlib.sha256(conversion.fingerprint(reader).encode()).hexdigest()[:16]
-    output = files.join(cache_folder(), "packed", name)
+    name = hashlib.sha256(conversion.compute_fingerprint(reader).encode()).hexdigest()[:16]
+    output = files.join(find_cache_folder(), "packed", name)
     converter.run(dataclasses.replace(conversion, output=output), reader=reader)
     return output

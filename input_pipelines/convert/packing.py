@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 Tokenizer = Callable[[str], np.ndarray]
 
 
-def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokenizer, int]:
+def build_tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokenizer, int]:
     """Returns a function from a document to its tokens, int32, and the size of the vocabulary.
 
     Args:
@@ -39,7 +39,7 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
         if end_of_text:
             raise UserError("Bytes have no token for the end of a text: set a tokenizer, too.")
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32), 256
-    loaded = load(path)
+    loaded = load_tokenizer(path)
     with _errors_of_the_library(path):
         highest = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest >= 1 << 31:
@@ -51,22 +51,22 @@ def tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokeniz
     if asked := _find_padding_settings(loaded):
         loaded.no_truncation()
         loaded.no_padding()
-        _say_switched_off(path, " and ".join(asked))
+        _warn_switched_off(path, " and ".join(asked))
 
-    def tokens(text: str) -> np.ndarray:
+    def tokenize(text: str) -> np.ndarray:
         with _errors_of_the_library(path):
             ids = loaded.encode(text, add_special_tokens=False).ids
         return np.array(ids + tail, np.int32)
 
-    return tokens, max(highest + 1, loaded.get_vocab_size(with_added_tokens=True))
+    return tokenize, max(highest + 1, loaded.get_vocab_size(with_added_tokens=True))
 
 
-def switched_off(path: str | None) -> list[str]:
+def list_switched_off(path: str | None) -> list[str]:
     """Returns which of truncation and padding a tokenizer's file asks for, and does not get.
 
     Both are for a batch of questions to a model: they would drop text, or train on padding.
     """
-    return _find_padding_settings(load(path)) if path else []
+    return _find_padding_settings(load_tokenizer(path)) if path else []
 
 
 def _find_padding_settings(loaded: Any) -> list[str]:
@@ -74,7 +74,7 @@ def _find_padding_settings(loaded: Any) -> list[str]:
 
 
 @functools.cache
-def _say_switched_off(path: str, asked: str) -> None:
+def _warn_switched_off(path: str, asked: str) -> None:
     if multiprocessing.parent_process() is None:  # once, not in each process of a conversion
         _log.warning(
             "The tokenizer %s asks for %s, which is switched off: documents are packed whole.",
@@ -83,7 +83,7 @@ def _say_switched_off(path: str, asked: str) -> None:
         )
 
 
-def load(path: str) -> Any:
+def load_tokenizer(path: str) -> Any:
     """Returns a `tokenizers.Tokenizer`.
 
     Args:
@@ -128,7 +128,7 @@ def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.nda
     tokens, numbers = np.zeros(0, np.int32), np.zeros(0, np.int64)
     fresh = 0  # tokens that no sequence contains yet
 
-    def sequence(tokens: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def pad_sequence(tokens: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         segments = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0) + 1
         pad = (0, length - len(tokens))
         return np.pad(tokens, pad), np.pad(segments.astype(np.int32), pad)
@@ -139,15 +139,15 @@ def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.nda
         fresh += len(document)
         start = 0
         while len(tokens) - start >= length:
-            yield sequence(tokens[start : start + length], numbers[start : start + length])
+            yield pad_sequence(tokens[start : start + length], numbers[start : start + length])
             start += context
             fresh = len(tokens) - start - 1
         tokens, numbers = tokens[start:], numbers[start:]
     if fresh > 0:
-        yield sequence(tokens, numbers)
+        yield pad_sequence(tokens, numbers)
 
 
-def positions(segments: np.ndarray) -> np.ndarray:
+def compute_positions(segments: np.ndarray) -> np.ndarray:
     """Returns the position of each token in its segment: (..., time), int32; 0 if padding."""
     places = np.arange(segments.shape[-1])
     begins = np.diff(segments, axis=-1, prepend=0) != 0

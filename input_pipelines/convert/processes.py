@@ -14,7 +14,7 @@ Map = Callable[[Callable[[int], Any], Iterable[int]], list[Any]]
 
 
 @contextlib.contextmanager
-def each(workers: int, tasks: int) -> Iterator[Map]:
+def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     """Yields a map, `each(function, numbers)`: results in order; raises the first error at once.
 
     Args:

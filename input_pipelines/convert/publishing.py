@@ -10,7 +10,7 @@ from pathlib import Path
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers import addresses
-from tftpu.input_pipelines.convert.readers.reader import Reader, Skipped
+from tftpu.input_pipelines.convert.readers.reader import Reader, SkippedFile
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.formats.manifest import Manifest, Shard
 from tftpu.storage import buckets, files
@@ -34,10 +34,10 @@ def open_reader(conversion: Conversion) -> Reader:
             classes=(fixed or options.classes) if by_name else (options.classes or fixed),
             num_classes=options.num_classes or (label.num_classes if label else 0),
         )
-    return addresses.reader_of(conversion.source, options)
+    return addresses.build_reader(conversion.source, options)
 
 
-def begun(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None:
+def find_unfinished(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None:
     """Returns the manifest to add the split to, and its generation; None if the split is done.
 
     Raises:
@@ -49,7 +49,7 @@ def begun(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None
         return Manifest(conversion.output, reader.features, {}), generation
     found = manifest.from_json(text.decode(), conversion.output)
     done = found.about.get("conversions", {}).get(conversion.split)
-    if done == conversion.fingerprint(reader):
+    if done == conversion.compute_fingerprint(reader):
         return None
     if conversion.split in found.splits:
         raise UserError(
@@ -84,14 +84,14 @@ def publish(
     conversion: Conversion,
     reader: Reader,
     shards: Sequence[Shard],
-    skipped: Sequence[Skipped] = (),
+    skipped: Sequence[SkippedFile] = (),
 ) -> Manifest:
     """Writes the manifest with the new split, which makes the split available.
 
     The manifest is read again: another process may have added another split meanwhile.
     """
-    with _alone(conversion.output):
-        found = begun(conversion, reader)
+    with _locked(conversion.output):
+        found = find_unfinished(conversion, reader)
         if found is None:  # another process has made the same
             return manifest.read(conversion.output)
         before, generation = found
@@ -109,14 +109,14 @@ def _extend_manifest(
     conversion: Conversion,
     reader: Reader,
     shards: Sequence[Shard],
-    skipped: Sequence[Skipped],
+    skipped: Sequence[SkippedFile],
 ) -> Manifest:
     """Returns a manifest with another split."""
     conversions = before.about.get("conversions", {})
     about = {
         **before.about,
         **reader.about,
-        "conversions": {**conversions, conversion.split: conversion.fingerprint(reader)},
+        "conversions": {**conversions, conversion.split: conversion.compute_fingerprint(reader)},
     }
     if skipped:
         names = [left.file for left in skipped]
@@ -138,7 +138,7 @@ def _read_manifest(folder: str) -> tuple[bytes, int]:
 
 
 @contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def _locked(folder: str) -> Iterator[None]:
     """Runs a block in which no other process of this machine adds to a local data set.
 
     Data sets in buckets are protected by generations instead.

@@ -16,7 +16,7 @@ from tftpu.storage.buckets import Stored
 
 
 @dataclasses.dataclass(frozen=True)
-class Maker:
+class ShardWriter:
     """A writer of shards, which records each finished one in the staging folder.
 
     Args:
@@ -32,15 +32,15 @@ class Maker:
     existing: dict[str, Stored]
 
     def __call__(self, shard: int) -> Shard:
-        name = self.conversion.shard_name(shard, self.planned.shards)
+        name = self.conversion.format_shard_name(shard, self.planned.shards)
         note = self.staging.folder / f"{name}.json"
         kept = notes.read(note)
         if kept is not None:
             made = Shard(**{**kept, "offsets": tuple(kept["offsets"])})
             if self._is_there(made):
                 return made
-        records = self.staging.records(self.planned, shard)
-        made = put(self.conversion, name, records, self.staging.folder)
+        records = self.staging.read_records(self.planned, shard)
+        made = write_shard(self.conversion, name, records, self.staging.folder)
         notes.write(note, dataclasses.asdict(made))
         return made
 
@@ -50,10 +50,10 @@ class Maker:
         if there is None or there.bytes != made.bytes:
             return False
         path = files.join(self.conversion.output, made.name)
-        return (there.crc32c or tfrecord.checksum(path)) == made.crc32c
+        return (there.crc32c or tfrecord.compute_checksum(path)) == made.crc32c
 
 
-def put(conversion: Conversion, name: str, records: list[bytes], scratch: Path) -> Shard:
+def write_shard(conversion: Conversion, name: str, records: list[bytes], scratch: Path) -> Shard:
     """Writes a shard into the output.
 
     Args:
@@ -77,7 +77,7 @@ def put(conversion: Conversion, name: str, records: list[bytes], scratch: Path) 
     return made
 
 
-def existing(folder: str) -> dict[str, Stored]:
+def list_existing(folder: str) -> dict[str, Stored]:
     """Returns the files in an output folder, by name; local ones without their checksum."""
     if files.is_remote(folder):
         return buckets.listing(folder)

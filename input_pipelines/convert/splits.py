@@ -14,7 +14,7 @@ _OF_CLASSES = {"classes": (*_OF_IMAGES, "tfrecord"), "num_classes": ("index", "t
 HELD_OUT = "validation"  # the split that `validation_fraction` makes
 
 
-def of(
+def plan_conversions(
     conversion: Conversion, validation_fraction: float = 0.0, say: Callable[[str], None] = print
 ) -> list[Conversion]:
     """Returns the conversions of a source, one for each split of the output.
@@ -42,7 +42,7 @@ def of(
         raise UserError(f"validation_fraction is {validation_fraction}: use 0.1, for a tenth.")
     splits = Splits({}, {})
     if kind == "images" and what:
-        splits = image_files.splits_in(what, options.classes)
+        splits = image_files.list_splits(what, options.classes)
     found = splits.classes
     if not found:
         plain = _replace_options(conversion, split=options.split or "train")

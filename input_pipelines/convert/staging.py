@@ -30,17 +30,17 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import notes
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
-from tftpu.input_pipelines.convert.readers.reader import Reader, Skipped
+from tftpu.input_pipelines.convert.readers.reader import Reader, SkippedFile
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
-from tftpu.input_pipelines.reading.cache_folder import cache_folder
+from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
 from tftpu.storage import buckets, claims, files
 from tftpu.storage.owner import HeldError
 
 _PIECE = 1 << 20  # bytes written at a time
 
 
-def encoded(reader: Reader, part: int) -> Iterator[bytes | Skipped]:
+def encode_part(reader: Reader, part: int) -> Iterator[bytes | SkippedFile]:
     """Yields the records of a part, in order, and what was left out.
 
     Raises:
@@ -48,8 +48,8 @@ def encoded(reader: Reader, part: int) -> Iterator[bytes | Skipped]:
     """
     from tftpu.input_pipelines.formats import example_proto
 
-    for number, example in enumerate(reader.examples(reader.parts[part])):
-        if isinstance(example, Skipped):
+    for number, example in enumerate(reader.read_examples(reader.parts[part])):
+        if isinstance(example, SkippedFile):
             yield example
             continue
         more = {SOURCE: Feature("string")} if SOURCE in example else {}
@@ -72,22 +72,22 @@ class Staging:
     reader: Reader
     folder: Path
 
-    def done(self) -> int:
+    def count_done(self) -> int:
         """Returns the number of parts that seem to be staged; `stage` looks at them."""
         return sum(self._build_note_path(part).exists() for part in range(len(self.reader.parts)))
 
-    def stage(self, part: int) -> np.ndarray:
+    def stage_part(self, part: int) -> np.ndarray:
         """Encodes a part, unless it is staged, undamaged; returns the bytes of each record."""
         if not self._is_whole(part):
-            self._make(part)
+            self._write_part(part)
         return np.load(self._build_lengths_path(part))
 
-    def _make(self, part: int) -> None:
+    def _write_part(self, part: int) -> None:
         lengths, hashes, skipped = [], [], []
 
-        def measured() -> Iterator[bytes]:
-            for record in encoded(self.reader, part):
-                if isinstance(record, Skipped):
+        def measure_records() -> Iterator[bytes]:
+            for record in encode_part(self.reader, part):
+                if isinstance(record, SkippedFile):
                     skipped.append(dataclasses.astuple(record))
                     continue
                 lengths.append(len(record) + tfrecord.OVERHEAD)
@@ -97,7 +97,7 @@ class Staging:
 
         for path in (self._build_note_path(part), self._build_skipped_path(part)):
             files.remove(path)
-        made = tfrecord.write(str(self.folder / f"part-{part}"), measured())
+        made = tfrecord.write(str(self.folder / f"part-{part}"), measure_records())
         beside: dict[Path, Iterable[bytes]] = {
             self._build_lengths_path(part): _encode_npy(np.array(lengths, np.int64))
         }
@@ -123,28 +123,28 @@ class Staging:
             return False
         return found == sums
 
-    def skipped(self) -> list[Skipped]:
+    def list_skipped(self) -> list[SkippedFile]:
         """Returns what was left out of all parts, in their order."""
         notes = filter(Path.exists, map(self._build_skipped_path, range(len(self.reader.parts))))
-        return [Skipped(*row) for note in notes for row in json.loads(note.read_text())]
+        return [SkippedFile(*row) for note in notes for row in json.loads(note.read_text())]
 
-    def put_in_order(self) -> None:
+    def save_order(self) -> None:
         """Records the order of the records by their content, regardless of their parts."""
         parts = range(len(self.reader.parts))
         hashes = [np.load(self._build_hashes_path(part)) for part in parts]
         order = np.argsort(np.concatenate(hashes), kind="stable")
         files.write_whole(self.folder / "order.npy", _encode_npy(order))
 
-    def records(self, planned: Plan, shard: int) -> list[bytes]:
+    def read_records(self, planned: Plan, shard: int) -> list[bytes]:
         """Returns the records of a shard, read part by part.
 
         Raises:
             UserError: a record is no longer the one that was staged.
         """
-        records = planned.records_of(shard)
+        records = planned.list_records(shard)
         if not self.reader.ordered:
             records = np.load(self.folder / "order.npy", mmap_mode="r")[records]
-        of_part, number = planned.located(records)
+        of_part, number = planned.locate_records(records)
         found = [b""] * len(number)
         for part in np.unique(of_part):
             lengths = np.load(self._build_lengths_path(part))
@@ -156,7 +156,7 @@ class Staging:
                     file.seek(int(begins[number[place]]))
                     framed = file.read(int(lengths[number[place]]))
                     try:
-                        found[place] = tfrecord.unframed(framed)
+                        found[place] = tfrecord.unframe_record(framed)
                     except ValueError as error:
                         raise UserError(
                             f"{path} was damaged after it was written: {error}. Run the same "
@@ -177,7 +177,7 @@ class Staging:
         return self.folder / f"part-{part}.npy"
 
 
-def folder_of(conversion: Conversion, given: str | None) -> Path:
+def choose_folder(conversion: Conversion, given: str | None) -> Path:
     """Returns the staging folder of a conversion.
 
     Args:
@@ -188,7 +188,7 @@ def folder_of(conversion: Conversion, given: str | None) -> Path:
     if not given and not files.is_remote(conversion.output):
         return Path(conversion.output) / name
     key = hashlib.sha256(conversion.output.encode()).hexdigest()[:16]
-    return Path(given or cache_folder()) / f"{name}-{key}"
+    return Path(given or find_cache_folder()) / f"{name}-{key}"
 
 
 @contextlib.contextmanager
@@ -208,12 +208,12 @@ def claimed(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def begin(folder: Path, conversion: Conversion, reader: Reader) -> None:
+def prepare_folder(folder: Path, conversion: Conversion, reader: Reader) -> None:
     """Removes partial files, and leftovers of another conversion in the staging folder."""
     output = conversion.output
     note = folder / "conversion"
     parts = hashlib.sha256(json.dumps(reader.parts).encode()).hexdigest()
-    text = f"{conversion.fingerprint(reader)} {parts}"
+    text = f"{conversion.compute_fingerprint(reader)} {parts}"
     if not note.exists() or note.read_bytes() != text.encode():
         for path in {*folder.glob("part-*"), *folder.glob("*.json")}:
             path.unlink()

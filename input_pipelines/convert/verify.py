@@ -28,13 +28,13 @@ def run(folder: str, workers: int = 0) -> tuple[Manifest, list[str]]:
     """
     found = manifests.read(folder)
     shards = [shard for split in found.splits.values() for shard in split]
-    with processes.each(workers or os.cpu_count() or 1, len(shards)) as each:
-        problems = each(_Check(found, shards), range(len(shards)))
+    with processes.parallel_map(workers or os.cpu_count() or 1, len(shards)) as each:
+        problems = each(_ShardCheck(found, shards), range(len(shards)))
     return found, [problem for of_shard in problems for problem in of_shard]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Check:
+class _ShardCheck:
     """A check of single shards, for any process."""
 
     manifest: Manifest
@@ -44,7 +44,7 @@ class _Check:
         import tensorflow as tf
 
         shard = self.shards[number]
-        path = self.manifest.path(shard)
+        path = self.manifest.build_path(shard)
         try:
             return self._find_problems(shard, path)
         except (OSError, tf.errors.OpError) as error:
@@ -54,7 +54,7 @@ class _Check:
         if not files.exists(path):
             return [f"{path} is missing."]
         problems = []
-        if shard.crc32c and tfrecord.checksum(path) != shard.crc32c:
+        if shard.crc32c and tfrecord.compute_checksum(path) != shard.crc32c:
             problems.append(f"{path} is not the file that the manifest was written for: CRC32C.")
         return [*problems, *_check_records(path, shard, self.manifest)]
 
@@ -64,7 +64,7 @@ def _check_records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]
     count, named, batch = 0, 0, []
     offsets = []
     try:
-        for position, record in tfrecord.records(path, manifest.compression):
+        for position, record in tfrecord.read_records(path, manifest.compression):
             if count % manifests.INDEX_EVERY == 0:
                 offsets.append(position)
             batch.append(record)
@@ -95,14 +95,14 @@ def _check_batch(path: str, first: int, batch: list[bytes], manifest: Manifest) 
 
     if not batch:
         return
-    parse = example_proto.parser(manifest.features)
+    parse = example_proto.build_parser(manifest.features)
     images = [name for name, f in manifest.features.items() if f.encoding == "image"]
 
     def check(batch: list[bytes], names: list[str]) -> None:
         examples = parse(tf.constant(batch), tf.constant(names))
         for image in images:
             for data in examples[image].numpy():
-                if why := decode.why_not(data):
+                if why := decode.explain_failure(data):
                     raise tf.errors.DataLossError(None, None, f"{image!r} {why}")
 
     names = [f"record {first + n} of {path}" for n in range(len(batch))]

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.input_pipelines.tensors import Spec
 
 _log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 def from_arrays(
     features: Any, labels: Any = None, weights: Any = None, *, global_batch_size: int, seed: int = 0
-) -> Training:
+) -> ArrayPipeline:
     """Returns a pipeline over arrays in memory, reshuffled each epoch.
 
     Args:
@@ -30,14 +30,14 @@ def from_arrays(
         UserError: arrays of different lengths, empty arrays, or a dtype that no device supports.
     """
     given = [part for part in (features, labels, weights) if part is not None]
-    batch = tf.nest.map_structure(device_array, tuple(given) if len(given) > 1 else given[0])
+    batch = tf.nest.map_structure(to_device_array, tuple(given) if len(given) > 1 else given[0])
     lengths = {len(array) if array.ndim else 0 for array in tf.nest.flatten(batch)}
     if len(lengths) != 1 or not lengths - {0}:
         raise UserError(
             f"The arrays hold {', '.join(map(str, sorted(lengths)))} examples: they must hold the "
             "same number, and at least one."
         )
-    return Training(batch, global_batch_size, seed, prepare=lambda examples, seeds: examples)
+    return ArrayPipeline(batch, global_batch_size, seed, prepare=lambda examples, seeds: examples)
 
 
 def from_generator(
@@ -68,7 +68,7 @@ def from_generator(
     return dataset.repeat().batch(global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
-def device_array(value: Any) -> np.ndarray:
+def to_device_array(value: Any) -> np.ndarray:
     """Returns an array in a dtype of a device: float64 as float32, int64 as int32.
 
     Raises:

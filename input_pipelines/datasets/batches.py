@@ -12,7 +12,7 @@ from tftpu.input_pipelines.tensors import Spec, Tensor
 _NARROW: dict[str, Any] = {"int64": tf.int32, "uint16": tf.int32}  # unsupported, or needlessly wide
 
 
-def spec(
+def build_spec(
     found: Mapping[str, Feature],
     features: tuple[str, ...],
     label: str,
@@ -20,7 +20,7 @@ def spec(
     *,
     examples: int,
 ) -> Spec:
-    """Returns the spec of the batch that `arranged` makes.
+    """Returns the spec of the batch that `arrange_batch` makes.
 
     Raises:
         UserError: a feature is missing, or is a string.
@@ -36,10 +36,10 @@ def spec(
             )
         dtype = _NARROW.get(found[name].dtype, tf.as_dtype(found[name].dtype))
         values[name] = tf.TensorSpec((examples, *found[name].shape), dtype)
-    return arranged(values, features, label, weight)
+    return arrange_batch(values, features, label, weight)
 
 
-def arranged(
+def arrange_batch(
     values: Mapping[str, Any], features: tuple[str, ...], label: str, weight: str = ""
 ) -> Any:
     """Returns (features, labels[, weights]) of values by name; a single feature is not a dict."""
@@ -49,7 +49,7 @@ def arranged(
     return tuple(batch) if len(batch) > 1 else batch[0]
 
 
-def narrowed(values: Mapping[str, Tensor], found: Mapping[str, Feature]) -> dict[str, Tensor]:
+def narrow_dtypes(values: Mapping[str, Tensor], found: Mapping[str, Feature]) -> dict[str, Tensor]:
     """Converts values to dtypes that devices support.
 
     Raises:

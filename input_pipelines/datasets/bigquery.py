@@ -29,9 +29,9 @@ from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.datasets import arrays, batches
 from tftpu.input_pipelines.datasets import bigquery_clients as clients
 from tftpu.input_pipelines.formats.manifest import Feature
-from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.input_pipelines.tensors import Spec
-from tftpu.input_pipelines.unlabelled import Unlabelled
+from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.tables import BigQuery
@@ -60,13 +60,13 @@ class Table:
                 "A snapshot is for a table: write FOR SYSTEM_TIME AS OF into the query instead."
             )
         with clients.explained(what):
-            table = _run_query(what) if is_query else clients.connected().tables.get_table(what)
+            table = _run_query(what) if is_query else clients.connect().tables.get_table(what)
         known = [field.name for field in table.schema]
         for name in features:
             if name not in known:
                 raise UserError(f"{what} has no column {name!r}.{did_you_mean(name, known)}")
         self._columns = list(features) or known
-        time = None if is_query else _time(snapshot) if snapshot else table.modified
+        time = None if is_query else _parse_time(snapshot) if snapshot else table.modified
         self._path = f"projects/{table.project}/datasets/{table.dataset_id}/tables/{table.table_id}"
         with clients.explained(what):
             session = _create_session(table.project, self._path, self._columns, time)
@@ -77,14 +77,14 @@ class Table:
         self.state = [what if is_query else self._path, self._columns, str(time)]
         self.features = self._describe_rows()
 
-    def batches(self, part: str) -> Iterator[Batch]:
+    def read_batches(self, part: str) -> Iterator[Batch]:
         """Yields the rows of a stream in batches."""
         import pyarrow
 
         schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(self._schema))
         row = 0
         with clients.explained(self._what):
-            for message in clients.connected().rows.read_rows(part):
+            for message in clients.connect().rows.read_rows(part):
                 found = message.arrow_record_batch.serialized_record_batch
                 batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(found), schema)
                 yield {
@@ -95,16 +95,16 @@ class Table:
                 }
                 row += batch.num_rows
 
-    def examples(self, part: str) -> Iterator[dict[str, Any]]:
+    def read_examples(self, part: str) -> Iterator[dict[str, Any]]:
         """Yields the rows of a stream, one at a time."""
-        for batch in self.batches(part):
+        for batch in self.read_batches(part):
             for values in zip(*batch.values()):
                 yield dict(zip(batch, values))
 
     def read(self) -> Batch:
         """Returns all rows, sorted by their hashes."""
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-            streams = list(pool.map(lambda part: list(self.batches(part)), self.parts))
+            streams = list(pool.map(lambda part: list(self.read_batches(part)), self.parts))
         batches = [batch for stream in streams for batch in stream]
         if not batches:
             raise UserError(f"{self._what} is empty.")
@@ -121,29 +121,29 @@ class Table:
     def _describe_rows(self) -> dict[str, Feature]:
         """Returns the features by the first rows: the schema lacks the length of arrays."""
         for part in self.parts:
-            for batch in self.batches(part):
+            for batch in self.read_batches(part):
                 return {name: _infer_feature(values) for name, values in batch.items()}
         self.parts = []
         return {}
 
 
-def training(data: "BigQuery", context: DataContext) -> Training:
+def build_training(data: "BigQuery", context: DataContext) -> ArrayPipeline:
     """Returns shuffled rows, in memory; see `epochs.Training` for the order."""
     batch = _arrange_rows(data, data.train_table)
-    return Training(
+    return ArrayPipeline(
         batch, context.global_batch_size, context.seed, lambda examples, seeds: examples
     )
 
 
-def evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
+def build_evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
     """Returns every row once."""
     batch = _arrange_rows(data, data.eval_table)
     return tf.data.Dataset.from_tensor_slices(batch).batch(context.global_batch_size)
 
 
-def prediction(data: "BigQuery", address: str, context: DataContext) -> Unlabelled:
+def build_prediction(data: "BigQuery", address: str, context: DataContext) -> UnlabelledRecords:
     """Returns rows to predict: of a table of the run, or of another; held in memory."""
-    kind, table = unlabelled.address(address, "BigQuery", ("bigquery",))
+    kind, table = unlabelled.parse_address(address, "BigQuery", ("bigquery",))
     snapshot = None  # another table is read as it is
     if kind != "bigquery":
         table = data.eval_table if kind == unlabelled.EVALUATION else data.train_table
@@ -151,25 +151,27 @@ def prediction(data: "BigQuery", address: str, context: DataContext) -> Unlabell
     wanted = tuple(dict.fromkeys((*data.features, *context.keep)))
     rows = Table(table, wanted, snapshot).read()
     found = {name: _infer_feature(values) for name, values in rows.items()}
-    batches.spec(found, data.features, "", examples=1)  # raises for missing features and strings
-    narrow = {name: arrays.device_array(rows[name]) for name in data.features}
-    features = batches.arranged(narrow, data.features, "")
+    batches.build_spec(
+        found, data.features, "", examples=1
+    )  # raises for missing features and strings
+    narrow = {name: arrays.to_device_array(rows[name]) for name in data.features}
+    features = batches.arrange_batch(narrow, data.features, "")
     columns = {name: _decode_texts(rows[name]) for name in context.keep}
-    return unlabelled.of_arrays(features, context, table, columns)
+    return unlabelled.from_arrays(features, context, table, columns)
 
 
 def batch_spec(data: "BigQuery", examples: int) -> Spec:
     """Returns the spec of a batch: (features, label)."""
     found = Table(data.train_table, _list_columns(data), data.snapshot).features
-    return batches.spec(found, data.features, data.label, examples=examples)
+    return batches.build_spec(found, data.features, data.label, examples=examples)
 
 
 def _arrange_rows(data: "BigQuery", table: str) -> Any:
     found = Table(table, _list_columns(data), data.snapshot)
     # Raises for missing features and strings.
-    batches.spec(found.features, data.features, data.label, examples=1)
-    values = {name: arrays.device_array(column) for name, column in found.read().items()}
-    return batches.arranged(values, data.features, data.label)
+    batches.build_spec(found.features, data.features, data.label, examples=1)
+    values = {name: arrays.to_device_array(column) for name, column in found.read().items()}
+    return batches.arrange_batch(values, data.features, data.label)
 
 
 def _list_columns(data: "BigQuery") -> tuple[str, ...]:
@@ -188,19 +190,19 @@ def _create_session(
     )
     if time:
         wanted.table_modifiers = types.ReadSession.TableModifiers(snapshot_time=time)
-    return clients.connected().rows.create_read_session(
+    return clients.connect().rows.create_read_session(
         parent=f"projects/{project}", read_session=wanted, max_stream_count=STREAMS
     )
 
 
 def _run_query(query: str) -> Any:
     """Runs a query and returns the temporary table of its rows."""
-    job = clients.connected().tables.query(query)
+    job = clients.connect().tables.query(query)
     job.result(max_results=0)
-    return clients.connected().tables.get_table(job.destination)
+    return clients.connect().tables.get_table(job.destination)
 
 
-def _time(text: str) -> datetime.datetime:
+def _parse_time(text: str) -> datetime.datetime:
     try:
         time = datetime.datetime.fromisoformat(text)
     except ValueError as error:
@@ -250,7 +252,7 @@ def _convert_column(column: Any, what: str, first: int) -> np.ndarray:
 
 def _decode_texts(values: np.ndarray) -> Any:
     """Returns a column with texts in place of bytes."""
-    return unlabelled.texts(values) if values.dtype == object else values
+    return unlabelled.decode_texts(values) if values.dtype == object else values
 
 
 def _infer_feature(values: np.ndarray) -> Feature:

@@ -19,7 +19,7 @@ class Clients:
 
 
 @functools.cache
-def connected() -> Clients:
+def connect() -> Clients:
     """Returns the clients, with the credentials and the project of this machine.
 
     Raises:

@@ -38,7 +38,7 @@ def load(uris: Sequence[str], table: str, identity: str) -> str:
         write_disposition=bigquery.WriteDisposition.WRITE_EMPTY,
     )
     key = hashlib.blake2b(json.dumps([table, identity]).encode(), digest_size=16).hexdigest()
-    client = clients.connected().tables
+    client = clients.connect().tables
     with clients.explained(table, "write"):
         place = client.get_dataset(table.rpartition(".")[0]).location
     for attempt in range(_ATTEMPTS):
@@ -52,7 +52,7 @@ def load(uris: Sequence[str], table: str, identity: str) -> str:
                 job = client.get_job(name, location=place)
                 if _has_failed(job):
                     continue
-            _wait(job, table)
+            _wait_for_job(job, table)
         return name
     raise UserError(f"Loading into {table} has failed {_ATTEMPTS} times: see its jobs in BigQuery.")
 
@@ -68,7 +68,7 @@ def _has_failed(job: Any) -> bool:
     return False
 
 
-def _wait(job: Any, table: str) -> None:
+def _wait_for_job(job: Any, table: str) -> None:
     from google.api_core import exceptions
 
     try:

@@ -15,13 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.input_pipelines.reading import damage
-from tftpu.input_pipelines.reading.cache_folder import cache_folder
+from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
 from tftpu.input_pipelines.tensors import Batch
 from tftpu.storage import files
 
 
 @dataclasses.dataclass(frozen=True)
-class Embedded:
+class EmbeddedLayout:
     """The layout of an embedded data set.
 
     Args:
@@ -38,14 +38,14 @@ class Embedded:
 
 
 EMBEDDED = {
-    "digits": Embedded("", "1.0.0", {"image": tf.string, "label": tf.int64}, {"image": 1}),
-    "python_source": Embedded(
+    "digits": EmbeddedLayout("", "1.0.0", {"image": tf.string, "label": tf.int64}, {"image": 1}),
+    "python_source": EmbeddedLayout(
         f"python-{platform.python_version()}", "1.0.0", {"text": tf.string}, {}
     ),
 }
 
 
-def in_memory(name: str, data_dir: str | None, split: str) -> Batch | None:
+def load_split(name: str, data_dir: str | None, split: str) -> Batch | None:
     """Returns all examples of a split in order, as NumPy arrays by feature name.
 
     Returns None if TFDS is needed: the data set is not embedded, or is not prepared in a local
@@ -56,7 +56,7 @@ def in_memory(name: str, data_dir: str | None, split: str) -> Batch | None:
         data_dir: folder of prepared data; None: the cache folder.
         split: name of the split.
     """
-    folder = data_dir or cache_folder()
+    folder = data_dir or find_cache_folder()
     if name not in EMBEDDED or files.is_remote(folder):
         return None
     layout = EMBEDDED[name]
@@ -65,7 +65,7 @@ def in_memory(name: str, data_dir: str | None, split: str) -> Batch | None:
     count = _count(place, split)
     if not count or not os.path.exists(path):
         return None
-    damage.refuse_impossible([str(path)], [count])
+    damage.check_lengths([str(path)], [count])
     records = tf.data.TFRecordDataset(str(path)).batch(count).get_single_element()
     features = {n: tf.io.FixedLenFeature((), dtype) for n, dtype in layout.features.items()}
     examples: dict[str, Any] = tf.io.parse_example(records, features)

@@ -10,15 +10,15 @@ from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.augment import decode
 from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
-from tftpu.input_pipelines.reading.epochs import Training
-from tftpu.input_pipelines.tensors import Batch, Spec, Tensor, untranslated
-from tftpu.input_pipelines.unlabelled import Unlabelled
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
+from tftpu.input_pipelines.tensors import Batch, Spec, Tensor, skip_autograph
+from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Images
 
 
-def training(data: "Images", context: DataContext) -> Training:
+def build_training(data: "Images", context: DataContext) -> ArrayPipeline:
     """Returns shuffled, augmented training images; see `epochs.Training` for the order."""
 
     def prepare(examples: Batch, seeds: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,17 +26,17 @@ def training(data: "Images", context: DataContext) -> Training:
         images = _shift(images, data.shift, seeds) if data.shift else images
         return _standardize(images, data), tf.cast(examples["label"], tf.int32)
 
-    return Training(
-        examples=small.in_memory(data.name, data.data_dir, data.train_split),
+    return ArrayPipeline(
+        examples=small.load_split(data.name, data.data_dir, data.train_split),
         global_batch_size=context.global_batch_size,
         seed=context.seed,
         prepare=prepare,
     )
 
 
-def evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
+def build_evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
     """Returns every evaluation image once, in order."""
-    examples = small.in_memory(data.name, data.data_dir, data.eval_split)
+    examples = small.load_split(data.name, data.data_dir, data.eval_split)
 
     def prepare(examples: Batch) -> tuple[Tensor, Tensor]:
         return _standardize(examples["image"], data), tf.cast(examples["label"], tf.int32)
@@ -45,30 +45,33 @@ def evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
     return dataset.batch(context.global_batch_size).map(prepare, tf.data.AUTOTUNE)
 
 
-def prediction(data: "Images", address: str, context: DataContext) -> Unlabelled:
+def build_prediction(data: "Images", address: str, context: DataContext) -> UnlabelledRecords:
     """Returns images to predict: of a split, or of a folder; larger ones are reduced."""
-    kind, where = unlabelled.address(address, "Images", ("images",))
+    kind, where = unlabelled.parse_address(address, "Images", ("images",))
     if kind != "images":
         split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
-        examples = small.in_memory(data.name, data.data_dir, split)
+        examples = small.load_split(data.name, data.data_dir, split)
         images, labels = examples["image"], examples["label"]
-        return unlabelled.of_arrays(
+        return unlabelled.from_arrays(
             images, context, split, {"label": labels}, lambda images: _standardize(images, data)
         )
 
-    def pipeline(source: RecordSource, parse: Parse) -> Pipeline:
-        def example(found: Batch, seed: Tensor) -> Tensor:
-            return decode.cropped(
-                tf.io.read_file(found["path"]), decode.whole_square, data.image_size, data.channels
+    def build_pipeline(source: RecordSource, parse: Parse) -> Pipeline:
+        def prepare_example(found: Batch, seed: Tensor) -> Tensor:
+            return decode.crop_and_resize(
+                tf.io.read_file(found["path"]),
+                decode.find_central_square,
+                data.image_size,
+                data.channels,
             )
 
         def finish(images: Tensor, seeds: Tensor) -> Tensor:
             return _standardize(images, data)
 
-        treatment = unlabelled.treatment(context)
-        return Pipeline(source, treatment, context, parse, finish, example)
+        treatment = unlabelled.build_record_options(context)
+        return Pipeline(source, treatment, context, parse, finish, prepare_example)
 
-    return unlabelled.of_image_files(where, pipeline)
+    return unlabelled.from_image_files(where, build_pipeline)
 
 
 def batch_spec(data: "Images", examples: int) -> Spec:
@@ -85,21 +88,21 @@ def export_inputs(data: "Images") -> ExportInputs:
     )
 
 
-def class_names(data: "Images") -> list[str]:
+def read_class_names(data: "Images") -> list[str]:
     """Returns the names of the classes by class id."""
     from tftpu.input_pipelines.datasets import tfds  # slow to import
 
-    return tfds.prepared(data.name, data.data_dir).info.features["label"].names
+    return tfds.open_builder(data.name, data.data_dir).info.features["label"].names
 
 
-@untranslated
+@skip_autograph
 def _standardize(images: Tensor, data: "Images") -> Tensor:
     """Converts uint8 pixels to float32 of about zero mean and unit variance, static shape."""
     shape = (images.shape[0], data.image_size, data.image_size, data.channels)
     return tf.cast(tf.ensure_shape(images, shape), tf.float32) / 64.0 - 1.2
 
 
-@untranslated
+@skip_autograph
 def _shift(images: Tensor, pixels: int, seeds: Tensor) -> Tensor:
     """Shifts each image by up to `pixels` in each direction, filling with zeros.
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Tokens
 
 
-def training(data: "Tokens", folder: str, context: DataContext) -> Pipeline:
+def build_training(data: "Tokens", folder: str, context: DataContext) -> Pipeline:
     """Returns shuffled rows of packed shards; see `pipeline` for the exact guarantees."""
     return _build_pipeline(data, folder, data.train_split, context)
 
 
-def evaluation(data: "Tokens", folder: str, context: DataContext) -> tf.data.Dataset:
+def build_evaluation(data: "Tokens", folder: str, context: DataContext) -> tf.data.Dataset:
     """Returns every row once: each token but the first of a document is predicted once."""
-    return _build_pipeline(data, folder, data.eval_split, context).once()
+    return _build_pipeline(data, folder, data.eval_split, context).iterate_once()
 
 
 def batch_spec(data: "Tokens", examples: int) -> Spec:
@@ -37,7 +37,7 @@ def batch_spec(data: "Tokens", examples: int) -> Spec:
     return features, tf.TensorSpec(shape, tf.int32), tf.TensorSpec(shape, tf.float32)
 
 
-def packed(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def split_rows(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Returns features, labels and weights of packed rows.
 
     Args:
@@ -77,11 +77,11 @@ def _build_pipeline(data: "Tokens", folder: str, split: str, context: DataContex
             f"data.context is {data.context}: use that, or convert the text again."
         )
     features = {name: found.features[name] for name in ("tokens", "segments")}
-    parse = example_proto.parser(features)
+    parse = example_proto.build_parser(features)
     return Pipeline(
-        shards.of_manifest(found, split, cache.of(data), data.shuffle),
+        shards.from_manifest(found, split, cache.from_data(data), data.shuffle),
         data,
         context,
         lambda serialized: parse(serialized, tf.fill(tf.shape(serialized), "")),
-        lambda rows, seeds: packed(rows),
+        lambda rows, seeds: split_rows(rows),
     )

@@ -14,7 +14,7 @@ from tftpu.input_pipelines.formats.manifest import Manifest, parse_features
 from tftpu.input_pipelines.pipeline import Parse, Pipeline
 from tftpu.input_pipelines.reading import cache, counted, shards
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
-from tftpu.input_pipelines.unlabelled import Unlabelled
+from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -23,44 +23,44 @@ if TYPE_CHECKING:
 _EXAMPLE = "'x: float32[28,28]', 'y: int64 num_classes=10'"
 
 
-def training(data: "Records", context: DataContext) -> Pipeline:
+def build_training(data: "Records", context: DataContext) -> Pipeline:
     """Returns shuffled examples; see `pipeline` for the exact guarantees."""
     return _build_pipeline(data, data.train_split, context)
 
 
-def evaluation(data: "Records", context: DataContext) -> tf.data.Dataset:
+def build_evaluation(data: "Records", context: DataContext) -> tf.data.Dataset:
     """Returns every example once."""
-    return _build_pipeline(data, data.eval_split, context).once()
+    return _build_pipeline(data, data.eval_split, context).iterate_once()
 
 
-def prediction(data: "Records", address: str, context: DataContext) -> Unlabelled:
+def build_prediction(data: "Records", address: str, context: DataContext) -> UnlabelledRecords:
     """Returns records to predict: of a split, or of other shards with the same features."""
-    kind, where = unlabelled.address(address, "Records", ("tfrecord",))
+    kind, where = unlabelled.parse_address(address, "Records", ("tfrecord",))
     if kind == "tfrecord":
         spec = parse_features(data.spec)
-        found, source = unlabelled.shards_in(where, spec, data.compression)
+        found, source = unlabelled.open_shards(where, spec, data.compression)
     else:
         split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
-        found = described(data, split)
-        source = shards.of_manifest(found, split, cache.of(data))
+        found = load_manifest(data, split)
+        source = shards.from_manifest(found, split, cache.from_data(data))
     parse = _build_parser(found, data.features)
     pipeline = Pipeline(
         source,
-        unlabelled.treatment(context),
+        unlabelled.build_record_options(context),
         context,
         parse,
-        lambda values, seeds: batches.arranged(values, data.features, ""),
+        lambda values, seeds: batches.arrange_batch(values, data.features, ""),
     )
-    return unlabelled.of_shards(source, pipeline, found.features)
+    return unlabelled.from_shards(source, pipeline, found.features)
 
 
 def batch_spec(data: "Records", examples: int) -> Spec:
     """Returns the spec of a batch: (features, labels[, weights])."""
     found = parse_features(data.spec) or manifest.read(data.data_dir or "").features
-    return batches.spec(found, data.features, data.label, data.weight, examples=examples)
+    return batches.build_spec(found, data.features, data.label, data.weight, examples=examples)
 
 
-def described(data: "Records", split: str) -> Manifest:
+def load_manifest(data: "Records", split: str) -> Manifest:
     """Returns the manifest of the data: from its folder, or made by reading its files once.
 
     Raises:
@@ -84,15 +84,15 @@ def _propose_spec(folder: str, split: str) -> str:
 
 
 def _build_pipeline(data: "Records", split: str, context: DataContext) -> Pipeline:
-    found = described(data, split)
+    found = load_manifest(data, split)
     roles = (data.features, data.label, data.weight)
     wanted = [name for name in (*data.features, data.label, data.weight) if name]
     return Pipeline(
-        shards.of_manifest(found, split, cache.of(data), data.shuffle),
+        shards.from_manifest(found, split, cache.from_data(data), data.shuffle),
         data,
         context,
         _build_parser(found, wanted),
-        lambda values, seeds: batches.arranged(values, *roles),
+        lambda values, seeds: batches.arrange_batch(values, *roles),
     )
 
 
@@ -102,11 +102,11 @@ def _build_parser(found: Manifest, wanted: Sequence[str]) -> Parse:
     Raises:
         UserError: a feature is missing, or is a string.
     """
-    batches.spec(found.features, tuple(wanted), "", examples=1)
+    batches.build_spec(found.features, tuple(wanted), "", examples=1)
     features = {name: found.features[name] for name in wanted}
-    parse = example_proto.parser(features)
+    parse = example_proto.build_parser(features)
 
-    def parsed(records: Tensor) -> Batch:
-        return batches.narrowed(parse(records, tf.fill(tf.shape(records), "")), features)
+    def parse_records(records: Tensor) -> Batch:
+        return batches.narrow_dtypes(parse(records, tf.fill(tf.shape(records), "")), features)
 
-    return parsed
+    return parse_records

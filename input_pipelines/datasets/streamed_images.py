@@ -18,10 +18,10 @@ from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import cache, counted, image_files, image_index, shards
 from tftpu.input_pipelines.reading.image_files import ImageFiles
-from tftpu.input_pipelines.reading.indexed import Indexed
+from tftpu.input_pipelines.reading.indexed import IndexedRecords
 from tftpu.input_pipelines.reading.shards import Shards
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
-from tftpu.input_pipelines.unlabelled import Unlabelled
+from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -30,29 +30,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def training(data: "StreamedImages", context: DataContext) -> Pipeline:
+def build_training(data: "StreamedImages", context: DataContext) -> Pipeline:
     """Returns shuffled, augmented training images; see `pipeline` for the guarantees."""
     source, parse = _open_source(data, data.train_split)
-    prepare = image_ops.training(data.augment, data.image_size, data.channels)
+    prepare = image_ops.build_training_augmentation(data.augment, data.image_size, data.channels)
     return Pipeline(
         source,
         data,
         context,
         parse,
-        _build_finish(data, mix.batches(data.augment, data.num_classes, data.space_to_depth)),
+        _build_finish(
+            data, mix.build_augmentation(data.augment, data.num_classes, data.space_to_depth)
+        ),
         example=lambda example, seed: _select_parts(prepare(_read(example), seed)),
-        pairs=mixes(data),
+        pairs=has_soft_labels(data),
     )
 
 
-def evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
+def build_evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
     """Returns every evaluation image once."""
     source, parse = _open_source(data, data.eval_split)
-    prepare = image_ops.evaluation(data.augment, data.image_size, data.channels)
+    prepare = image_ops.build_evaluation_crop(data.augment, data.image_size, data.channels)
 
     def finish(batch: Batch, seeds: Tensor) -> Batch:
         image = mix.to_depth(batch["image"]) if data.space_to_depth else batch["image"]
-        label = tf.one_hot(batch["label"], data.num_classes) if mixes(data) else batch["label"]
+        label = (
+            tf.one_hot(batch["label"], data.num_classes)
+            if has_soft_labels(data)
+            else batch["label"]
+        )
         return {"image": image, "label": label}
 
     return Pipeline(
@@ -62,41 +68,43 @@ def evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
         parse,
         _build_finish(data, finish),
         example=lambda example, _: _select_parts(prepare(_read(example))),
-    ).once()
+    ).iterate_once()
 
 
-def prediction(data: "StreamedImages", address: str, context: DataContext) -> Unlabelled:
+def build_prediction(
+    data: "StreamedImages", address: str, context: DataContext
+) -> UnlabelledRecords:
     """Returns images to predict, prepared as those of the evaluation split."""
-    kind, where = unlabelled.address(address, "StreamedImages", ("images", "tfrecord"))
-    prepare = image_ops.evaluation(data.augment, data.image_size, data.channels)
+    kind, where = unlabelled.parse_address(address, "StreamedImages", ("images", "tfrecord"))
+    prepare = image_ops.build_evaluation_crop(data.augment, data.image_size, data.channels)
 
-    def pipeline(source: RecordSource, parse: Parse) -> Pipeline:
-        def example(found: Batch, seed: Tensor) -> Tensor:
+    def build_pipeline(source: RecordSource, parse: Parse) -> Pipeline:
+        def prepare_example(found: Batch, seed: Tensor) -> Tensor:
             image = tf.io.read_file(found["path"]) if "path" in found else found["image"]
             return prepare({"image": image})["image"]
 
         def finish(images: Tensor, seeds: Tensor) -> Tensor:
             return _scale_pixels(data, mix.to_depth(images) if data.space_to_depth else images)
 
-        treatment = unlabelled.treatment(context)
-        return Pipeline(source, treatment, context, parse, finish, example)
+        treatment = unlabelled.build_record_options(context)
+        return Pipeline(source, treatment, context, parse, finish, prepare_example)
 
     if kind == "images":
-        return unlabelled.of_image_files(where, pipeline)
+        return unlabelled.from_image_files(where, build_pipeline)
     if kind == "tfrecord":
-        found, source = unlabelled.shards_in(where)
-        made = pipeline(source, image_records.image_parser(found, data.image_feature))
-        return unlabelled.of_shards(source, made, found.features)
+        found, source = unlabelled.open_shards(where)
+        made = build_pipeline(source, image_records.build_image_parser(found, data.image_feature))
+        return unlabelled.from_shards(source, made, found.features)
     split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
     if data.format in ("folder", "index"):
         sizes = [(image.path, image.bytes) for image in _list_images(data, split).images]
-        return unlabelled.of_files(sizes, pipeline)
+        return unlabelled.from_files(sizes, build_pipeline)
     if data.format == "tfds":
         source, parse = _open_tfds(data, split)
-        return unlabelled.of_shards(source, pipeline(source, parse))
+        return unlabelled.from_shards(source, build_pipeline(source, parse))
     found = counted.read_manifest(data.data_dir or "", split)
     source, parse = _open_shards(data, found, split)
-    return unlabelled.of_shards(source, pipeline(source, parse), found.features)
+    return unlabelled.from_shards(source, build_pipeline(source, parse), found.features)
 
 
 def batch_spec(data: "StreamedImages", examples: int) -> Spec:
@@ -104,7 +112,7 @@ def batch_spec(data: "StreamedImages", examples: int) -> Spec:
     size, channels = data.image_size, data.channels
     shape = (size // 2, size // 2, 4 * channels) if data.space_to_depth else (size, size, channels)
     images = tf.TensorSpec((examples, *shape), tf.as_dtype(data.image_dtype))
-    if mixes(data):
+    if has_soft_labels(data):
         return images, tf.TensorSpec((examples, data.num_classes), tf.float32)
     return images, tf.TensorSpec((examples,), tf.int32)
 
@@ -119,7 +127,7 @@ def export_inputs(data: "StreamedImages") -> ExportInputs:
     return ExportInputs({"images": shape}, {"images": "uint8"}, prepare)
 
 
-def class_names(data: "StreamedImages") -> list[str] | None:
+def read_class_names(data: "StreamedImages") -> list[str] | None:
     """Returns the names of the classes by class id, or None if the data has none."""
     if data.classes:
         return list(data.classes)
@@ -131,12 +139,12 @@ def class_names(data: "StreamedImages") -> list[str] | None:
         return manifest.read(folder).about.get("classes") if named else None
     from tftpu.input_pipelines.datasets import tfds  # slow to import
 
-    builder = tfds.prepared(data.name, data.data_dir, data.download)
-    _, label = tfds.image_and_label(builder, data.image_feature, data.label_feature)
+    builder = tfds.open_builder(data.name, data.data_dir, data.download)
+    _, label = tfds.find_image_and_label(builder, data.image_feature, data.label_feature)
     return builder.info.features[label].names
 
 
-def mixes(data: "StreamedImages") -> bool:
+def has_soft_labels(data: "StreamedImages") -> bool:
     """Returns whether labels are class weights, (batch, num_classes), rather than class ids."""
     return bool(data.augment.mixup or data.augment.cutmix)
 
@@ -157,27 +165,27 @@ def _open_source(data: "StreamedImages", split: str) -> tuple[RecordSource, Pars
 def _open_tfds(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
     from tftpu.input_pipelines.datasets import tfds  # slow to import
 
-    builder = tfds.prepared(data.name, data.data_dir, data.download)
-    source = tfds.shards(builder, split, data.shuffle)
-    image, label = tfds.image_and_label(builder, data.image_feature, data.label_feature)
+    builder = tfds.open_builder(data.name, data.data_dir, data.download)
+    source = tfds.open_shards(builder, split, data.shuffle)
+    image, label = tfds.find_image_and_label(builder, data.image_feature, data.label_feature)
     classes = builder.info.features[label].num_classes
     _check_classes(data, classes)
     features = {image: Feature("string", (), "image"), label: Feature("int32", (), "list", classes)}
-    parse = example_proto.parser(features)
+    parse = example_proto.build_parser(features)
 
-    def parsed(serialized: Tensor) -> Batch:
+    def parse_examples(serialized: Tensor) -> Batch:
         example = parse(serialized, tf.fill(tf.shape(serialized), ""))
         return {"image": example[image], "label": example[label]}
 
-    return source, parsed
+    return source, parse_examples
 
 
 def _open_shards(data: "StreamedImages", found: Manifest, split: str) -> tuple[Shards, Parse]:
-    source = shards.of_manifest(found, split, cache.of(data), data.shuffle)
+    source = shards.from_manifest(found, split, cache.from_data(data), data.shuffle)
     records = ImageRecords(
         data.image_feature, data.label_feature, data.num_classes, data.first_class, data.classes
     )
-    parse = records.parser(found)
+    parse = records.build_parser(found)
     stated = found.features[data.label_feature].num_classes
     _check_classes(data, stated and stated - data.first_class)
     return source, parse
@@ -196,21 +204,21 @@ def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse
     def parse(numbers: Tensor) -> Batch:
         return {"path": tf.gather(paths, numbers), "label": tf.gather(labels, numbers)}
 
-    return Indexed(paths), parse
+    return IndexedRecords(paths), parse
 
 
 def _list_images(
     data: "StreamedImages", split: str, classes: Sequence[str] = (), num_classes: int = 0
 ) -> ImageFiles:
-    """Lists the image files of a split; see `image_index.in_index` for the classes.
+    """Lists the image files of a split; see `image_index.list_in_index` for the classes.
 
     Raises:
         UserError: there is no folder or index of the split, or it is not valid.
     """
     folder = data.data_dir or ""
     if data.format == "folder":
-        return image_files.in_folders(files.join(folder, split), classes)
-    return image_index.in_index(image_index.find_index(folder, split), classes, num_classes)
+        return image_files.list_in_folders(files.join(folder, split), classes)
+    return image_index.list_in_index(image_index.find_index(folder, split), classes, num_classes)
 
 
 def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -> None:

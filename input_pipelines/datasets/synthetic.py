@@ -11,16 +11,16 @@ from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import batches
 from tftpu.input_pipelines.formats.manifest import parse_features
-from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.input_pipelines.tensors import Spec
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Synthetic
 
 
-def training(data: "Synthetic", context: DataContext) -> Training:
+def build_training(data: "Synthetic", context: DataContext) -> ArrayPipeline:
     """Returns random examples, shuffled."""
-    return Training(
+    return ArrayPipeline(
         _draw_values(data),
         context.global_batch_size,
         context.seed,
@@ -28,14 +28,16 @@ def training(data: "Synthetic", context: DataContext) -> Training:
     )
 
 
-def evaluation(data: "Synthetic", context: DataContext) -> tf.data.Dataset:
+def build_evaluation(data: "Synthetic", context: DataContext) -> tf.data.Dataset:
     """Returns the same random examples, in order."""
     return tf.data.Dataset.from_tensor_slices(_draw_values(data)).batch(context.global_batch_size)
 
 
 def batch_spec(data: "Synthetic", examples: int) -> Spec:
     """Returns the spec of a batch: (features, labels)."""
-    return batches.spec(parse_features(data.spec), data.features, data.label, examples=examples)
+    return batches.build_spec(
+        parse_features(data.spec), data.features, data.label, examples=examples
+    )
 
 
 def _draw_values(data: "Synthetic") -> Any:
@@ -55,4 +57,4 @@ def _draw_values(data: "Synthetic") -> Any:
         else:
             dtype = np.int32 if feature.dtype in ("int64", "uint16") else feature.dtype
             values[name] = rng.integers(0, feature.num_classes, shape).astype(dtype)
-    return batches.arranged(values, data.features, data.label)
+    return batches.arrange_batch(values, data.features, data.label)

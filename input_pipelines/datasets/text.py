@@ -7,16 +7,16 @@ import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.input_pipelines.datasets import small
-from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.input_pipelines.tensors import Spec, Tensor
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Text
 
 
-def training(data: "Text", context: DataContext) -> Training:
+def build_training(data: "Text", context: DataContext) -> ArrayPipeline:
     """Returns shuffled windows of the training documents; see `epochs.Training` for the order."""
-    return Training(
+    return ArrayPipeline(
         examples=_cut_windows(data, data.train_split),
         global_batch_size=context.global_batch_size,
         seed=context.seed,
@@ -24,7 +24,7 @@ def training(data: "Text", context: DataContext) -> Training:
     )
 
 
-def evaluation(data: "Text", context: DataContext) -> tf.data.Dataset:
+def build_evaluation(data: "Text", context: DataContext) -> tf.data.Dataset:
     """Returns windows that predict every byte but the first of each document exactly once."""
     windows = tf.data.Dataset.from_tensor_slices(_cut_windows(data, data.eval_split))
     return windows.batch(context.global_batch_size).map(_shift_windows, tf.data.AUTOTUNE)
@@ -47,7 +47,7 @@ def _cut_windows(data: "Text", split: str) -> tuple[np.ndarray, np.ndarray]:
     exactly once; the last window of a document is padded.
     """
     windows, lengths = [], []
-    for document in small.in_memory(data.name, data.data_dir, split)["text"]:
+    for document in small.load_split(data.name, data.data_dir, split)["text"]:
         text = np.frombuffer(document, np.uint8)
         for start in range(0, len(text) - 1, data.context):
             window = text[start : start + data.context + 1]

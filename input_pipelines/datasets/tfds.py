@@ -16,8 +16,8 @@ import tensorflow_datasets as tfds
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.datasets.embedded import EMBEDDED
-from tftpu.input_pipelines.reading.cache_folder import cache_folder
-from tftpu.input_pipelines.reading.shards import SHUFFLE, Piece, Shards, checked
+from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
+from tftpu.input_pipelines.reading.shards import SHUFFLE, Piece, Shards, check_pieces
 from tftpu.input_pipelines.tensors import Batch
 from tftpu.storage import files
 
@@ -29,7 +29,7 @@ _LOOKUP = threading.Lock()  # of classes of features, by one thread at a time
 logging.getLogger("absl").addFilter(lambda r: not r.getMessage().startswith("Variant folder"))
 
 
-def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder:
+def open_builder(name: str, data_dir: str | None, download: bool = False) -> Builder:
     """Returns the builder of a data set that is ready to be read.
 
     An embedded data set is prepared on first use, without network access. Any other has to be
@@ -43,7 +43,7 @@ def prepared(name: str, data_dir: str | None, download: bool = False) -> Builder
     Raises:
         UserError: an unknown data set, or one that is not prepared.
     """
-    data_dir = data_dir or cache_folder()
+    data_dir = data_dir or find_cache_folder()
     if name in EMBEDDED:
         builder = _find_embedded(name, data_dir)
         _prepare(builder, download_config=tfds.download.DownloadConfig(try_download_gcs=False))
@@ -106,7 +106,7 @@ def _known_features() -> Iterator[None]:
     connector: Any = tfds.features.FeatureConnector
     usual = vars(connector)["cls_from_name"]
 
-    def known(name: str) -> Any:
+    def find_class(name: str) -> Any:
         loaded = name in connector._registered_features or name.rpartition(".")[0] in sys.modules
         if not loaded and "." in name and not name.startswith("tensorflow_datasets."):
             raise UserError(
@@ -116,14 +116,14 @@ def _known_features() -> Iterator[None]:
         return usual.__get__(None, connector)(name)
 
     with _LOOKUP:
-        connector.cls_from_name = staticmethod(known)
+        connector.cls_from_name = staticmethod(find_class)
         try:
             yield
         finally:
             connector.cls_from_name = usual
 
 
-def count(builder: Builder, split: str) -> int:
+def count_examples(builder: Builder, split: str) -> int:
     """Returns the number of examples in a split.
 
     Raises:
@@ -152,7 +152,7 @@ def check_format(builder: Builder) -> None:
         )
 
 
-def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
+def open_shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
     """Returns the records of a split, such as "train", "train[:90%]" or "train+test".
 
     Args:
@@ -163,7 +163,7 @@ def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
     Raises:
         UserError: no such split, an empty one, or files that are not TFRecord.
     """
-    count(builder, split)
+    count_examples(builder, split)
     check_format(builder)
     pieces = [
         Piece(str(part.filename), part.examples_in_shard, part.skip)
@@ -171,10 +171,10 @@ def shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
         else Piece(str(part.filename), part.take, part.skip)
         for part in builder.info.splits[split].file_instructions
     ]
-    return Shards(checked(pieces), shuffle=shuffle)
+    return Shards(check_pieces(pieces), shuffle=shuffle)
 
 
-def image_and_label(builder: Builder, image: str, label: str) -> tuple[str, str]:
+def find_image_and_label(builder: Builder, image: str, label: str) -> tuple[str, str]:
     """Returns the names of the image and of the class label of an example.
 
     Args:
@@ -201,9 +201,9 @@ def image_and_label(builder: Builder, image: str, label: str) -> tuple[str, str]
     return found[0], found[1]
 
 
-def in_memory(builder: Builder, split: str) -> Batch:
+def load_split(builder: Builder, split: str) -> Batch:
     """Returns all examples of a split in order, as nested NumPy arrays; for small data sets."""
-    count(builder, split)
+    count_examples(builder, split)
     dataset = builder.as_dataset(split=split, shuffle_files=False)
     examples = list(dataset.as_numpy_iterator())
     return tf.nest.map_structure(lambda *parts: np.stack(parts), *examples)
@@ -213,7 +213,7 @@ def _prepare(builder: Builder, **options: Any) -> None:
     """Prepares a data set, with one line instead of the messages and progress bars of TFDS."""
     if builder.is_prepared():
         return
-    with _alone(builder):
+    with _locked(builder):
         if builder.is_prepared():  # by another process, meanwhile
             builder.info.read_from_directory(builder.data_dir)
             return
@@ -224,7 +224,7 @@ def _prepare(builder: Builder, **options: Any) -> None:
 
 
 @contextlib.contextmanager
-def _alone(builder: Builder) -> Iterator[None]:
+def _locked(builder: Builder) -> Iterator[None]:
     """Lets one process at a time prepare a data set on a disk, as TFDS does not."""
     folder = str(builder.data_dir_root)
     if files.is_remote(folder):

@@ -43,7 +43,7 @@ def encode(example: dict[str, Any], features: dict[str, Feature]) -> bytes:
     return record.SerializeToString(deterministic=True)
 
 
-def parser(features: dict[str, Feature]) -> Parser:
+def build_parser(features: dict[str, Feature]) -> Parser:
     """Returns a function from a vector of records to examples, for use in `Dataset.map`.
 
     The function takes records (batch,) and the names (batch,) to give them in errors, both string

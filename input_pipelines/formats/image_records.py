@@ -28,7 +28,7 @@ class ImageRecords:
     first_class: int = 0
     classes: tuple[str, ...] = ()
 
-    def parser(self, found: Manifest) -> Any:
+    def build_parser(self, found: Manifest) -> Any:
         """Returns the function that makes {"image", "label"} of records (batch,).
 
         It raises `tf.errors.InvalidArgumentError` for a label that is none of the classes.
@@ -55,14 +55,14 @@ class ImageRecords:
             )
         image = Feature("string", (), "image")
         stored = Feature("string" if label.dtype == "string" else "int64")
-        parse = example_proto.parser({self.image: image, self.label: stored})
+        parse = example_proto.build_parser({self.image: image, self.label: stored})
         number = self._find_label if label.dtype == "string" else self._parse_class_id
 
-        def parsed(records: Tensor) -> Batch:
+        def parse_records(records: Tensor) -> Batch:
             values = parse(records, tf.fill(tf.shape(records), ""))
             return {"image": values[self.image], "label": number(values[self.label])}
 
-        return parsed
+        return parse_records
 
     def _parse_class_id(self, labels: Tensor) -> Tensor:
         first, end = self.first_class, self.first_class + self.num_classes
@@ -80,7 +80,7 @@ class ImageRecords:
         return tf.cast(tf.argmax(equal, axis=1), tf.int32)
 
 
-def image_parser(found: Manifest, name: str) -> Any:
+def build_image_parser(found: Manifest, name: str) -> Any:
     """Returns the function that makes {"image"} of records (batch,), to predict them.
 
     Args:
@@ -96,7 +96,7 @@ def image_parser(found: Manifest, name: str) -> Any:
             f"{_describe_data(found)}: images need the feature {name!r}, of encoding 'image'."
         )
     chosen = name if _is_image(found, name) else images[0]
-    parse = example_proto.parser({chosen: Feature("string", (), "image")})
+    parse = example_proto.build_parser({chosen: Feature("string", (), "image")})
     return lambda records: {"image": parse(records, tf.fill(tf.shape(records), ""))[chosen]}
 
 

@@ -109,11 +109,11 @@ class Manifest:
     compression: str = ""
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def path(self, shard: Shard) -> str:
+    def build_path(self, shard: Shard) -> str:
         """Returns the path of a shard."""
         return files.join(self.folder, shard.name)
 
-    def shards(self, split: str) -> tuple[Shard, ...]:
+    def list_shards(self, split: str) -> tuple[Shard, ...]:
         """Returns the shards of a split.
 
         Raises:
@@ -124,11 +124,11 @@ class Manifest:
                 f"The data set in {self.folder} has no split {split!r}."
                 f"{did_you_mean(split, self.splits)}"
             )
-        if not self.examples(split):
+        if not self.count_examples(split):
             raise UserError(f"The split {split!r} of the data set in {self.folder} is empty.")
         return self.splits[split]
 
-    def examples(self, split: str) -> int:
+    def count_examples(self, split: str) -> int:
         """Returns the number of examples in a split."""
         return sum(shard.examples for shard in self.splits[split])
 

@@ -22,7 +22,7 @@ class ImageError(ValueError):
     """An image that cannot be used: the end of a sentence that begins with the file's name."""
 
 
-def pixels(data: bytes, channels: int | None = None) -> np.ndarray:
+def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:
     """Returns the upright pixels of an image, of the first one if there are several.
 
     Transparency is dropped. Of 16 bits the upper 8 are kept, as TensorFlow does.
@@ -61,12 +61,12 @@ def to_png(data: bytes) -> bytes:
     """Returns an image of any of the formats as a PNG, with the same pixels; see `pixels`."""
     from PIL import Image
 
-    found, file = pixels(data), io.BytesIO()
+    found, file = read_pixels(data), io.BytesIO()
     Image.fromarray(found[..., 0] if found.shape[-1] == 1 else found).save(file, "PNG")
     return file.getvalue()
 
 
-def orientation(data: bytes) -> int:
+def read_orientation(data: bytes) -> int:
     """Returns the orientation that the EXIF data of an image, or its XMP, state, from 1 to 8.
 
     Returns:

@@ -44,12 +44,12 @@ def tfrecord(columns: Columns, errors: Errors) -> bytes:
     with the same bytes in every row.
     """
     if errors:
-        columns = {**columns, ERROR: [errors.get(n, "") for n in range(_count(columns))]}
+        columns = {**columns, ERROR: [errors.get(n, "") for n in range(_count_rows(columns))]}
     entries = {name: _encode_entries(name, columns[name]) for name in sorted(columns)}
     rows = zip(*entries.values())
     if errors:
         rows = (_drop_values(entries, n, row, errors) for n, row in enumerate(rows))
-    return records.framed(lambda size: b"\x0a" + _encode_varint(size), map(b"".join, rows))
+    return records.frame_records(lambda size: b"\x0a" + _encode_varint(size), map(b"".join, rows))
 
 
 def _drop_values(
@@ -78,13 +78,13 @@ def parquet(columns: Columns, errors: Errors, with_errors: bool = False) -> byte
         raise UserError(
             f"--format=parquet needs pyarrow: run `{installation.command('bigquery')}`."
         ) from error
-    missing = np.isin(np.arange(_count(columns)), list(errors))
+    missing = np.isin(np.arange(_count_rows(columns)), list(errors))
     table = {}
     for name, values in columns.items():
         mask = missing if errors and name not in KEYS else None
         table[name] = _to_arrow(pyarrow, values, mask)
     if errors or with_errors:
-        reasons = [errors.get(n) for n in range(_count(columns))]
+        reasons = [errors.get(n) for n in range(_count_rows(columns))]
         table[ERROR] = pyarrow.array(reasons, pyarrow.string())
     written = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(table), written)
@@ -144,7 +144,7 @@ def _encode_entries(name: str, values: Any) -> list[bytes]:
     flat = array.reshape(len(array), -1)
     if array.dtype.kind == "f":
         data, size = flat.astype("<f4").tobytes(), 4 * flat.shape[1]
-        begin = _begin(size, 2, key)
+        begin = _encode_begin(size, 2, key)
         return [begin + data[n * size : (n + 1) * size] for n in range(len(array))]
     if array.dtype.kind not in "iub":
         return [_encode_texts(key, tuple(row)) for row in flat.tolist()]
@@ -152,7 +152,7 @@ def _encode_entries(name: str, values: Any) -> list[bytes]:
         packed = [_encode_varint(item & _MASK) for item in flat[:, 0].tolist()]
     else:
         packed = [b"".join([_encode_varint(item & _MASK) for item in row]) for row in flat.tolist()]
-    return [_begin(len(items), 3, key) + items for items in packed]
+    return [_encode_begin(len(items), 3, key) + items for items in packed]
 
 
 @functools.lru_cache(maxsize=1024)  # many rows are of one file, or of one class
@@ -162,19 +162,19 @@ def _encode_texts(key: bytes, texts: tuple[str, ...]) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)  # a column's rows are of few sizes
-def _begin(size: int, kind: int, key: bytes) -> bytes:
+def _encode_begin(size: int, kind: int, key: bytes) -> bytes:
     """Returns an entry up to its packed numbers: the key, the kind of list, and all lengths."""
     packed = b"\x0a" + _encode_varint(size)
-    listed = _tag(kind) + _encode_varint(len(packed) + size) + packed
-    feature = _tag(2) + _encode_varint(len(listed) + size) + listed
-    return _tag(1) + _encode_varint(len(key) + len(feature) + size) + key + feature
+    listed = _encode_tag(kind) + _encode_varint(len(packed) + size) + packed
+    feature = _encode_tag(2) + _encode_varint(len(listed) + size) + listed
+    return _encode_tag(1) + _encode_varint(len(key) + len(feature) + size) + key + feature
 
 
 def _encode_message(field: int, content: bytes) -> bytes:
-    return _tag(field) + _encode_varint(len(content)) + content
+    return _encode_tag(field) + _encode_varint(len(content)) + content
 
 
-def _tag(field: int) -> bytes:
+def _encode_tag(field: int) -> bytes:
     return bytes([field << 3 | 2])  # 2: what follows states its length
 
 
@@ -187,5 +187,5 @@ def _encode_varint(number: int) -> bytes:
     return bytes([*found, number])
 
 
-def _count(columns: Columns) -> int:
+def _count_rows(columns: Columns) -> int:
     return len(next(iter(columns.values())))

@@ -70,12 +70,12 @@ class Row(NamedTuple):
     values: dict[str, Any]
 
 
-def suffix(path: str) -> str:
+def find_suffix(path: str) -> str:
     """Returns the suffix that names a file's format, in lower case and without .gz."""
     return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 
-def rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
+def read_rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
     """Yields the records of a table in order.
 
     Args:
@@ -86,7 +86,7 @@ def rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
         UserError: the file is no table, or a record cannot be read; names the file and the line.
     """
     with _open_file(path) as file:
-        found = _format(path, file)
+        found = _detect_format(path, file)
         if found == _TEXT:
             raise UserError(
                 f"{path} is not a table: give JSON, or a file that ends in {', '.join(TABLES)}."
@@ -94,7 +94,7 @@ def rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
         yield from _read_rows(path, file, found, 0, None, skip_spaces)
 
 
-def documents(
+def read_documents(
     path: str, field: str, begin: int = 0, end: int | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yields the texts that a file holds, each with its place: a text file is one.
@@ -112,7 +112,7 @@ def documents(
         yield from _read_documents(path, file, field, begin, end)
 
 
-def texts(path: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
+def read_texts(path: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
     """Yields the lines of a text file, or the texts of a table, each with its place.
 
     Args:
@@ -139,7 +139,7 @@ def _open_file(path: str) -> Iterator[Any]:
     Raises:
         UserError: there is no such file, or its compressed data are damaged.
     """
-    with tfrecord.opened(path) as raw, _decompress(path, raw) as file:
+    with tfrecord.open_file(path) as raw, _decompress(path, raw) as file:
         yield file
 
 
@@ -159,9 +159,9 @@ def _peek(file: Any) -> bytes:
     return file.peek(1 << 12)
 
 
-def _format(path: str, file: Any) -> str:
+def _detect_format(path: str, file: Any) -> str:
     """Returns the format of a file that is at its beginning: one of `TABLES`, or `_TEXT`."""
-    found = suffix(path)
+    found = find_suffix(path)
     if found in (*_DELIMITERS, *JSON_LINES):
         return found
     start = _peek(file).removeprefix(_MARK).lstrip()[:1]
@@ -192,7 +192,7 @@ def _is_json(data: bytes) -> bool:
 def _read_documents(
     path: str, file: Any, field: str, begin: int, end: int | None
 ) -> Iterator[tuple[str, str]]:
-    found = _format(path, file)
+    found = _detect_format(path, file)
     if found == _TEXT:
         # As Python reads text: a line's end is no part of what an author wrote.
         yield path, _decode_text(file.read(), path).replace("\r\n", "\n").replace("\r", "\n")
@@ -252,8 +252,8 @@ def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) ->
             found = [o for o in others if o != delimiter and o in header[0]]
             if len(header) == 1 and found:
                 raise UserError(
-                    f"{_name_delimiters(path, found[0], delimiter)}, or, if this is the name of "
-                    "its only column, put it in quotes."
+                    f"{_describe_delimiters(path, found[0], delimiter)}, or, if this is the name "
+                    "of its only column, put it in quotes."
                 )
             twice = {name for name in header if name and header.count(name) > 1}
             if twice:
@@ -262,14 +262,14 @@ def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) ->
         # The first column of a table with another separator, as R and LibreOffice write it.
         first = None if header else _QUOTED_COLUMN.match(start)
         if first and (other := first[1].decode()) != delimiter:
-            raise UserError(f"{_name_delimiters(path, other, delimiter)}.") from error
+            raise UserError(f"{_describe_delimiters(path, other, delimiter)}.") from error
         raise UserError(
             f"{path} is not a table after line {reader.line_num}: {error}. A value that holds "
             "quotes is put in quotes, and they are doubled."
         ) from error
 
 
-def _name_delimiters(path: str, found: str, needed: str) -> str:
+def _describe_delimiters(path: str, found: str, needed: str) -> str:
     """Returns which separator a table has, and which it needs."""
     return (
         f"The first line of {path} is separated by {found!r}, not by {needed!r}: save the table "

@@ -34,14 +34,14 @@ _LONG = 10.0  # seconds of counting that deserve a word
 _log = logging.getLogger(__name__)
 
 
-def frame(record: bytes) -> bytes:
+def frame_record(record: bytes) -> bytes:
     """Returns a record as the file holds it: with its length and both checksums."""
     return b"".join(
         (_encode_header(len(record)), record, struct.pack("<I", _compute_masked_crc(record)))
     )
 
 
-def framed(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> bytes:
+def frame_records(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> bytes:
     """Returns many records as a file holds them, each in two parts; see `frame`.
 
     Args:
@@ -50,13 +50,13 @@ def framed(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> bytes:
     """
 
     @functools.lru_cache(maxsize=4096)
-    def head(size: int) -> tuple[bytes, int]:
+    def encode_head(size: int) -> tuple[bytes, int]:
         first = begin(size)
         return _encode_header(len(first) + size) + first, google_crc32c.value(first)
 
     parts, checksum, pack = [], google_crc32c.extend, struct.Struct("<I").pack
     for rest in rests:
-        before, crc = head(len(rest))
+        before, crc = encode_head(len(rest))
         parts += (before, rest, pack(_mask_crc(checksum(crc, rest))))
     return b"".join(parts)
 
@@ -67,7 +67,7 @@ def _encode_header(size: int) -> bytes:
     return length + struct.pack("<I", _compute_masked_crc(length))
 
 
-def unframed(framed: bytes) -> bytes:
+def unframe_record(framed: bytes) -> bytes:
     """Returns the record that `frame` framed.
 
     Raises:
@@ -94,7 +94,7 @@ def write(path: str, records: Iterable[bytes], compression: str = "") -> Shard:
     Raises:
         OSError: it could not be written; there is no such file then, or the earlier one.
     """
-    written = _Written(records, compression)
+    written = _RecordPieces(records, compression)
     files.write_whole(path, written)
     offsets = () if compression else tuple(written.offsets)
     return Shard(
@@ -102,7 +102,7 @@ def write(path: str, records: Iterable[bytes], compression: str = "") -> Shard:
     )
 
 
-class _Written:
+class _RecordPieces:
     """The content of a file of records in pieces, which are counted and summed as they pass."""
 
     def __init__(self, records: Iterable[bytes], compression: str):
@@ -122,7 +122,7 @@ class _Written:
             for record in self._records:
                 if self.examples % INDEX_EVERY == 0:
                     self.offsets.append(position)
-                framed = frame(record)
+                framed = frame_record(record)
                 target.write(framed)
                 position += len(framed)
                 self.examples += 1
@@ -139,13 +139,13 @@ def _take_written(pending: io.BytesIO) -> bytes:
     return piece
 
 
-def checksum(path: str) -> str:
+def compute_checksum(path: str) -> str:
     """Returns the CRC32C of a file's bytes as eight hexadecimal digits."""
-    with opened(path) as file:
+    with open_file(path) as file:
         return checksums.crc32c(file)
 
 
-def scan(path: str, compression: str = "") -> Shard:
+def scan_shard(path: str, compression: str = "") -> Shard:
     """Returns the shard that a file holds, after reading every record and checking its checksums.
 
     Raises:
@@ -153,7 +153,7 @@ def scan(path: str, compression: str = "") -> Shard:
     """
     examples, offsets, size = 0, [], files.size(path) or 0
     started, due = time.monotonic(), _LONG
-    for number, (position, _) in enumerate(records(path, compression)):
+    for number, (position, _) in enumerate(read_records(path, compression)):
         if number % INDEX_EVERY == 0:
             offsets.append(position)
         examples += 1
@@ -165,10 +165,12 @@ def scan(path: str, compression: str = "") -> Shard:
                 *(path, f"{examples:,}", position / 2**20, seconds),
                 *(size / 2**20, ", compressed" if compression else ""),
             )
-    return Shard(path, examples, size, checksum(path), () if compression else tuple(offsets))
+    return Shard(
+        path, examples, size, compute_checksum(path), () if compression else tuple(offsets)
+    )
 
 
-def records(path: str, compression: str = "", first: int = 0) -> Iterator[tuple[int, bytes]]:
+def read_records(path: str, compression: str = "", first: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields each record of a file with its position in the (decompressed) file.
 
     Args:
@@ -181,7 +183,7 @@ def records(path: str, compression: str = "", first: int = 0) -> Iterator[tuple[
             counted from the first that was read.
     """
     number, position = 0, first
-    with opened(path) as raw:
+    with open_file(path) as raw:
         size = files.size(path) or 0
         raw.seek(first)
         if compression == "GZIP":
@@ -206,18 +208,18 @@ def find_compression(path: str) -> str:
     Raises:
         UserError: the file is missing.
     """
-    with opened(path) as file:
+    with open_file(path) as file:
         header = file.read(_HEADER)
     packed = header[:2] == b"\x1f\x8b" and len(header) == _HEADER and not _is_length(header)
     return "GZIP" if packed else ""
 
 
-def most_records(size: int) -> int:
+def compute_max_records(size: int) -> int:
     """Returns the most records that a file of this many bytes can hold, compressed or not."""
     return _DEFLATE * size // OVERHEAD
 
 
-def readable(path: str, position: int, count: int) -> int:
+def count_readable(path: str, position: int, count: int) -> int:
     """Returns how many records TensorFlow can be asked for without ending this process.
 
     Its reader allocates the length that a record states before it reads, and crashes if the
@@ -253,7 +255,7 @@ def readable(path: str, position: int, count: int) -> int:
     return count
 
 
-def opened(path: str) -> BinaryIO:
+def open_file(path: str) -> BinaryIO:
     """Opens a file, local or in a bucket, for reading.
 
     Raises:
@@ -264,14 +266,14 @@ def opened(path: str) -> BinaryIO:
 
         if not tf.io.gfile.exists(path):
             raise UserError(f"There is no file {path}.")
-        return io.BufferedReader(_Remote(tf.io.gfile.GFile(path, "rb")), _PIECE)
+        return io.BufferedReader(_RemoteFile(tf.io.gfile.GFile(path, "rb")), _PIECE)
     try:
         return files.open_file(path)
     except OSError as error:
         raise UserError(f"The file {path} cannot be read: {error.strerror or error}.") from error
 
 
-class _Remote(io.RawIOBase):
+class _RemoteFile(io.RawIOBase):
     """A file of TensorFlow's file systems as Python's buffered reader expects it.
 
     Without a buffer of Python's own, each read of a few bytes would be a call into TensorFlow.

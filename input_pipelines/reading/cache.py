@@ -27,7 +27,7 @@ from tftpu.storage.buckets import Stored
 PATIENCE = 60.0  # seconds to wait for other readers to release files
 
 
-def of(data: Streamed) -> "Cache | None":
+def from_data(data: Streamed) -> "Cache | None":
     """Returns the cache that a data set asks for with `cache_dir`, or None.
 
     Raises:
@@ -60,7 +60,7 @@ class Cache:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
-    def file(self, uri: str, expected: Stored) -> Iterator[Path]:
+    def local_copy(self, uri: str, expected: Stored) -> Iterator[Path]:
         """Yields a local copy of a bucket file, which stays while the block runs.
 
         Another process that wants the same file meanwhile waits for this one's download.
@@ -101,12 +101,12 @@ class Cache:
         if before:
             before.close()  # before waiting for the next, so that readers never deadlock
         held = contextlib.ExitStack()
-        path = held.enter_context(self.file(uri, expected))
+        path = held.enter_context(self.local_copy(uri, expected))
         with self._holding:
             self._held[reader] = held
         return path
 
-    def size(self) -> int:
+    def measure_size(self) -> int:
         """Returns the bytes of all files, including downloads in progress."""
         return sum(_parse_size(path) for path in self._list_files())
 
@@ -123,12 +123,12 @@ class Cache:
         path.unlink(missing_ok=True)  # a copy that does not match its checksum
         part = path.with_name(path.name + ".part")
         end = time.monotonic() + PATIENCE
-        while not self._reserve(part, expected.bytes):
+        while not self._reserve_room(part, expected.bytes):
             if time.monotonic() > end:
                 raise UserError(
                     f"The cache in {self.folder} may hold {self.limit:,} bytes. {uri} needs "
-                    f"{expected.bytes:,}, and {self.size():,} are in use, by all runs that share "
-                    "it: set data.cache_gb to more, or leave data.cache_dir out."
+                    f"{expected.bytes:,}, and {self.measure_size():,} are in use, by all runs "
+                    "that share it: set data.cache_gb to more, or leave data.cache_dir out."
                 )
             time.sleep(0.05)
         try:
@@ -137,12 +137,12 @@ class Cache:
         finally:
             part.unlink(missing_ok=True)
 
-    def _reserve(self, part: Path, needed: int) -> bool:
+    def _reserve_room(self, part: Path, needed: int) -> bool:
         """Reserves room for a download, removing files that nobody uses; returns success."""
         with open(self.folder / "lock", "a") as whole:
             fcntl.flock(whole, fcntl.LOCK_EX)
             part.unlink(missing_ok=True)
-            used = self.size()
+            used = self.measure_size()
             for path in sorted(self._list_files(), key=_read_last_use):
                 if used + needed <= self.limit:
                     break

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 
-def cache_folder() -> str:
+def find_cache_folder() -> str:
     """Returns $TFTPU_CACHE, or `tftpu/data` in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return str(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu" / "data")

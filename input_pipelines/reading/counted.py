@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
-from tftpu.input_pipelines.reading.cache_folder import cache_folder
+from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
 from tftpu.storage import files
 from tftpu.storage.checksums import check_seal, sealed
 
@@ -64,7 +64,9 @@ def find_features(folder: str, split: str, compression: str = "") -> dict[str, F
 
     for name in _list_names(folder, split):
         path = files.join(folder, name)
-        for _, record in tfrecord.records(path, compression or tfrecord.find_compression(path)):
+        for _, record in tfrecord.read_records(
+            path, compression or tfrecord.find_compression(path)
+        ):
             return example_proto.find_features(record, f"record 0 of {path}")
     return {}
 
@@ -126,11 +128,13 @@ def _count_file(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     size = files.size(path)
     changed = os.path.getmtime(path) if not files.is_remote(path) else 0
     key = json.dumps([os.path.abspath(path) if changed else path, size, changed, compression])
-    note = files.join(cache_folder(), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json")
+    note = files.join(
+        find_cache_folder(), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json"
+    )
     kept = _read_note(note)
     if kept is not None:
         return dataclasses.replace(kept, name=name), compression
-    found = dataclasses.replace(tfrecord.scan(path, compression), name=name)
+    found = dataclasses.replace(tfrecord.scan_shard(path, compression), name=name)
     files.write_whole(note, sealed(json.dumps({"shard": dataclasses.asdict(found)})))
     return found, compression
 

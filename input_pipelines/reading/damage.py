@@ -25,18 +25,18 @@ class Damage(NamedTuple):
     reason: str
     empty: frozenset[int]
 
-    def of(self, record: int) -> str:
+    def describe_record(self, record: int) -> str:
         """Returns what is wrong with a record; "" if nothing is."""
         if record in self.empty:
             return "is empty: whatever wrote the file stored nothing there"
         return f"cannot be read: {self.reason}" if record >= self.record else ""
 
 
-def scan(path: str, compression: str) -> Damage:
+def scan_file(path: str, compression: str) -> Damage:
     """Reads a file, up to the first record that cannot be read."""
     number, empty = 0, []
     try:
-        for _, record in tfrecord.records(path, compression):
+        for _, record in tfrecord.read_records(path, compression):
             if not record:
                 empty.append(number)
             number += 1
@@ -45,17 +45,17 @@ def scan(path: str, compression: str) -> Damage:
     return Damage(number, "the file ends before it", frozenset(empty))
 
 
-def readable(path: Tensor, position: Tensor, count: Tensor) -> Tensor:
+def count_readable(path: Tensor, position: Tensor, count: Tensor) -> Tensor:
     """Returns `tfrecord.readable` of tensors, (), int64; this process has to compute it."""
 
-    def of_values(path: bytes, position: np.int64, count: np.int64) -> np.int64:
-        return np.int64(tfrecord.readable(path.decode(), int(position), int(count)))
+    def count_values(path: bytes, position: np.int64, count: np.int64) -> np.int64:
+        return np.int64(tfrecord.count_readable(path.decode(), int(position), int(count)))
 
-    found = tf.numpy_function(of_values, [path, position, count], tf.int64)
+    found = tf.numpy_function(count_values, [path, position, count], tf.int64)
     return tf.ensure_shape(found, ())
 
 
-def refuse_impossible(paths: Sequence[str], counts: Sequence[int]) -> None:
+def check_lengths(paths: Sequence[str], counts: Sequence[int]) -> None:
     """Refuses files in which a record states a length that the file does not have.
 
     Args:
@@ -66,7 +66,7 @@ def refuse_impossible(paths: Sequence[str], counts: Sequence[int]) -> None:
         UserError: there is such a record; names it.
     """
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(tfrecord.readable, paths, [0] * len(paths), counts))
+        found = list(pool.map(tfrecord.count_readable, paths, [0] * len(paths), counts))
     for path, count, good in zip(paths, counts, found):
         if good < count:
             raise UserError(
@@ -74,7 +74,7 @@ def refuse_impossible(paths: Sequence[str], counts: Sequence[int]) -> None:
             )
 
 
-def whatever_fails(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
+def ignore_failures(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
     """Returns `count` elements (record, meaningless number), with "" for missing records.
 
     An attempt that fails uses up a number, too, and the numbers end after one more than there are
@@ -85,7 +85,7 @@ def whatever_fails(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
     return attempts.ignore_errors(log_warning=False).concatenate(lost).take(count)
 
 
-def opened(path: Tensor) -> tf.data.Dataset:
+def probe_file(path: Tensor) -> tf.data.Dataset:
     """Returns one element, or the error that opening the file gives, which names the file."""
     first = tf.data.FixedLengthRecordDataset(path, record_bytes=1, buffer_size=1)
     end: Any = tf.data.Dataset.from_tensors("")

@@ -14,7 +14,7 @@ from tftpu.input_pipelines.reading import indexed
 from tftpu.input_pipelines.tensors import Batch, Tensor
 
 
-def share_of_host(global_batch_size: int, hosts: int) -> int:
+def compute_host_batch_size(global_batch_size: int, hosts: int) -> int:
     """Returns the number of examples of a global batch that each host holds.
 
     Raises:
@@ -26,7 +26,7 @@ def share_of_host(global_batch_size: int, hosts: int) -> int:
 
 
 @dataclasses.dataclass
-class Training:
+class ArrayPipeline:
     """An endless, shuffled, batched dataset that can start at any step.
 
     Args:
@@ -59,7 +59,7 @@ class Training:
         Raises:
             UserError: the number of hosts does not divide the global batch size.
         """
-        share = share_of_host(self.global_batch_size, hosts)
+        share = compute_host_batch_size(self.global_batch_size, hosts)
         examples = tf.nest.map_structure(tf.constant, self.examples)
         places = tf.constant(np.arange(share) + host * share, tf.int64)
 

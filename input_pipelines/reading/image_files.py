@@ -74,7 +74,7 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     Raises:
         UserError: there is no such folder on this machine.
     """
-    tree = listing.scan(folder, follow_links=True)
+    tree = listing.scan_folder(folder, follow_links=True)
     sizes = tree.sizes
     if not sizes and not files.is_remote(folder) and not os.path.isdir(folder):
         raise UserError(_explain_missing_folder(folder))
@@ -107,7 +107,7 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part in _OF_PROGRAMS for part in name.split("/"))
 
 
-def splits_in(folder: str, classes: Sequence[str] = ()) -> Splits:
+def list_splits(folder: str, classes: Sequence[str] = ()) -> Splits:
     """Returns the splits of a folder; none if its folders are classes.
 
     Args:
@@ -144,7 +144,7 @@ def _has_classes(found: Iterable[str], classes: Sequence[str]) -> bool:
 
 
 def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the classes of each split; see `splits_in`."""
+    """Returns the classes of each split; see `list_splits`."""
     inside: dict[str, list[str]] = {}
     for name in found:
         top, slash, rest = name.partition("/")
@@ -195,7 +195,7 @@ def _show_classes(names: Collection[str]) -> str:
     return f"`classes`, as classes={shlex.quote(','.join(sorted(names)))}"
 
 
-def share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
+def select_share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
     """Returns a share of the images of each class, or the rest.
 
     Which images are held out depends on their names only, and not on the other classes.
@@ -219,7 +219,7 @@ def _hash_name(name: str) -> bytes:
     return hashlib.blake2b(os.fsencode(name), digest_size=16).digest()
 
 
-def in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
+def list_in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
     """Lists the images of a folder that has one subfolder for each class.
 
     Args:

@@ -17,7 +17,7 @@ _ID = re.compile(r"(-?[0-9]+)(\.0*)?")  # 3.0: pandas writes such ids where a la
 _MOST_CLASSES = 1 << 24  # of class ids; more is a mistake, and would be a model of many GB
 
 
-def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> ImageFiles:
+def list_in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> ImageFiles:
     """Lists the images that a table names, in its columns image and label.
 
     An image is a path relative to the folder of the table. Labels are class ids if all of them are
@@ -34,8 +34,8 @@ def in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> Im
             names the record.
     """
     folder = os.path.dirname(path) or "."
-    rows = list(text_files.rows(path, skip_spaces=True))  # if it is missing, nothing is listed
-    tree = listing.scan(folder)
+    rows = list(text_files.read_rows(path, skip_spaces=True))  # if it is missing, nothing is listed
+    tree = listing.scan_folder(folder)
     images = [_read_image(row, folder, tree.sizes) for row in rows]
     listing.warn_of_links(folder, tree.links, images)
     labels = [_read_label(row) for row in rows]
@@ -71,7 +71,7 @@ def find_index(folder: str, split: str) -> str:
 
 
 def _is_index(name: str, split: str) -> bool:
-    suffix = text_files.suffix(name)
+    suffix = text_files.find_suffix(name)
     stem = name[: name.lower().rfind(suffix)] if suffix in text_files.TABLES else ""
     return stem == split
 

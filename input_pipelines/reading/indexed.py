@@ -5,10 +5,10 @@ import tensorflow as tf
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading import order
-from tftpu.input_pipelines.tensors import Tensor, untranslated
+from tftpu.input_pipelines.tensors import Tensor, skip_autograph
 
 
-class Indexed:
+class IndexedRecords:
     """Examples by number; each epoch is one permutation of all of them (see `order`).
 
     A record is its number: the pipeline's `parse` fetches the example.
@@ -23,15 +23,15 @@ class Indexed:
             raise UserError("The data set has no examples.")
         self._paths = paths
 
-    def names(self, numbers: Tensor) -> Tensor:
+    def describe_records(self, numbers: Tensor) -> Tensor:
         """Returns the names of examples for errors: their files."""
         return tf.gather(self._paths, numbers)
 
-    def lost(self, number: int) -> str:
+    def explain_loss(self, number: int) -> str:
         """Returns "": a record is a number, and is never lost."""
         return ""
 
-    def drawn(
+    def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1
     ) -> tf.data.Dataset:
         """Returns one host's part of each global batch from a step on.
@@ -49,11 +49,11 @@ class Indexed:
 
         return tf.data.Dataset.range(step, tf.int64.max).map(batch)
 
-    def once(self) -> tf.data.Dataset:
+    def iterate_once(self) -> tf.data.Dataset:
         """Returns every record once, with its number."""
         return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
-    def between(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
+    def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
         """Returns the numbers from `first` to below `last`, twice; see `pipeline.RecordSource`."""
 
         def batch(begin: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +63,7 @@ class Indexed:
         return tf.data.Dataset.range(first, last, size).map(batch)
 
 
-@untranslated
+@skip_autograph
 def draw(count: int, seed: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the examples at positions of the endless stream, and their seeds.
 
@@ -78,5 +78,5 @@ def draw(count: int, seed: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     epochs = positions // count
     run = tf.fill(tf.shape(positions), tf.constant(seed, tf.int64))
     key = tf.cast(tf.stack([run, epochs, epochs], axis=1), tf.int32)
-    numbers = order.shuffled(positions % count, count, key)
-    return numbers, order.seeds(run, epochs, numbers)
+    numbers = order.permute_places(positions % count, count, key)
+    return numbers, order.derive_seeds(run, epochs, numbers)

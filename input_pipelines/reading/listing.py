@@ -43,12 +43,12 @@ class Tree(NamedTuple):
     links: list[str]
 
 
-def tree(folder: str) -> dict[str, int]:
+def list_sizes(folder: str) -> dict[str, int]:
     """Returns the sizes of all regular files below a folder, by their sorted relative path."""
-    return scan(folder).sizes
+    return scan_folder(folder).sizes
 
 
-def scan(folder: str, follow_links: bool = False) -> Tree:
+def scan_folder(folder: str, follow_links: bool = False) -> Tree:
     """Lists all that is below a folder.
 
     Args:
@@ -76,7 +76,7 @@ def scan(folder: str, follow_links: bool = False) -> Tree:
         read.append(path)
         for entry in entries:
             name = f"{path}/{entry.name}" if path else entry.name
-            kind, size = _examine(entry)
+            kind, size = _examine_entry(entry)
             if kind == _FOLDER:
                 if entry.is_symlink() and not follow_links:
                     continue
@@ -98,7 +98,7 @@ def scan(folder: str, follow_links: bool = False) -> Tree:
     return Tree(sizes, unusable, unreadable, circles, empty, sorted(links))
 
 
-def _examine(entry: os.DirEntry[str]) -> tuple[str, int]:
+def _examine_entry(entry: os.DirEntry[str]) -> tuple[str, int]:
     """Returns the kind of an entry, and its bytes if it is a file.
 
     It takes one call of the system for a file, and none for a folder: these take long on NFS.
@@ -175,7 +175,7 @@ def _warn_of_links(folder: str, links: str) -> None:
     _log.warning("Images of %s are read from outside of it: %s.", folder, links)
 
 
-def matching(pattern: str) -> dict[str, int]:
+def find_matches(pattern: str) -> dict[str, int]:
     """Returns the sizes of the files that match a pattern (*, ?, [...]), by their sorted path.
 
     As in a shell, a hidden file or folder (.DS_Store) has to be named.
@@ -186,19 +186,19 @@ def matching(pattern: str) -> dict[str, int]:
     if not _WILDCARD.search(pattern) and not files.is_remote(pattern):
         size = files.size(pattern)
         return {} if size is None else {pattern: size}
-    found = {f"{folder}/{name}": size for name, size in tree(folder).items()}
+    found = {f"{folder}/{name}": size for name, size in list_sizes(folder).items()}
     if "/." not in pattern.removeprefix(folder):
         found = {path: n for path, n in found.items() if "/." not in path.removeprefix(folder)}
     return {path: size for path, size in found.items() if fnmatch.fnmatchcase(path, pattern)}
 
 
-def checksums(pattern: str) -> dict[str, str]:
+def list_checksums(pattern: str) -> dict[str, str]:
     """Returns the CRC32C of the files that match a pattern, by their sorted path."""
     if not files.is_remote(pattern):
-        return {path: buckets.checksum(path).crc32c for path in matching(pattern)}
+        return {path: buckets.checksum(path).crc32c for path in find_matches(pattern)}
     folder = _find_fixed_folder(pattern)
     stored = buckets.listing(folder)
-    return {path: stored[path.removeprefix(f"{folder}/")].crc32c for path in matching(pattern)}
+    return {path: stored[path.removeprefix(f"{folder}/")].crc32c for path in find_matches(pattern)}
 
 
 def _find_fixed_folder(pattern: str) -> str:

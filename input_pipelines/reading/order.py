@@ -5,8 +5,8 @@ from k x global_batch_size on. Each epoch is a permutation of all examples, so a
 example exactly once, and a run that resumes at step k sees the examples it would have seen.
 
 With random access (arrays, files of images) the permutation is a Feistel network over all examples
-(`shuffled`). For records in files it is built so that a position can be reached without reading
-everything before it:
+(`permute_places`). For records in files it is built so that a position can be reached without
+reading everything before it:
 
 1. The shards are shuffled in each epoch and put one after another: a row of all examples.
 2. The row is cut into `Tracks`. Place j of every global batch is filled from track j // (G / T),
@@ -22,13 +22,13 @@ import dataclasses
 
 import tensorflow as tf
 
-from tftpu.input_pipelines.tensors import Tensor, untranslated
+from tftpu.input_pipelines.tensors import Tensor, skip_autograph
 
 _ROUNDS = 8
 
 
-@untranslated
-def shuffled(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
+@skip_autograph
+def permute_places(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
     """Returns the images of places under a permutation, without computing all of it.
 
     Args:
@@ -42,8 +42,8 @@ def shuffled(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
     )
 
 
-@untranslated
-def seeds(*words: Tensor) -> Tensor:
+@skip_autograph
+def derive_seeds(*words: Tensor) -> Tensor:
     """Returns random numbers (n, 2), int32, that depend only on the words, each (n,), int64."""
     stacked = tf.stack(words, axis=1)
     hashed = tf.fingerprint(tf.reshape(tf.bitcast(stacked, tf.uint8), (tf.shape(stacked)[0], -1)))
@@ -71,28 +71,28 @@ class Tracks:
         """The number of consecutive places of a batch that one track fills."""
         return self.global_batch_size // self.number
 
-    def before(self, track: Tensor, position: Tensor) -> Tensor:
+    def count_before(self, track: Tensor, position: Tensor) -> Tensor:
         """Returns the number of positions below `position` that a track fills."""
         whole, rest = position // self.global_batch_size, position % self.global_batch_size
         return whole * self.width + tf.clip_by_value(rest - track * self.width, 0, self.width)
 
-    def borders(self, epoch: Tensor) -> Tensor:
+    def compute_borders(self, epoch: Tensor) -> Tensor:
         """Returns the tracks' borders in an epoch's row: track t has [borders[t], borders[t + 1]).
 
         Returns:
             (number + 1,), int64.
         """
         track: Tensor = tf.range(self.number, dtype=tf.int64)
-        end = self.before(track, (epoch + 1) * self.count)
-        return tf.concat([[0], tf.cumsum(end - self.before(track, epoch * self.count))], 0)
+        end = self.count_before(track, (epoch + 1) * self.count)
+        return tf.concat([[0], tf.cumsum(end - self.count_before(track, epoch * self.count))], 0)
 
-    def at(self, track: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    def locate_step(self, track: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a track's epoch when a step begins, and the examples it has passed in it."""
         epoch = (step * self.global_batch_size + track * self.width) // self.count
-        return epoch, step * self.width - self.before(track, epoch * self.count)
+        return epoch, step * self.width - self.count_before(track, epoch * self.count)
 
 
-def tracks_of(global_batch_size: int, shards: int, at_most: int) -> int:
+def choose_track_count(global_batch_size: int, shards: int, at_most: int) -> int:
     """Returns the largest divisor of the batch size that exceeds neither limit."""
     return max(
         n

@@ -30,7 +30,7 @@ class Permutation:
         """Returns the number at each of the places, int64."""
         return self._walk(places, self._keys, swap=False)
 
-    def back(self, values: np.ndarray) -> np.ndarray:
+    def invert(self, values: np.ndarray) -> np.ndarray:
         """Returns the place of each of the numbers, int64: `back(forward(p)) == p`."""
         return self._walk(values, self._keys[::-1], swap=True)
 

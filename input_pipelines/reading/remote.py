@@ -19,7 +19,7 @@ from tftpu.input_pipelines.tensors import Tensor
 _TOGETHER = 1 << 20  # bytes of records that one call hands over: a call costs as much as 50 KB
 
 
-def records(path: Tensor, position: Tensor, count: Tensor) -> tf.data.Dataset:
+def read_records(path: Tensor, position: Tensor, count: Tensor) -> tf.data.Dataset:
     """Returns the records of a file from a position on; this process has to compute it.
 
     They end at the first that cannot be read, whatever the reason.
@@ -41,7 +41,7 @@ def _iterate_pieces(path: bytes, position: np.int64, count: np.int64) -> Iterato
     """Yields the records of a file in arrays (n,) of bytes objects."""
     piece: list[bytes] = []
     size, left = 0, int(count)
-    reader = tfrecord.records(path.decode(), first=int(position))
+    reader = tfrecord.read_records(path.decode(), first=int(position))
     while left:
         record = _read_next(reader)
         if record is None:

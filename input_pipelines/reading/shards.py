@@ -87,7 +87,7 @@ class Shards:
         counts = np.array([piece.examples for piece in self.pieces])
         index = np.cumsum([0, *(len(piece.offsets) for piece in self.pieces)])
         # Tensors that the graphs below share: a graph's own constants are copied with it.
-        self._tables = _Tables(
+        self._tables = _ShardTensors(
             paths=tf.constant([piece.path for piece in self.pieces]),
             counts=tf.constant(counts, tf.int64),
             firsts=tf.constant(np.cumsum(counts) - counts, tf.int64),
@@ -96,21 +96,21 @@ class Shards:
             offsets=tf.constant([o for p in self.pieces for o in p.offsets] or [0], tf.int64),
         )
 
-    def names(self, numbers: Tensor) -> Tensor:
+    def describe_records(self, numbers: Tensor) -> Tensor:
         """Returns the names of records for errors: their number in their file, and the file."""
         shard = tf.searchsorted(self._tables.firsts, numbers, side="right") - 1
         place = numbers - tf.gather(self._tables.firsts - self._tables.skips, shard)
         path = tf.gather(self._tables.paths, shard)
         return tf.strings.join(["record ", tf.strings.as_string(place), " of ", path])
 
-    def places(self, numbers: range) -> tuple[list[str], list[int]]:
+    def locate_records(self, numbers: range) -> tuple[list[str], list[int]]:
         """Returns the file of each record, and its number in its file."""
         firsts = self._tables.firsts.numpy()
         shards = np.searchsorted(firsts, np.arange(numbers.start, numbers.stop), side="right") - 1
         found = [(self.pieces[shard], n - int(firsts[shard])) for shard, n in zip(shards, numbers)]
         return [piece.path for piece, _ in found], [piece.first + n for piece, n in found]
 
-    def lost(self, number: int) -> str:
+    def explain_loss(self, number: int) -> str:
         """Returns why a record could not be read; "" if it can be.
 
         A record behind a corrupt one is lost, too: TensorFlow reads no further.
@@ -122,30 +122,30 @@ class Shards:
         shard = int(np.searchsorted(firsts, number, side="right")) - 1
         piece = self.pieces[shard]
         if piece.path not in self._lost:
-            scan = functools.partial(damage.scan, piece.path, self.compression)
+            scan = functools.partial(damage.scan_file, piece.path, self.compression)
             self._lost[piece.path] = files.retried(piece.path, scan)
-        return self._lost[piece.path].of(int(piece.first + number - firsts[shard]))
+        return self._lost[piece.path].describe_record(int(piece.first + number - firsts[shard]))
 
-    def tracks(self, global_batch_size: int) -> Tracks:
+    def plan_tracks(self, global_batch_size: int) -> Tracks:
         """Returns the partition of an epoch for batches of this size."""
-        number = order.tracks_of(global_batch_size, len(self.pieces), self.at_most)
+        number = order.choose_track_count(global_batch_size, len(self.pieces), self.at_most)
         return Tracks(self.count, global_batch_size, number)
 
-    def window(self, global_batch_size: int) -> int:
+    def compute_window(self, global_batch_size: int) -> int:
         """Returns the number of examples that one track shuffles at a time."""
-        return max(1, self.shuffle // self.tracks(global_batch_size).number)
+        return max(1, self.shuffle // self.plan_tracks(global_batch_size).number)
 
-    def memory(self, global_batch_size: int, hosts: int = 1) -> int:
+    def estimate_memory(self, global_batch_size: int, hosts: int = 1) -> int:
         """Returns about how many bytes of records a host holds.
 
         Each of its tracks holds two windows, and what it has read ahead.
         """
-        tracks = self.tracks(global_batch_size)
+        tracks = self.plan_tracks(global_batch_size)
         own = -(-tracks.number // hosts)
         record = sum(piece.bytes or 0 for piece in self.pieces) / self.count
-        return int(own * (2 * self.window(global_batch_size) * record + READ_AHEAD))
+        return int(own * (2 * self.compute_window(global_batch_size) * record + READ_AHEAD))
 
-    def drawn(
+    def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1
     ) -> tf.data.Dataset:
         """Returns one host's part of each global batch from a step on.
@@ -154,17 +154,17 @@ class Shards:
             An endless dataset of records (share,), string, their numbers in the data set (share,),
             int64, and seeds (share, 2), int32.
         """
-        tracks = self.tracks(global_batch_size)
+        tracks = self.plan_tracks(global_batch_size)
         share = global_batch_size // hosts
         first = host * share // tracks.width
         last = -(-(host + 1) * share // tracks.width)
         skipped = host * share - first * tracks.width  # if hosts share a track
 
-        def track(number: Tensor) -> tf.data.Dataset:
-            return self._track(tracks, number, seed, step)
+        def read_track(number: Tensor) -> tf.data.Dataset:
+            return self._read_track(tracks, number, seed, step)
 
         examples = tf.data.Dataset.range(first, last).interleave(
-            track,
+            read_track,
             cycle_length=last - first,
             block_length=tracks.width,
             num_parallel_calls=last - first,
@@ -176,25 +176,29 @@ class Shards:
             return whole
         return whole.map(lambda *parts: tuple(part[skipped : skipped + share] for part in parts))
 
-    def once(self) -> tf.data.Dataset:
+    def iterate_once(self) -> tf.data.Dataset:
         """Returns every record once, with its number, in a fixed order; reads files in parallel."""
         shards = tf.data.Dataset.range(len(self.pieces))
         width = min(len(self.pieces), AT_ONCE)
         read = functools.partial(self._read_between, first=np.int64(0), last=np.int64(self.count))
         return shards.interleave(read, width, 16, width, deterministic=True)
 
-    def between(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
+    def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
         """Returns the records from number `first` to below `last`; see `pipeline.RecordSource`."""
         firsts = self._tables.firsts
         low = tf.searchsorted(firsts, first[None], side="right", out_type=tf.int64)[0] - 1
         high = tf.searchsorted(firsts, last[None], side="left", out_type=tf.int64)[0]
 
-        def filled(*batch: Tensor) -> tuple[Tensor, ...]:
+        def fill_batch(*batch: Tensor) -> tuple[Tensor, ...]:
             places = tf.minimum(tf.range(size), tf.size(batch[0]) - 1)
             return tuple(tf.gather(part, places) for part in batch)
 
         shards = tf.data.Dataset.range(low, high)
-        return shards.flat_map(lambda n: self._read_between(n, first, last)).batch(size).map(filled)
+        return (
+            shards.flat_map(lambda n: self._read_between(n, first, last))
+            .batch(size)
+            .map(fill_batch)
+        )
 
     def _read_between(self, shard: Tensor, first: Any, last: Any) -> tf.data.Dataset:
         """Returns the records of a shard whose number is in a range, with their numbers."""
@@ -205,17 +209,17 @@ class Shards:
         numbered = tf.data.Dataset.zip(records, tf.data.Dataset.range(first, last))
         return numbered.map(lambda read, number: (read[0], number))
 
-    def _track(self, tracks: Tracks, track: Tensor, seed: int, step: int) -> tf.data.Dataset:
+    def _read_track(self, tracks: Tracks, track: Tensor, seed: int, step: int) -> tf.data.Dataset:
         """Returns the endless examples of a track from a step on."""
-        window = self.window(tracks.global_batch_size)
-        start, behind = tracks.at(track, tf.convert_to_tensor(step, tf.int64))
+        window = self.compute_window(tracks.global_batch_size)
+        start, behind = tracks.locate_step(track, tf.convert_to_tensor(step, tf.int64))
 
-        def of_epoch(epoch: Tensor) -> tf.data.Dataset:
+        def read_epoch(epoch: Tensor) -> tf.data.Dataset:
             skipped = tf.where(epoch == start, behind, tf.constant(0, tf.int64))
             return self._read_epoch(tracks, track, epoch, skipped, window, seed)
 
         # start, start + 1, ...: a range that begins at a tensor.
-        return tf.data.Dataset.range(start, tf.int64.max).flat_map(of_epoch)
+        return tf.data.Dataset.range(start, tf.int64.max).flat_map(read_epoch)
 
     def _read_epoch(
         self, tracks: Tracks, track: Tensor, epoch: Tensor, skipped: Tensor, window: int, seed: int
@@ -224,13 +228,13 @@ class Shards:
         run = tf.constant(seed, tf.int64)
         shards = tf.range(len(self.pieces), dtype=tf.int64)
         # The second word keeps the order of the shards apart from that of any window.
-        row = order.shuffled(
+        row = order.permute_places(
             shards, len(self.pieces), _derive_key(run, epoch, tf.constant(-1, tf.int64))
         )
         counts: Tensor = tf.gather(self._tables.counts, row)
         ends: Tensor = tf.cumsum(counts)
         begins = ends - counts
-        borders = tracks.borders(epoch)
+        borders = tracks.compute_borders(epoch)
         begin, end = borders[track], borders[track + 1]
         first = skipped // window
         start = tf.minimum(begin + first * window, end)
@@ -251,13 +255,13 @@ class Shards:
         def shuffle(number: Tensor, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
             records, _ = found
             size = tf.size(records, tf.int64)
-            place = order.shuffled(
+            place = order.permute_places(
                 tf.range(size), size, _derive_key(run, epoch, number * tracks.number + track)
             )
             in_row = begin + number * window + place
             shard = tf.searchsorted(ends, in_row, side="right")
             example = in_row - tf.gather(begins, shard) + tf.gather(firsts, shard)
-            seeds = order.seeds(tf.fill([size], run), tf.fill([size], epoch), example)
+            seeds = order.derive_seeds(tf.fill([size], run), tf.fill([size], epoch), example)
             return tf.gather(records, place), example, seeds
 
         numbers = tf.data.Dataset.range(first, tf.int64.max)
@@ -269,7 +273,7 @@ class Shards:
     ) -> tf.data.Dataset:
         """Returns `take` records of a shard, "" for each that cannot be read.
 
-        Elements are as in `damage.whatever_fails`.
+        Elements are as in `damage.ignore_failures`.
         """
         tables = self._tables
         place = tables.skips[shard] + skip
@@ -281,16 +285,16 @@ class Shards:
         if self.local:
             path = tf.ensure_shape(tf.numpy_function(self.local, [path, reader], tf.string), ())
         skipped = place - entry * INDEX_EVERY
-        records = self._from(path, offset, skipped + take).skip(skipped)
-        return damage.opened(path).flat_map(lambda _: damage.whatever_fails(records, take))
+        records = self._read_from(path, offset, skipped + take).skip(skipped)
+        return damage.probe_file(path).flat_map(lambda _: damage.ignore_failures(records, take))
 
-    def _from(self, path: Tensor, offset: Tensor, count: Tensor) -> tf.data.Dataset:
+    def _read_from(self, path: Tensor, offset: Tensor, count: Tensor) -> tf.data.Dataset:
         """Returns at most `count` records of a file from an offset on.
 
         No record may state a length that the file does not have when TensorFlow reads it.
         """
         if not self.compression and not self._on_disk:
-            return remote.records(path, offset, count)
+            return remote.read_records(path, offset, count)
         records = tf.data.experimental.from_variant(
             tf.raw_ops.TFRecordDatasetV2(
                 filenames=path[None],
@@ -302,10 +306,10 @@ class Shards:
         )
         if self.compression:  # inflated piece by piece, whatever length a record states
             return records.take(count)
-        return records.take(damage.readable(path, offset, count))
+        return records.take(damage.count_readable(path, offset, count))
 
 
-class _Tables(NamedTuple):
+class _ShardTensors(NamedTuple):
     """Facts about the shards, each (shards,) except index (shards + 1,) and offsets."""
 
     paths: Tensor
@@ -316,7 +320,7 @@ class _Tables(NamedTuple):
     offsets: Tensor
 
 
-def of_manifest(
+def from_manifest(
     data: Manifest,
     split: str,
     cache: Cache | None = None,
@@ -335,10 +339,10 @@ def of_manifest(
             size that the manifest states.
     """
     pieces = [
-        Piece(data.path(shard), shard.examples, 0, shard.offsets, shard.bytes)
-        for shard in data.shards(split)
+        Piece(data.build_path(shard), shard.examples, 0, shard.offsets, shard.bytes)
+        for shard in data.list_shards(split)
     ]
-    pieces = checked(pieces)
+    pieces = check_pieces(pieces)
     local = _build_cached_reader(cache, data, split) if cache else None
     return Shards(pieces, data.compression, shuffle, local=local)
 
@@ -349,7 +353,7 @@ def _build_cached_reader(cache: Cache, data: Manifest, split: str) -> Local:
     Raises:
         UserError: the manifest has no checksums, or the cache is too small.
     """
-    expected = {data.path(s): Stored(s.bytes, s.crc32c) for s in data.shards(split)}
+    expected = {data.build_path(s): Stored(s.bytes, s.crc32c) for s in data.list_shards(split)}
     if not all(stored.crc32c for stored in expected.values()):
         raise UserError(
             f"The manifest in {data.folder} has no checksums, which data.cache_dir needs: convert "
@@ -363,13 +367,13 @@ def _build_cached_reader(cache: Cache, data: Manifest, split: str) -> Local:
             "data.cache_dir out."
         )
 
-    def local(path: bytes, reader: int) -> bytes:
+    def fetch_path(path: bytes, reader: int) -> bytes:
         return str(cache.hold(path.decode(), expected[path.decode()], int(reader))).encode()
 
-    return local
+    return fetch_path
 
 
-def checked(pieces: list[Piece]) -> list[Piece]:
+def check_pieces(pieces: list[Piece]) -> list[Piece]:
     """Returns the pieces with the sizes of their files.
 
     Raises:
@@ -385,7 +389,7 @@ def checked(pieces: list[Piece]) -> list[Piece]:
                 f"The shard {piece.path} has {size:,} bytes, and had {piece.bytes:,} when its "
                 "manifest was written: convert the data set again, or restore the file."
             )
-        if piece.examples > tfrecord.most_records(size):
+        if piece.examples > tfrecord.compute_max_records(size):
             raise UserError(
                 f"The shard {piece.path} has {size:,} bytes, which cannot be {piece.examples:,} "
                 "records: its manifest is damaged."
@@ -395,5 +399,5 @@ def checked(pieces: list[Piece]) -> list[Piece]:
 
 def _derive_key(run: Tensor, epoch: Tensor, which: Tensor) -> Tensor:
     """Returns the key of one permutation of a run, (3,), int32."""
-    words = order.seeds(run[None], epoch[None], which[None])[0]
+    words = order.derive_seeds(run[None], epoch[None], which[None])[0]
     return tf.concat([words, tf.cast(epoch % (1 << 30), tf.int32)[None]], 0)

@@ -29,7 +29,7 @@ class Streamed(Data):
         for field in ("shuffle", "max_bad_records"):
             if getattr(self, field) < 1:
                 raise UserError(f"data.{field} is {getattr(self, field)}: it must be 1 or more.")
-        one_of("data.on_bad_record", self.on_bad_record, ON_BAD_RECORD)
+        check_one_of("data.on_bad_record", self.on_bad_record, ON_BAD_RECORD)
         if self.cache_gb <= 0:
             raise UserError(f"data.cache_gb is {self.cache_gb}: it must be above 0.")
         if self.cache_dir and self.service:
@@ -60,7 +60,7 @@ class Streamed(Data):
         return self.service.split(",") if self.service else []
 
 
-def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+def check_one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raises `UserError` if the value of a field is not one of the allowed ones."""
     if value not in allowed:
         raise UserError(f"{field} is {value!r}, which is unknown.{did_you_mean(value, allowed)}")

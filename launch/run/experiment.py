@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tftpu.engines.objectives.objective import Objective
     from tftpu.input_pipelines.pipeline import Pipeline
-    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 
 
 def connect(experiment: Experiment) -> Engine:
@@ -226,7 +226,7 @@ def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
     return load
 
 
-def build_training_data(experiment: Experiment) -> "Training | Pipeline | tf.data.Dataset":
+def build_training_data(experiment: Experiment) -> "ArrayPipeline | Pipeline | tf.data.Dataset":
     """Returns the training pipeline of an experiment."""
     with failures_of_class(experiment.data, "training"):
         return input_pipelines.training(experiment.data, experiment.train.seed)

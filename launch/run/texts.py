@@ -91,8 +91,8 @@ class TokenizerFile:
 
     def __init__(self, path: str):
         self._path = path
-        self._encode, self.size = packing.tokenizer(path)
-        self._tokenizer = packing.load(path)
+        self._encode, self.size = packing.build_tokenizer(path)
+        self._tokenizer = packing.load_tokenizer(path)
 
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a text.

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from tftpu.config import DataContext
 from tftpu.errors import UserError
-from tftpu.input_pipelines.tensors import Spec, untranslated
+from tftpu.input_pipelines.tensors import Spec, skip_autograph
 from tftpu.launch.tfx.features import Features
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _batch_records(
     records: tf.data.Dataset, context: DataContext, features: Any
 ) -> tf.data.Dataset:
     batches = records.batch(context.global_batch_size)
-    return batches.map(untranslated(features.batch), num_parallel_calls=tf.data.AUTOTUNE)
+    return batches.map(skip_autograph(features.batch), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _read_records(patterns: Sequence[str], field: str, features: Features) -> tf.data.Dataset:
@@ -61,7 +61,7 @@ def _read_records(patterns: Sequence[str], field: str, features: Features) -> tf
         given = ", ".join(patterns) or "empty: run_fn sets it from the pipeline"
         raise UserError(f"data.{field} is {given}, and no file has such a name.")
     records = tf.data.Dataset.from_tensor_slices(found).interleave(
-        untranslated(_open_file),
+        skip_autograph(_open_file),
         cycle_length=_FILES_AT_ONCE,
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,

@@ -52,7 +52,7 @@ def main() -> None:
         model = models.build(load("digits_resnet", []).model)
         model.compile("sgd", "mse")
     trainer = tftpu.Trainer(model)
-    records = unlabelled.of_arrays(images, DataContext(0, BATCH), "images")
+    records = unlabelled.from_arrays(images, DataContext(0, BATCH), "images")
     ways: dict[str, Any] = {
         "Trainer": lambda: trainer.predict(images, BATCH),
         **{form: lambda form=form: _written(trainer, records, form) for form in FORMATS},

@@ -70,11 +70,11 @@ def main() -> None:
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = make(folder, flags.mib)
-        shards = data.shards("train")
+        shards = data.list_shards("train")
         megabytes = sum(shard.bytes for shard in shards) / 1e6
-        steps = data.examples("train") // BATCH - 1
-        megabytes *= steps * BATCH / data.examples("train")
-        paths = [data.path(shard) for shard in shards]
+        steps = data.count_examples("train") // BATCH - 1
+        megabytes *= steps * BATCH / data.count_examples("train")
+        paths = [data.build_path(shard) for shard in shards]
         pipeline = input_pipelines.training(
             Tokens(data_dir=folder, context=CONTEXT, global_batch_size=BATCH, shuffle=2048)
         )

@@ -55,7 +55,7 @@ def test_a_run_resumes_and_a_search_and_a_data_service_continue_with_other_value
     assert to_json(now) != to_json(before)
     train._check_same_run(now, workdir)
     assert plans.describe_differences(plans.extract_fields(before), plans.extract_fields(now)) == ""
-    assert service.described(now.data) == service.described(before.data)
+    assert service.describe_data(now.data) == service.describe_data(before.data)
 
 
 def test_a_search_continues_on_other_devices():
@@ -70,4 +70,4 @@ def test_any_other_field_is_compared(workdir):
     before = config_flags.load(CONFIG, [])
     differing = plans.describe_differences(plans.extract_fields(before), plans.extract_fields(now))
     assert differing == "data.shuffle was 16384 and is 7"
-    assert service.described(now.data) != service.described(before.data)
+    assert service.describe_data(now.data) != service.describe_data(before.data)

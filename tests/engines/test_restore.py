@@ -10,7 +10,7 @@ import tftpu
 from tests.support.models.strategies import mlp, random_batches, relative
 from tests.support.models.training import make_trainer
 from tftpu.errors import UserError
-from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 
 HALF, STEPS = 10, 20
 
@@ -27,7 +27,7 @@ def trainer(workdir, replicas: int = 1, policy: str = "float32", optimizer=None,
 
 def fit(trainer: tftpu.Trainer, steps: int) -> tftpu.Trainer:
     x, y, _ = random_batches(1, 64, False)[0]
-    data = Training(
+    data = ArrayPipeline(
         examples=(x, y), global_batch_size=16, seed=4, prepare=lambda batch, seeds: batch
     )
     trainer.fit(data, steps=steps)

@@ -247,7 +247,7 @@ def readers(folder) -> dict:
         result.read(str(folder / "run"))
 
     def own() -> None:
-        tfds.prepared("own", str(folder))
+        tfds.open_builder("own", str(folder))
 
     return {
         "checkpoint": ("run/checkpoints/2/manifest.json", checkpoint, state),
@@ -263,7 +263,7 @@ def readers(folder) -> dict:
             json.loads(texts.WHOLE),
             lambda: manifest.read(str(folder)),
         ),
-        "tokenizer": ("t.json", tokens, lambda: packing.tokenizer(f"{folder}/t.json")),
+        "tokenizer": ("t.json", tokens, lambda: packing.build_tokenizer(f"{folder}/t.json")),
         "index": (
             "model.safetensors.index.json",
             {"metadata": {}, "weight_map": {"a": "w.safetensors"}},

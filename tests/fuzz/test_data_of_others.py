@@ -125,7 +125,7 @@ def check_index(folder: Path, found: Any, rows: list[dict]) -> None:
 def test_each_row_of_an_index(folder, file):
     name, content, rows = file
     path = write(folder, name, content)
-    check_index(folder, image_index.in_index(path), rows)
+    check_index(folder, image_index.list_in_index(path), rows)
     assert image_index.find_index(str(folder), "t") == path
 
 
@@ -136,7 +136,7 @@ def test_class_ids_of_a_later_split(folder, file, classes):
     path = write(folder, name, content)
     above = [row for row in rows if int(row["label"]) >= classes]
     try:
-        found = image_index.in_index(path, num_classes=classes)
+        found = image_index.list_in_index(path, num_classes=classes)
     except UserError as error:
         assert above and f"class id {above[0]['label']}, " in str(error) and path in str(error)
     else:
@@ -158,7 +158,7 @@ def test_a_damaged_index(folder, file):
     path = write(folder, name, content)
     with only_user_errors():
         try:
-            found = image_index.in_index(path)
+            found = image_index.list_in_index(path)
         except UserError as error:
             assert path in str(error)
             raise
@@ -307,7 +307,7 @@ def test_each_record_of_another_writer(tmp_path_factory, drawn):
             bad += [f"record {number} of {folder}/{name}"] if label is None else []
     try:
         reader = ImageRecordReader(str(folder), ReadOptions(**described))
-        found = [e for part in reader.parts for e in reader.examples(part)]
+        found = [e for part in reader.parts for e in reader.read_examples(part)]
     except UserError as error:
         # The first record alone tells what the features are.
         first = expected_label(next(iter(files.values()))[0], described) is None

@@ -127,7 +127,7 @@ def test_every_file_of_a_folder_is_converted_or_named(tmp_path, drawn):
         (root / "empty").mkdir(exist_ok=True)
         said: list[str] = []
         options = ReadOptions(split="")
-        for conversion in splits.of(
+        for conversion in splits.plan_conversions(
             Conversion(f"images:{root}", str(output), options), say=said.append
         ):
             converter.run(conversion, workers=1, say=said.append)
@@ -145,7 +145,7 @@ def test_every_file_of_a_folder_is_converted_or_named(tmp_path, drawn):
             }
             assert {name: classes[one(e, "label")] for name, e in made.items()} == wanted
             for name, example in made.items():
-                pixels = decode.decoded(one(example, "image"), 3).numpy()
+                pixels = decode.decode_image(one(example, "image"), 3).numpy()
                 assert (pixels == by_pillow(files[top + name])).all()
         assert verify.run(str(output), workers=1)[1] == []
 
@@ -162,6 +162,6 @@ def test_a_damaged_image_is_decoded_or_says_why(drawn, data):
     _, whole = drawn
     cut = data.draw(damaged(whole))
     with only_user_errors():
-        why = decode.why_not(cut)
+        why = decode.explain_failure(cut)
     assert why == "" or why.startswith(("is ", "has ", "cannot be decoded ("))
     assert "Traceback" not in why and "\n" not in why

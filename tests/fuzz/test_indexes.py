@@ -20,7 +20,7 @@ def read(path: Path, content: bytes) -> None:
     for name in ("a.png", "b.png"):
         (path.parent / name).write_bytes(b"image")
     with only_user_errors():
-        found = image_index.in_index(str(path))
+        found = image_index.list_in_index(str(path))
         for image in found.images:
             assert Path(image.path).parent == path.parent
             assert 0 <= image.label < found.num_classes
@@ -43,13 +43,18 @@ def test_damaged_rows_of_json(tmp_path, content):
 
 def tokenize(path: Path) -> None:
     with only_user_errors():
-        tokens, vocabulary = packing.tokenizer(str(path))
+        tokens, vocabulary = packing.build_tokenizer(str(path))
         assert all(0 <= token < vocabulary for token in tokens("ab a b ba <end>"))
 
 
 def test_the_tokenizer_is_read(tmp_path):
     (tmp_path / "t.json").write_text(tokenizer())
-    assert packing.tokenizer(str(tmp_path / "t.json"))[0]("ab a b ab").tolist() == [2, 0, 1, 2]
+    assert packing.build_tokenizer(str(tmp_path / "t.json"))[0]("ab a b ab").tolist() == [
+        2,
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,7 @@ from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.reading import counted
 from tftpu.input_pipelines.reading.shards import Piece, Shards
 
-WHOLE = b"".join(tfrecord.frame(bytes([n]) * 9 * n) for n in range(6))
+WHOLE = b"".join(tfrecord.frame_record(bytes([n]) * 9 * n) for n in range(6))
 COUNT = 6
 
 
@@ -32,9 +32,9 @@ def test_any_file(tmp_path, content):
     path = tmp_path / "f"
     path.write_bytes(content)
     with only_user_errors():
-        found = tfrecord.scan(str(path))
+        found = tfrecord.scan_shard(str(path))
         assert found.bytes == len(content)
-    assert 0 <= tfrecord.readable(str(path), 0, COUNT) <= COUNT
+    assert 0 <= tfrecord.count_readable(str(path), 0, COUNT) <= COUNT
 
 
 @fuzzed(60, content=(damaged(WHOLE) | records()).map(gzip.compress) | damaged(gzip.compress(WHOLE)))
@@ -42,7 +42,7 @@ def test_any_compressed_file(tmp_path, content):
     path = tmp_path / "f"
     path.write_bytes(content)
     with only_user_errors():
-        tfrecord.scan(str(path), "GZIP")
+        tfrecord.scan_shard(str(path), "GZIP")
 
 
 @fuzzed(4, content=damaged(WHOLE) | records(), compressed=st.booleans())
@@ -53,11 +53,11 @@ def test_what_training_reads(tmp_path, content, compressed):
     compression = "GZIP" if compressed else ""
     expected = []
     with only_user_errors():
-        for _, record in tfrecord.records(str(path), compression):
+        for _, record in tfrecord.read_records(str(path), compression):
             expected.append(record)
     piece = Piece(str(path), COUNT, bytes=os.path.getsize(path))
     source = Shards([piece, dataclasses.replace(piece)], compression, shuffle=1)
-    found = [record.numpy() for record, _ in source.once()]
+    found = [record.numpy() for record, _ in source.iterate_once()]
     assert len(found) == 2 * COUNT
     assert found[:COUNT] == [*expected[:COUNT], *[b""] * (COUNT - len(expected))]
 

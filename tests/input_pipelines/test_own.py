@@ -117,7 +117,7 @@ def test_an_evaluation_split_that_may_have_no_end_is_told_while_it_is_read(monke
     specs = tuple(tf.TensorSpec((4, *part.shape[1:]), part.dtype) for part in (X, Y))
     endless = tf.data.Dataset.from_generator(batches, output_signature=specs)
     context = tftpu.DataContext(0, 4)
-    own.records_of(Own(made=lambda context: endless), "evaluation", context)
+    own.open_records(Own(made=lambda context: endless), "evaluation", context)
     assert "If it never ends, cut it with .take(batches)" in caplog.text
 
 

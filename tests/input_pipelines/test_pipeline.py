@@ -12,13 +12,13 @@ import tftpu
 from tftpu import input_pipelines
 from tftpu.engines.tensorflow import feed
 from tftpu.errors import UserError
-from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.input_pipelines.sources import Images, Synthetic, Text
 from tftpu.launch.settings import config_flags
 
 
-def numbers(count: int, batch: int, seed: int = 0) -> Training:
-    return Training(
+def numbers(count: int, batch: int, seed: int = 0) -> ArrayPipeline:
+    return ArrayPipeline(
         examples=np.arange(count),
         global_batch_size=batch,
         seed=seed,

@@ -104,7 +104,7 @@ def test_a_machine_that_dies_ends_the_run_with_a_clear_error(tmp_path, monkeypat
         for part in range(2):  # the first one only looks
             connection, _ = listening.accept()
             connection.recv(10_000)
-            answer = {"parts": service.shapes(tf.nest.flatten(spec))}
+            answer = {"parts": service.describe_shapes(tf.nest.flatten(spec))}
             connection.sendall(json.dumps(answer).encode() + b"\n" + (b"B" if part else b""))
             connection.close()
 

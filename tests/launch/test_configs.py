@@ -87,7 +87,7 @@ def bigram_bits_per_byte(train: list[bytes], test: list[bytes]) -> float:
 
 
 def documents(split: str) -> list[bytes]:
-    builder = tfds.prepared("python_source", None)
+    builder = tfds.open_builder("python_source", None)
     return [d["text"] for d in builder.as_dataset(split=split).as_numpy_iterator()]
 
 

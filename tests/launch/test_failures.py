@@ -196,7 +196,7 @@ step.trace(shape).lower(lowering_platforms=("tpu",)).compile()
 
 
 def test_a_process_of_a_conversion_that_is_killed():
-    with processes.each(2, 2) as each:
+    with processes.parallel_map(2, 2) as each:
         text = explained("worker-killed", raised(each, os._exit, [1, 1]))
     assert "fewer --workers" in text
 

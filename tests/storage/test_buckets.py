@@ -217,7 +217,7 @@ def test_an_upload_after_a_kill_sends_the_missing_files_only(service, tmp_path):
 def cached(cache: Cache, stored: dict[str, Stored], *names: str) -> list[bytes]:
     with contextlib.ExitStack() as stack:
         return [
-            stack.enter_context(cache.file(f"{FOLDER}/{name}", stored[name])).read_bytes()
+            stack.enter_context(cache.local_copy(f"{FOLDER}/{name}", stored[name])).read_bytes()
             for name in names
         ]
 
@@ -237,7 +237,7 @@ def test_the_least_recently_used_make_room(service, tmp_path):
     cache = Cache(tmp_path / "cache", 3000)
     for name in ("part-0", "part-1", "part-2", "part-0", "part-3"):
         cached(cache, stored, name)
-        assert cache.size() <= 3000
+        assert cache.measure_size() <= 3000
         time.sleep(0.01)  # the clock of the file system
     service.requests.clear()
     cached(cache, stored, "part-0", "part-2", "part-3")
@@ -250,7 +250,7 @@ def test_a_file_in_use_is_not_removed(service, tmp_path, monkeypatch):
     monkeypatch.setattr(cache_module, "PATIENCE", 0.2)
     stored = buckets.upload(local_files(tmp_path, 1000, 1000, 1000), FOLDER)
     cache = Cache(tmp_path / "cache", 2000)
-    with cache.file(f"{FOLDER}/part-0", stored["part-0"]) as held:
+    with cache.local_copy(f"{FOLDER}/part-0", stored["part-0"]) as held:
         cached(cache, stored, "part-1")
         cached(cache, stored, "part-2")
         assert held.stat().st_size == 1000
@@ -263,13 +263,13 @@ def test_a_reader_waits_for_another_to_release_its_file(service, tmp_path):
     cache = Cache(tmp_path / "cache", 2000)
 
     def read(name: str) -> int:
-        with cache.file(f"{FOLDER}/{name}", stored[name]) as path:
+        with cache.local_copy(f"{FOLDER}/{name}", stored[name]) as path:
             time.sleep(0.02)
             return path.stat().st_size
 
     with futures.ThreadPoolExecutor(6) as pool:
         assert list(pool.map(read, stored)) == [1000] * 6
-    assert cache.size() <= 2000
+    assert cache.measure_size() <= 2000
 
 
 def test_readers_that_miss_the_same_file_at_once_do_not_wait_for_each_other(
@@ -343,4 +343,4 @@ def test_processes_share_a_cache_and_survive_a_killed_one(service, tmp_path):
     said = [reader.communicate(timeout=60)[0].strip() for reader in readers]
     assert said == [stored["part-0"].crc32c] * 3 + [stored["part-1"].crc32c]
     assert service.requested("GET", "download.*part-0") == 1
-    assert Cache(tmp_path / "cache", 400_000).size() == 400_000
+    assert Cache(tmp_path / "cache", 400_000).measure_size() == 400_000

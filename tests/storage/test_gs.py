@@ -67,9 +67,9 @@ def test_a_folder_of_texts_in_a_bucket_is_not_called_an_empty_file(service):
     files.write_whole(f"gs://{BUCKET}/books/1.txt", b"text")
     files.write_whole(f"gs://{BUCKET}/empty.txt", b"")
     with pytest.raises(UserError, match=rf"as text:gs://{BUCKET}/books/\*\.$"):
-        addresses.reader_of(f"text:gs://{BUCKET}/books", ReadOptions())
+        addresses.build_reader(f"text:gs://{BUCKET}/books", ReadOptions())
     with pytest.raises(UserError, match="The file is empty"):
-        addresses.reader_of(f"text:gs://{BUCKET}/empty.txt", ReadOptions())
+        addresses.build_reader(f"text:gs://{BUCKET}/empty.txt", ReadOptions())
 
 
 def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_path, monkeypatch):
@@ -92,29 +92,29 @@ def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_pa
     made = converter.run(conversion(output), workers=1, say=lambda *_: None)
     here = converter.run(conversion(tmp_path / "here"), workers=1, say=lambda *_: None)
     assert made.splits == here.splits
-    for shard in made.shards("train"):
+    for shard in made.list_shards("train"):
         assert (
             service.content(f"data/text/{shard.name}")
             == (tmp_path / "here" / shard.name).read_bytes()
         )
     assert not list((tmp_path / "cache").glob(".converting*"))
     assert verify.run(output, workers=1)[1] == []
-    paths = [made.path(shard) for shard in manifest.read(output).shards("train")]
+    paths = [made.build_path(shard) for shard in manifest.read(output).list_shards("train")]
     count = sum(1 for _ in tf.data.TFRecordDataset(paths))
-    assert count == made.examples("train")
+    assert count == made.count_examples("train")
     # Run again, it uploads nothing; a corrupted shard is found.
     service.requests.clear()
     converter.run(conversion(output), workers=1, say=lambda *_: None)
     assert service.requested("POST", "upload") == 0
-    service.overwrite(f"data/text/{made.shards('train')[2].name}", b"spoilt")
+    service.overwrite(f"data/text/{made.list_shards('train')[2].name}", b"spoilt")
     assert "00002-of-00005" in verify.run(output, workers=1)[1][0]
     # The source in the bucket as well.
     again = Conversion(f"tfrecord:{output}", f"gs://{BUCKET}/again", ReadOptions())
     service.overwrite(
-        f"data/text/{made.shards('train')[2].name}",
-        (tmp_path / "here" / made.shards("train")[2].name).read_bytes(),
+        f"data/text/{made.list_shards('train')[2].name}",
+        (tmp_path / "here" / made.list_shards("train")[2].name).read_bytes(),
     )
-    assert converter.run(again, 1, say=lambda *_: None).examples("train") == count
+    assert converter.run(again, 1, say=lambda *_: None).count_examples("train") == count
 
 
 def converted(tmp_path, output: str, count: int) -> manifest.Manifest:
@@ -161,10 +161,10 @@ def test_a_cache_with_room_for_concurrent_reads_only_downloads_again(
     monkeypatch.setattr(text, "PART_BYTES", 100)
     rows = converted(tmp_path, f"gs://{BUCKET}/many", 70)
     converted(tmp_path, str(tmp_path / "here"), 70)
-    room = sum(sorted(shard.bytes for shard in rows.shards("train"))[-64:])
+    room = sum(sorted(shard.bytes for shard in rows.list_shards("train"))[-64:])
     folder = tmp_path / "cache"
     cached = {"data_dir": rows.folder, "cache_dir": str(folder), "global_batch_size": 64}
-    epochs = 3 * rows.examples("train") // 64
+    epochs = 3 * rows.count_examples("train") // 64
     here = batches(epochs, data_dir=str(tmp_path / "here"), global_batch_size=64)
     assert batches(epochs, cache_gb=room / 2**30, **cached) == here
     assert sum(f.stat().st_size for f in folder.iterdir()) <= room
@@ -191,7 +191,7 @@ def test_a_read_error_of_the_bucket_is_no_bad_record(
     service, rows, monkeypatch, caplog, times, message
 ):
     # An error at the first byte stops the run in any case.
-    monkeypatch.setattr(damage, "opened", lambda path: tf.data.Dataset.from_tensors(""))
+    monkeypatch.setattr(damage, "probe_file", lambda path: tf.data.Dataset.from_tensors(""))
     fault = Fault("GET", f"{rows.shards('train')[3].name}($|.*alt=media)", 403, times)
     service.faults.append(fault)
     with pytest.raises(tf.errors.OpError, match=message):
@@ -235,7 +235,7 @@ def test_an_invalid_cache_fails_with_a_clear_error(tmp_path, changes, sentence):
     data = Tokens(**{"data_dir": "gs://b/c", "cache_dir": str(tmp_path), **changes})
     with pytest.raises(UserError, match=sentence):
         data.validate()
-        cache.of(data)
+        cache.from_data(data)
 
 
 def test_checkpoints_in_a_bucket_are_complete_or_absent(service):

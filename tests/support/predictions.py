@@ -26,8 +26,8 @@ def of_known_weights(model):
     return model
 
 
-def records(batch: int = 16) -> unlabelled.Unlabelled:
-    return unlabelled.of_arrays(X, DataContext(0, batch), "x", {"place": np.arange(COUNT) * 2})
+def records(batch: int = 16) -> unlabelled.UnlabelledRecords:
+    return unlabelled.from_arrays(X, DataContext(0, batch), "x", {"place": np.arange(COUNT) * 2})
 
 
 def job(folder, **changes) -> Job:

@@ -62,7 +62,7 @@ class Records(Protocol):
         """Returns the files of a range of records, and their numbers in these."""
         ...
 
-    def kept(self, numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
+    def read_fields(self, numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         """Returns fields of a range of records by name. Raises `UserError` for an unknown one."""
         ...
 
@@ -123,7 +123,9 @@ def predict(
             a record cannot be used.
         OSError: a shard cannot be written.
     """
-    records.kept(range(0), job.keep)  # an unknown field is refused before anything is computed
+    records.read_fields(
+        range(0), job.keep
+    )  # an unknown field is refused before anything is computed
     shards = _list_shards(records.count, job)
     mine = shards[job.share[0] - 1 :: job.share[1]]
     plan = _describe_plan(job, records)
@@ -323,7 +325,7 @@ def _compute_shards(
 def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest) -> _Shard:
     places, numbers = records.places(shard.numbers)
     columns = {"file": places, "record": numbers}
-    found = {**records.kept(shard.numbers, job.keep), **job.columns(outputs)}
+    found = {**records.read_fields(shard.numbers, job.keep), **job.columns(outputs)}
     for name in found:
         if name in columns:
             raise UserError(f"The input's field {name!r} has the name of a column: do not keep it.")

@@ -18,10 +18,10 @@ from tftpu.input_pipelines.reading import listing
 
 _KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
     "tfds": tfds.TfdsReader,
-    "images": images.of_folders,
-    "index": images.of_index,
+    "images": images.from_folders,
+    "index": images.from_index,
     "text": text.TextReader,
-    "tfrecord": tfrecord_shards.of_tfrecords,
+    "tfrecord": tfrecord_shards.choose_reader,
     "bigquery": bigquery.BigQueryReader,
 }
 # The kinds that an option is for; the others are for all, or are checked with the splits.
@@ -35,7 +35,7 @@ _ONLY = {
 }
 
 
-def reader_of(address: str, options: ReadOptions) -> Reader:
+def build_reader(address: str, options: ReadOptions) -> Reader:
     """Returns the reader of an address `KIND:WHAT`.
 
     Raises:
@@ -65,6 +65,6 @@ def _advise(pattern: str) -> str:
     """Returns what to do about a pattern of text files that hold nothing."""
     if set("*?[").intersection(pattern):
         return ""
-    if listing.matching(pattern):  # a folder in a bucket has a size, too
+    if listing.find_matches(pattern):  # a folder in a bucket has a size, too
         return " The file is empty: name another one."
     return f" Name the files in a folder, as text:{pattern.rstrip('/')}/*."

@@ -26,5 +26,5 @@ class BigQueryReader:
         self.about: dict[str, Any] = {}
         self.notes: list[str] = []
 
-    def examples(self, part: Part) -> Iterator[Example]:
-        return self._table.examples(part)
+    def read_examples(self, part: Part) -> Iterator[Example]:
+        return self._table.read_examples(part)

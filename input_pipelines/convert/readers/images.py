@@ -9,7 +9,7 @@ from tftpu.input_pipelines.convert.readers.reader import (
     OrderedReader,
     Part,
     ReadOptions,
-    Skipped,
+    SkippedFile,
 )
 from tftpu.input_pipelines.formats import pillow, tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
@@ -30,7 +30,7 @@ class ImageReader(OrderedReader):
 
     def __init__(self, found: ImageFiles, options: ReadOptions):
         if options.validation_fraction:
-            found = image_files.share(found, options.validation_fraction, options.held_out)
+            found = image_files.select_share(found, options.validation_fraction, options.held_out)
         self._folder, self._skip_bad = found.folder, options.skip_bad
         features = {
             "image": Feature("string", (), "image"),
@@ -45,9 +45,9 @@ class ImageReader(OrderedReader):
         if not options.held_out:  # else said of the other share
             self.notes += image_files.describe_left_out(found.left_out)
 
-    def examples(self, part: Part) -> Iterator[Example | Skipped]:
+    def read_examples(self, part: Part) -> Iterator[Example | SkippedFile]:
         for path, label, _ in part:
-            with tfrecord.opened(path) as file:
+            with tfrecord.open_file(path) as file:
                 data = file.read()
             name = decode_path(path.removeprefix(f"{self._folder}/"))
             try:
@@ -58,7 +58,7 @@ class ImageReader(OrderedReader):
                         f"{decode_path(path)} {error}. Repair or remove it, or leave out "
                         "files that cannot be decoded with --skip_bad."
                     ) from error
-                yield Skipped(name, str(error))
+                yield SkippedFile(name, str(error))
             else:
                 yield {"image": image, "label": label, SOURCE: name}
 
@@ -71,16 +71,18 @@ def _encode_image(data: bytes) -> bytes:
     """
     if not data.startswith((pillow.JPEG, pillow.PNG)):
         return pillow.to_png(data)
-    if why := decode.why_not(data):
+    if why := decode.explain_failure(data):
         raise ValueError(why)
     return data
 
 
-def of_folders(folder: str, options: ReadOptions) -> ImageReader:
+def from_folders(folder: str, options: ReadOptions) -> ImageReader:
     """Returns a reader of a folder with one subfolder of images for each class."""
-    return ImageReader(image_files.in_folders(folder, options.classes), options)
+    return ImageReader(image_files.list_in_folders(folder, options.classes), options)
 
 
-def of_index(path: str, options: ReadOptions) -> ImageReader:
+def from_index(path: str, options: ReadOptions) -> ImageReader:
     """Returns a reader of the images that a table names."""
-    return ImageReader(image_index.in_index(path, options.classes, options.num_classes), options)
+    return ImageReader(
+        image_index.list_in_index(path, options.classes, options.num_classes), options
+    )

@@ -62,7 +62,7 @@ class ReadOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Skipped:
+class SkippedFile:
     """A file that a reader left out.
 
     Attributes:
@@ -96,7 +96,7 @@ class Reader(Protocol):
         """True if the parts and their order are the same each time."""
         ...
 
-    def examples(self, part: Part) -> "Iterator[Example | Skipped]":
+    def read_examples(self, part: Part) -> "Iterator[Example | SkippedFile]":
         """Yields the examples of a part, in order, and in their places the files left out.
 
         An example made of a file may hold its name as `manifest.SOURCE`, beside the features.
@@ -129,7 +129,7 @@ class OrderedReader:
         return self.parts
 
 
-def chosen(features: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
+def select_features(features: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
     """Returns the features with these names; all if there are none.
 
     Raises:

@@ -32,7 +32,7 @@ class TextReader(OrderedReader):
         if options.context < 1:
             raise UserError(f"context is {options.context}: it must be 1 or more.")
         self._options, self._pattern = options, pattern
-        _, vocabulary = packing.tokenizer(options.tokenizer, options.end_of_text)
+        _, vocabulary = packing.build_tokenizer(options.tokenizer, options.end_of_text)
         dtype = "uint16" if vocabulary <= 1 << 16 else "int32"
         length = (options.context + 1,)
         features = {
@@ -46,31 +46,31 @@ class TextReader(OrderedReader):
             "tokenizer_crc32c": options.tokenizer and buckets.checksum(options.tokenizer).crc32c,
             "end_of_text": options.end_of_text,
         }
-        super().__init__(features, _cut(listing.matching(pattern)), about)
+        super().__init__(features, _cut_parts(listing.find_matches(pattern)), about)
 
     @property
     def state(self) -> list[Part]:
         # An older tftpu truncated and padded: what it converted is another data set.
-        return [*self.parts, *packing.switched_off(self._options.tokenizer), self._checksums]
+        return [*self.parts, *packing.list_switched_off(self._options.tokenizer), self._checksums]
 
     @functools.cached_property
     def _checksums(self) -> dict[str, str]:
         """Those of the files: an edit may leave their sizes as they are."""
-        return listing.checksums(self._pattern)
+        return listing.list_checksums(self._pattern)
 
-    def examples(self, part: Part) -> Iterator[Example]:
-        tokens, _ = packing.tokenizer(self._options.tokenizer, self._options.end_of_text)
+    def read_examples(self, part: Part) -> Iterator[Example]:
+        tokens, _ = packing.build_tokenizer(self._options.tokenizer, self._options.end_of_text)
         documents = (tokens(text) for piece in part for text in self._read(*piece))
         for sequence, segments in packing.pack(documents, self._options.context):
             yield {"tokens": sequence, "segments": segments}
 
     def _read(self, path: str, begin: int, end: int) -> Iterator[str]:
         """Yields the documents that begin in a range of bytes of a file."""
-        for _, text in text_files.documents(path, self._options.field, begin, end):
+        for _, text in text_files.read_documents(path, self._options.field, begin, end):
             yield text
 
 
-def _cut(sizes: dict[str, int]) -> list[Part]:
+def _cut_parts(sizes: dict[str, int]) -> list[Part]:
     """Cuts files into parts [[path, begin, end], ...]: some small files, or a range of a large one.
 
     Only JSON lines are cut inside a file.

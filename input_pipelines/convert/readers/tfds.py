@@ -12,7 +12,7 @@ from tftpu.input_pipelines.convert.readers.reader import (
     OrderedReader,
     Part,
     ReadOptions,
-    chosen,
+    select_features,
 )
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import DTYPES, Feature
@@ -31,12 +31,12 @@ class TfdsReader(OrderedReader):
     def __init__(self, name: str, options: ReadOptions):
         from tftpu.input_pipelines.datasets import tfds
 
-        builder = tfds.prepared(name, options.data_dir)
-        tfds.count(builder, options.source_split)
+        builder = tfds.open_builder(name, options.data_dir)
+        tfds.count_examples(builder, options.source_split)
         tfds.check_format(builder)
         self._name, self._data_dir = name, options.data_dir
         about, features = {}, {}
-        for feature, kind in chosen(dict(builder.info.features), options.features).items():
+        for feature, kind in select_features(dict(builder.info.features), options.features).items():
             features[feature] = _describe_feature(feature, kind)
             if feature == "label" and getattr(kind, "names", None):
                 about["classes"] = list(kind.names)
@@ -46,13 +46,13 @@ class TfdsReader(OrderedReader):
         ]
         super().__init__(features, parts, about)
 
-    def examples(self, part: Part) -> Iterator[Example]:
+    def read_examples(self, part: Part) -> Iterator[Example]:
         import tensorflow as tf
         import tensorflow_datasets as tfds
 
-        from tftpu.input_pipelines.datasets.tfds import prepared
+        from tftpu.input_pipelines.datasets.tfds import open_builder
 
-        features = prepared(self._name, self._data_dir).info.features
+        features = open_builder(self._name, self._data_dir).info.features
         encoded = {
             name: tfds.decode.SkipDecoding()
             for name in self.features
@@ -60,13 +60,13 @@ class TfdsReader(OrderedReader):
         }
 
         @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
-        def parsed(record: Any) -> Any:
+        def parse_record(record: Any) -> Any:
             return features.deserialize_example(record, decoders=encoded)
 
         path, skip, take = part
         end = skip + take if take >= 0 else None
-        for _, record in itertools.islice(tfrecord.records(path), skip, end):
-            example = parsed(tf.constant(record))
+        for _, record in itertools.islice(tfrecord.read_records(path), skip, end):
+            example = parse_record(tf.constant(record))
             yield {name: example[name].numpy() for name in self.features}
 
 

@@ -11,7 +11,7 @@ from tftpu.input_pipelines.convert.readers.reader import (
     OrderedReader,
     Part,
     ReadOptions,
-    chosen,
+    select_features,
 )
 from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import Feature
@@ -23,7 +23,7 @@ _FIXED = ("label_feature", "first_class")  # options that fix what a class id me
 _NOT_COPIED = (*manifest.OF_SPLITS, *_FIXED)
 
 
-def of_tfrecords(folder: str, options: ReadOptions) -> "ShardReader | ImageRecordReader":
+def choose_reader(folder: str, options: ReadOptions) -> "ShardReader | ImageRecordReader":
     """Returns a reader of a split: of a data set with a manifest, or of another writer's images.
 
     Raises:
@@ -52,17 +52,20 @@ class ShardReader(OrderedReader):
         found = manifest.read(folder)
         self._all, self._compression = found.features, found.compression
         super().__init__(
-            chosen(found.features, options.features),
-            [[found.path(s), s.examples, s.crc32c] for s in found.shards(options.source_split)],
+            select_features(found.features, options.features),
+            [
+                [found.build_path(s), s.examples, s.crc32c]
+                for s in found.list_shards(options.source_split)
+            ],
             {key: value for key, value in found.about.items() if key not in _NOT_COPIED},
         )
 
-    def examples(self, part: Part) -> Iterator[Example]:
+    def read_examples(self, part: Part) -> Iterator[Example]:
         import tensorflow as tf
 
         from tftpu.input_pipelines.formats import example_proto
 
-        parse = example_proto.parser(self._all)
+        parse = example_proto.build_parser(self._all)
         for names, records in _iterate_batches(part[0], self._compression):
             examples = parse(tf.constant(records), tf.constant(names))
             columns = [examples[name].numpy() for name in self.features]
@@ -90,7 +93,7 @@ class ImageRecordReader(OrderedReader):
             options.first_class,
             classes,
         )
-        self._records.parser(self._found)
+        self._records.build_parser(self._found)
         if not self._records.num_classes:
             raise UserError(
                 f"The labels of {folder} are class ids, and nothing says of how many classes: set "
@@ -100,17 +103,17 @@ class ImageRecordReader(OrderedReader):
             "image": Feature("string", (), "image"),
             "label": Feature("int32", num_classes=self._records.num_classes),
         }
-        shards = self._found.shards(options.source_split)
-        parts = [[self._found.path(shard), shard.examples, shard.crc32c] for shard in shards]
+        shards = self._found.list_shards(options.source_split)
+        parts = [[self._found.build_path(shard), shard.examples, shard.crc32c] for shard in shards]
         about = {name: getattr(options, name) for name in _FIXED}
         super().__init__(features, parts, about | ({"classes": list(classes)} if classes else {}))
 
-    def examples(self, part: Part) -> Iterator[Example]:
+    def read_examples(self, part: Part) -> Iterator[Example]:
         import tensorflow as tf
 
         from tftpu.input_pipelines.augment import decode
 
-        parse = self._records.parser(self._found)
+        parse = self._records.build_parser(self._found)
         for names, records in _iterate_batches(part[0], self._found.compression):
             try:
                 values = parse(tf.constant(records))
@@ -123,7 +126,7 @@ class ImageRecordReader(OrderedReader):
                 raise
             columns = values["image"].numpy(), values["label"].numpy()
             for name, image, label in zip(names, *columns):
-                if why := decode.why_not(image):
+                if why := decode.explain_failure(image):
                     raise UserError(
                         f"{name}: the image {why}. Write the file again without this record; or "
                         "train from these files without converting them, where "
@@ -134,7 +137,7 @@ class ImageRecordReader(OrderedReader):
 
 def _iterate_batches(path: str, compression: str) -> Iterator[tuple[list[str], list[bytes]]]:
     """Yields the names and the records of a file, some at a time."""
-    records = enumerate(tfrecord.records(path, compression))
+    records = enumerate(tfrecord.read_records(path, compression))
     while batch := list(itertools.islice(records, _BATCH)):
         yield [f"record {n} of {path}" for n, _ in batch], [record for _, (_, record) in batch]
 

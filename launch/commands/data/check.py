@@ -220,7 +220,7 @@ def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
     count = len(source.pieces)
     sizes = [piece.bytes or 0 for piece in source.pieces]
     mean = sum(sizes) / count
-    tracks = source.tracks(pipeline.global_batch_size).number
+    tracks = source.plan_tracks(pipeline.global_batch_size).number
     found = []
     if tracks % hosts:
         found.append(

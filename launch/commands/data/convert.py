@@ -112,7 +112,7 @@ def run(options: Options) -> None:
         options.min_shards,
         options.compression,
     )
-    for one in splits.of(conversion, options.validation_fraction):
+    for one in splits.plan_conversions(conversion, options.validation_fraction):
         if options.runner:
             from tftpu.input_pipelines.convert import beam
 

@@ -37,7 +37,7 @@ def run(options: Options) -> None:
     for split, shards in manifest.splits.items():
         size = sum(shard.bytes for shard in shards)
         print(
-            f"{split}: {counted(manifest.examples(split), 'example')} in "
+            f"{split}: {counted(manifest.count_examples(split), 'example')} in "
             f"{counted(len(shards), 'shard')}, "
             f"{size / 2**20:,.1f} MiB, all matching the manifest"
         )

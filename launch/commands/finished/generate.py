@@ -90,7 +90,7 @@ def _read_prompts(options: Options) -> list[str]:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"--input={options.input} cannot be read: {reason}.") from error
-    found = list(text_files.texts(options.input, data, "prompt"))
+    found = list(text_files.read_texts(options.input, data, "prompt"))
     for place, prompt in found:
         if not prompt:
             raise UserError(f"--input: {place} holds no prompt.")

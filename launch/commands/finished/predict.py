@@ -29,7 +29,7 @@ from tftpu.storage import files
 
 if TYPE_CHECKING:
     from tftpu.inference.predict import Job
-    from tftpu.input_pipelines.unlabelled import Unlabelled
+    from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 _FORMATS = ("jsonl", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
@@ -191,7 +191,7 @@ class ProgressPrinter:
             self._said = now
 
 
-def _print_summary(job: "Job", records: "Unlabelled", complete: bool) -> None:
+def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> None:
     machine, machines = job.share
     if records.skipped:
         print(
@@ -251,7 +251,7 @@ def _parse_share(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _open_records(data: Data, options: Options) -> tuple["Unlabelled", Any]:
+def _open_records(data: Data, options: Options) -> tuple["UnlabelledRecords", Any]:
     from tftpu import input_pipelines
 
     with own_code.failures_of_class(data, "prediction"):

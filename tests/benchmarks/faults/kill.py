@@ -38,7 +38,7 @@ def train(workdir: Path) -> None:
     import numpy as np
     import tensorflow as tf
 
-    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 
     class Started(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -71,7 +71,7 @@ def train(workdir: Path) -> None:
         keep=2,
     )
     trainer.fit(
-        Training((x, y), global_batch_size=32, seed=4, prepare=augment),
+        ArrayPipeline((x, y), global_batch_size=32, seed=4, prepare=augment),
         steps=STEPS,
         validation_data=tf.data.Dataset.from_tensor_slices((x, y)).batch(100),
         eval_every=50,

@@ -165,7 +165,7 @@ def predicted(output: str, devices: int, dies: int) -> None:
         keras.utils.set_random_seed(0)
         model = models.build(load("digits_resnet", []).model)
         model.compile("sgd", "mse")
-    records = unlabelled.of_arrays(images, DataContext(0, BATCH), "images")
+    records = unlabelled.from_arrays(images, DataContext(0, BATCH), "images")
     columns = columns_of(["logits"], False, None)
     job = Job(output, "jsonl", results.jsonl, columns, {}, records_per_shard=PER_SHARD)
     assert predict(tftpu.Trainer(model), records, job)

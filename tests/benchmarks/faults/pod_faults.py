@@ -48,7 +48,7 @@ def train(workdir: Path, count: int) -> None:
     import tensorflow as tf
 
     import tftpu
-    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 
     class Started(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -79,7 +79,7 @@ def train(workdir: Path, count: int) -> None:
         ema_momentum=0.99, steps_per_loop=5, log_every=20, checkpoint_every=EVERY, keep=2
     )
     tftpu.Trainer(model, str(workdir), options, engine=engine).fit(
-        Training((x, y), global_batch_size=32, seed=4, prepare=augment),
+        ArrayPipeline((x, y), global_batch_size=32, seed=4, prepare=augment),
         steps=STEPS,
         validation_data=tf.data.Dataset.from_tensor_slices((x, y)).batch(100),
         eval_every=50,

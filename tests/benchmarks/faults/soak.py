@@ -45,7 +45,7 @@ def train(workdir: str, steps: int, sampled, environment: dict[str, str]) -> Non
     import tensorflow as tf
 
     from tests.support.models.training import make_trainer
-    from tftpu.input_pipelines.reading.epochs import Training
+    from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 
     process, every = psutil.Process(), max(10, steps // SAMPLES // 10 * 10)
 
@@ -68,7 +68,9 @@ def train(workdir: str, steps: int, sampled, environment: dict[str, str]) -> Non
         model, workdir, steps_per_loop=10, log_every=50, checkpoint_every=500, keep=2
     )
     trainer.fit(
-        Training((x, y), global_batch_size=32, seed=4, prepare=lambda examples, seeds: examples),
+        ArrayPipeline(
+            (x, y), global_batch_size=32, seed=4, prepare=lambda examples, seeds: examples
+        ),
         steps=steps,
         validation_data=tf.data.Dataset.from_tensor_slices((x, y)).batch(100),
         eval_every=2000,

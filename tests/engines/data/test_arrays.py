@@ -27,7 +27,7 @@ def test_a_batch_that_hosts_cannot_share_fails():
 
 def test_parts_keep_their_structure():
     given = {"a": np.zeros((4, 2)), "b": [np.zeros(4), np.ones(4)]}
-    (batch,) = as_arrays(given, np.arange(4), batch_size=4).once()
+    (batch,) = as_arrays(given, np.arange(4), batch_size=4).iterate_once()
     x, y = batch
     assert x["a"].shape == (4, 2) and isinstance(x["b"], tuple)
     assert y.numpy().tolist() == [0, 1, 2, 3]

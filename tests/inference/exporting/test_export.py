@@ -116,7 +116,7 @@ def test_an_input_that_a_model_needs_is_not_left_out():
         inputs_of(model, ROWS, given, ["tokens"])
     taken, _ = inputs_of(model, ROWS, None, ["tokens", "mask"])
     assert [(i.below, i.tried_below) for i in taken] == [(None, 20), (None, 20)]
-    assert taken[0].drawn(5, 0).max() < 20
+    assert taken[0].draw_examples(5, 0).max() < 20
 
 
 def test_nested_inputs_are_refused():
@@ -267,7 +267,7 @@ def test_a_keras_file_of_the_model_behind_its_pixels(tmp_path):
     made = Serving(model, *inputs_of(model, ROWS, given), None)
     export.keras_file(made, str(tmp_path / "m.keras"))
     again = models.load_model(str(tmp_path / "m.keras"))
-    x = made.drawn(3)["images"]
+    x = made.draw_examples(3)["images"]
     np.testing.assert_allclose(again(x), model(x), atol=1e-6)
 
 

@@ -31,7 +31,9 @@ def over(seeds: tf.Tensor, function) -> np.ndarray:
 def _flipped(image: np.ndarray, seed: tf.Tensor) -> tf.Tensor:
     size = image.shape[0]
     settings = dataclasses.replace(NOTHING, flip=True)
-    return image_ops.training(settings, size, 3)({"image": tf.constant(image)}, seed)["image"]
+    return image_ops.build_training_augmentation(settings, size, 3)(
+        {"image": tf.constant(image)}, seed
+    )["image"]
 
 
 def test_half_of_the_images_are_flipped_and_the_others_are_not():
@@ -108,10 +110,10 @@ def test_a_rectangle_is_erased_as_often_and_as_large_as_the_paper_says():
 
 
 def test_erased_pixels_become_uniform_noise():
-    noise = draws.pixels(seeds(1)[0], (61, 67, 3), "noise").numpy()
+    noise = draws.draw_pixels(seeds(1)[0], (61, 67, 3), "noise").numpy()
     counts = np.bincount(noise.ravel(), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-3
-    other = draws.pixels(seeds(2)[1], (61, 67, 3), "noise").numpy()
+    other = draws.draw_pixels(seeds(2)[1], (61, 67, 3), "noise").numpy()
     assert (noise == other).mean() < 0.01
 
 
@@ -165,7 +167,7 @@ def test_with_both_each_image_draws_one_of_the_two():
 def test_soft_labels_match_the_shares_of_the_image():
     labels = np.array([3, 1, 2, 2, 0, 4, 1, 3])
     shares = np.linspace(0, 1, 8, dtype=np.float32)
-    soft = mix.soft_labels(tf.constant(labels), tf.constant(shares), 5).numpy()
+    soft = mix.compute_soft_labels(tf.constant(labels), tf.constant(shares), 5).numpy()
     expected = shares[:, None] * np.eye(5)[labels]
     expected += (1 - shares)[:, None] * np.eye(5)[labels[NEIGHBOUR]]
     np.testing.assert_allclose(soft, expected, atol=1e-7)
@@ -176,7 +178,7 @@ def test_soft_labels_match_the_shares_of_the_image():
 @pytest.mark.parametrize("settings", [Augment(mixup=0.2), Augment(cutmix=1.0), EVERYTHING])
 def test_all_hosts_together_mix_like_one_host(hosts, settings):
     images, labels = batch(16), np.arange(16, dtype=np.int32)
-    function = mix.batches(settings, 16)
+    function = mix.build_augmentation(settings, 16)
 
     def mixed(part: slice) -> dict:
         examples = {"image": tf.constant(images[part]), "label": tf.constant(labels[part])}
@@ -206,7 +208,7 @@ def test_space_to_depth_is_numpys_reshape():
 def test_an_example_depends_only_on_its_seed(kind):
     image = photos.pixels(90, 120)
     data = tf.constant(photos.encoded(image, kind) if kind else image)
-    function = image_ops.training(EVERYTHING, 32, 3)
+    function = image_ops.build_training_augmentation(EVERYTHING, 32, 3)
 
     def once(order, workers):
         made = tf.data.Dataset.from_tensor_slices(tf.gather(seeds(12), order)).map(
@@ -223,8 +225,8 @@ def test_an_example_depends_only_on_its_seed(kind):
 def test_without_augmentation_training_equals_evaluation():
     example = {"image": tf.constant(photos.encoded(photos.pixels(90, 120))), "label": 1}
     settings = dataclasses.replace(NOTHING, eval_crop=0.8)
-    train = image_ops.training(settings, 40, 3)(example, seeds(1)[0])
-    test = image_ops.evaluation(settings, 40, 3)(example)
+    train = image_ops.build_training_augmentation(settings, 40, 3)(example, seeds(1)[0])
+    test = image_ops.build_evaluation_crop(settings, 40, 3)(example)
     assert (train["image"].numpy() == test["image"].numpy()).all()
     assert train["label"] == test["label"] == 1
 

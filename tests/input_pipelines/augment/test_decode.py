@@ -44,7 +44,7 @@ def test_a_resized_crop_equals_pillows(kind, window):
     # With colours at half the resolution the last column of a crop lacks its neighbour.
     whole = {"subsampling": 0} if kind == "JPEG" else {}
     data = photos.encoded(photos.pixels(150, 200), kind, **whole)
-    ours = decode.cropped(tf.constant(data), fixed(*window), SIZE, 3).numpy().astype(int)
+    ours = decode.crop_and_resize(tf.constant(data), fixed(*window), SIZE, 3).numpy().astype(int)
     # Pillow fills the edges if bilinear needs a neighbour outside.
     difference = np.abs(ours - by_pillow(opened(data), window))[2:-2, 2:-2]
     assert difference.max() <= 1
@@ -54,9 +54,9 @@ def test_a_resized_crop_equals_pillows(kind, window):
 def test_the_fused_decoder_gives_the_pixels_of_the_complete_image():
     image = photos.encoded(photos.pixels(150, 200))
     window = fixed(21, 33, 99, 78)
-    fused = decode.cropped(tf.constant(image), window, SIZE, 3)
-    whole = decode.cropped(decode.decoded(tf.constant(image), 3), window, SIZE, 3)
-    after_the_end = decode.cropped(tf.constant(image + b"\0\0"), window, SIZE, 3)
+    fused = decode.crop_and_resize(tf.constant(image), window, SIZE, 3)
+    whole = decode.crop_and_resize(decode.decode_image(tf.constant(image), 3), window, SIZE, 3)
+    after_the_end = decode.crop_and_resize(tf.constant(image + b"\0\0"), window, SIZE, 3)
     assert (fused.numpy() == whole.numpy()).all()
     assert (fused.numpy() == after_the_end.numpy()).all()
 
@@ -66,7 +66,7 @@ def test_images_are_turned_upright_as_their_exif_data_say(kind):
     """Complete ones, crops of them, and a JPEG that is decoded completely and then cropped."""
     window = fixed(13, 7, 61, 43)
     crop = tf.function(
-        lambda data: decode.cropped(data, window, SIZE, 3),
+        lambda data: decode.crop_and_resize(data, window, SIZE, 3),
         input_signature=[tf.TensorSpec((), tf.string)],
     )
     for orientation in range(1, 9):
@@ -80,8 +80,8 @@ def test_images_are_turned_upright_as_their_exif_data_say(kind):
         )
         upright = np.asarray(ImageOps.exif_transpose(opened(data)))
         assert upright.shape == ((80, 100, 3) if orientation < 5 else (100, 80, 3))
-        assert (decode.decoded(tf.constant(data), 3).numpy() == upright).all()
-        expected = decode.cropped(tf.constant(upright), window, SIZE, 3).numpy().astype(int)
+        assert (decode.decode_image(tf.constant(data), 3).numpy() == upright).all()
+        expected = decode.crop_and_resize(tf.constant(upright), window, SIZE, 3).numpy().astype(int)
         assert np.abs(crop(data) - expected).max() <= 1
         assert np.abs(crop(data + b"\0") - expected).max() <= 1
 
@@ -122,7 +122,7 @@ def test_an_orientation_is_found_wherever_pillow_finds_it():
     for kind, data in kinds.items():
         upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
         assert upright.shape == (50, 40, 3), kind
-        ours = decode.decoded(tf.constant(data), 3).numpy()
+        ours = decode.decode_image(tf.constant(data), 3).numpy()
         turned[kind] = ours.shape == upright.shape and np.abs(ours - upright.astype(int)).max() < 3
     assert turned == dict.fromkeys(kinds, True)
 
@@ -131,7 +131,7 @@ def test_a_png_with_a_long_profile_is_decoded():
     profile = np.random.default_rng(0).bytes(9_000)
     image = photos.pixels(40, 50)
     data = photos.encoded(image, "PNG", icc_profile=profile)
-    assert (decode.decoded(tf.constant(data), 3).numpy() == np.asarray(opened(data))).all()
+    assert (decode.decode_image(tf.constant(data), 3).numpy() == np.asarray(opened(data))).all()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_png_with_a_long_profile_is_decoded():
 )
 def test_damaged_exif_data_turn_nothing(damage):
     data = photos.encoded(photos.pixels(40, 50), exif=damage)
-    ours = decode.decoded(tf.constant(data), 3).numpy()
+    ours = decode.decode_image(tf.constant(data), 3).numpy()
     assert (ours == np.asarray(opened(data))).all()
 
 
@@ -148,7 +148,7 @@ def test_a_crop_much_larger_than_the_result_is_averaged(ratio):
     image = photos.pixels(16 * 40, 16 * 48)
     data = photos.encoded(image, quality=97, subsampling=0)
     side = 32 * ratio
-    ours = decode.cropped(tf.constant(data), fixed(16, 32, side, side), 32, 3).numpy()
+    ours = decode.crop_and_resize(tf.constant(data), fixed(16, 32, side, side), 32, 3).numpy()
     part = np.asarray(opened(data))[16 : 16 + side, 32 : 32 + side].astype(float)
     means = part.reshape(32, ratio, 32, ratio, 3).mean((1, 3))
     assert np.abs(ours - means).mean() < 1.5
@@ -160,11 +160,11 @@ def test_grey_files_become_colour_images_and_colour_files_grey_ones(kind):
     colour = photos.pixels(80, 90)
     grey_file = photos.encoded(colour[..., :1], kind)
     window = fixed(0, 0, 80, 90)
-    ours = decode.cropped(tf.constant(grey_file), window, SIZE, 3).numpy()
+    ours = decode.crop_and_resize(tf.constant(grey_file), window, SIZE, 3).numpy()
     assert (ours == ours[..., :1]).all()
     theirs = by_pillow(opened(grey_file, "L"), (0, 0, 80, 90))
     assert np.abs(ours[..., 0] - theirs)[2:-2, 2:-2].max() <= 1
-    made_grey = decode.cropped(tf.constant(photos.encoded(colour, kind)), window, SIZE, 1)
+    made_grey = decode.crop_and_resize(tf.constant(photos.encoded(colour, kind)), window, SIZE, 1)
     theirs = by_pillow(opened(photos.encoded(colour, kind), "L"), (0, 0, 80, 90))
     # A JPEG stores brightness; Pillow computes it from colours clipped to [0, 255].
     assert np.abs(made_grey.numpy()[..., 0] - theirs)[2:-2, 2:-2].mean() < 1
@@ -173,11 +173,15 @@ def test_grey_files_become_colour_images_and_colour_files_grey_ones(kind):
 def test_a_transparent_and_a_16_bit_png_are_read_as_8_bit_colours():
     colour = photos.pixels(70, 60)
     clear = np.concatenate([colour, np.full((70, 60, 1), 200, np.uint8)], -1)
-    plain = decode.cropped(tf.constant(photos.encoded(colour, "PNG")), fixed(3, 4, 50, 50), 50, 3)
-    made = decode.cropped(tf.constant(photos.encoded(clear, "PNG")), fixed(3, 4, 50, 50), 50, 3)
+    plain = decode.crop_and_resize(
+        tf.constant(photos.encoded(colour, "PNG")), fixed(3, 4, 50, 50), 50, 3
+    )
+    made = decode.crop_and_resize(
+        tf.constant(photos.encoded(clear, "PNG")), fixed(3, 4, 50, 50), 50, 3
+    )
     assert (made.numpy() == plain.numpy()).all()
     deep = tf.io.encode_png(tf.cast(colour, tf.uint16) * 257)
-    made = decode.cropped(deep, fixed(3, 4, 50, 50), 50, 3)
+    made = decode.crop_and_resize(deep, fixed(3, 4, 50, 50), 50, 3)
     assert (made.numpy() == colour[3:53, 4:54]).all()
 
 
@@ -187,12 +191,12 @@ def test_a_truncated_file_is_an_error_for_any_crop(kind, left_over):
     data = photos.encoded(photos.pixels(150, 200), kind)
     cut = tf.constant(data[: int(len(data) * left_over)])
     with pytest.raises(tf.errors.InvalidArgumentError):
-        decode.cropped(cut, fixed(0, 0, 20, 20), SIZE, 3)
+        decode.crop_and_resize(cut, fixed(0, 0, 20, 20), SIZE, 3)
 
 
 def test_an_image_of_the_target_size_is_unchanged():
     image = photos.pixels(SIZE, SIZE)
-    made = decode.cropped(tf.constant(image), fixed(0, 0, SIZE, SIZE), SIZE, 3)
+    made = decode.crop_and_resize(tf.constant(image), fixed(0, 0, SIZE, SIZE), SIZE, 3)
     assert (made.numpy() == image).all()
 
 
@@ -203,7 +207,7 @@ def test_crops_follow_the_law_of_the_paper(height, width):
     count = 4000
     drawn = tf.data.Dataset.from_tensor_slices(seeds(count)).map(
         lambda seed: tf.stack(
-            decode.random_window(height, width, draws.uniform(seed, decode.NUMBERS, "crop"))
+            decode.draw_random_window(height, width, draws.uniform(seed, decode.NUMBERS, "crop"))
         )
     )
     top, left, rows, columns = np.array(list(drawn.as_numpy_iterator())).T
@@ -234,8 +238,8 @@ def test_crops_follow_the_law_of_the_paper(height, width):
 @pytest.mark.parametrize(("height", "width"), [(240, 160), (128, 192), (128, 128)])
 def test_evaluation_takes_the_centre_of_the_image_with_its_shorter_side_resized(height, width):
     image = photos.pixels(height, width)
-    ours = decode.cropped(
-        tf.constant(image), lambda h, w: decode.central_window(h, w, 0.875), 56, 3
+    ours = decode.crop_and_resize(
+        tf.constant(image), lambda h, w: decode.find_central_window(h, w, 0.875), 56, 3
     )
     # In two steps: the shorter side to 64 pixels, then the 56 in the middle.
     scale = 64 / min(height, width)
@@ -286,4 +290,4 @@ def test_beta_numbers_have_the_distribution_of_scipy(alpha):
 )
 def test_a_file_of_no_bytes_or_one_is_named_as_such(data, why):
     with pytest.raises((ValueError, tf.errors.OpError), match=why):
-        decode.cropped(tf.constant(data), decode.whole_square, 8, 3)
+        decode.crop_and_resize(tf.constant(data), decode.find_central_square, 8, 3)

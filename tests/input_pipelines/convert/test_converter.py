@@ -28,7 +28,7 @@ def test_a_folder_of_images_becomes_balanced_shuffled_shards(pictures, tmp_path)
     assert made == manifest.read(str(tmp_path))
     assert made.about["classes"] == ["cat", "dog", "owl"]
     shards = examples(tmp_path)
-    assert [len(shard) for shard in shards] == [s.examples for s in made.shards("train")]
+    assert [len(shard) for shard in shards] == [s.examples for s in made.list_shards("train")]
     assert {len(shard) for shard in shards} == {7, 8}
     found = [(one(e, "image"), one(e, "label")) for s in shards for e in s]
     images = {
@@ -52,7 +52,7 @@ def test_shards_have_the_requested_size(pictures, tmp_path):
         workers=1,
         say=silent,
     )
-    sizes = [shard.bytes for shard in manifest.read(str(tmp_path)).shards("train")]
+    sizes = [shard.bytes for shard in manifest.read(str(tmp_path)).list_shards("train")]
     assert 5 <= len(sizes) <= 8
     assert max(sizes) < 1.3 * min(sizes)
 
@@ -166,7 +166,7 @@ def test_a_conversion_waits_for_another_process_that_makes_the_same(pictures, tm
 
     converter.run(conversion, workers=1, say=say)
     assert "Another process is making this conversion" in said[0]
-    assert manifest.read(str(tmp_path)).examples("train") == 60
+    assert manifest.read(str(tmp_path)).count_examples("train") == 60
 
 
 def test_a_folder_with_other_data_is_left_unchanged(pictures, tmp_path):

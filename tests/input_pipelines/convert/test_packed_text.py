@@ -34,7 +34,7 @@ def row(*lengths: int) -> dict:
 
 def test_positions_and_weights_of_a_row_match_a_worked_example():
     rows = {name: tf.constant(value[None], tf.uint16) for name, value in row(3, 1, 4).items()}
-    features, labels, weights = packed_tokens.packed(rows)
+    features, labels, weights = packed_tokens.split_rows(rows)
     assert features["tokens"].numpy().tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
     assert features["segments"].numpy().tolist() == [[1, 1, 1, 2, 3, 3, 3, 3]]
     assert features["positions"].numpy().tolist() == [[0, 1, 2, 0, 0, 1, 2, 3]]
@@ -46,7 +46,7 @@ def test_positions_and_weights_of_a_row_match_a_worked_example():
 @pytest.mark.parametrize("lengths", [(9,), (1, 1, 1), (2, 7), (4, 4, 1), (1,), (5,)])
 def test_positions_count_each_document(lengths):
     rows = {name: tf.constant(value[None], tf.uint16) for name, value in row(*lengths).items()}
-    features, _, weights = packed_tokens.packed(rows)
+    features, _, weights = packed_tokens.split_rows(rows)
     expected = [place for length in lengths for place in range(length)]
     expected = (expected + [0] * CONTEXT)[:CONTEXT]
     assert features["positions"].numpy()[0].tolist() == expected
@@ -121,7 +121,9 @@ def test_text_files_are_packed_once_and_again_when_they_change(tmp_path, monkeyp
 def test_text_is_read_once_for_its_checksums(tmp_path, monkeypatch):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
     (tmp_path / "a.txt").write_text("some text")
-    read, checksums = [], listing.checksums
-    monkeypatch.setattr(listing, "checksums", lambda pattern: read.append(1) or checksums(pattern))
-    packed_text.folder(f"{tmp_path}/*.txt", ReadOptions(context=4))
+    read, checksums = [], listing.list_checksums
+    monkeypatch.setattr(
+        listing, "list_checksums", lambda pattern: read.append(1) or checksums(pattern)
+    )
+    packed_text.prepare_folder(f"{tmp_path}/*.txt", ReadOptions(context=4))
     assert read == [1]

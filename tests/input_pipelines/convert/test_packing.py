@@ -27,7 +27,7 @@ def test_packing_predicts_every_token_but_the_first_of_a_document_once(lengths, 
     sequences = list(packing.pack(documents, context))
     for tokens, segments in sequences:
         assert tokens.shape == segments.shape == (context + 1,)
-        places = packing.positions(segments)
+        places = packing.compute_positions(segments)
         for i in range(context):
             if segments[i] == segments[i + 1] > 0:
                 assert tokens[i + 1] == tokens[i] + 1
@@ -47,13 +47,13 @@ def test_a_tokenizer_of_hugging_face_and_its_end_of_text(tmp_path):
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     path = str(tmp_path / "tokenizer.json")
     tokenizer.save(path)
-    tokens, vocabulary = packing.tokenizer(path, "<end>")
+    tokens, vocabulary = packing.build_tokenizer(path, "<end>")
     assert vocabulary == 4
     assert tokens("b a c").tolist() == [1, 0, 3, 2]
     with pytest.raises(UserError, match="no token '</s>'"):
-        packing.tokenizer(path, "</s>")
+        packing.build_tokenizer(path, "</s>")
     with pytest.raises(UserError, match="cannot be read"):
-        packing.tokenizer(str(tmp_path / "none.json"))
+        packing.build_tokenizer(str(tmp_path / "none.json"))
 
 
 def test_truncation_and_padding_of_a_tokenizer_are_switched_off_and_said_once(tmp_path, caplog):
@@ -68,8 +68,8 @@ def test_truncation_and_padding_of_a_tokenizer_are_switched_off_and_said_once(tm
         paths[name] = str(tmp_path / f"{name}.json")
         tokenizer.save(paths[name])
     for words in ("a " * 50, "a"):
-        expected = packing.tokenizer(paths["plain"])[0](words).tolist()
-        assert packing.tokenizer(paths["both"])[0](words).tolist() == expected
+        expected = packing.build_tokenizer(paths["plain"])[0](words).tolist()
+        assert packing.build_tokenizer(paths["both"])[0](words).tolist() == expected
         assert len(expected) == words.count("a")
     said = [record.getMessage() for record in caplog.records]
     assert said == [
@@ -95,7 +95,7 @@ def test_the_vocabulary_reaches_to_the_highest_token(tmp_path):
     path = tmp_path / "tokenizer.json"
     model = tokenizers.models.WordLevel({"a": 0, "b": 9}, unk_token="a")
     tokenizers.Tokenizer(model).save(str(path))
-    assert packing.tokenizer(str(path))[1] == 10
+    assert packing.build_tokenizer(str(path))[1] == 10
     path.write_text(re.sub(r"\b9\b", "3000000000", path.read_text()))
     with pytest.raises(UserError, match=r"cannot be read|a token with the number 3000000000"):
-        packing.tokenizer(str(path))
+        packing.build_tokenizer(str(path))

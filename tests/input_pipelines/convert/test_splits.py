@@ -113,7 +113,7 @@ def test_a_share_is_held_out_of_the_training_split_of_a_folder(folder, tmp_path,
     shutil.rmtree(folder / "val")
     assert convert(f"images:{folder}", tmp_path / "out", "--validation_fraction=0.1") == 0
     found = manifest.read(str(tmp_path / "out"))
-    counts = {split: found.examples(split) for split in found.splits}
+    counts = {split: found.count_examples(split) for split in found.splits}
     assert counts == {"train": 54, "validation": 6, "test": 20}
 
 

@@ -57,7 +57,7 @@ DAMAGE = {
 def test_a_staged_file_that_was_damaged_is_made_again(texts, tmp_path, name, how):
     converter.run(of_text(texts, tmp_path / "whole"), workers=1, say=silent)
     made = of_text(texts, tmp_path / "out")
-    interrupted(made, (shards.Maker, "__call__"))
+    interrupted(made, (shards.ShardWriter, "__call__"))
     path = tmp_path / "out" / STAGED / name
     path.write_bytes(DAMAGE[how](path.read_bytes()))
     converter.run(made, workers=1, say=silent)
@@ -83,14 +83,14 @@ def test_a_finished_shard_that_was_damaged_is_made_again(texts, tmp_path, place,
 def test_a_record_damaged_while_it_waits_is_not_signed_again(texts, tmp_path, monkeypatch):
     made = of_text(texts, tmp_path / "out")
     path = tmp_path / "out" / STAGED / "part-1"
-    make = shards.Maker.__call__
+    make = shards.ShardWriter.__call__
 
     def damaging(*arguments):
         path.write_bytes(flipped(path.read_bytes(), 100))
         return make(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="part-1 was damaged"):
-        patch.setattr(shards.Maker, "__call__", damaging)
+        patch.setattr(shards.ShardWriter, "__call__", damaging)
         converter.run(made, workers=1, say=silent)
     converter.run(made, workers=1, say=silent)
     assert verify.run(str(tmp_path / "out"), workers=1)[1] == []
@@ -100,7 +100,7 @@ def test_the_order_of_a_source_without_one_is_made_of_whole_hashes(texts, tmp_pa
     monkeypatch.setattr("tftpu.input_pipelines.convert.readers.text.TextReader.ordered", False)
     converter.run(of_text(texts, tmp_path / "whole"), workers=1, say=silent)
     made = of_text(texts, tmp_path / "out")
-    interrupted(made, (staging.Staging, "put_in_order"))
+    interrupted(made, (staging.Staging, "save_order"))
     path = tmp_path / "out" / STAGED / "part-1.hashes.npy"
     path.write_bytes(flipped(path.read_bytes(), 140))
     converter.run(made, workers=1, say=silent)

@@ -35,7 +35,7 @@ def test_verify_names_the_file_and_the_record(pictures, tmp_path, capsys, what, 
     output = str(tmp_path)
     made = converter.run(Conversion(f"images:{pictures}", output, min_shards=3), 1, say=silent)
     path = tmp_path / "train-00001-of-00003.tfrecord"
-    inside = [record for _, record in tfrecord.records(str(path))]
+    inside = [record for _, record in tfrecord.read_records(str(path))]
     if what == "missing":
         path.unlink()
     elif what == "cut":
@@ -61,7 +61,9 @@ def test_verify_names_the_file_that_a_broken_record_was_made_of(pictures, tmp_pa
     output = str(tmp_path)
     converter.run(Conversion(f"images:{pictures}", output), 1, say=silent)
     (path,) = tmp_path.glob("*.tfrecord")
-    examples = [tf.train.Example.FromString(record) for _, record in tfrecord.records(str(path))]
+    examples = [
+        tf.train.Example.FromString(record) for _, record in tfrecord.read_records(str(path))
+    ]
     cut = examples[5].features.feature["image"].bytes_list.value
     name = next(p for p in pictures.rglob("*.png") if p.read_bytes() == cut[0])
     cut[0] = cut[0][:-20]

@@ -40,7 +40,7 @@ def service(monkeypatch):
     fake = fake_bigquery.BigQuery(tables)
     with fake_bigquery.serving(fake) as clients:
         made = bigquery_clients.Clients(*clients)
-        monkeypatch.setattr(bigquery_clients, "connected", lambda: made)
+        monkeypatch.setattr(bigquery_clients, "connect", lambda: made)
         yield fake
 
 
@@ -120,7 +120,7 @@ def test_shards_of_a_table_are_the_same_whatever_order_bigquery_gives(service, t
     converter.run(conversion("two"), workers=1, say=lambda *_: None)
     assert content("one") == content("two")
     assert verify.run(str(tmp_path / "one"), workers=1)[1] == []
-    assert made.examples("train") == ROWS
+    assert made.count_examples("train") == ROWS
     assert made.features["x"] == manifest.Feature("float32", (4,), "raw")
     said = []
     converter.run(conversion("one"), workers=1, say=said.append)
@@ -139,7 +139,7 @@ def test_a_partial_conversion_of_another_session_is_read_again(service, tmp_path
     half = Conversion("bigquery:p.d.t", str(tmp_path / "half"), options)
     converter.run(whole, workers=1, say=lambda *_: None)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(Conversion, "plan", lambda *_: 1 / 0)
+        patch.setattr(Conversion, "plan_shards", lambda *_: 1 / 0)
         converter.run(half, workers=1, say=lambda *_: None)
     service.shuffle = 1
     converter.run(half, workers=1, say=lambda *_: None)
@@ -194,7 +194,7 @@ def test_rows_are_predicted_in_one_order_with_the_columns_that_are_kept(service)
     service.shuffle = 1
     again = data.prediction("evaluation", context)
     assert found.count == again.count == ROWS and found.identity == again.identity
-    kept = found.kept(range(10, 20), ["id", "name"])
+    kept = found.read_fields(range(10, 20), ["id", "name"])
     assert kept["name"].tolist() == [f"row {n}" for n in kept["id"]]
     [batch, _] = found.features([range(10, 20)])
     np.testing.assert_array_equal(batch[:, 0], 4.0 * kept["id"][:8])

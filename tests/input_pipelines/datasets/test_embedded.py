@@ -14,8 +14,8 @@ from tftpu.input_pipelines.sources import Images
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_digits_read_without_tfds_equal_those_that_tfds_reads(split):
-    expected = tfds.in_memory(tfds.prepared("digits", None), split)
-    found = embedded.in_memory("digits", None, split)
+    expected = tfds.load_split(tfds.open_builder("digits", None), split)
+    found = embedded.load_split("digits", None, split)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name].dtype == values.dtype
@@ -23,15 +23,15 @@ def test_the_digits_read_without_tfds_equal_those_that_tfds_reads(split):
 
 
 def test_the_python_source_read_without_tfds_equals_that_of_tfds():
-    expected = tfds.in_memory(tfds.prepared("python_source", None), "test")
-    found = embedded.in_memory("python_source", None, "test")
+    expected = tfds.load_split(tfds.open_builder("python_source", None), "test")
+    found = embedded.load_split("python_source", None, "test")
     assert found["text"].tolist() == expected["text"].tolist()
 
 
 @pytest.mark.parametrize("split", ["train[:50%]", "train+test", "tests"])
 def test_tfds_reads_splits_other_than_complete_ones(split):
-    tfds.prepared("digits", None)
-    assert embedded.in_memory("digits", None, split) is None
+    tfds.open_builder("digits", None)
+    assert embedded.load_split("digits", None, split) is None
 
 
 def test_a_slice_of_a_split_is_read_all_the_same():
@@ -41,18 +41,18 @@ def test_a_slice_of_a_split_is_read_all_the_same():
 
 def test_preparing_prints_one_line_and_no_progress_bars(tmp_path, capfd):
     data = Images("digits", data_dir=str(tmp_path), image_size=8, channels=1)
-    assert embedded.in_memory("digits", str(tmp_path), "train") is None
+    assert embedded.load_split("digits", str(tmp_path), "train") is None
     assert input_pipelines.training(data).count == 1437
     out, err = capfd.readouterr()
     assert out.splitlines() == [f"Preparing the data set 'digits' in {tmp_path}/digits/1.0.0"]
     assert "Generating" not in err and "%|" not in err
-    assert len(embedded.in_memory("digits", str(tmp_path), "train")["label"]) == 1437
+    assert len(embedded.load_split("digits", str(tmp_path), "train")["label"]) == 1437
 
 
 def test_programs_that_others_published_are_not_downloaded(tmp_path):
     for name in ("huggingface:someone/data", "someone:data/config", "kaggle:data:1.0.0"):
         with pytest.raises(UserError, match="TFDS downloads and runs programs of others"):
-            tfds.prepared(name, str(tmp_path))
+            tfds.open_builder(name, str(tmp_path))
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_processes_that_start_together_prepare_a_data_set_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_prepared_data_set_is_read_without_importing_tfds():
-    tfds.prepared("digits", None)
+    tfds.open_builder("digits", None)
     code = (
         "import sys\n"
         "from tftpu import input_pipelines\n"

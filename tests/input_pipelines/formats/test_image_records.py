@@ -209,9 +209,9 @@ def test_a_conversion_names_an_image_that_cannot_be_decoded(tmp_path):
         return record(image=data[: 300 if number == 3 else None], label=0)
 
     folder = write(tmp_path / "in", make, ("train-0",))
-    reader = addresses.reader_of(f"tfrecord:{folder}", ReadOptions(num_classes=1))
+    reader = addresses.build_reader(f"tfrecord:{folder}", ReadOptions(num_classes=1))
     with pytest.raises(UserError, match=r"record 3 of .*train-0: the image cannot be decoded"):
-        list(reader.examples(reader.parts[0]))
+        list(reader.read_examples(reader.parts[0]))
 
 
 def test_images_without_labels_are_predicted(tmp_path):
@@ -223,7 +223,7 @@ def test_images_without_labels_are_predicted(tmp_path):
     found = input_pipelines.prediction(data, f"tfrecord:{folder}:test")
     [images] = [np.asarray(batch) for batch in found.features([range(4, 8)])]
     assert np.rint(images.mean(axis=(1, 2, 3))).tolist() == [4, 5, 6, 7]
-    assert found.kept(range(4, 6), ("id",))["id"].tolist() == ["4", "5"]
+    assert found.read_fields(range(4, 6), ("id",))["id"].tolist() == ["4", "5"]
 
 
 def test_files_that_hold_no_images_are_named(tmp_path):

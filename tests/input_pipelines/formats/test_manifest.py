@@ -75,9 +75,9 @@ def test_a_manifest_of_another_kind_is_one_clear_error(tmp_path, text):
 def test_a_missing_or_empty_split_fails_with_a_clear_error(tmp_path):
     data = Manifest(str(tmp_path), FEATURES, {"train": (Shard("a", 0, 0),)})
     with pytest.raises(UserError, match="Did you mean 'train'"):
-        data.shards("trian")
+        data.list_shards("trian")
     with pytest.raises(UserError, match="empty"):
-        data.shards("train")
+        data.list_shards("train")
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
@@ -87,8 +87,8 @@ def test_tensorflow_reads_files_written_by_tfrecord(tmp_path, compression):
     path = str(tmp_path / shard.name)
     dataset = tf.data.TFRecordDataset(path, compression)
     assert list(dataset.as_numpy_iterator()) == written
-    assert [record for _, record in tfrecord.records(path, compression)] == written
-    scanned = tfrecord.scan(path, compression)
+    assert [record for _, record in tfrecord.read_records(path, compression)] == written
+    scanned = tfrecord.scan_shard(path, compression)
     assert (scanned.examples, scanned.bytes, scanned.offsets) == (600, shard.bytes, shard.offsets)
     assert scanned.crc32c == shard.crc32c
     for place, offset in enumerate(shard.offsets):
@@ -102,7 +102,7 @@ def test_tfrecord_reads_files_written_by_tensorflow(tmp_path):
     with tf.io.TFRecordWriter(path) as writer:
         writer.write(b"one")
         writer.write(b"two")
-    assert list(tfrecord.records(path)) == [(0, b"one"), (19, b"two")]
+    assert list(tfrecord.read_records(path)) == [(0, b"one"), (19, b"two")]
     again = tfrecord.write(str(tmp_path / "b.tfrecord"), [b"one", b"two"])
     assert (tmp_path / again.name).read_bytes() == (tmp_path / "a.tfrecord").read_bytes()
 
@@ -113,18 +113,20 @@ def test_a_corrupt_record_is_named(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"two", b"tow"))
     with pytest.raises(UserError, match=r"a\.tfrecord: record 1 is corrupt: the checksum"):
-        tfrecord.scan(str(path))
+        tfrecord.scan_shard(str(path))
     path.write_bytes(whole[:-2])
     with pytest.raises(UserError, match=r"a\.tfrecord: record 2 is corrupt: the file ends"):
-        tfrecord.scan(str(path))
+        tfrecord.scan_shard(str(path))
     with pytest.raises(UserError, match=r"b\.tfrecord cannot be read"):
-        tfrecord.scan(str(tmp_path / "b.tfrecord"))
+        tfrecord.scan_shard(str(tmp_path / "b.tfrecord"))
 
 
 def test_an_example_survives_encoding_and_decoding():
     record = example_proto.encode(example(), FEATURES)
     assert record == example_proto.encode(example(tokens=[0, 1, 2, 3]), FEATURES)
-    parsed = example_proto.parser(FEATURES)(tf.constant([record, record]), tf.constant(["a", "b"]))
+    parsed = example_proto.build_parser(FEATURES)(
+        tf.constant([record, record]), tf.constant(["a", "b"])
+    )
     assert parsed["tokens"].numpy().tolist() == [[0, 1, 2, 3]] * 2
     assert parsed["label"].numpy().tolist() == [2, 2]
     assert parsed["name"].numpy().tolist() == [b"a", b"a"]
@@ -163,7 +165,7 @@ def test_a_record_of_other_features_is_named(other, message):
     good = example_proto.encode(example(), FEATURES)
     bad = example_proto.encode(value, {**FEATURES, **other})
     with pytest.raises(tf.errors.InvalidArgumentError, match=message) as error:
-        example_proto.parser(FEATURES)(
+        example_proto.build_parser(FEATURES)(
             tf.constant([good, bad]), tf.constant(["record 0", "record 1"])
         )
     assert "record 1" in str(error.value)

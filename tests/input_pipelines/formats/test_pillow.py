@@ -23,7 +23,7 @@ def saved(image: Image.Image, kind: str, **options) -> bytes:
 
 @tf.function(input_signature=[tf.TensorSpec((), tf.string)])
 def in_colours(data: tf.Tensor) -> tf.Tensor:
-    return decode.decoded(data, 3)
+    return decode.decode_image(data, 3)
 
 
 def frames(kind: str, **options) -> bytes:
@@ -61,14 +61,14 @@ def test_every_format_gives_the_pixels_that_were_saved(kind):
     assert (in_colours(tf.constant(data)).numpy() == expected).all()
     stored = pillow.to_png(data)
     assert (in_colours(tf.constant(stored)).numpy() == expected).all()
-    assert decode.why_not(data) == ""
+    assert decode.explain_failure(data) == ""
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_jpeg_in_cmyk_has_the_colours_that_pillow_gives_it(channels):
     data = saved(Image.fromarray(COLOURS).convert("CMYK"), "JPEG", quality=95)
     theirs = np.asarray(Image.open(io.BytesIO(data)).convert("L" if channels == 1 else "RGB"))
-    ours = decode.decoded(tf.constant(data), channels).numpy()
+    ours = decode.decode_image(tf.constant(data), channels).numpy()
     assert (ours == theirs.reshape(ours.shape)).all()
 
 
@@ -92,4 +92,4 @@ def bits_of_32() -> bytes:
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(data, why):
-    assert decode.why_not(data()).startswith(why)
+    assert decode.explain_failure(data()).startswith(why)

@@ -54,7 +54,7 @@ def test_each_format_gives_the_same_texts(tmp_path, name, packed, mark):
     data = mark + CONTENTS[name].encode()
     path = tmp_path / (name + packed.replace("without .gz", ""))
     path.write_bytes(gzip.compress(data) if packed else data)
-    found = list(text_files.documents(str(path), "text"))
+    found = list(text_files.read_documents(str(path), "text"))
     assert [document for _, document in found] == TEXTS
     assert all(str(path) in place for place, _ in found)
 
@@ -66,7 +66,7 @@ def test_each_format_gives_the_same_texts(tmp_path, name, packed, mark):
 def test_text_is_one_document(tmp_path, name, content):
     data = ("\ufeff" + content.replace("\n", "\r\n")).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    assert [t for _, t in text_files.documents(str(tmp_path / name), "text")] == [content]
+    assert [t for _, t in text_files.read_documents(str(tmp_path / name), "text")] == [content]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_text_is_one_document(tmp_path, name, content):
 )
 def test_a_file_without_texts_is_named(tmp_path, caplog, name, content):
     (tmp_path / name).write_text(content)
-    assert list(text_files.documents(str(tmp_path / name), "text")) == []
+    assert list(text_files.read_documents(str(tmp_path / name), "text")) == []
     assert f"{name} holds no texts" in caplog.text
 
 
@@ -82,7 +82,7 @@ def test_a_file_without_texts_is_named(tmp_path, caplog, name, content):
 @pytest.mark.parametrize("name", ["text, cleaned", "text; cleaned", "text | cleaned"])
 def test_the_name_of_the_only_column_may_hold_separators_in_quotes(tmp_path, name, mark):
     (tmp_path / "a.csv").write_text(f'{mark}"{name}"\n"a, b"\nc\n')
-    found = text_files.rows(str(tmp_path / "a.csv"))
+    found = text_files.read_rows(str(tmp_path / "a.csv"))
     assert [row.values for row in found] == [{name: "a, b"}, {name: "c"}]
 
 
@@ -127,7 +127,7 @@ def test_what_is_not_understood_is_named_and_never_text(tmp_path, name):
     data, message = NOT_TEXT[name]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=message) as error:
-        list(text_files.documents(str(tmp_path / name), "text"))
+        list(text_files.read_documents(str(tmp_path / name), "text"))
     assert name in str(error.value)
 
 
@@ -146,7 +146,7 @@ def test_what_is_not_understood_is_named_and_never_text(tmp_path, name):
 def test_data_that_are_no_text_of_windows_are_not_converted_from_it(tmp_path, name, data, advice):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=advice) as error:
-        list(text_files.documents(str(tmp_path / name), "text"))
+        list(text_files.read_documents(str(tmp_path / name), "text"))
     assert "WINDOWS" not in str(error.value)
 
 
@@ -164,7 +164,7 @@ def test_the_parts_of_a_file_hold_each_text_once(tmp_path, monkeypatch, packed):
 
 def test_long_texts_of_a_table_are_read(tmp_path):
     (tmp_path / "a.csv").write_text("text\n" + "x" * 200_000)
-    [(_, document)] = text_files.documents(str(tmp_path / "a.csv"), "text")
+    [(_, document)] = text_files.read_documents(str(tmp_path / "a.csv"), "text")
     assert len(document) == 200_000
 
 
@@ -173,7 +173,7 @@ def test_texts_that_were_edited_without_changing_their_size_are_packed_again(tmp
     folders = []
     for content in ("cats", "dogs", "dogs"):
         (tmp_path / "a.txt").write_text(content)
-        folders.append(packed_text.folder(f"{tmp_path}/*.txt", ReadOptions(context=4)))
+        folders.append(packed_text.prepare_folder(f"{tmp_path}/*.txt", ReadOptions(context=4)))
     assert folders[0] != folders[1] == folders[2]
 
 
@@ -182,10 +182,10 @@ def test_hidden_files_match_only_a_pattern_that_names_them(tmp_path, monkeypatch
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     monkeypatch.chdir(tmp_path)
-    assert list(listing.matching(f"{tmp_path}/*")) == [f"{tmp_path}/a.txt"]
-    assert list(listing.matching("*")) == ["./a.txt"]
-    assert list(listing.matching(".git/*")) == [".git/c.txt"]
-    assert list(listing.matching(".DS*")) == ["./.DS_Store"]
+    assert list(listing.find_matches(f"{tmp_path}/*")) == [f"{tmp_path}/a.txt"]
+    assert list(listing.find_matches("*")) == ["./a.txt"]
+    assert list(listing.find_matches(".git/*")) == [".git/c.txt"]
+    assert list(listing.find_matches(".DS*")) == ["./.DS_Store"]
 
 
 @pytest.mark.parametrize(

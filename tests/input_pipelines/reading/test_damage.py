@@ -41,7 +41,9 @@ def shards(folder, length=None, compression="") -> manifest.Manifest:
         path.write_bytes(gzip.compress(path.read_bytes()))
     # An attacker writes a manifest that matches, too.
     stored = dataclasses.replace(
-        made.splits["train"][1], bytes=path.stat().st_size, crc32c=tfrecord.checksum(str(path))
+        made.splits["train"][1],
+        bytes=path.stat().st_size,
+        crc32c=tfrecord.compute_checksum(str(path)),
     )
     made = dataclasses.replace(made, splits={"train": (made.splits["train"][0], stored)})
     manifest.write(made)
@@ -119,23 +121,23 @@ def test_so_do_files_without_a_manifest(tmp_path, monkeypatch, length):
 def test_only_what_a_reader_asks_for_is_looked_at(tmp_path):
     path = tmp_path / "f"
     tfrecord.write(str(path), [bytes(n) for n in range(6)])
-    assert tfrecord.readable(str(path), 0, 6) == 6
+    assert tfrecord.count_readable(str(path), 0, 6) == 6
     hostile.with_length(path, 4, 1 << 40)
-    assert [tfrecord.readable(str(path), 0, count) for count in (3, 4, 5, 6)] == [3, 4, 4, 4]
-    assert tfrecord.readable(str(path), 16 + 17, 4) == 2  # from the third record on
+    assert [tfrecord.count_readable(str(path), 0, count) for count in (3, 4, 5, 6)] == [3, 4, 4, 4]
+    assert tfrecord.count_readable(str(path), 16 + 17, 4) == 2  # from the third record on
     data = bytearray(path.read_bytes())
     data[sum(16 + n for n in range(4)) + 9] ^= 1  # a checksum that TensorFlow finds itself
     path.write_bytes(data)
-    assert tfrecord.readable(str(path), 0, 6) == 6
+    assert tfrecord.count_readable(str(path), 0, 6) == 6
     path.write_bytes(b"")
-    assert tfrecord.readable(str(path), 0, 6) == 6
-    assert tfrecord.readable(str(tmp_path / "none"), 0, 6) == 6
+    assert tfrecord.count_readable(str(path), 0, 6) == 6
+    assert tfrecord.count_readable(str(tmp_path / "none"), 0, 6) == 6
 
 
 def test_a_record_that_no_data_compress_to_is_not_unpacked(tmp_path):
     path, zeros = tmp_path / "bomb.gz", hostile.stated_length(1 << 27) + bytes(1 << 20)
-    path.write_bytes(gzip.compress(tfrecord.frame(os.urandom(1 << 18)) + zeros, 1))
-    found = tfrecord.records(str(path), "GZIP")
+    path.write_bytes(gzip.compress(tfrecord.frame_record(os.urandom(1 << 18)) + zeros, 1))
+    found = tfrecord.read_records(str(path), "GZIP")
     assert len(next(found)[1]) == 1 << 18
     with pytest.raises(UserError, match="134,217,728 bytes are more than 100 times"):
         next(found)
@@ -144,8 +146,8 @@ def test_a_record_that_no_data_compress_to_is_not_unpacked(tmp_path):
 def test_counting_that_takes_long_is_told(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tfrecord, "_LONG", 0.0)
     path = tmp_path / "train"
-    path.write_bytes(b"".join(map(tfrecord.frame, [b"a"] * 5)))
-    assert tfrecord.scan(str(path)).examples == 5
+    path.write_bytes(b"".join(map(tfrecord.frame_record, [b"a"] * 5)))
+    assert tfrecord.scan_shard(str(path)).examples == 5
     assert f"Counting the records of {path}: 1 so far" in caplog.text
     monkeypatch.setattr(counted, "_LONG", 0.0)
     for number in range(3):
@@ -158,8 +160,8 @@ def test_folders_of_records_are_named_as_splits(tmp_path):
     (tmp_path / "train").mkdir()
     tfrecord.write(str(tmp_path / "train" / "a.tfrec"), [b"a"])
     with pytest.raises(UserError, match=f"name the split to read, as {tmp_path}:train"):
-        unlabelled.shards_in(str(tmp_path), FEATURES)
-    assert unlabelled.shards_in(f"{tmp_path}:train", FEATURES)[1].count == 1
+        unlabelled.open_shards(str(tmp_path), FEATURES)
+    assert unlabelled.open_shards(f"{tmp_path}:train", FEATURES)[1].count == 1
 
 
 def test_a_folder_beside_records_is_none_of_them(tmp_path):
@@ -168,8 +170,8 @@ def test_a_folder_beside_records_is_none_of_them(tmp_path):
     with pytest.raises(UserError, match=r"There is no data set in .*: there is neither"):
         counted.read_manifest(str(tmp_path), "val", FEATURES)
     tfrecord.write(str(tmp_path / "train-0.tfrecord"), [b"a"])
-    assert counted.read_manifest(str(tmp_path), "train", FEATURES).examples("train") == 1
-    assert counted.read_manifest(str(tmp_path), "", FEATURES).examples("") == 1
+    assert counted.read_manifest(str(tmp_path), "train", FEATURES).count_examples("train") == 1
+    assert counted.read_manifest(str(tmp_path), "", FEATURES).count_examples("") == 1
 
 
 def test_folders_in_the_folder_of_a_split_are_splits_of_it(tmp_path):
@@ -180,13 +182,13 @@ def test_folders_in_the_folder_of_a_split_are_splits_of_it(tmp_path):
     ):
         counted.read_manifest(str(tmp_path), "train", FEATURES)
     found = counted.read_manifest(f"{tmp_path}/train", "part-0", FEATURES)
-    assert found.examples("part-0") == 1
+    assert found.count_examples("part-0") == 1
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "train-0")
     with pytest.raises(UserError, match="train-0 is not a regular file"):
-        next(tfrecord.records(str(tmp_path / "train-0")))
+        next(tfrecord.read_records(str(tmp_path / "train-0")))
     with pytest.raises(UserError, match="train-0 is missing"):
         data_sets.manifest.write(
             manifest.Manifest(
@@ -218,7 +220,7 @@ def test_shards_that_are_not_on_a_disk_are_read_in_the_same_order(tmp_path, step
 
     def read(folder) -> list[tuple[int, int]]:
         placed = [dataclasses.replace(piece, path=f"{folder}/{piece.path}") for piece in pieces]
-        batches = Shards(placed, shuffle=20).drawn(6, 1, step).take(30).as_numpy_iterator()
+        batches = Shards(placed, shuffle=20).draw_records(6, 1, step).take(30).as_numpy_iterator()
         found = [pair for records, numbers, _ in batches for pair in zip(records, numbers)]
         assert all(record for record, _ in found)
         return [(zlib.crc32(record), number) for record, number in found]

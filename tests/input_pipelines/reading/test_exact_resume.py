@@ -32,7 +32,7 @@ def source(folder, counts, **options) -> Shards:
         path = folder / f"{len(counts)}-{shard}.tfrecord"
         numbers = [str(number + i).encode() for i in range(count)]
         if path.exists():
-            written = tfrecord.scan(str(path))
+            written = tfrecord.scan_shard(str(path))
         else:
             written = tfrecord.write(str(path), numbers)
         pieces.append(Piece(str(path), count, 0, written.offsets, written.bytes))
@@ -53,7 +53,7 @@ def entered(shards: Shards, batch: int, host: int, hosts: int, seed: int):
     @tf.function(input_signature=[tf.TensorSpec((), tf.int64)] * 2)
     def read(step, steps):
         batches = tf.data.Dataset.from_tensors(step).flat_map(
-            lambda step: shards.drawn(batch, seed, step, host, hosts).take(steps)
+            lambda step: shards.draw_records(batch, seed, step, host, hosts).take(steps)
         )
         records, numbers, _ = batches.with_options(options).batch(steps).get_single_element()
         return records, numbers

@@ -30,7 +30,7 @@ def write(root: Path, *names: str) -> str:
 
 def labels(folder: str, *classes: str) -> dict[str, str]:
     """Returns the class that is found for each image."""
-    found = image_files.in_folders(folder, classes)
+    found = image_files.list_in_folders(folder, classes)
     assert found.class_names
     return {
         image.path.removeprefix(f"{folder}/"): found.class_names[image.label]
@@ -51,7 +51,10 @@ SPLITS = ("train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png"
 )
 def test_a_folder_or_file_beside_the_splits_does_not_make_them_classes(tmp_path, capsys, beside):
     folder = write(tmp_path / "photos", *SPLITS, beside)
-    assert image_files.splits_in(folder).classes == {"train": ["cat", "dog"], "val": ["cat", "dog"]}
+    assert image_files.list_splits(folder).classes == {
+        "train": ["cat", "dog"],
+        "val": ["cat", "dog"],
+    }
     assert convert(f"images:{folder}", tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "Left out 1 file(s), " in said and beside in said
@@ -103,7 +106,7 @@ def test_a_folder_or_file_beside_the_splits_does_not_make_them_classes(tmp_path,
 def test_a_layout_that_can_mean_two_things_is_an_error(tmp_path, names, message):
     folder = write(tmp_path / "all", *names)
     with pytest.raises(UserError, match=message):
-        image_files.in_folders(folder)
+        image_files.list_in_folders(folder)
     write(tmp_path / "data" / "train", *names)
     data = StreamedImages(format="folder", data_dir=str(tmp_path / "data"), num_classes=2)
     with pytest.raises(UserError, match=message):
@@ -166,7 +169,7 @@ def test_hidden_folders_and_files_take_no_class_id(tmp_path):
     hidden = [".a/1.png", "__MACOSX/cat/1.png", "cat/.x.png", "dog/.ipynb_checkpoints/2-copy.png"]
     folder = write(tmp_path, *shown, *hidden, "0.png", "ape/Thumbs.db", "cat/1.txt")
     assert labels(folder) == {"cat/1.png": "cat", "dog/a b/ü.PNG": "dog", "fox/x.JPEG": "fox"}
-    found = image_files.in_folders(folder)
+    found = image_files.list_in_folders(folder)
     assert found.class_names == ["cat", "dog", "fox"]
     assert {reason: sorted(names) for reason, names in found.left_out.items()} == {
         "hidden": sorted(hidden),
@@ -197,7 +200,7 @@ def test_dead_links_and_empty_folders_are_named(tmp_path, capsys):
 
 def test_folders_inside_of_a_class_are_named(tmp_path):
     names = ["animal/cat/1.png", "animal/dog/2.png", "vehicle/3.png"]
-    found = image_files.in_folders(write(tmp_path, *names))
+    found = image_files.list_in_folders(write(tmp_path, *names))
     assert image_files.describe(found) == [
         "3 images in 2 classes: animal 2, vehicle 1",
         "Images in folders inside of a class are of this class: animal/cat, animal/dog.",
@@ -214,7 +217,7 @@ def test_one_image_of_one_class_in_one_shard_is_called_so(tmp_path, capsys):
 
 def test_folders_inside_of_many_classes_are_named_in_one_line(tmp_path):
     names = [f"n{number:02}/images/1.png" for number in range(25)]
-    said = image_files.describe(image_files.in_folders(write(tmp_path, *names)))
+    said = image_files.describe(image_files.list_in_folders(write(tmp_path, *names)))
     assert len(said) == 2
     assert said[1].endswith("n18/images, n19/images and 5 more.")
 
@@ -229,21 +232,21 @@ def test_folders_inside_of_many_classes_are_named_in_one_line(tmp_path):
 def test_what_is_no_folder_is_an_error(tmp_path, name, message):
     path = f"{write(tmp_path, 'cat/1.png')}/{name}"
     with pytest.raises(UserError, match=message):
-        image_files.splits_in(path)
+        image_files.list_splits(path)
     with pytest.raises(UserError, match=message):
-        image_files.in_folders(path)
+        image_files.list_in_folders(path)
 
 
 def test_classes_that_are_given_keep_their_ids_and_take_no_others(tmp_path):
     folder = write(tmp_path, "cat/1.png", "owl/2.png")
-    found = image_files.in_folders(folder, ["ant", "cat", "owl"])
+    found = image_files.list_in_folders(folder, ["ant", "cat", "owl"])
     assert [image.label for image in found.images] == [1, 2]
     assert image_files.describe(found) == [
         "2 images in 3 classes: ant 0, cat 1, owl 1",
         "There are no images of ant.",
     ]
     with pytest.raises(UserError, match=r"the folders owl, which are none .* \(ant, cat\)"):
-        image_files.in_folders(folder, ["ant", "cat"])
+        image_files.list_in_folders(folder, ["ant", "cat"])
 
 
 def test_a_split_may_have_one_class_with_folders_in_it(tmp_path, capsys):
@@ -253,7 +256,7 @@ def test_a_split_may_have_one_class_with_folders_in_it(tmp_path, capsys):
     assert "2 images in 2 classes: a 2, b 0" in capsys.readouterr().out
     write(tmp_path / "in", "test/images/a/5.png", "test/images/b/6.png")
     with pytest.raises(UserError, match=r"All images of .*/in/test are in images, in the folders"):
-        image_files.splits_in(folder)
+        image_files.list_splits(folder)
 
 
 def test_links_to_folders_are_followed_and_circles_are_not(tmp_path):
@@ -265,7 +268,7 @@ def test_links_to_folders_are_followed_and_circles_are_not(tmp_path):
     (tmp_path / "all" / "cat" / "up").symlink_to(tmp_path / "all")
     (tmp_path / "all" / "cat" / "few").symlink_to(few)
     (few / "self.png").symlink_to(few / "self.png")
-    found = listing.scan(str(few), follow_links=True)
+    found = listing.scan_folder(str(few), follow_links=True)
     assert {"cat/1.png", "puss/1.png"} <= set(found.sizes)
     assert max(name.count("/") for name in found.sizes) < 8
     assert {"cat/few", "puss/few", "cat/up/cat", "self.png"} <= set(found.circles)
@@ -285,7 +288,7 @@ def test_links_that_lead_out_of_the_folder_are_read_and_named_once(tmp_path, cap
     [said] = [record.getMessage() for record in caplog.records]
     assert f"cat is a link to {elsewhere}, dog/5.png is a link to {elsewhere}/1.png." in said
     (tmp_path / "in" / "t.csv").write_text("image,label\ndog/5.png,0\ndog/6.png,0\n")
-    image_index.in_index(f"{folder}/t.csv")
+    image_index.list_in_index(f"{folder}/t.csv")
     assert caplog.text.count("dog/5.png is a link") == 2 and "6.png" not in caplog.text
 
 
@@ -322,7 +325,7 @@ def test_a_listing_asks_for_each_file_once_and_for_few_links(tmp_path, monkeypat
 
 def test_a_file_that_cannot_be_read_is_called_so(tmp_path, monkeypatch):
     folder = write(tmp_path, "cat/1.png", "cat/2.png", "cat/3.png")
-    examine = listing._examine
+    examine = listing._examine_entry
 
     class Denied:
         def is_dir(self):
@@ -332,7 +335,7 @@ def test_a_file_that_cannot_be_read_is_called_so(tmp_path, monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(
-        listing, "_examine", lambda e: examine(Denied() if e.name == "2.png" else e)
+        listing, "_examine_entry", lambda e: examine(Denied() if e.name == "2.png" else e)
     )
     found, left_out = image_files.sort_files(folder)
     assert list(found) == ["cat/1.png", "cat/3.png"]
@@ -345,7 +348,7 @@ def test_a_class_whose_name_is_no_text_is_an_error(tmp_path):
     folder = write(tmp_path, "cat/1.png", "dog/2.png")
     os.rename(tmp_path / "dog", os.fsencode(tmp_path) + b"/\xfe")
     with pytest.raises(UserError, match="The name of the folder \ufffd in"):
-        image_files.in_folders(folder)
+        image_files.list_in_folders(folder)
 
 
 @pytest.fixture(scope="module")

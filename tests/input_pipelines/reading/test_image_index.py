@@ -50,7 +50,7 @@ def write(path: Path, labels: list, first: int = 0) -> Path:
     "name", ["t.csv", "t.CSV", "t.csv.gz", "t.tsv", "t.jsonl", "t.NDJSON", "t.json", "t.JSON.gz"]
 )
 def test_each_format_gives_the_same_images(tmp_path, name):
-    found = image_index.in_index(str(write(tmp_path / name, LABELS)))
+    found = image_index.list_in_index(str(write(tmp_path / name, LABELS)))
     assert found.class_names == sorted(set(LABELS)) and found.num_classes == 4
     assert [Path(image.path).name for image in found.images] == [f"{n}.jpg" for n in range(5)]
     assert [found.class_names[image.label] for image in found.images] == LABELS
@@ -60,7 +60,7 @@ def test_each_format_gives_the_same_images(tmp_path, name):
 def test_names_are_read_as_they_are_meant(tmp_path):
     write(tmp_path / "t.csv", [0, 1])
     (tmp_path / "t.csv").write_text("id, image ,label\n7,./0.jpg, 3.0\n8,1.jpg,0 \n")
-    found = image_index.in_index(str(tmp_path / "t.csv"))
+    found = image_index.list_in_index(str(tmp_path / "t.csv"))
     assert [image.label for image in found.images] == [3, 0] and found.class_names is None
 
 
@@ -69,7 +69,7 @@ def test_quotes_after_a_space_are_no_part_of_a_name(tmp_path, name, between):
     write(tmp_path / name, [0, 1])
     rows = ('"image"', '"label"'), ('"0.jpg"', '"cat, wild"'), ('"1.jpg"', '"dog"')
     (tmp_path / name).write_text("".join(f"{between.join(row)}\n" for row in rows))
-    found = image_index.in_index(str(tmp_path / name))
+    found = image_index.list_in_index(str(tmp_path / name))
     assert found.class_names == ["cat, wild", "dog"]
 
 
@@ -89,13 +89,13 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, content, message):
     write(tmp_path / "a" / "t.csv", [0])
     (tmp_path / "t.csv").write_text(content)
     with pytest.raises(UserError, match=message):
-        image_index.in_index(str(tmp_path / "t.csv"))
+        image_index.list_in_index(str(tmp_path / "t.csv"))
 
 
 def test_class_ids_and_names_of_classes_are_an_error_that_says_which_to_leave_out(tmp_path):
     index = write(tmp_path / "t.csv", [0, 1])
     with pytest.raises(UserError, match="Class ids need no names: leave `classes` out"):
-        image_index.in_index(str(index), ("cat", "dog"))
+        image_index.list_in_index(str(index), ("cat", "dog"))
 
 
 def settings(folder, num_classes: int, **changes) -> StreamedImages:
@@ -188,4 +188,4 @@ def test_a_conversion_takes_the_classes_that_are_given(tmp_path):
     with pytest.raises(UserError, match="the class id 3, and there are 3 classes"):
         convert("d", num_classes=3)
     with pytest.raises(UserError, match="num_classes is for index, tfrecord"):
-        splits.of(Conversion("text:a.txt", "out", ReadOptions(num_classes=3)))
+        splits.plan_conversions(Conversion("text:a.txt", "out", ReadOptions(num_classes=3)))

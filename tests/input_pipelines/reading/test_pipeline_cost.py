@@ -26,7 +26,7 @@ def read_so_far():
     return int(open("/proc/self/io").read().split("rchar: ")[1].split()[0])
 
 folder, batch, skipped, steps, turns = sys.argv[1], *map(int, sys.argv[2:])
-source = shards.of_manifest(manifest.read(folder), "train", shuffle=64)
+source = shards.from_manifest(manifest.read(folder), "train", shuffle=64)
 batches = iter(source.drawn(batch, 0, skipped))
 for turn in range(turns):
     before = read_so_far()
@@ -109,9 +109,9 @@ def test_files_opened_grow_with_the_shards_and_not_with_the_epoch(tmp_path, shar
         pieces.append(Piece(str(tmp_path / str(shard)), 8, 0, written.offsets, written.bytes))
         number += 8
     source = Shards(pieces, shuffle=64)
-    tracks = source.tracks(40).number
+    tracks = source.plan_tracks(40).number
     opened = Opened(tmp_path)
-    batches = iter(source.drawn(40, 0, 0))
+    batches = iter(source.draw_records(40, 0, 0))
     for _ in range(4):
         for _ in range(number // 40):
             next(batches)

@@ -30,10 +30,10 @@ def examples(folder: Path | str, split: str = "train") -> list[list[tf.train.Exa
         [
             tf.train.Example.FromString(record)
             for record in tf.data.TFRecordDataset(
-                found.path(shard), found.compression
+                found.build_path(shard), found.compression
             ).as_numpy_iterator()
         ]
-        for shard in found.shards(split)
+        for shard in found.list_shards(split)
     ]
 
 

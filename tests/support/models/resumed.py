@@ -8,15 +8,15 @@ import tensorflow as tf
 import tftpu
 from tests.support.models.strategies import random_batches
 from tests.support.models.training import make_trainer
-from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.models.layers.normalization import GhostBatchNormalization
 
 STEPS = 40
 
 
-def pipeline() -> Training:
+def pipeline() -> ArrayPipeline:
     x, y, _ = random_batches(1, 50, False)[0]
-    return Training(
+    return ArrayPipeline(
         examples=(x, y),
         global_batch_size=16,
         seed=4,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.programs.jax_runs import data
-from tftpu.input_pipelines.reading.epochs import Training
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.runtime import hosts
 
 WHOLE_EPOCHS = "data:4"  # the mesh on which arrays are trained on
@@ -54,9 +54,9 @@ def trainer_of(mesh: str, workdir: Path, count: int) -> tftpu.Trainer:
     return tftpu.Trainer(model, str(workdir), options, engine=engine)
 
 
-def pipeline() -> Training:
+def pipeline() -> ArrayPipeline:
     """Returns data of which each host reads its own part."""
-    return Training(data(), global_batch_size=16, seed=3, prepare=_prepared)
+    return ArrayPipeline(data(), global_batch_size=16, seed=3, prepare=_prepared)
 
 
 def _prepared(examples: Any, seeds: Any) -> Any:

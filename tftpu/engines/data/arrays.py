@@ -91,14 +91,14 @@ class Arrays:
 
         return _count_steps(step).map(batch, num_parallel_calls=2, deterministic=True)
 
-    def once(self) -> tf.data.Dataset:
+    def iterate_once(self) -> tf.data.Dataset:
         """Returns every example once, in the order of the arrays; the last batch may be smaller."""
         plain = dataclasses.replace(self, shuffle=False) if self.shuffle else self
         return plain.from_step(0).take(self.epoch().steps)
 
     def take(self, batches: int) -> tf.data.Dataset:
         """Returns the first batches of `once`."""
-        return self.once().take(batches)
+        return self.iterate_once().take(batches)
 
     @functools.cached_property
     def _tensors(self) -> Nest:

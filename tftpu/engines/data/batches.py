@@ -70,7 +70,9 @@ def finite_dataset(dataset: Any) -> tf.data.Dataset:
     Raises:
         UserError: not a data set, or one that never ends.
     """
-    dataset = checked(dataset.once() if isinstance(dataset, Arrays | PyBatches) else dataset)
+    dataset = checked(
+        dataset.iterate_once() if isinstance(dataset, Arrays | PyBatches) else dataset
+    )
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UserError(
             "The evaluation data never end: pass their number of batches (steps=, or "

@@ -82,7 +82,7 @@ class PyBatches:
         steps = self.dataset.num_batches
         return self._build_dataset(lambda: self._from(step, steps))
 
-    def once(self) -> tf.data.Dataset:
+    def iterate_once(self) -> tf.data.Dataset:
         """Returns every batch once, in order; or the first ones, up to the limit.
 
         Raises:

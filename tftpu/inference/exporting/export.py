@@ -128,7 +128,7 @@ def _compare_export(serving: Serving, path: Path, program: Sequence[str], scratc
     Raises:
         UserError: too far, or the runtime cannot run it.
     """
-    given = {str(n): serving.drawn(examples, n) for n, examples in enumerate(_BATCHES)}
+    given = {str(n): serving.draw_examples(examples, n) for n, examples in enumerate(_BATCHES)}
     named: dict[str, Any] = {f"{n}/{k}": v for n, x in given.items() for k, v in x.items()}
     np.savez(scratch / "in.npz", **named)
     runtime, *modules = program

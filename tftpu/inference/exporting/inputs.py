@@ -23,7 +23,7 @@ class Input:
     below: int | None = None
     tried_below: int = 256
 
-    def drawn(self, examples: int, seed: int) -> np.ndarray:
+    def draw_examples(self, examples: int, seed: int) -> np.ndarray:
         """Returns random values, always the same."""
         rng = np.random.default_rng(seed)
         size = (examples, *self.shape)

@@ -109,9 +109,9 @@ class Serving:
         """Returns the specs of the outputs by name."""
         return self.function.get_concrete_function().structured_outputs
 
-    def drawn(self, examples: int, seed: int = 0) -> dict[str, np.ndarray]:
+    def draw_examples(self, examples: int, seed: int = 0) -> dict[str, np.ndarray]:
         """Returns random inputs by name, always the same."""
-        return {i.name: i.drawn(examples, seed + n) for n, i in enumerate(self.inputs)}
+        return {i.name: i.draw_examples(examples, seed + n) for n, i in enumerate(self.inputs)}
 
     def outputs(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the outputs by name for inputs by name."""

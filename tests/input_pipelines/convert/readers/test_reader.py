@@ -48,7 +48,10 @@ def test_a_tfds_data_set_split_by_split_and_converted_again(tmp_path):
         options = ReadOptions(split=split)
         converter.run(Conversion("tfds:digits", output, options, min_shards=3), 1, say=silent)
     found = manifest.read(output)
-    assert {split: found.examples(split) for split in found.splits} == {"train": 1437, "test": 360}
+    assert {split: found.count_examples(split) for split in found.splits} == {
+        "train": 1437,
+        "test": 360,
+    }
     again = Conversion(f"tfrecord:{output}", str(tmp_path / "again"), min_shards=5, seed=9)
     converter.run(again, workers=1, say=silent)
     converter.run(
@@ -72,7 +75,7 @@ def test_slices_of_a_split_become_separate_splits(tmp_path):
         options = ReadOptions(split=split)
         converter.run(Conversion("tfds:digits", str(tmp_path), options), 1, say=silent)
     found = manifest.read(str(tmp_path))
-    assert {s: found.examples(s) for s in found.splits} == {"train": 1293, "validation": 144}
+    assert {s: found.count_examples(s) for s in found.splits} == {"train": 1293, "validation": 144}
     images = [
         one(e, "image") for s in found.splits for shard in examples(tmp_path, s) for e in shard
     ]
@@ -94,7 +97,7 @@ def test_an_index_of_images_with_class_names(pictures, tmp_path):
         made = converter.run(Conversion(f"index:{path}", str(tmp_path / name)), 1, say=silent)
         path.unlink()
         assert made.about["classes"] == ["cat", "dog", "owl"]
-        assert made.examples("train") == 60
+        assert made.count_examples("train") == 60
     assert content(tmp_path / "a").keys() == content(tmp_path / "b").keys()
 
 
@@ -122,7 +125,7 @@ def test_a_missing_source_fails_with_one_line(tmp_path, capsys, source, sentence
 def test_an_empty_text_file_is_called_empty(tmp_path):
     (tmp_path / "n.txt").touch()
     with pytest.raises(UserError, match=r"nothing in .*n\.txt\. The file is empty"):
-        addresses.reader_of(f"text:{tmp_path}/n.txt", ReadOptions())
+        addresses.build_reader(f"text:{tmp_path}/n.txt", ReadOptions())
 
 
 def test_mistakes_of_a_source_name_the_file_and_the_line(pictures, tmp_path):

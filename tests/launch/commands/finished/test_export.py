@@ -27,7 +27,7 @@ def test_onnx_takes_pixels_and_is_as_accurate_as_the_evaluation(run, tmp_path, c
     assert "images uint8 [8, 8, 1], any batch" in said and "logits, class, label" in said
     assert main(["evaluate", f"--workdir={run}"]) == 0
     accuracy = float(capsys.readouterr().out.split()[-1])
-    examples = small.in_memory("digits", None, "test")
+    examples = small.load_split("digits", None, "test")
     session = onnxruntime.InferenceSession(to, providers=["CPUExecutionProvider"])
     label, classes = session.run(["label", "class"], {"images": np.asarray(examples["image"])})
     assert np.mean(classes == examples["label"]) == pytest.approx(accuracy, abs=1e-4)
@@ -40,7 +40,7 @@ def test_litert_is_as_accurate_as_quantize_measures_and_says_nothing_else(run, t
 
     assert main(["quantize", f"--workdir={run}"]) == 0
     rows = {line.split()[0]: line.split() for line in capfd.readouterr().out.splitlines()[2:]}
-    examples = small.in_memory("digits", None, "test")
+    examples = small.load_split("digits", None, "test")
     places = {name: str(tmp_path / f"{name}.tflite") for name in ("float32", "int8")}
     for name, words in ("float32", []), ("int8", ["--quantize=int8"]):
         words = [*words, "--format=litert", f"--to={places[name]}"]
@@ -61,7 +61,7 @@ def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
     assert main(["quantize", f"--workdir={run}"]) == 0
     rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[2:]}
     assert list(rows) == ["float32", "int8", "int4"]
-    examples = small.in_memory("digits", None, "test")
+    examples = small.load_split("digits", None, "test")
     whole = str(tmp_path / "float32.onnx")
     assert main(["export", f"--workdir={run}", "--format=onnx", f"--to={whole}"]) == 0
     for name, most in ("int8", 0.30), ("int4", 0.18):

@@ -26,7 +26,7 @@ def run(tmp_path_factory) -> str:
 def folder(tmp_path_factory) -> Path:
     """The evaluation images as files, in the order of the split."""
     pictures = tmp_path_factory.mktemp("scans")
-    for number, image in enumerate(small.in_memory("digits", None, "test")["image"][:50]):
+    for number, image in enumerate(small.load_split("digits", None, "test")["image"][:50]):
         (pictures / f"{number:03d}.png").write_bytes(tf.io.encode_png(image).numpy())
     return pictures
 
