@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -155,26 +155,14 @@ class BaseState:
         return layout.all_skipped(sums) and least <= 1.0
 
 
-class BaseStep(Protocol):
-    """A train step, as its loop sees it."""
-
-    state: Any
-    sums: TrainSums
-
-    @property
-    def model_flops(self) -> int:
-        """The model FLOPs of a global batch, forward and backward."""
-        ...
-
-
 class BaseExecutor:
     """The part of `tftpu.engines.engine.Executor` that reads the state of a run.
 
     Attributes:
-        variables: the variables of the model, and its objectives.
+        variables: a `BaseState`.
     """
 
-    variables: BaseState
+    variables: Any
 
     @property
     def optimizer_name(self) -> str:
@@ -213,7 +201,7 @@ class BaseTrainLoop:
         step: the train step that it runs.
     """
 
-    def __init__(self, step: BaseStep):
+    def __init__(self, step: Any):
         self.step = step
         self._compiled = False
 
