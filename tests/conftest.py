@@ -71,3 +71,11 @@ def _keras_3():
     """Removes the variable that tensorflow_transform sets when a test imports it."""
     yield
     os.environ.pop("TF_USE_LEGACY_KERAS", None)
+
+
+@pytest.fixture(scope="module")
+def slice_of_eight():
+    """Returns an engine of a simulated slice of eight cores, on which steps are traced."""
+    import tftpu
+
+    return tftpu.simulated_slice("v3-8")

@@ -109,7 +109,7 @@ def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
     build, engine, experiment = _prepare_engine(experiment)
     from tftpu import input_pipelines
 
-    seen = evaluation = build.evaluation_data(experiment)
+    seen = evaluation = build.build_evaluation_data(experiment)
     if evaluation is None:  # a batch tells the shapes of the model's inputs
         training = build.training_data(experiment)
         seen = input_pipelines.starting_at(training, 0).take(1)

@@ -6,15 +6,12 @@ import tensorflow as tf
 
 from tests.support.steps.simulated_slice import (
     assert_one_reduction_and_no_host_op,
-    slice_of_eight,
     traced,
 )
 from tftpu import input_pipelines
 from tftpu.config import Share
 from tftpu.launch.run import experiment
 from tftpu.launch.settings import config_flags
-
-__all__ = ["slice_of_eight"]  # a fixture
 
 REPLICAS = {
     "bert_base_sst2": 8,

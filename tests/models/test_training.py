@@ -10,12 +10,8 @@ from tests.support.models import zoo
 from tests.support.models.training import make_trainer
 from tests.support.steps.simulated_slice import (
     assert_one_reduction_and_no_host_op,
-    slice_of_eight,
     traced,
 )
-
-__all__ = ["slice_of_eight"]  # a fixture
-
 
 EXHAUSTIVE = pytest.mark.exhaustive
 

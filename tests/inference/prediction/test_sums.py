@@ -41,7 +41,7 @@ class Numbers:
     def places(self, numbers: range) -> Any:
         return ["x"] * len(numbers), list(numbers)
 
-    def kept(self, numbers: range, names: Any) -> Any:
+    def read_fields(self, numbers: range, names: Any) -> Any:
         return {}
 
 

@@ -9,7 +9,6 @@ from tests.support.models import zoo
 from tests.support.models.strategies import relative
 from tests.support.steps.simulated_slice import (
     assert_one_reduction_and_no_host_op,
-    slice_of_eight,
     traced,
 )
 from tests.support.steps.stepping import train_step
@@ -17,7 +16,6 @@ from tftpu import models, preflight
 from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 
-__all__ = ["slice_of_eight"]  # a fixture
 # Random layers have to draw the same numbers twice.
 RANDOM = {
     "convnext": {"stochastic_depth": 0.5},

@@ -3,10 +3,8 @@
 import collections
 
 import keras
-import pytest
 import tensorflow as tf
 
-import tftpu
 from tests.support.steps.stepping import train_step
 from tftpu.engines.tensorflow import feed, internals, xla_ops
 from tftpu.engines.tensorflow.engine import TensorFlowEngine
@@ -76,8 +74,3 @@ TPU_ONLY = {
     "CrossReplicaSum",
     "AllToAll",
 }
-
-
-@pytest.fixture(scope="module")
-def slice_of_eight():
-    return tftpu.simulated_slice("v3-8")
