@@ -111,7 +111,7 @@ def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
 
     seen = evaluation = build.build_evaluation_data(experiment)
     if evaluation is None:  # a batch tells the shapes of the model's inputs
-        training = build.training_data(experiment)
+        training = build.build_training_data(experiment)
         seen = input_pipelines.starting_at(training, 0).take(1)
     return _restore(build, engine, experiment, workdir, seen, evaluation)
 
