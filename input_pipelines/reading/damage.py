@@ -46,7 +46,7 @@ def scan_file(path: str, compression: str) -> Damage:
 
 
 def count_readable(path: Tensor, position: Tensor, count: Tensor) -> Tensor:
-    """Returns `tfrecord.readable` of tensors, (), int64; this process has to compute it."""
+    """Returns `tfrecord.count_readable` of tensors, (), int64; this process has to compute it."""
 
     def count_values(path: bytes, position: np.int64, count: np.int64) -> np.int64:
         return np.int64(tfrecord.count_readable(path.decode(), int(position), int(count)))

@@ -275,7 +275,7 @@ def _choose_encoder(form: str, options: Options) -> Any:
 
 
 def _read_class_names(experiment: Experiment, changed: _OutputSelector) -> list[str] | None:
-    """Returns the names of the classes, if this machine has them; see `finished.class_names`.
+    """Returns the names of the classes, if this machine has them; see `finished.read_class_names`.
 
     Raises:
         UserError: the model has another number of classes.

@@ -59,7 +59,7 @@ def test_programs_that_others_published_are_not_downloaded(tmp_path):
 def test_processes_that_start_together_prepare_a_data_set_once(tmp_path):
     code = (
         "import sys\nfrom tftpu.input_pipelines.datasets import tfds\n"
-        f"builder = tfds.prepared('digits', {str(tmp_path)!r})\n"
+        f"builder = tfds.open_builder('digits', {str(tmp_path)!r})\n"
         "print(builder.info.splits['test'].num_examples)\n"
     )
     command = [sys.executable, "-c", code]

@@ -22,7 +22,7 @@ from tftpu.launch.settings import config_flags
 from tftpu.launch.preflight import known_reports
 config, *overrides = sys.argv[1:]
 experiment = config_flags.load(config, overrides)
-print(known_reports.key(config, experiment, ["v3-8"], {}))
+print(known_reports.compute_key(config, experiment, ["v3-8"], {}))
 """
 
 
