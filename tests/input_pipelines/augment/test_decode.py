@@ -25,7 +25,7 @@ def fixed(*window: int):
 
 
 def by_pillow(image: Image.Image, window: tuple, size: int = SIZE) -> np.ndarray:
-    """Crops and resizes, bilinear between four pixels and unfiltered like `decode.crop_and_resize`."""
+    """Crops and resizes, bilinear between four pixels and unfiltered, as `crop_and_resize` does."""
     top, left, height, width = window
     part = image.crop((left, top, left + width, top + height))
     made = part.transform(
