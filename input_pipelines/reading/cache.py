@@ -92,7 +92,7 @@ class Cache:
         """Returns a local copy of a file, held until the same reader asks for another.
 
         Args:
-            uri, expected: as for `file`.
+            uri, expected: as for `local_copy`.
             reader: number of the reader. A reader uses one file at a time; different readers may
                 use files at the same time.
         """

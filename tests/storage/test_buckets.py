@@ -318,7 +318,7 @@ def test_processes_share_a_cache_and_survive_a_killed_one(service, tmp_path):
         "import sys\nfrom tftpu.input_pipelines.reading import cache\n"
         "from tftpu.storage import buckets\n"
         "folder, uri, size, crc = sys.argv[1:]\n"
-        "with cache.Cache(folder, 400_000).file(uri, buckets.Stored(int(size), crc)) as path:\n"
+        "with cache.Cache(folder, 400_000).local_copy(uri, buckets.Stored(int(size), crc)) as path:\n"
         "    print(buckets.checksum(path).crc32c)\n"
     )
 
@@ -334,7 +334,7 @@ def test_processes_share_a_cache_and_survive_a_killed_one(service, tmp_path):
     # Killed while it waits for an answer.
     service.faults.append(Fault("GET", "download.*part-1", 503, times=None))
     killed = child("part-1")
-    while not service.requested("GET", "download.*part-1"):
+    while not service.requested("GET", "download.*part-1") and killed.poll() is None:
         time.sleep(0.005)
     killed.kill()
     killed.wait()
