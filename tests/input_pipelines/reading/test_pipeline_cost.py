@@ -27,7 +27,7 @@ def read_so_far():
 
 folder, batch, skipped, steps, turns = sys.argv[1], *map(int, sys.argv[2:])
 source = shards.from_manifest(manifest.read(folder), "train", shuffle=64)
-batches = iter(source.drawn(batch, 0, skipped))
+batches = iter(source.draw_records(batch, 0, skipped))
 for turn in range(turns):
     before = read_so_far()
     for _ in range(steps):
