@@ -262,8 +262,8 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     if hasattr(pipeline, "examples"):
         held = sum(array.nbytes for array in tf.nest.flatten(pipeline.examples))
         what = "the whole data set"
-    elif hasattr(pipeline.source, "memory"):
-        held = pipeline.source.memory(pipeline.global_batch_size, hosts)
+    elif hasattr(pipeline.source, "estimate_memory"):
+        held = pipeline.source.estimate_memory(pipeline.global_batch_size, hosts)
         what = f"shuffling {pipeline.source.shuffle:,} examples"
     else:
         held, what = 0, "a list of files"
