@@ -318,7 +318,8 @@ def test_processes_share_a_cache_and_survive_a_killed_one(service, tmp_path):
         "import sys\nfrom tftpu.input_pipelines.reading import cache\n"
         "from tftpu.storage import buckets\n"
         "folder, uri, size, crc = sys.argv[1:]\n"
-        "with cache.Cache(folder, 400_000).local_copy(uri, buckets.Stored(int(size), crc)) as path:\n"
+        "stored = buckets.Stored(int(size), crc)\n"
+        "with cache.Cache(folder, 400_000).local_copy(uri, stored) as path:\n"
         "    print(buckets.checksum(path).crc32c)\n"
     )
 
