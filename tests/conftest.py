@@ -1,6 +1,5 @@
 """Eight virtual CPU devices, before anything uses TensorFlow; a cache folder for the tests."""
 
-import collections
 import gc
 import os
 import tempfile
@@ -17,37 +16,38 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.support.repository import durations
+
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
 
-# What was imported stays: Keras collects garbage whenever a layer is quantized, among all objects.
-gc.freeze()
-
-# Files of few but long tests: begun first, so that no process is left with one at the end.
-LONG = (
-    "project/test_documents.py",
-    "models/blocks/test_scanned.py",
-    "models/test_configs_engines.py",
-    "launch/diagnosis/test_wheels.py",
-    "launch/test_configs.py",
-    "preflight/compiling/test_compiler.py",
-    "engines/jax/test_engine.py",
-    "engines/test_hosts.py",
-    "models/kernels/test_flash.py",
-    "models/blocks/test_recompute.py",
-)
+TIERS = ("exhaustive", "parity", "slow")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts the files: long ones first, then those with most tests; their tests stay in order."""
-    folder = os.path.dirname(__file__)
+    """Sorts the files, the longest first by recorded seconds; their tests stay in order."""
+    seconds, folder = durations.read(), os.path.dirname(os.path.dirname(__file__))
     files = [os.path.relpath(item.path, folder) for item in items]
-    tests = collections.Counter(files)
-    ranks = {file: LONG.index(file) if file in LONG else len(LONG) for file in tests}
-    order = {file: (ranks[file], -tests[file], file) for file in tests}
+    tiers: dict[str, set[str]] = {file: set() for file in files}
+    for item, file in zip(items, files):
+        marked = (tier for tier in TIERS if item.get_closest_marker(tier))
+        tiers[file].add(next(marked, "fast"))
+    total = {file: sum(seconds.get(f"{t} {file}", 0) for t in tiers[file]) for file in tiers}
+    order = {file: (-total[file], file) for file in tiers}
     items.sort(key=lambda item: order[os.path.relpath(item.path, folder)])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen():
+    """Takes what earlier files left behind out of the search for garbage.
+
+    Keras collects garbage whenever a layer is quantized, among all objects: in a process that has
+    run hundreds of tests that costs more than what is tested.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

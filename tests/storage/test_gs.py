@@ -174,7 +174,7 @@ def test_a_cache_with_room_for_concurrent_reads_only_downloads_again(
 
 
 def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
-    shard = rows.shards("train")[3]
+    shard = rows.list_shards("train")[3]
     service.overwrite(f"rows/{shard.name}", bytes(shard.bytes))
     with pytest.raises(tf.errors.OpError, match=f"{shard.name} changed since its manifest"):
         batches(2 * rows.examples("train") // 16, cache_dir=str(tmp_path / "cache"))
@@ -192,7 +192,7 @@ def test_a_read_error_of_the_bucket_is_no_bad_record(
 ):
     # An error at the first byte stops the run in any case.
     monkeypatch.setattr(damage, "probe_file", lambda path: tf.data.Dataset.from_tensors(""))
-    fault = Fault("GET", f"{rows.shards('train')[3].name}($|.*alt=media)", 403, times)
+    fault = Fault("GET", f"{rows.list_shards('train')[3].name}($|.*alt=media)", 403, times)
     service.faults.append(fault)
     with pytest.raises(tf.errors.OpError, match=message):
         batches(rows.examples("train") // 16, on_bad_record="skip")

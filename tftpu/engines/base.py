@@ -1,4 +1,4 @@
-"""What both engines share: the division of data into shares, and the reading of a run's state."""
+"""Shared parts of both engines: dividing data into shards, and reading the state of a run."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
