@@ -33,7 +33,7 @@ _MAKE_IT_SMALLER = (
 FAILURES = (
     Failure(
         "bad-record",
-        r"UserError: (?P<what>[^\n]+)\n\s*Traceback",
+        r"(?:User|Bucket|Missing)Error: (?P<what>[^\n]+)\n\s*Traceback",
         "The data cannot be read: {what}",
         "",
     ),
@@ -237,8 +237,8 @@ FAILURES = (
     ),
     Failure(
         "bucket",
-        r"^OSError: (?P<path>gs://\S+): (?P<why>[^\n]+)",
-        "{path} cannot be read or written: {why}.",
+        r"^(?:Bucket|Missing)Error: Failed [a-z ]+ (?P<path>gs://\S+): (?P<why>[^\n]+)",
+        "{path} cannot be read or written: {why}",
         "Check the network, the name of the bucket and the permissions of this account, with "
         "`tftpu doctor --workdir=gs://BUCKET/RUN`.",
     ),

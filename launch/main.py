@@ -102,7 +102,7 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
         work()
         return int(ExitCode.DONE)
     except UserError as error:
-        return _end(ExitCode.USER_ERROR, error)
+        return _end(ExitCode.USER_ERROR, _explain(error) if isinstance(error, OSError) else error)
     except Preempted as stopped:
         return _end(ExitCode.PREEMPTED, stopped)
     except HostLost as lost:
@@ -110,9 +110,7 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         return _end(ExitCode.INTERRUPTED, "interrupted")
     except Exception as error:
-        from tftpu.launch import failures
-
-        explanation = failures.explain(error)
+        explanation = _explain(error)
         if explanation is None:
             raise
         return _end(ExitCode.USER_ERROR, explanation)
@@ -139,6 +137,12 @@ def format_usage() -> str:
             "  tftpu init NAME                      writes a project of your own",
         ]
     )
+
+
+def _explain(error: Exception) -> str | None:
+    from tftpu.launch import failures
+
+    return failures.explain(error)
 
 
 def _end(code: int, message: object) -> int:

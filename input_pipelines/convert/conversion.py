@@ -62,7 +62,7 @@ class Conversion:
         """Returns a hash of the options and of the source's state: equal for equal output."""
         options = dataclasses.asdict(self.options)
         if self.options.tokenizer:
-            options["tokenizer"] = buckets.checksum(self.options.tokenizer).crc32c
+            options["tokenizer"] = buckets.describe_file(self.options.tokenizer).crc32c
         for name in _NEWER:  # what was converted without them stays what it is
             if options[name] == getattr(ReadOptions, name):
                 del options[name]

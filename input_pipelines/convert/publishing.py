@@ -132,7 +132,7 @@ def _extend_manifest(
 def _read_manifest(folder: str) -> tuple[bytes, int]:
     """Returns the text of a manifest, empty if there is none, and its generation in a bucket."""
     if files.is_remote(folder):
-        return buckets.read(f"{folder}/{manifest.NAME}")
+        return buckets.read_version(f"{folder}/{manifest.NAME}")
     path = files.join(folder, manifest.NAME)
     return (files.read(path), 0) if files.exists(path) else (b"", 0)
 

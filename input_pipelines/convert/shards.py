@@ -80,5 +80,5 @@ def write_shard(conversion: Conversion, name: str, records: list[bytes], scratch
 def list_existing(folder: str) -> dict[str, Stored]:
     """Returns the files in an output folder, by name; local ones without their checksum."""
     if files.is_remote(folder):
-        return buckets.listing(folder)
+        return buckets.list_files(folder)
     return {entry.name: Stored(entry.stat().st_size, "") for entry in os.scandir(folder)}

@@ -118,7 +118,7 @@ class Staging:
         if sums is None:
             return False
         try:
-            found = {name: list(buckets.checksum(self.folder / name)[:2]) for name in sums}
+            found = {name: list(buckets.describe_file(self.folder / name)[:2]) for name in sums}
         except OSError:
             return False
         return found == sums

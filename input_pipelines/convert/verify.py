@@ -11,6 +11,7 @@ from tftpu.input_pipelines.formats import manifest as manifests
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import Manifest, Shard
 from tftpu.storage import files
+from tftpu.storage.buckets import BucketError
 
 _BATCH = 256  # records parsed at a time
 AT_MOST = 20  # broken records reported per shard
@@ -78,6 +79,8 @@ def _check_records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]
                         return
                 batch = []
         yield from _check_batch(path, count - len(batch), batch, manifest)
+    except BucketError:
+        raise
     except UserError as error:  # a corrupt record: the next one cannot be found
         yield str(error)
         return

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tftpu.errors import UserError, did_you_mean
-from tftpu.storage import files, paths
+from tftpu.storage import files
 
 NAME = "dataset.json"
 FORMAT = "tftpu dataset 1"
@@ -272,7 +272,7 @@ def _validate(manifest: Manifest, path: str) -> None:
 
 
 def _validate_shard(shard: Shard, path: str) -> None:
-    if not isinstance(shard.name, str) or not paths.is_inside(shard.name):
+    if not isinstance(shard.name, str) or not files.is_inside(shard.name):
         raise UserError(
             f"{path} names the shard {shard.name!r}, which is not in its folder: names that lead "
             "elsewhere are not followed."

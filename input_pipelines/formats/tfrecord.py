@@ -14,13 +14,14 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import google_crc32c
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Shard
-from tftpu.storage import checksums, files
+from tftpu.storage import buckets, files
+from tftpu.storage.buckets import BucketError, MissingError
 
 _MASK = 0xA282EAD8
 OVERHEAD = 16  # bytes of a record in addition to its data
@@ -142,7 +143,7 @@ def _take_written(pending: io.BytesIO) -> bytes:
 def compute_checksum(path: str) -> str:
     """Returns the CRC32C of a file's bytes as eight hexadecimal digits."""
     with open_file(path) as file:
-        return checksums.crc32c(file)
+        return buckets.compute_crc32c(file)
 
 
 def scan_shard(path: str, compression: str = "") -> Shard:
@@ -194,6 +195,8 @@ def read_records(path: str, compression: str = "", first: int = 0) -> Iterator[t
         while True:
             try:
                 record = _read_next(file, room - position, largest)
+            except BucketError:  # it says nothing about the record
+                raise
             except (ValueError, OSError, EOFError, zlib.error) as error:
                 raise UserError(f"{path}: record {number} is corrupt: {error}.") from error
             if record is None:
@@ -261,49 +264,14 @@ def open_file(path: str) -> BinaryIO:
     Raises:
         UserError: there is no such file.
     """
-    if files.is_remote(path):
-        import tensorflow as tf
-
-        if not tf.io.gfile.exists(path):
-            raise UserError(f"There is no file {path}.")
-        return io.BufferedReader(_RemoteFile(tf.io.gfile.GFile(path, "rb")), _PIECE)
     try:
         return files.open_file(path)
+    except MissingError as error:
+        raise UserError(f"There is no file {path}.") from error
+    except BucketError:
+        raise
     except OSError as error:
         raise UserError(f"The file {path} cannot be read: {error.strerror or error}.") from error
-
-
-class _RemoteFile(io.RawIOBase):
-    """A file of TensorFlow's file systems as Python's buffered reader expects it.
-
-    Without a buffer of Python's own, each read of a few bytes would be a call into TensorFlow.
-    """
-
-    def __init__(self, file: Any):
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        read = self._file.read(len(buffer))
-        buffer[: len(read)] = read
-        return len(read)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._file.seek(offset, whence)
-        return self._file.tell()
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ class Cache:
         if not path.exists():
             return False
         if key not in self._checked:
-            if buckets.checksum(path)[:2] != expected[:2]:
+            if buckets.describe_file(path)[:2] != expected[:2]:
                 return False
             self._checked.add(key)
         return path.stat().st_size == expected.bytes

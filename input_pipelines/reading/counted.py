@@ -14,7 +14,7 @@ from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
 from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
 from tftpu.storage import files
-from tftpu.storage.checksums import check_seal, sealed
+from tftpu.storage.side_files import check_seal, seal
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def _count_file(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     if kept is not None:
         return dataclasses.replace(kept, name=name), compression
     found = dataclasses.replace(tfrecord.scan_shard(path, compression), name=name)
-    files.write_whole(note, sealed(json.dumps({"shard": dataclasses.asdict(found)})))
+    files.write_whole(note, seal(json.dumps({"shard": dataclasses.asdict(found)})))
     return found, compression
 
 

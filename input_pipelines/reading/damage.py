@@ -10,6 +10,7 @@ import tensorflow as tf
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.tensors import Tensor
+from tftpu.storage.buckets import BucketError
 
 
 class Damage(NamedTuple):
@@ -40,6 +41,8 @@ def scan_file(path: str, compression: str) -> Damage:
             if not record:
                 empty.append(number)
             number += 1
+    except BucketError:
+        raise
     except UserError as error:
         return Damage(number, str(error).removesuffix("."), frozenset(empty))
     return Damage(number, "the file ends before it", frozenset(empty))

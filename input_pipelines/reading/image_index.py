@@ -61,7 +61,7 @@ def find_index(folder: str, split: str) -> str:
     Raises:
         UserError: there is none, or more than one.
     """
-    names = [name for name in files.names_in(folder) if _is_index(name, split)]
+    names = [name for name in files.list_names(folder) if _is_index(name, split)]
     if len(names) != 1:
         raise UserError(
             f"{folder} has {' and '.join(names) or 'no index'} for the split {split!r}: give it "

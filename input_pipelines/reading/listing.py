@@ -57,7 +57,7 @@ def scan_folder(folder: str, follow_links: bool = False) -> Tree:
             warn of folders that cannot be read.
     """
     if files.is_remote(folder):
-        stored = sorted(buckets.listing(folder).items())
+        stored = sorted(buckets.list_files(folder).items())
         return Tree({name: file.bytes for name, file in stored}, [], [], [], [], [])
     sizes: dict[str, int] = {}
     links, read = [], []
@@ -195,9 +195,9 @@ def find_matches(pattern: str) -> dict[str, int]:
 def list_checksums(pattern: str) -> dict[str, str]:
     """Returns the CRC32C of the files that match a pattern, by their sorted path."""
     if not files.is_remote(pattern):
-        return {path: buckets.checksum(path).crc32c for path in find_matches(pattern)}
+        return {path: buckets.describe_file(path).crc32c for path in find_matches(pattern)}
     folder = _find_fixed_folder(pattern)
-    stored = buckets.listing(folder)
+    stored = buckets.list_files(folder)
     return {path: stored[path.removeprefix(f"{folder}/")].crc32c for path in find_matches(pattern)}
 
 

@@ -122,8 +122,7 @@ class Shards:
         shard = int(np.searchsorted(firsts, number, side="right")) - 1
         piece = self.pieces[shard]
         if piece.path not in self._lost:
-            scan = functools.partial(damage.scan_file, piece.path, self.compression)
-            self._lost[piece.path] = files.retried(piece.path, scan)
+            self._lost[piece.path] = damage.scan_file(piece.path, self.compression)
         return self._lost[piece.path].describe_record(int(piece.first + number - firsts[shard]))
 
     def plan_tracks(self, global_batch_size: int) -> Tracks:

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from tftpu import installation
 from tftpu.errors import UserError
+from tftpu.storage import buckets
+from tftpu.storage.buckets import BucketError
 
 LOGIN = "gcloud auth application-default login"
 T = TypeVar("T")
@@ -101,14 +103,6 @@ def _format_error(error: Exception) -> str:
     return f"{text.strip().splitlines()[0][:300].rstrip('.')}." if text.strip() else ""
 
 
-def _list_read_errors() -> tuple[type[Exception], ...]:
-    """Returns the errors of reading a file that is missing, or in a bucket that cannot be read."""
-    from google.api_core import exceptions
-    from google.auth import exceptions as auth_exceptions
-
-    return exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError
-
-
 class Follower:
     """A reader of the lines that are appended to a file in a bucket.
 
@@ -117,9 +111,7 @@ class Follower:
     """
 
     def __init__(self, path: str):
-        bucket, _, self._name = path.removeprefix("gs://").partition("/")
-        self._bucket_name = bucket
-        self._bucket = None
+        self._path = path
         self._seen = 0
 
     def print_new(self) -> None:
@@ -128,47 +120,31 @@ class Follower:
 
     def read_new(self) -> str:
         """Returns the complete lines appended since the last call; "" if it cannot read."""
-        from google.cloud import storage
-
         try:
-            if self._bucket is None:
-                self._bucket = storage.Client(project="unused").bucket(self._bucket_name)
-            data = self._bucket.blob(self._name).download_as_bytes(start=self._seen, timeout=30)
-        # The file does not exist yet, or has nothing new; or the bucket cannot be read. The run
-        # continues, without its lines here.
-        except _list_read_errors():
+            data = buckets.read_range(self._path, self._seen)
+        except BucketError:  # no file yet, or out of reach: the run continues, without its lines
             return ""
         whole = data[: data.rfind(b"\n") + 1]
         self._seen += len(whole)
         return whole.decode(errors="replace")
 
 
-class BucketFolder:
-    """A reader of small files below a folder of a bucket.
+def read_in_folders(folder: str, name: str) -> dict[str, str]:
+    """Returns the content of all files of a name below a folder of a bucket.
 
     Args:
-        path: "gs://bucket/folder".
+        folder: "gs://bucket/folder".
+        name: of the files.
+
+    Returns:
+        The contents by the folders below this one that they are in; the folder itself is "". Empty
+        while the bucket cannot be read.
     """
-
-    def __init__(self, path: str):
-        from google.cloud import storage
-
-        self._bucket, _, prefix = path.removeprefix("gs://").partition("/")
-        self._prefix = f"{prefix}/"
-        self._client = call("finding credentials", storage.Client, project="unused")
-
-    def read(self, name: str) -> dict[str, str]:
-        """Returns the content of all files of a name, by the folders below this one they are in.
-
-        The folder itself is "". Nothing is returned while the bucket cannot be read.
-        """
-        try:
-            found = self._client.list_blobs(self._bucket, prefix=self._prefix, timeout=30)
-            blobs = {blob.name.removeprefix(self._prefix): blob for blob in found}
-            return {
-                path.rpartition("/")[0]: blob.download_as_bytes(timeout=30).decode(errors="replace")
-                for path, blob in blobs.items()
-                if path.rpartition("/")[2] == name
-            }
-        except _list_read_errors():
-            return {}
+    try:
+        return {
+            path.rpartition("/")[0]: buckets.read(f"{folder}/{path}").decode(errors="replace")
+            for path in buckets.list_files(folder)
+            if path.rpartition("/")[2] == name
+        }
+    except BucketError:
+        return {}

@@ -79,7 +79,7 @@ def read(workdir: str) -> Profile:
         UserError: there is none, or it holds no step.
     """
     folder = files.join(workdir, "plugins", "profile")
-    sessions = files.names_in(folder)
+    sessions = files.list_names(folder)
     if not sessions:
         raise UserError(
             f"There is no profile in {workdir!r}: train with --config.train.profile=100:110, or "
@@ -88,7 +88,7 @@ def read(workdir: str) -> Profile:
     path = files.join(folder, sessions[-1])
     with tempfile.TemporaryDirectory() as copy:  # xprof writes cache files beside the trace
         traces = []
-        for name in files.names_in(path):
+        for name in files.list_names(path):
             if name.endswith(".xplane.pb"):
                 traces.append(os.path.join(copy, name))
                 with open(traces[-1], "wb") as file:

@@ -17,7 +17,7 @@ from optuna.storages.journal import BaseJournalBackend
 
 from tftpu.errors import UserError
 from tftpu.storage import buckets, files
-from tftpu.storage.checksums import check_seal, sealed
+from tftpu.storage.side_files import check_seal, seal
 
 _DIGITS = 8
 
@@ -43,7 +43,7 @@ class Journal(BaseJournalBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Appends entries, all of them or none."""
-        data = sealed("\n".join(map(json.dumps, logs)))
+        data = seal("\n".join(map(json.dumps, logs)))
         with self._lock:
             self._read_new()
             while not _create_file(self._resolve_path(self._files), data):
@@ -75,7 +75,7 @@ class Journal(BaseJournalBackend):
 
 def _find_highest(folder: str) -> int:
     """Returns the highest number of a file in a folder; -1 if there is none."""
-    names = buckets.listing(folder) if files.is_remote(folder) else files.names_in(folder)
+    names = files.list_names(folder)
     found = (re.fullmatch(rf"([0-9]{{{_DIGITS}}})\.jsonl", name) for name in names)
     return max((int(name[1]) for name in found if name), default=-1)
 
@@ -91,11 +91,8 @@ def _parse_entries(data: bytes) -> list[dict[str, Any]]:
 
 def _read_content(path: str) -> bytes | None:
     """Returns what a file holds; None if there is none."""
-    if files.is_remote(path):
-        data, generation = buckets.read(path)
-        return data if generation else None
     try:
-        return Path(path).read_bytes()
+        return files.read(path)
     except FileNotFoundError:
         return None
 

@@ -6,7 +6,7 @@ worker looks at many such folders, again and again, and remembers what it saw in
 
 import time
 
-from tftpu.storage import buckets, claims, files, lease, owner, side_files
+from tftpu.storage import buckets, claims, files, lease, owner
 from tftpu.storage.owner import Owner
 
 
@@ -22,10 +22,10 @@ class LeaseWatch:
         An owner on another machine is gone once its lease has been seen unchanged for `EXPIRES`
         seconds. Its lease is removed then, so that nobody who claims the folder waits for it.
         """
-        if not buckets.is_address(folder):
+        if not files.is_remote(folder):
             return claims.held(folder) is not True
         uri = files.join(folder, lease.FILE)
-        content, generation = side_files.stored(uri)
+        content, generation = buckets.read_newest(uri)
         known = Owner.read(content)
         if not generation or (known is not None and known.released):
             return True
@@ -38,5 +38,5 @@ class LeaseWatch:
             return False
         if now - since < owner.EXPIRES:
             return False
-        buckets.remove(uri, generation)  # not one that it renews at this moment
+        buckets.discard(uri, generation)  # not one that it renews at this moment
         return True

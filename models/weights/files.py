@@ -17,7 +17,7 @@ import numpy as np
 
 from tftpu.errors import UserError
 from tftpu.models.weights.hdf5 import Hdf5File, check_heaps
-from tftpu.storage import files, paths, regions, safetensors
+from tftpu.storage import files, regions, safetensors
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -85,7 +85,7 @@ def _find_in_folder(folder: str) -> str:
     if not files.exists(folder):
         here = "" if os.path.isabs(folder) or files.is_remote(folder) else f" in {os.getcwd()}"
         raise UserError(f"There is no file or folder {folder!r}{here} to read weights from.")
-    names = files.names_in(folder)
+    names = files.list_names(folder)
     for name in (INDEX, WHOLE):
         if name in names:
             return files.join(folder, name)
@@ -100,7 +100,7 @@ def _read_several(index: str) -> dict[str, StoredArray]:
     if not isinstance(places, dict):
         raise ValueError("its weight_map is not a JSON object")
     for name in places.values():
-        if not isinstance(name, str) or not paths.is_inside(name):
+        if not isinstance(name, str) or not files.is_inside(name):
             raise ValueError(f"it names the file {name!r}, which is not beside it")
     folder = os.path.dirname(index)
     arrays = {}
@@ -115,7 +115,7 @@ def _read_several(index: str) -> dict[str, StoredArray]:
 def _read_safetensors(path: str) -> dict[str, StoredArray]:
     folder, file = os.path.split(path)
     names = [file]
-    if file == WHOLE and _MANIFEST in files.names_in(folder):  # the files of all processes
+    if file == WHOLE and _MANIFEST in files.list_names(folder):  # the files of all processes
         listed = json.loads(files.read(files.join(folder, _MANIFEST)))["files"]
         names = [name for name in listed if re.fullmatch(_OF_PROCESSES, name)]
     arrays = {}

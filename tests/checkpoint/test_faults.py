@@ -12,9 +12,10 @@ import threading
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.support.fakes.faulty_storage import KilledError, Storage, storage
+from tests.support.fakes import fake_storage
+from tests.support.fakes.fake_storage import BUCKET, Fault
+from tests.support.fakes.faulty_storage import KilledError, storage
 from tests.support.models.leaves import assign, leaves, step_of, value, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.errors import UserError
@@ -43,12 +44,22 @@ def check_whole(workdir: str, allowed: tuple[int, ...]) -> None:
     assert found.restore(leaves(0), found.best()).step == found.best()
 
 
+@pytest.fixture(scope="module")
+def service():
+    with (
+        fake_storage.serving() as service,
+        fake_storage.in_this_process({"STORAGE_EMULATOR_HOST": service.url}),
+    ):
+        yield service
+
+
 @pytest.fixture(params=["disk", "bucket"])
 def place(request, tmp_path):
-    """Yields fresh workdirs: in a folder in memory, where fsync is free, or through gfile."""
+    """Yields fresh workdirs: in a folder in memory, where fsync is free, or in a bucket."""
     if request.param == "bucket":
-        with storage():
-            yield lambda n: f"ram://{tmp_path.name}-{n}"
+        service = request.getfixturevalue("service")
+        yield lambda n: f"gs://{BUCKET}/{tmp_path.name}-{n}"
+        service.empty()
         return
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
@@ -76,7 +87,7 @@ def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
         assert checkpoints.steps()[-1] == 4
         check_whole(workdir, (4,))
         kept = {str(checkpoints.best()), "4", "best"}
-        assert set(files.names_in(checkpoints.folder)) == kept
+        assert set(files.list_names(checkpoints.folder)) == kept
     assert n > 20
     assert checkpoints.steps() == [3]
 
@@ -91,19 +102,11 @@ def test_an_incomplete_write_is_not_a_checkpoint(tmp_path):
     assert checkpoints.steps() == [1, 2]
 
 
-def test_a_bucket_that_is_busy_for_a_minute_is_retried(monkeypatch, tmp_path, caplog):
+def test_a_bucket_that_is_busy_for_a_minute_is_retried(monkeypatch, service, caplog):
     """The clock and the waits are real, shortened: 503 until the third part of a second."""
     monkeypatch.setattr(retry, "POLICY", retry.Policy(first_wait=0.02))
-    healthy = Storage()
-    answers = iter([tf.errors.UnavailableError(None, None, "Error code 503")] * 6)
-
-    def busy(operation, path, function, *args, **keywords):
-        for error in answers:
-            raise error
-        return healthy(operation, path, function, *args, **keywords)
-
-    monkeypatch.setattr(files, "_operate", busy)
-    checkpoints = Checkpoints(f"ram://{tmp_path.name}")
+    service.faults.append(Fault("POST", "upload", 503, times=6))
+    checkpoints = Checkpoints(f"gs://{BUCKET}/busy")
     with caplog.at_level(logging.WARNING):
         checkpoints.save(1, leaves(1), STATE)
         checkpoints.wait()
@@ -112,18 +115,14 @@ def test_a_bucket_that_is_busy_for_a_minute_is_retried(monkeypatch, tmp_path, ca
     assert caplog.text.count("retrying") == 6
 
 
-def test_an_unavailable_bucket_fails_the_save_with_the_reason(monkeypatch, tmp_path):
+def test_an_unavailable_bucket_fails_the_save_with_the_reason(monkeypatch, service):
     monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=0.1, first_wait=0.01))
-
-    def away(*_, **__):
-        raise tf.errors.UnavailableError(None, None, "Error code 503")
-
-    checkpoints = Checkpoints(f"ram://{tmp_path.name}")
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "_operate", away)
-        checkpoints.save(1, leaves(1), STATE)
-        checkpoints.wait()
-    assert "Error code 503" in checkpoints.take_failure().reason
+    checkpoints = Checkpoints(f"gs://{BUCKET}/away")
+    service.faults += [Fault(m, ".", 503, times=None) for m in ("GET", "POST", "PUT", "DELETE")]
+    checkpoints.save(1, leaves(1), STATE)
+    checkpoints.wait()
+    service.faults.clear()
+    assert "the service answers 503" in checkpoints.take_failure().reason
     assert checkpoints.take_failure() is None
     assert checkpoints.steps() == []
 

@@ -41,7 +41,7 @@ def test_a_whole_checkpoint_survives_a_power_loss_at_any_moment_of_a_save(best, 
             if restored.step not in found:  # the run that resumes saves as always
                 again.save(4, leaves(4), STATE)
                 assert again.steps() == ([4] if best is None else [again.best(), 4])
-                assert not [n for n in files.names_in(again.folder) if n.endswith(".tmp")]
+                assert not [n for n in files.list_names(again.folder) if n.endswith(".tmp")]
             found.add(restored.step)
     assert found == {2, 3}
     assert len(outages) > 20

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import keras
 import pytest
+import requests
 import tensorflow as tf
 
 from tests.support.programs import jax_process
@@ -21,7 +22,7 @@ from tftpu.launch import failures, main
 from tftpu.launch.commands import train
 from tftpu.launch.run import finished
 from tftpu.models.layers.normalization import GhostBatchNormalization
-from tftpu.storage import files, retry
+from tftpu.storage import buckets, retry
 
 
 def explained(name: str, message: str | BaseException) -> str:
@@ -217,13 +218,16 @@ def test_a_file_that_may_not_be_written():
 
 def test_a_bucket_that_cannot_be_reached(monkeypatch):
     def unreachable(*_, **__):
-        raise tf.errors.AbortedError(None, None, "libcurl code 6: Could not resolve host")
+        raise ConnectionError("Could not resolve host")
 
     monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=0.01))
-    monkeypatch.setattr(files, "_operate", unreachable)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    monkeypatch.setattr(requests.Session, "request", unreachable)
+    buckets._create_client.cache_clear()
     error = raised(finished.load_experiment, "gs://bucket/run")
     assert "gs://bucket/run/config.json cannot be read" in explained("bucket", error)
     assert "doctor --workdir" in explained("bucket", error)
+    buckets._create_client.cache_clear()
 
 
 def test_a_batch_without_complete_groups_in_preflight():

@@ -58,7 +58,7 @@ def test_a_set_is_uploaded_and_downloaded_unchanged(service, tmp_path):
         assert service.content(f"set/{name}") == path.read_bytes()
         crc = google_crc32c.value(path.read_bytes())
         assert stored[name][:2] == (path.stat().st_size, f"{crc:08x}")
-    assert buckets.listing(FOLDER) == stored
+    assert buckets.list_files(FOLDER) == stored
     down = buckets.download(stored, FOLDER, tmp_path / "down")
     assert {n: p.read_bytes() for n, p in down.items()} == {
         n: p.read_bytes() for n, p in paths.items()
@@ -106,7 +106,7 @@ def test_a_connection_that_breaks_in_a_refusal_hides_nothing(service, monkeypatc
         patch.setattr(buckets, "_describe_stored", lambda _: buckets.Stored(5, "", generation + 1))
         service.faults.append(Fault("GET", "alt=media", "truncate"))
         with pytest.raises(buckets.ChangedError):
-            buckets.read(f"{FOLDER}/lease")
+            buckets.read_version(f"{FOLDER}/lease")
     assert service.faults[0].times == 0  # it was met
 
 
@@ -151,9 +151,9 @@ def test_a_service_that_never_answers_fails_with_a_clear_error(service, tmp_path
 def test_an_error_of_the_service_gives_advice(service, tmp_path, status, sentence):
     service.faults.append(Fault("GET", "/o", status, times=None))
     with pytest.raises(UserError, match=sentence):
-        buckets.listing(FOLDER)
+        buckets.list_files(FOLDER)
     with pytest.raises(UserError, match="not an address in a bucket"):
-        buckets.listing("s3://bucket/set")
+        buckets.list_files("s3://bucket/set")
 
 
 def test_no_error_names_the_key_of_an_upload(service, tmp_path, monkeypatch):
@@ -176,9 +176,9 @@ def test_a_shard_that_changed_since_the_manifest_is_named(service, tmp_path):
 
 def test_one_of_two_concurrent_publishers_gets_an_error(service):
     uri = f"{FOLDER}/dataset.json"
-    assert buckets.read(uri) == (b"", 0)
+    assert buckets.read_version(uri) == (b"", 0)
     first = buckets.publish(uri, b"one", 0)
-    assert buckets.read(uri) == (b"one", first)
+    assert buckets.read_version(uri) == (b"one", first)
     with pytest.raises(UserError, match="another process wrote it meanwhile"):
         buckets.publish(uri, b"two", 0)
     assert service.content("set/dataset.json") == b"one"
@@ -189,7 +189,7 @@ def test_one_of_two_concurrent_publishers_gets_an_error(service):
 def test_a_publication_whose_answer_was_lost_has_succeeded(service):
     service.faults.append(Fault("POST", "upload", "drop"))
     generation = buckets.publish(f"{FOLDER}/dataset.json", b"one", 0)
-    assert buckets.read(f"{FOLDER}/dataset.json") == (b"one", generation)
+    assert buckets.read_version(f"{FOLDER}/dataset.json") == (b"one", generation)
 
 
 def test_an_upload_after_a_kill_sends_the_missing_files_only(service, tmp_path):
@@ -320,7 +320,7 @@ def test_processes_share_a_cache_and_survive_a_killed_one(service, tmp_path):
         "folder, uri, size, crc = sys.argv[1:]\n"
         "stored = buckets.Stored(int(size), crc)\n"
         "with cache.Cache(folder, 400_000).local_copy(uri, stored) as path:\n"
-        "    print(buckets.checksum(path).crc32c)\n"
+        "    print(buckets.describe_file(path).crc32c)\n"
     )
 
     def child(name: str):

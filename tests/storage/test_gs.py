@@ -53,13 +53,13 @@ def test_files_of_a_bucket_are_written_read_listed_and_removed(service):
     files.write_whole(f"{folder}/two", b"")
     assert files.read(f"{folder}/a/one") == b"1"
     assert files.read(f"{folder}/two") == b""
-    assert files.names_in(folder) == ["a", "two"]
+    assert files.list_names(folder) == ["a", "two"]
     assert files.list_folder(folder) == (["two"], ["a"])
     assert files.exists(f"{folder}/two") and not files.exists(f"{folder}/three")
     with pytest.raises(FileNotFoundError):
         files.read(f"{folder}/three")
     files.remove_tree(folder)
-    assert files.names_in(folder) == []
+    assert files.list_names(folder) == []
     assert service.names() == set()
 
 
@@ -143,7 +143,7 @@ def batches(count: int, **changes) -> list:
 
 @pytest.mark.slow
 def test_shards_are_read_through_a_cache_on_local_disk(service, rows, tmp_path):
-    epochs = 2 * rows.examples("train") // 16
+    epochs = 2 * rows.count_examples("train") // 16
     whole = batches(epochs)
     folder = str(tmp_path / "cache")
     service.requests.clear()
@@ -177,7 +177,7 @@ def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
     shard = rows.list_shards("train")[3]
     service.overwrite(f"rows/{shard.name}", bytes(shard.bytes))
     with pytest.raises(tf.errors.OpError, match=f"{shard.name} changed since its manifest"):
-        batches(2 * rows.examples("train") // 16, cache_dir=str(tmp_path / "cache"))
+        batches(2 * rows.count_examples("train") // 16, cache_dir=str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_read_error_of_the_bucket_is_no_bad_record(
     fault = Fault("GET", f"{rows.list_shards('train')[3].name}($|.*alt=media)", 403, times)
     service.faults.append(fault)
     with pytest.raises(tf.errors.OpError, match=message):
-        batches(rows.examples("train") // 16, on_bad_record="skip")
+        batches(rows.count_examples("train") // 16, on_bad_record="skip")
     assert "Skipped" not in caplog.text
 
 

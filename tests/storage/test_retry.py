@@ -74,5 +74,5 @@ def test_an_error_that_waiting_does_not_fix_has_limited_tries(caplog):
 
 
 def test_googles_client_follows_the_same_policy():
-    policy = retry.of_google_client()
+    policy = retry.for_google_client("gs://b/name")
     assert (policy._initial, policy._maximum, policy.timeout) == (0.01, 0.04, 0.2)

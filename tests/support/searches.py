@@ -43,7 +43,7 @@ def table(workdir: str) -> list[dict[str, Any]]:
 
     folder = files.join(workdir, "study")
     entries = []
-    for name in sorted(name for name in files.names_in(folder) if name.endswith(".jsonl")):
+    for name in sorted(name for name in files.list_names(folder) if name.endswith(".jsonl")):
         lines = files.read(files.join(folder, name)).decode().splitlines()
         entries += [json.loads(line) for line in lines]
     trials: list[dict[str, Any]] = []

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import google_crc32c
 
 from tftpu.errors import UserError
-from tftpu.storage import buckets, files, side_files
-from tftpu.storage.checksums import check_seal, sealed
+from tftpu.storage import files
 from tftpu.storage.own_files import OwnFile
 from tftpu.storage.safetensors import in_pieces
+from tftpu.storage.side_files import check_seal, seal
 
 FILE = "manifest.json"
 _AT_ONCE = 64 << 20  # bytes of neighbouring blocks that are read together
@@ -136,7 +136,7 @@ def commit(step: int, listed: Listing, marker: OwnFile) -> None:
         ChangedError: another process wrote the manifest meanwhile; that one is valid.
         OSError: it could not be written. Without a manifest, the checkpoint is not valid.
     """
-    marker.write(sealed(json.dumps({"step": step, "files": listed})))
+    marker.write(seal(json.dumps({"step": step, "files": listed})))
 
 
 def read(folder: str) -> dict[str, StoredFile]:
@@ -146,7 +146,7 @@ def read(folder: str) -> dict[str, StoredFile]:
         OSError, ValueError: the manifest is missing or damaged.
         UserError: it is of an earlier version of tftpu.
     """
-    listed = _list_blocks(_read_marker(files.join(folder, FILE)))
+    listed = _list_blocks(files.read(files.join(folder, FILE)))
     return {name: StoredFile(files.join(folder, name), found) for name, found in listed.items()}
 
 
@@ -156,12 +156,7 @@ def digest(folder: str) -> str:
     Raises:
         OSError: the manifest is missing.
     """
-    return hashlib.blake2b(_read_marker(files.join(folder, FILE)), digest_size=8).hexdigest()
-
-
-def _read_marker(path: str) -> bytes:
-    # Not by TensorFlow, which may still know the size of an earlier one.
-    return side_files.content(path) if buckets.is_address(path) else files.read(path)
+    return hashlib.blake2b(files.read(files.join(folder, FILE)), digest_size=8).hexdigest()
 
 
 def _list_blocks(manifest: bytes) -> dict[str, list[Block]]:
@@ -209,7 +204,7 @@ def discard(folder: str) -> None:
 
 def folders(checkpoints: str) -> list[int]:
     """Returns the steps of all checkpoint folders in order, complete or not."""
-    names = files.names_in(checkpoints)
+    names = files.list_names(checkpoints)
     # What Python reads as a number and would write in another way, as "²" and "07", is no step.
     return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]*", name))
 

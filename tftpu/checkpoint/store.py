@@ -320,7 +320,7 @@ class Checkpoints:
         for step in manifest.folders(self.folder):
             if step < newest and step not in kept:
                 manifest.discard(files.join(self.folder, str(step)))
-        for name in files.names_in(self.folder):
+        for name in files.list_names(self.folder):
             if name.endswith(".tmp"):
                 files.remove(files.join(self.folder, name))
 

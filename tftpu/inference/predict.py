@@ -278,7 +278,7 @@ def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
         return  # where an object appears when it is complete
     own = [*mine, *((PLAN, MANIFEST) if job.share[1] == 1 else ())]
     begins = tuple(f".{name}." for name in own)
-    for name in files.names_in(job.output):
+    for name in files.list_names(job.output):
         if name.startswith(begins) and name.endswith(".tmp"):
             files.remove(files.join(job.output, name))
 
@@ -343,7 +343,7 @@ def _complete_manifest(
 ) -> bool:
     """Returns whether all shards are there, after writing the manifest if they are."""
     known.read()  # what other machines have written meanwhile
-    there = set(files.names_in(job.output)) & set(known.known)
+    there = set(files.list_names(job.output)) & set(known.known)
     if not all(shard.name in there for shard in shards):
         return False
     listed = [

@@ -1,26 +1,30 @@
-"""Transfers of sets of files to and from buckets, in parallel and verified, by Google's client.
+"""Objects in buckets of Cloud Storage, by Google's client: single ones, and sets of files.
 
 Requests are retried by the policy of `retry`: on 429, 5xx, broken connections and bodies that do
 not match their checksum. An upload above 8 MiB continues after the last part that arrived. An
-interrupted upload of a set sends the missing files only. TensorFlow's own `gs://` (`files`) serves
-what TensorFlow reads and writes itself.
+interrupted upload of a set sends the missing files only.
+
+`files` has what is the same for a path on a disk. TensorFlow reaches buckets by a client of its own
+for what it reads and writes itself: data sets, events, profiles.
 """
 
 import base64
 import contextlib
 import functools
+import io
 import os
 import re
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import google_crc32c
 
 from tftpu.errors import UserError
-from tftpu.storage import checksums, retry
+from tftpu.storage import retry
 
 _T = TypeVar("_T")
 
@@ -28,6 +32,7 @@ Blob = Any  # google.cloud.storage.Blob, which is typed incompletely
 
 WORKERS = 8  # files at a time: enough to fill the network of a TPU VM, but not its memory
 _CHUNK = 16 << 20  # bytes of a resumable upload that are sent again when a connection breaks
+_PIECE = 4 << 20  # bytes that a file open for reading takes at once
 _TRIES = 3  # downloads of a file whose body does not match its checksum
 
 
@@ -45,13 +50,22 @@ class Stored(NamedTuple):
     generation: int = 0
 
 
+class BucketError(UserError, OSError):
+    """The service refuses a request, or stays out of reach."""
+
+
+class MissingError(BucketError, FileNotFoundError):
+    """There is no such object, or no such bucket."""
+
+
 class ChangedError(UserError):
     """Another process wrote the object meanwhile."""
 
 
-def is_address(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is in a bucket of Cloud Storage."""
-    return str(path).startswith("gs://")
+class Readable(Protocol):
+    """A file open for reading bytes."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -62,23 +76,69 @@ def split(uri: str) -> tuple[str, str]:
     """
     match = re.fullmatch(r"gs://([^/]+)/?(.*)", uri)
     if not match:
-        raise UserError(f"{uri!r} is not an address in a bucket: write gs://BUCKET/FOLDER.")
+        raise UserError(
+            f"{uri!r} is not an address in a bucket: give a local path, or gs://BUCKET/FOLDER."
+        )
     return match[1], match[2].rstrip("/")
 
 
-def checksum(path: str | os.PathLike[str]) -> Stored:
+def compute_crc32c(file: Readable) -> str:
+    """Returns the CRC32C of the rest of an open file, as eight hexadecimal digits."""
+    crc = google_crc32c.Checksum()
+    while chunk := file.read(1 << 20):
+        crc.update(chunk)
+    return crc.digest().hex()
+
+
+def describe_file(path: str | os.PathLike[str]) -> Stored:
     """Returns the size and the CRC32C of a local file."""
     with open(path, "rb") as file:
-        return Stored(os.path.getsize(path), checksums.crc32c(file))
+        return Stored(os.path.getsize(path), compute_crc32c(file))
 
 
-def listing(folder: str) -> dict[str, Stored]:
+def list_files(folder: str) -> dict[str, Stored]:
     """Returns the files below a folder of a bucket, by their names relative to it."""
-    bucket, prefix = split(folder)
-    prefix = f"{prefix}/" if prefix else ""
-    with _refusals("listing", folder):
-        blobs = _create_client().list_blobs(bucket, prefix=prefix, retry=retry.of_google_client())
-        return {blob.name.removeprefix(prefix): _describe_stored(blob) for blob in blobs}
+    bucket, prefix = _split_folder(folder)
+
+    def list_all() -> dict[str, Stored]:
+        found = _create_client().list_blobs(
+            bucket, prefix=prefix, retry=retry.for_google_client(folder)
+        )
+        return {blob.name.removeprefix(prefix): _describe_stored(blob) for blob in found}
+
+    return _request("listing", folder, list_all)
+
+
+def list_names(folder: str) -> tuple[list[str], list[str]]:
+    """Returns the names of the files in a folder of a bucket, and of the folders in it."""
+    bucket, prefix = _split_folder(folder)
+
+    def list_level() -> tuple[list[str], list[str]]:
+        found = _create_client().list_blobs(
+            bucket, prefix=prefix, delimiter="/", retry=retry.for_google_client(folder)
+        )
+        names = [blob.name.removeprefix(prefix) for blob in found]
+        inner = [name.removeprefix(prefix).rstrip("/") for name in found.prefixes]
+        return sorted(filter(None, names)), sorted(inner)  # "": the mark of an empty folder
+
+    return _request("listing", folder, list_level)
+
+
+def exists(uri: str) -> bool:
+    """Returns whether there is an object of this name, or any below it."""
+    bucket, prefix = _split_folder(uri)
+
+    def look() -> bool:
+        terms = {"retry": retry.for_google_client(uri)}
+        if prefix and _build_blob(uri).exists(**terms):
+            return True
+        found = _create_client().list_blobs(bucket, prefix=prefix, max_results=1, **terms)
+        return any(True for _ in found)
+
+    try:
+        return _request("looking at", uri, look)
+    except MissingError:  # the bucket
+        return False
 
 
 def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str, Stored]:
@@ -95,24 +155,24 @@ def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str
         UserError: the service refuses or stays out of reach, or another process wrote one of the
             files meanwhile.
     """
-    there = listing(folder)
+    there = list_files(folder)
 
     def send(name: str) -> Stored:
-        local, known = checksum(paths[name]), there.get(name, Stored(-1, ""))
+        local, known = describe_file(paths[name]), there.get(name, Stored(-1, ""))
         if local[:2] == known[:2]:
             return known
         blob = _build_blob(f"{folder}/{name}", chunk_size=_CHUNK)
         blob.crc32c = _encode_crc(local.crc32c)  # the service rejects any other content
-        with _refusals("uploading", f"{folder}/{name}"):
-            _write_file(
-                blob,
-                local,
-                lambda: blob.upload_from_filename(
-                    os.fspath(paths[name]),
-                    if_generation_match=known.generation,
-                    retry=retry.of_google_client(),
-                ),
-            )
+        _write_object(
+            "uploading",
+            blob,
+            local,
+            lambda: blob.upload_from_filename(
+                os.fspath(paths[name]),
+                if_generation_match=known.generation,
+                retry=retry.for_google_client(f"{folder}/{name}"),
+            ),
+        )
         return _describe_stored(blob)
 
     return _call_in_parallel(send, paths)
@@ -146,8 +206,8 @@ def download(
 def fetch(uri: str, path: Path, expected: Stored | None = None) -> Path:
     """Downloads one file; see `download`."""
     if expected is None:
-        expected = stat(uri)
-    if path.exists() and checksum(path)[:2] == expected[:2]:
+        expected = look_up(uri)
+    if path.exists() and describe_file(path)[:2] == expected[:2]:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
@@ -161,9 +221,16 @@ def fetch(uri: str, path: Path, expected: Stored | None = None) -> Path:
 
 def fetch_into(uri: str, path: Path, expected: Stored) -> None:
     """Downloads one file to a temporary path, syncs it and verifies it."""
-    with _refusals("downloading", uri):
-        _fetch_whole(_build_blob(uri), path)
-    found = checksum(path)
+    blob = _build_blob(uri)
+
+    def fetch_whole() -> None:
+        with open(path, "wb") as file:
+            blob.download_to_file(file, checksum="crc32c", retry=retry.for_google_client(uri))
+            file.flush()
+            os.fsync(file.fileno())
+
+    _request("downloading", uri, lambda: _download(uri, fetch_whole))
+    found = describe_file(path)
     if found[:2] != expected[:2]:
         raise UserError(
             f"{uri} changed since its manifest was written: it has {found.bytes:,} bytes with "
@@ -172,32 +239,102 @@ def fetch_into(uri: str, path: Path, expected: Stored) -> None:
         )
 
 
-def stat(uri: str) -> Stored:
+def look_up(uri: str) -> Stored:
     """Returns the size, the checksum and the generation of a file in a bucket.
 
     Raises:
-        UserError: there is none, or the service refuses or stays out of reach.
+        MissingError: there is none.
+        BucketError: the service refuses or stays out of reach.
     """
     blob = _build_blob(uri)
-    with _refusals("looking at", uri):
-        blob.reload(retry=retry.of_google_client())
+    _request("looking at", uri, lambda: blob.reload(retry=retry.for_google_client(uri)))
     return _describe_stored(blob)
 
 
-def read(uri: str) -> tuple[bytes, int]:
-    """Returns the content of a small file and its generation; `(b"", 0)` if there is none."""
+def read(uri: str) -> bytes:
+    """Returns the content of a file.
+
+    Raises:
+        MissingError: there is none.
+        BucketError: the service refuses or stays out of reach.
+    """
+    blob, terms = _build_blob(uri), {"checksum": "crc32c", "retry": retry.for_google_client(uri)}
+    fetch = functools.partial(blob.download_as_bytes, **terms)
+    return _request("reading", uri, lambda: _download(uri, fetch))
+
+
+def read_range(uri: str, first: int, count: int | None = None) -> bytes:
+    """Returns bytes of a file from a position; None: up to its end. Raises as `read` does."""
     from google.api_core import exceptions
 
-    blob = _build_blob(uri)
-    with _refusals("reading", uri):
+    if count == 0:
+        return b""
+    blob, terms = _build_blob(uri), {"checksum": None, "retry": retry.for_google_client(uri)}
+    last = None if count is None else first + count - 1
+
+    def fetch() -> bytes:
         try:
-            blob.reload(retry=retry.of_google_client())
-            generation = _describe_stored(blob).generation
-            same = {"if_generation_match": generation, "retry": retry.of_google_client()}
-            data = _download_file(uri, lambda: blob.download_as_bytes(checksum="crc32c", **same))
-        except exceptions.NotFound:
-            return b"", 0
-    return data, generation
+            return blob.download_as_bytes(start=first, end=last, **terms)
+        except exceptions.RequestRangeNotSatisfiable:  # it ends before
+            return b""
+
+    return _request("reading", uri, lambda: _download(uri, fetch))
+
+
+def open_file(uri: str) -> BinaryIO:
+    """Opens a file for reading, in large pieces. Raises as `read` does, also while it is read."""
+    return io.BufferedReader(_ObjectReader(uri), _PIECE)
+
+
+def read_version(uri: str) -> tuple[bytes, int]:
+    """Returns the content of a small file and its generation; `(b"", 0)` if there is none.
+
+    Raises:
+        ChangedError: another process wrote it meanwhile.
+        BucketError: the service refuses or stays out of reach.
+    """
+    blob = _build_blob(uri)
+
+    def fetch() -> tuple[bytes, int]:
+        blob.reload(retry=retry.for_google_client(uri))
+        generation = _describe_stored(blob).generation
+        same = {"if_generation_match": generation, "retry": retry.for_google_client(uri)}
+        fetch_same = functools.partial(blob.download_as_bytes, checksum="crc32c", **same)
+        return _download(uri, fetch_same), generation
+
+    try:
+        return _request("reading", uri, fetch)
+    except MissingError:
+        return b"", 0
+
+
+def read_newest(uri: str) -> tuple[bytes, int]:
+    """Returns what `read_version` does, also while another process writes the file."""
+    while True:
+        with contextlib.suppress(ChangedError):
+            return read_version(uri)
+
+
+def write(uri: str, parts: Iterable[bytes]) -> None:
+    """Writes a file, whatever was there; it appears completely or not at all.
+
+    Args:
+        uri: `gs://BUCKET/NAME`.
+        parts: of its content. More than a chunk of it waits on the local disk for its upload, which
+            may have to send it again.
+
+    Raises:
+        BucketError: the service refuses or stays out of reach.
+    """
+    crc = google_crc32c.Checksum()
+    with tempfile.SpooledTemporaryFile(_CHUNK) as file:
+        for part in parts:
+            crc.update(part)
+            file.write(part)
+        blob, size = _build_blob(uri, chunk_size=_CHUNK), file.tell()
+        blob.crc32c = _encode_crc(crc.digest().hex())
+        terms = {"size": size, "rewind": True, "retry": retry.for_google_client(uri)}
+        _request("writing", uri, lambda: blob.upload_from_file(file, **terms))
 
 
 def publish(uri: str, data: bytes, generation: int = 0) -> int:
@@ -206,22 +343,21 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
     Args:
         uri: `gs://BUCKET/NAME`.
         data: its content, which appears completely or not at all.
-        generation: the one that `read` returned; 0: there must be no such file yet.
+        generation: the one that `read_version` returned; 0: there must be no such file yet.
 
     Returns:
         The new generation.
 
     Raises:
-        UserError: another process wrote it meanwhile, or the service refuses or stays out of reach.
+        ChangedError: another process wrote it meanwhile.
+        BucketError: the service refuses or stays out of reach.
     """
     blob = _build_blob(uri)
     wanted = Stored(len(data), f"{google_crc32c.value(data):08x}")
     blob.crc32c = _encode_crc(wanted.crc32c)
-    terms = {"if_generation_match": generation, "retry": retry.of_google_client()}
-    with _refusals("writing", uri):
-        _write_file(
-            blob, wanted, lambda: blob.upload_from_string(data, "application/json", **terms)
-        )
+    terms = {"if_generation_match": generation, "retry": retry.for_google_client(uri)}
+    send = functools.partial(blob.upload_from_string, data, "application/json", **terms)
+    _write_object("writing", blob, wanted, send)
     return _describe_stored(blob).generation
 
 
@@ -238,47 +374,99 @@ def append(uri: str, data: bytes, before: Stored) -> Stored:
 
     Raises:
         ChangedError: another process wrote it meanwhile.
-        UserError: the service refuses or stays out of reach. The same call may be repeated.
+        BucketError: the service refuses or stays out of reach. The same call may be repeated.
     """
     crc32c = f"{google_crc32c.extend(int(before.crc32c, 16), data):08x}"
     wanted = Stored(before.bytes + len(data), crc32c)
     if not before.generation:
         return wanted._replace(generation=publish(uri, data))
     part, whole = _build_blob(f"{uri}.part"), _build_blob(uri)
-    with _refusals("writing", uri):
-        part.upload_from_string(data, checksum="crc32c", retry=retry.of_google_client())
-        _write_file(
-            whole,
-            wanted,
-            lambda: whole.compose(
-                [_build_blob(uri), part],
-                if_generation_match=before.generation,
-                if_source_generation_match=[None, part.generation],
-                retry=retry.of_google_client(),
-            ),
-        )
+    terms = {"checksum": "crc32c", "retry": retry.for_google_client(uri)}
+    _request("writing", uri, lambda: part.upload_from_string(data, **terms))
+    _write_object(
+        "writing",
+        whole,
+        wanted,
+        lambda: whole.compose(
+            [_build_blob(uri), part],
+            if_generation_match=before.generation,
+            if_source_generation_match=[None, part.generation],
+            retry=retry.for_google_client(uri),
+        ),
+    )
     if _describe_stored(whole)[:2] != wanted[:2]:
         raise ChangedError(f"Failed writing {uri}: its content is not what was written.")
-    remove(f"{uri}.part", part.generation)
+    discard(f"{uri}.part", part.generation)
     return _describe_stored(whole)
 
 
-def remove(uri: str, generation: int) -> None:
+def rename(uri: str, target: str) -> None:
+    """Renames a file; an earlier one of the new name is replaced."""
+    blob, terms = _build_blob(uri), {"retry": retry.for_google_client(uri)}
+    bucket, name = split(target)
+    new = _create_client().bucket(bucket)
+    _request("renaming", uri, lambda: blob.bucket.copy_blob(blob, new, name, **terms))
+    remove(uri)
+
+
+def remove(uri: str) -> None:
+    """Removes a file, if it exists."""
+    blob = _build_blob(uri)
+    with contextlib.suppress(MissingError):
+        _request("removing", uri, lambda: blob.delete(retry=retry.for_google_client(uri)))
+
+
+def remove_tree(folder: str) -> None:
+    """Removes all files below a folder, several at a time."""
+    _call_in_parallel(lambda name: remove(f"{folder.rstrip('/')}/{name}"), list_files(folder))
+
+
+def discard(uri: str, generation: int) -> None:
     """Removes an object if it still is this generation; one that stays does no harm."""
-    from google.api_core import exceptions
+    blob, terms = _build_blob(uri), {"if_generation_match": generation, "timeout": 10.0}
+    with contextlib.suppress(UserError, OSError):
+        _request("removing", uri, lambda: blob.delete(**terms, retry=None))
 
-    with contextlib.suppress(exceptions.GoogleAPICallError, exceptions.RetryError, OSError):
-        _build_blob(uri).delete(if_generation_match=generation, timeout=10.0, retry=None)
 
-
-def location(bucket: str) -> str:
+def find_location(bucket: str) -> str:
     """Returns the location of a bucket, such as US-WEST4 or EU.
 
     Raises:
-        UserError: there is no such bucket, or access to it is denied.
+        BucketError: there is no such bucket, or access to it is denied.
     """
-    with _refusals("looking at", f"gs://{bucket}"):
-        return _create_client().get_bucket(bucket, retry=retry.of_google_client()).location
+    get = functools.partial(
+        _create_client().get_bucket, retry=retry.for_google_client(f"gs://{bucket}")
+    )
+    return _request("looking at", f"gs://{bucket}", lambda: get(bucket).location)
+
+
+class _ObjectReader(io.RawIOBase):
+    """An object, as Python's buffered reader expects a file."""
+
+    def __init__(self, uri: str):
+        self._uri = uri
+        self._size = look_up(uri).bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), max(0, self._size - self._position))
+        data = read_range(self._uri, self._position, count)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
 
 
 @functools.cache
@@ -288,12 +476,16 @@ def _create_client() -> Any:
 
     try:
         return storage.Client()
-    except exceptions.DefaultCredentialsError as error:
-        raise UserError(
-            "no valid Google Cloud credentials: run `gcloud auth application-default login`."
-        ) from error
+    except exceptions.DefaultCredentialsError:  # public data need none
+        return storage.Client.create_anonymous_client()
     except OSError:  # no project is set; reading and writing objects needs none
         return storage.Client(project="unused")
+
+
+def _split_folder(folder: str) -> tuple[str, str]:
+    """Splits the address of a folder into the bucket, and the beginning of all names in it."""
+    bucket, name = split(folder)
+    return bucket, f"{name}/" if name else ""
 
 
 def _build_blob(uri: str, chunk_size: int | None = None) -> Blob:
@@ -310,35 +502,30 @@ def _encode_crc(crc32c: str) -> str:
     return base64.b64encode(bytes.fromhex(crc32c)).decode()
 
 
-def _write_file(blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
-    """Writes a file, and accepts a failed precondition if the bucket holds the same content.
+def _write_object(doing: str, blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
+    """Writes an object, and accepts a failed precondition if the bucket holds the same content.
 
     This happens if the answer to an earlier request was lost, or if another process won.
     """
     from google.api_core import exceptions
 
-    try:
-        write()
-    except exceptions.PreconditionFailed as error:
+    uri = f"gs://{blob.bucket.name}/{blob.name}"
+
+    def write_once() -> None:
         try:
-            blob.reload(retry=retry.of_google_client())
-        except exceptions.NotFound:
-            raise error from None  # another process removed it
-        if _describe_stored(blob)[:2] != wanted[:2]:
-            raise
+            write()
+        except exceptions.PreconditionFailed as error:
+            try:
+                blob.reload(retry=retry.for_google_client(uri))
+            except exceptions.NotFound:
+                raise error from None  # another process removed it
+            if _describe_stored(blob)[:2] != wanted[:2]:
+                raise
+
+    _request(doing, uri, write_once)
 
 
-def _fetch_whole(blob: Blob, path: Path) -> None:
-    def fetch() -> None:
-        with open(path, "wb") as file:
-            blob.download_to_file(file, checksum="crc32c", retry=retry.of_google_client())
-            file.flush()
-            os.fsync(file.fileno())
-
-    _download_file(f"gs://{blob.bucket.name}/{blob.name}", fetch)
-
-
-def _download_file(uri: str, fetch: Callable[[], _T]) -> _T:
+def _download(uri: str, fetch: Callable[[], _T]) -> _T:
     """Downloads a file, and again in the two cases that Google's client does not repeat.
 
     The content does not match its checksum; the connection breaks while the text of a refusal,
@@ -362,27 +549,27 @@ def _call_in_parallel(function: Callable[[str], _T], names: Iterable[str]) -> di
     return {name: done[name] for name in names}
 
 
-@contextlib.contextmanager
-def _refusals(doing: str, uri: str) -> Iterator[None]:
-    """Turns the errors of a request into a `UserError` with advice.
+def _request(doing: str, uri: str, function: Callable[[], _T]) -> _T:
+    """Makes the requests of one operation. Tests replace it to make the nth one fail.
 
-    It quotes nothing of the request: the address of a resumable upload is itself a key.
+    Raises:
+        UserError: the operation failed, with advice. The message quotes nothing of the request: the
+            address of a resumable upload is itself a key.
     """
     import requests
     from google.api_core import exceptions
     from google.auth import exceptions as auth_exceptions
     from google.cloud.storage.exceptions import DataCorruption
 
-    bucket, kind = split(uri)[0], UserError
+    kind: type[UserError] = BucketError
     try:
-        yield
-        return
+        return function()
     except exceptions.NotFound:
-        reason = "there is no such file or bucket."
-    except (exceptions.Forbidden, exceptions.Unauthorized):
+        reason, kind = "there is no such file or bucket.", MissingError
+    except (exceptions.Forbidden, exceptions.Unauthorized) as error:
         reason = (
-            "access is denied. Ask the owner of the bucket for roles/storage.objectAdmin on "
-            f"gs://{bucket}, or run `gcloud auth application-default login`."
+            f"access is denied ({error.code}). Ask the owner of the bucket for roles/storage.objectAdmin on "
+            f"gs://{split(uri)[0]}, or run `gcloud auth application-default login`."
         )
     except exceptions.PreconditionFailed:
         reason, kind = "another process wrote it meanwhile.", ChangedError
@@ -391,8 +578,12 @@ def _refusals(doing: str, uri: str) -> Iterator[None]:
         reason = "no valid Google Cloud credentials: run `gcloud auth application-default login`."
     except DataCorruption:
         reason = f"the content did not match its checksum in {_TRIES} tries."
-    except exceptions.GoogleAPICallError as error:
-        reason = f"the service answers {error.code}; retried for {retry.POLICY.seconds:g} s."
-    except (exceptions.RetryError, requests.RequestException, ConnectionError):
+    except exceptions.GoogleAPIError as error:
+        last = error.cause if isinstance(error, exceptions.RetryError) else error
+        answered = isinstance(last, exceptions.GoogleAPICallError)
+        reason = f"the service answers {last.code}" if answered else "no answer"
+        reason += f"; retried for {retry.POLICY.seconds:g} s."
+        reason += "" if answered else " Is the network up?"
+    except (requests.RequestException, ConnectionError):
         reason = f"no answer; retried for {retry.POLICY.seconds:g} s. Is the network up?"
     raise kind(f"Failed {doing} {uri}: {reason}") from None

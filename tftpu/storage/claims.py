@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tftpu.errors import UserError
-from tftpu.storage import buckets, files, owner
+from tftpu.storage import files, owner
 from tftpu.storage.lease import Lease
 from tftpu.storage.owner import LostError, Owner, loss, refusal, saying
 
@@ -138,9 +138,9 @@ def _renew_until(workdir: files.StrPath, lock: _Lock, over: threading.Event) -> 
 
 def _take_lock(workdir: files.StrPath) -> _Lock:
     """Returns the lock of a workdir, which this process now holds."""
+    if files.is_remote(workdir):
+        return Lease(str(workdir))
     try:
-        if buckets.is_address(workdir):
-            return Lease(str(workdir))
         files.make_folder(workdir)
         return _lock_folder(Path(workdir).absolute())
     except OSError as error:

@@ -1,12 +1,14 @@
-"""Files of a workdir, local or `gs://`: written completely or not at all.
+"""Files and folders, local or `gs://`: written completely or not at all.
 
-Every operation on storage passes through `_operate` and raises only `OSError`. Operations on
-buckets are retried by the policy of `retry`.
+Every operation on a disk passes through `_operate` and raises only `OSError`; those on a bucket are
+requests of `buckets`, and raise its `BucketError`, which is an `OSError` as well.
 """
 
 import contextlib
 import errno
+import itertools
 import os
+import posixpath
 import re
 import shutil
 import stat
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tftpu.errors import UserError
-from tftpu.storage import retry
+from tftpu.storage import buckets
 
 _T = TypeVar("_T")
 StrPath = str | os.PathLike[str]
@@ -26,8 +28,27 @@ _LONGEST_OBJECT = 1024  # bytes of a name in a bucket
 
 
 def is_remote(path: StrPath) -> bool:
-    """Returns whether a path needs TensorFlow's file systems, such as `gs://`."""
+    """Returns whether a path is an address, such as `gs://`; others are refused when used."""
     return "://" in str(path)
+
+
+def is_inside(name: str) -> bool:
+    """Returns whether a name, relative to a folder, is that of a file in it or below it.
+
+    A name that leaves the folder (`../x`, `/x`, `gs://b/x`) is not. Names that come from a file may
+    be a stranger's.
+    """
+    parts = name.split("/")
+    return (
+        bool(name)
+        and name == posixpath.normpath(name)
+        and ".." not in parts
+        and not name.startswith("/")
+        and "://" not in name
+        and "\\" not in name
+        and "\0" not in name
+        and name != "."
+    )
 
 
 def check_folder(name: str, path: str) -> None:
@@ -78,8 +99,7 @@ def join(*parts: StrPath) -> str:
 
 def make_folder(folder: StrPath) -> None:
     """Creates a folder and those above it, which survive a crash of the machine."""
-    if is_remote(folder):
-        _operate_remotely(folder, _import_gfile().makedirs, folder)
+    if is_remote(folder):  # a bucket has names, and no folders
         return
     missing = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
     _operate("mkdir", folder, os.makedirs, folder, exist_ok=True)
@@ -92,14 +112,14 @@ def write_whole(path: StrPath, data: bytes | Iterable[bytes]) -> None:
 
     Args:
         path: local or remote; folders are created.
-        data: the content, or pieces of it; they are iterated again if a bucket needs a retry.
+        data: the content, or pieces of it.
 
     Raises:
         OSError: it could not be written; the earlier content is unchanged.
     """
     parts = [data] if isinstance(data, bytes) else data
     if is_remote(path):
-        _operate_remotely(path, _upload, path, parts)
+        buckets.write(str(path), parts)
         return
     target = Path(path)
     make_folder(target.parent)
@@ -138,7 +158,7 @@ def sync(path: StrPath) -> None:
 def rename(path: StrPath, target: StrPath) -> None:
     """Renames a file; an earlier one of the new name is replaced."""
     if is_remote(path):
-        _operate_remotely(path, _import_gfile().rename, path, target, True)
+        buckets.rename(str(path), str(target))
     else:
         _operate("replace", target, os.replace, path, target)
 
@@ -151,17 +171,19 @@ def read(path: StrPath) -> bytes:
         OSError: it is a folder or a pipe, or it cannot be read.
     """
     if is_remote(path):
-        return _operate_remotely(path, _download, path)
+        return buckets.read(str(path))
     return _operate("read", path, _read_whole, path)
 
 
 def open_file(path: StrPath) -> BinaryIO:
-    """Opens a local file for reading. Opening or reading a pipe could wait forever.
+    """Opens a file for reading. Opening or reading a pipe could wait forever.
 
     Raises:
         FileNotFoundError: there is none.
         OSError: it is a folder, a pipe or a device, or it cannot be opened.
     """
+    if is_remote(path):
+        return buckets.open_file(str(path))
 
     def open_regular(name: str, flags: int) -> int:
         descriptor = os.open(name, flags | os.O_NONBLOCK)  # which says nothing to a file
@@ -181,23 +203,14 @@ def read_range(path: StrPath, first: int, count: int) -> bytes:
         OSError: it cannot be read.
     """
     if is_remote(path):
-        return _operate_remotely(path, _download_range, path, first, count)
+        return buckets.read_range(str(path), first, count)
     return _operate("read", path, _read_range, path, first, count)
-
-
-def retried(path: StrPath, function: Callable[[], _T]) -> _T:
-    """Calls a function that reads a file, again while its bucket is out of reach.
-
-    Raises:
-        OSError: the bucket stays out of reach.
-    """
-    return _operate_remotely(path, function) if is_remote(path) else function()
 
 
 def exists(path: StrPath) -> bool:
     """Returns whether there is a file or a folder."""
     if is_remote(path):
-        return _operate_remotely(path, _import_gfile().exists, path)
+        return buckets.exists(str(path))
     return _operate("exists", path, os.path.exists, path)
 
 
@@ -205,20 +218,16 @@ def size(path: StrPath) -> int | None:
     """Returns the bytes of a file, or None if there is none."""
     if is_remote(path):
         with contextlib.suppress(FileNotFoundError):
-            return _operate_remotely(path, _import_gfile().stat, path).length
+            return buckets.look_up(str(path)).bytes
         return None
     return os.path.getsize(path) if os.path.isfile(path) else None
 
 
-def names_in(folder: StrPath) -> list[str]:
+def list_names(folder: StrPath) -> list[str]:
     """Returns the sorted names in a folder, or none if it does not exist."""
-    if is_remote(folder):
-        if not exists(folder):
-            return []
-        return sorted(
-            name.rstrip("/") for name in _operate_remotely(folder, _import_gfile().listdir, folder)
-        )
     try:
+        if is_remote(folder):
+            return sorted({*itertools.chain(*buckets.list_names(str(folder)))})
         return sorted(_operate("list", folder, os.listdir, folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -227,10 +236,11 @@ def names_in(folder: StrPath) -> list[str]:
 def list_folder(folder: StrPath) -> tuple[list[str], list[str]]:
     """Returns the sorted names of the files in a folder, and those of the folders in it."""
     if is_remote(folder):
-        found = _operate_remotely(folder, _import_gfile().listdir, folder) if exists(folder) else []
-        inner = {name for name in found if name.endswith("/")}
-        return sorted({*found} - inner), sorted(name.rstrip("/") for name in inner)
-    names = names_in(folder)
+        try:
+            return buckets.list_names(str(folder))
+        except FileNotFoundError:
+            return [], []
+    names = list_names(folder)
     inner = {name for name in names if os.path.isdir(join(folder, name))}
     return [name for name in names if name not in inner], sorted(inner)
 
@@ -238,8 +248,7 @@ def list_folder(folder: StrPath) -> tuple[list[str], list[str]]:
 def remove(path: StrPath) -> None:
     """Removes a file, if it exists."""
     if is_remote(path):
-        if exists(path):
-            _operate_remotely(path, _import_gfile().remove, path)
+        buckets.remove(str(path))
         return
     with contextlib.suppress(FileNotFoundError):
         _operate("unlink", path, os.unlink, path)
@@ -255,12 +264,11 @@ def remove_folder_of(folder: StrPath, name: str) -> None:
 
 def remove_tree(folder: StrPath) -> None:
     """Removes a folder and its content, if it exists."""
-    if is_remote(folder):
-        if exists(folder):
-            _operate_remotely(folder, _import_gfile().rmtree, folder)
-        return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        _operate("rmtree", folder, shutil.rmtree, folder)
+        if is_remote(folder):
+            buckets.remove_tree(str(folder))
+        else:
+            _operate("rmtree", folder, shutil.rmtree, folder)
 
 
 def _operate(
@@ -268,49 +276,6 @@ def _operate(
 ) -> _T:
     """Performs one operation on storage. Tests replace it to make the nth one fail."""
     return function(*args, **keywords)
-
-
-def _operate_remotely(path: StrPath, function: Callable[..., _T], *args: Any) -> _T:
-    """Performs an operation on a bucket, and retries it while the bucket is out of reach."""
-    from tensorflow import errors
-
-    transient = (
-        errors.AbortedError,
-        errors.DeadlineExceededError,
-        errors.InternalError,
-        errors.ResourceExhaustedError,
-        errors.UnavailableError,
-    )
-    name = getattr(function, "__name__", "read")
-    try:
-        return retry.call(lambda: _operate(name, path, function, *args), transient, str(path))
-    except errors.NotFoundError as error:
-        raise FileNotFoundError(path) from error
-    except errors.UnimplementedError as error:
-        raise UserError(
-            f"{str(path)!r} is in a place that cannot be reached: give a local path, or "
-            "gs://BUCKET/NAME."
-        ) from error
-    except errors.OpError as error:
-        raise OSError(f"{path}: {str(error).splitlines()[0][:200]}") from error
-
-
-def _upload(path: StrPath, parts: Iterable[bytes]) -> None:
-    # An object appears in its bucket when the upload is complete.
-    with _import_gfile().GFile(path, "wb") as file:
-        for part in parts:
-            file.write(part)
-
-
-def _download(path: StrPath) -> bytes:
-    with _import_gfile().GFile(path, "rb") as file:
-        return file.read()
-
-
-def _download_range(path: StrPath, first: int, count: int) -> bytes:
-    with _import_gfile().GFile(path, "rb") as file:
-        file.seek(first)
-        return file.read(count)
 
 
 def _read_whole(path: StrPath) -> bytes:
@@ -341,9 +306,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _import_gfile() -> Any:
-    import tensorflow as tf
-
-    return tf.io.gfile

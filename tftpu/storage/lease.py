@@ -1,6 +1,5 @@
 """The lock of a workdir in a bucket: an object with the owner's beats."""
 
-import contextlib
 import time
 
 from tftpu.storage import buckets, files, owner
@@ -20,7 +19,7 @@ class Lease:
 
         def look() -> bytes | None:
             nonlocal seen
-            seen = _read(self._uri)
+            seen = buckets.read_newest(self._uri)
             return seen[0] if seen[1] else None
 
         if owner.alive(look, saying(workdir)):
@@ -28,7 +27,7 @@ class Lease:
         try:  # only what was seen is replaced: of several processes, one succeeds
             self._generation = buckets.publish(self._uri, self._owner.content(), seen[1])
         except buckets.ChangedError as error:
-            raise refusal(workdir, Owner.read(_read(self._uri)[0])) from error
+            raise refusal(workdir, Owner.read(buckets.read_newest(self._uri)[0])) from error
         self._renewed_at = time.monotonic()
         self._lost: LostError | None = None
 
@@ -44,18 +43,11 @@ class Lease:
         try:
             generation = buckets.publish(self._uri, renewed.content(), self._generation)
         except buckets.ChangedError:
-            found = Owner.read(_read(self._uri)[0])
+            found = Owner.read(buckets.read_newest(self._uri)[0])
             by = f"was taken over by {found}" if found else f"or its object {FILE} was deleted"
             self._lost = loss(self._workdir, by)
             raise self._lost from None
         self._owner, self._generation, self._renewed_at = renewed, generation, began
 
     def release(self) -> None:
-        buckets.remove(self._uri, self._generation)
-
-
-def _read(uri: str) -> tuple[bytes, int]:
-    """Returns the content of a lease and its generation, also while its owner renews it."""
-    while True:
-        with contextlib.suppress(buckets.ChangedError):
-            return buckets.read(uri)
+        buckets.discard(self._uri, self._generation)

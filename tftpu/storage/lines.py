@@ -171,7 +171,16 @@ class _Disk:
         files.append(self._path, pending)
 
     def change(self, edit: Callable[[bytes], bytes]) -> None:
-        _change(self._path, edit)
+        if not side_files.is_there(self._path):
+            return
+        try:
+            data = side_files.content(self._path)
+        except ValueError as error:
+            side_files.set_aside(self._path, str(error))
+            return
+        edited = edit(data)
+        if edited != data:
+            files.write_whole(self._path, edited)
 
     def sync(self) -> None:
         if self._dirty:
@@ -186,7 +195,7 @@ class _Bucket:
         self._uri = uri
         self._changed_at = -SECONDS
         self._unsure = b""  # sent, but not confirmed: the same bytes are sent again first
-        data, generation = buckets.read(uri)
+        data, generation = buckets.read_version(uri)
         self._known = buckets.Stored(len(data), f"{google_crc32c.value(data):08x}", generation)
 
     def append(self, pending: bytearray) -> None:
@@ -198,7 +207,7 @@ class _Bucket:
             del pending[: len(data)]
 
     def change(self, edit: Callable[[bytes], bytes]) -> None:
-        data, generation = buckets.read(self._uri)
+        data, generation = buckets.read_version(self._uri)
         edited = edit(data)
         if edited != data:
             generation = buckets.publish(self._uri, edited, generation)
@@ -208,38 +217,5 @@ class _Bucket:
         pass  # an object is durable once it is written
 
 
-class _Remote:
-    """A file of another of TensorFlow's file systems, which is written whole every time."""
-
-    def __init__(self, path: str):
-        self._path = path
-
-    def append(self, pending: bytearray) -> None:
-        before = files.read(self._path) if files.exists(self._path) else b""
-        files.write_whole(self._path, before + bytes(pending))
-        pending.clear()
-
-    def change(self, edit: Callable[[bytes], bytes]) -> None:
-        _change(self._path, edit)
-
-    def sync(self) -> None:
-        pass
-
-
 def _place(path: str) -> _Place:
-    if buckets.is_address(path):
-        return _Bucket(path)
-    return _Remote(path) if files.is_remote(path) else _Disk(path)
-
-
-def _change(path: str, edit: Callable[[bytes], bytes]) -> None:
-    if not side_files.is_there(path):
-        return
-    try:
-        data = side_files.content(path)
-    except ValueError as error:
-        side_files.set_aside(path, str(error))
-        return
-    edited = edit(data)
-    if edited != data:
-        files.write_whole(path, edited)
+    return _Bucket(path) if files.is_remote(path) else _Disk(path)

@@ -5,11 +5,8 @@ unnoticed, for example while a machine is suspended: an object is therefore repl
 generation that this process saw while it held the lease.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-from tftpu.errors import UserError
 from tftpu.storage import buckets, claims, files, retry, side_files
 
 
@@ -44,11 +41,11 @@ class OwnFile:
             LostError: this process lost the workdir.
             OSError: the bucket is out of reach.
         """
-        if not buckets.is_address(self.path):
+        if not files.is_remote(self.path):
             return
         claim = claims.current(self._workdir)
         if self._generation is None or claim is not self._claim:
-            generation = side_files.stored(self.path)[1]
+            generation = buckets.read_newest(self.path)[1]
             claims.check(self._workdir)  # afterwards: what was seen is not of the next owner
             self._claim, self._generation, self._unsure = claim, generation, b""
 
@@ -67,7 +64,7 @@ class OwnFile:
             LostError: this process lost the workdir.
             OSError: it could not be written.
         """
-        if not buckets.is_address(self.path):
+        if not files.is_remote(self.path):
             files.write_whole(self.path, data)
             return
         self.see()
@@ -77,7 +74,7 @@ class OwnFile:
 
     def remove(self) -> None:
         """Removes the file, if there is one; raises as `write` does."""
-        if not buckets.is_address(self.path):
+        if not files.is_remote(self.path):
             files.remove(self.path)
             return
         self.see()
@@ -91,25 +88,13 @@ class OwnFile:
     def _remove_seen(self) -> bool:
         """Removes the object that was seen; returns whether there is another one."""
         if self._generation:
-            buckets.remove(self.path, self._generation)
-        left = side_files.stored(self.path)[1]
+            buckets.discard(self.path, self._generation)
+        left = buckets.read_newest(self.path)[1]
         if left and left == self._generation:
             raise _StaysError(f"{self.path} cannot be removed")
         return left > 0
 
     def _publish(self, data: bytes) -> None:
         self._unsure = data
-        with _unreachable():
-            self._generation = buckets.publish(self.path, data, self._generation or 0)
+        self._generation = buckets.publish(self.path, data, self._generation or 0)
         self._unsure = b""
-
-
-@contextlib.contextmanager
-def _unreachable() -> Iterator[None]:
-    """Turns the refusals of a bucket into OSError, except that of another process's write."""
-    try:
-        yield
-    except buckets.ChangedError:
-        raise
-    except UserError as error:
-        raise OSError(str(error)) from error

@@ -1,5 +1,6 @@
-"""The retry policy for requests to buckets, whichever client makes them."""
+"""The retry policy for requests to buckets, of Google's client and of TensorFlow's."""
 
+import functools
 import logging
 import random
 import time
@@ -61,18 +62,28 @@ def call(
         except transient as error:
             if made == tries or time.monotonic() + wait > end:
                 raise
-            _log.warning("%s failed (%s): retrying.", target, type(error).__name__)
+            _warn(target, error)
         time.sleep(wait * _RANDOM.uniform(0.5, 1.0))  # so that not all hosts retry at once
         wait = min(2 * wait, POLICY.longest_wait)
 
 
-def of_google_client() -> "Retry":
+def for_google_client(target: str) -> "Retry":
     """Returns the policy for Google's storage client, which repeats parts of an upload itself.
 
-    Writes are retried as well: each carries a generation, so that it takes effect once.
+    Writes are retried as well: each carries a generation, so that it takes effect once, or replaces
+    whatever there is.
+
+    Args:
+        target: the object of the request, for the log.
     """
     from google.cloud.storage import retry
 
-    return retry.DEFAULT_RETRY.with_delay(
+    policy = retry.DEFAULT_RETRY.with_delay(
         initial=POLICY.first_wait, multiplier=2, maximum=POLICY.longest_wait
     ).with_timeout(POLICY.seconds)
+    policy._on_error = functools.partial(_warn, target)  # no method of it changes this one
+    return policy
+
+
+def _warn(target: str, error: Exception) -> None:
+    _log.warning("%s failed (%s): retrying.", target, type(error).__name__)

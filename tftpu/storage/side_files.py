@@ -9,12 +9,15 @@ import json
 import logging
 import math
 import os
+import re
 from typing import Any
 
-from tftpu.errors import UserError
-from tftpu.storage import buckets, files
+import google_crc32c
+
+from tftpu.storage import files
 
 _log = logging.getLogger(__name__)
+_SEAL = re.compile(rb', "crc32c": "([0-9a-f]{8})"\}\Z')
 
 DAMAGED = ".damaged"  # the ending of the names of files that were set aside
 
@@ -100,32 +103,26 @@ def _read(path: files.StrPath, fields: dict[str, type]) -> dict[str, Any] | None
 
 def content(path: files.StrPath) -> bytes:
     """Returns the content of a regular file; raises OSError or ValueError."""
-    # TensorFlow remembers the size of an object for some seconds, also if it has changed.
-    if buckets.is_address(path):
-        data, generation = stored(str(path))
-        if not generation:
-            raise FileNotFoundError(path)
-        return data
     # Reading a pipe would wait forever.
     if not files.is_remote(path) and not os.path.isfile(path):
         raise ValueError("it is not a regular file")
     return files.read(path)
 
 
-def stored(uri: str) -> tuple[bytes, int]:
-    """Returns the content of an object and its generation, `(b"", 0)` if there is none.
+def seal(text: str) -> bytes:
+    """Returns the text of a JSON object, or of lines of them, with the text's CRC32C.
 
-    Raises:
-        OSError: the bucket refuses or is out of reach.
+    It is a further field, the last one of the last object.
     """
-    while True:
-        with contextlib.suppress(buckets.ChangedError):  # replaced while it was read
-            try:
-                return buckets.read(uri)
-            except buckets.ChangedError:
-                raise
-            except UserError as error:
-                raise OSError(str(error)) from error
+    return f'{text[:-1]}, "crc32c": "{google_crc32c.value(text.encode()):08x}"}}'.encode()
+
+
+def check_seal(data: bytes) -> bool:
+    """Returns whether a text was sealed; raises ValueError if it was changed since."""
+    found = _SEAL.search(data)
+    if found and int(found[1], 16) != google_crc32c.value(data[: found.start()] + b"}"):
+        raise ValueError("it does not match its checksum")
+    return found is not None
 
 
 def _is(value: Any, kind: type) -> bool:

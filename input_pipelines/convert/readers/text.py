@@ -43,7 +43,8 @@ class TextReader(OrderedReader):
             "context": options.context,
             "vocabulary": vocabulary,
             "tokenizer": os.path.basename(options.tokenizer) if options.tokenizer else "bytes",
-            "tokenizer_crc32c": options.tokenizer and buckets.checksum(options.tokenizer).crc32c,
+            "tokenizer_crc32c": options.tokenizer
+            and buckets.describe_file(options.tokenizer).crc32c,
             "end_of_text": options.end_of_text,
         }
         super().__init__(features, _cut_parts(listing.find_matches(pattern)), about)

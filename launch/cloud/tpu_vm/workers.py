@@ -42,7 +42,6 @@ class SliceWorkers:
         self._order = order
         self._name = name
         self._log = google_cloud.Follower(order.resolve_log(name, 0))
-        self._reports = google_cloud.BucketFolder(order.resolve_folder(name))
         self._deadline = math.inf
 
     def describe_other_logs(self) -> str:
@@ -60,9 +59,10 @@ class SliceWorkers:
         It has ended when all workers have, or some time after the first one has.
         """
         self._log.print_new()
+        reports = google_cloud.read_in_folders(self._order.resolve_folder(self._name), "exit_code")
         codes = {
             int(place.removeprefix("worker-") or 0): int(text)
-            for place, text in self._reports.read("exit_code").items()
+            for place, text in reports.items()
             if text.strip().isdecimal()
         }
         if not codes:

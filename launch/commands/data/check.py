@@ -287,7 +287,7 @@ def inspect_region(data_dir: str | None, zone: str | None) -> list[Finding]:
         return [Finding("ok", "region of the bucket not checked: give --zone of the TPU")]
     from tftpu.storage import buckets
 
-    where = buckets.location(match[1]).lower()
+    where = buckets.find_location(match[1]).lower()
     text = f"the bucket {match[1]} is in {where}, the TPU in {zone}"
     continent = {"us": "us-", "eu": "europe-"}.get(where)
     same = zone.startswith(continent) if continent else zone.rpartition("-")[0] == where

@@ -152,7 +152,7 @@ def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
         _check_run(order.workdir)
         return
     folder = order.model or ""
-    names = files.names_in(folder) if files.exists(folder) else []
+    names = files.list_names(folder) if files.exists(folder) else []
     models = [name for name in names if name.endswith(".onnx") or name == "saved_model.pb"]
     if len(models) != 1:
         raise UserError(

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support.data import data_sets
+from tests.support.fakes import gs_proxy
+from tests.support.fakes.fake_storage import BUCKET
 from tests.support.hostile import files as hostile
 from tftpu import input_pipelines
 from tftpu.errors import UserError
@@ -21,6 +23,7 @@ from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Feature
 from tftpu.input_pipelines.reading import counted
 from tftpu.input_pipelines.reading.shards import Piece, Shards
 from tftpu.input_pipelines.sources import Records
+from tftpu.storage import files
 
 LENGTHS = (1 << 36, 1 << 60)
 FEATURES = {"x": Feature("int64"), "y": Feature("int32")}
@@ -64,21 +67,27 @@ def trained(data: Records) -> list[int]:
     return sorted(found)
 
 
+@pytest.fixture(scope="module")
+def _bucket(tmp_path_factory):
+    with gs_proxy.bucket(tmp_path_factory.mktemp("certificates")):
+        yield
+
+
+def upload_folder(folder) -> str:
+    """Copies the files of a folder into the bucket; returns their folder there."""
+    target = f"gs://{BUCKET}/{folder.parent.name}-{folder.name}"
+    for file in folder.iterdir():
+        files.write_whole(f"{target}/{file.name}", file.read_bytes())
+    return target
+
+
 @pytest.fixture(params=["disk", "elsewhere"])
-def kept(request, tmp_path):
-    """Returns a function from a local folder to where its files are then: there, or not on a disk.
-
-    TensorFlow's file system in memory stands for a bucket: reading takes the same way.
-    """
-
-    def elsewhere(folder) -> str:
-        target = f"ram://{tmp_path.name}/{folder.name}"
-        tf.io.gfile.makedirs(target)
-        for file in folder.iterdir():
-            tf.io.gfile.copy(str(file), f"{target}/{file.name}", overwrite=True)
-        return target
-
-    return str if request.param == "disk" else elsewhere
+def kept(request):
+    """Returns a function from a local folder to where its files are then: there, or in a bucket."""
+    if request.param == "disk":
+        return str
+    request.getfixturevalue("_bucket")
+    return upload_folder
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
@@ -205,17 +214,15 @@ def test_the_whole_data_set_is_still_read(tmp_path, kept):
     assert np.sum(trained(settings(folder, on_bad_record="skip"))) == 190
 
 
+@pytest.mark.usefixtures("_bucket")
 @pytest.mark.parametrize("step", [0, 3, 40])
 def test_shards_that_are_not_on_a_disk_are_read_in_the_same_order(tmp_path, step):
     rng = np.random.default_rng(0)
     sizes = (3, 5_000, 300_000, 1_500_000)  # a call hands over many records, or one
-    elsewhere = f"ram://{tmp_path.name}"
-    tf.io.gfile.makedirs(elsewhere)
     pieces = []
     for name, count in (("long", 2 * INDEX_EVERY + 5), ("short", 3)):
         drawn = rng.choice(sizes, count, p=(0.9, 0.09, 0.005, 0.005))
         written = tfrecord.write(str(tmp_path / name), [rng.bytes(size) for size in drawn])
-        tf.io.gfile.copy(str(tmp_path / name), f"{elsewhere}/{name}")
         pieces.append(Piece(name, count, 0, written.offsets, written.bytes))
 
     def read(folder) -> list[tuple[int, int]]:
@@ -225,4 +232,4 @@ def test_shards_that_are_not_on_a_disk_are_read_in_the_same_order(tmp_path, step
         assert all(record for record, _ in found)
         return [(zlib.crc32(record), number) for record, number in found]
 
-    assert read(elsewhere) == read(tmp_path)
+    assert read(upload_folder(tmp_path)) == read(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import tftpu
+from tests.support.fakes import fake_storage
 from tests.support.models import zoo
 from tftpu import models
 from tftpu.checkpoint.store import Checkpoints
@@ -50,16 +51,27 @@ def test_saved_weights_are_loaded(family, tmp_path):
     assert not (report.missing or report.unused or report.replaced)
 
 
-def test_weights_are_read_from_any_file_system_of_tensorflow(tmp_path):
+@pytest.fixture(scope="module")
+def _bucket():
+    with (
+        fake_storage.serving() as service,
+        fake_storage.in_this_process({"STORAGE_EMULATOR_HOST": service.url}),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("_bucket")
+def test_weights_in_a_bucket_are_loaded():
     saved, model = build("llama", 1), build("llama", 2)
-    models.save_weights(saved, "ram://weights/model.safetensors")
-    models.load_weights(model, "ram://weights/model.safetensors")
+    models.save_weights(saved, "gs://bucket/weights/model.safetensors")
+    models.load_weights(model, "gs://bucket/weights/model.safetensors")
     assert_same(values(model), values(saved))
 
 
-def test_of_a_remote_file_one_array_at_a_time_is_read(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_bucket")
+def test_of_a_remote_file_one_array_at_a_time_is_read(monkeypatch):
     saved, model = build("llama", 1), build("llama", 2)
-    models.save_weights(saved, "ram://one/model.safetensors")
+    models.save_weights(saved, "gs://bucket/one/model.safetensors")
     counts = []
 
     def read_range(path, first, count):
@@ -69,26 +81,28 @@ def test_of_a_remote_file_one_array_at_a_time_is_read(tmp_path, monkeypatch):
     download = files.read_range
     monkeypatch.setattr(files, "read_range", read_range)
     monkeypatch.setattr(files, "read", lambda _: pytest.fail("the whole file was read"))
-    models.load_weights(model, "ram://one/model.safetensors")
+    models.load_weights(model, "gs://bucket/one/model.safetensors")
     assert_same(values(model), values(saved))
     assert sorted(counts[2:]) == sorted(4 * v.size for v in values(saved).values())
 
 
+@pytest.mark.usefixtures("_bucket")
 @pytest.mark.parametrize("damage", ["truncated", "header", "longer", "empty"])
 def test_a_damaged_remote_file_loads_nothing(damage):
     model = build("gpt", 1)
-    models.save_weights(build("gpt", 2), "ram://damaged/model.safetensors")
-    data = files.read("ram://damaged/model.safetensors")
+    models.save_weights(build("gpt", 2), "gs://bucket/damaged/model.safetensors")
+    data = files.read("gs://bucket/damaged/model.safetensors")
     damaged = {"truncated": data[:-4], "header": data[:8] + b"?" + data[9:], "empty": b""}
-    files.write_whole("ram://damaged/w.safetensors", damaged.get(damage, data + b"1234"))
+    files.write_whole("gs://bucket/damaged/w.safetensors", damaged.get(damage, data + b"1234"))
     before = values(model)
     with pytest.raises(tftpu.UserError, match="cannot be read"):
-        models.load_weights(model, "ram://damaged/w.safetensors")
+        models.load_weights(model, "gs://bucket/damaged/w.safetensors")
     assert_same(values(model), before)
 
 
+@pytest.mark.usefixtures("_bucket")
 def test_a_remote_file_that_disappears_is_said():
-    path = "ram://gone/model.safetensors"
+    path = "gs://bucket/gone/model.safetensors"
     models.save_weights(build("gpt", 2), path)
     found = weight_files.read(path)
     files.remove(path)
@@ -131,6 +145,7 @@ def test_a_checkpoint_of_parts_is_loaded(tmp_path):
     assert_same(values(model), values(saved))
 
 
+@pytest.mark.usefixtures("_bucket")
 @pytest.mark.parametrize("damage", ["truncated", "header", "index", "empty"])
 def test_a_damaged_file_loads_nothing(damage, tmp_path):
     model = build("gpt", 1)

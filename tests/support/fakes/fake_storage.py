@@ -10,6 +10,7 @@ import functools
 import http.server
 import io
 import json
+import logging
 import re
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from gcp_storage_emulator.storage import Storage
 from tftpu.storage import buckets as transfers
 
 BUCKET = "bucket"
+logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)  # a missing object is no error
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""Storage whose nth operation fails, in place of the real one in `tftpu.storage.files`."""
+"""Storage whose nth operation fails, in place of the real one of disks and of buckets."""
 
 import contextlib
 import errno
@@ -7,21 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-import tensorflow as tf
 
-from tftpu.storage import files
+from tftpu.storage import buckets, files
+
+_READING = ("read", "exists", "list", "reading", "listing", "looking at")
 
 
 class KilledError(BaseException):
     """Simulates the end of the process: nothing happens after it."""
-
-
-def like_a_bucket(upload: Callable, path: str, parts) -> None:
-    """Makes TensorFlow's in-memory file system create folders and replace files, as buckets do."""
-    tf.io.gfile.makedirs(os.path.dirname(path))
-    if tf.io.gfile.exists(path):
-        tf.io.gfile.remove(path)
-    upload(path, parts)
 
 
 class Storage:
@@ -40,8 +33,6 @@ class Storage:
 
     def __call__(self, operation: str, path: str, function: Callable, *args, **keywords):
         self.operations.append(operation)
-        if operation == "_upload":
-            function = functools.partial(like_a_bucket, function)
         count = len(self.operations)
         if not self.fails or count < self.fails or not self._concerns(operation, count):
             return function(*args, **keywords)
@@ -57,9 +48,9 @@ class Storage:
         if self.how == "EIO":
             return count == self.fails
         if self.how == "ENOSPC":
-            return operation in ("mkdir", "open", "write", "fsync", "_upload")
+            return operation in ("mkdir", "open", "write", "fsync", "writing")
         if self.how == "EROFS":
-            return operation not in ("read", "exists", "list", "_download", "file_exists_v2")
+            return operation not in _READING
         return True
 
     @property
@@ -74,4 +65,10 @@ def storage(fails: int = 0, how: str = "EIO") -> Iterator[Storage]:
     faulty = Storage(fails, how)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "_operate", faulty)
+        request = buckets._request
+
+        def request_or_fail(doing: str, uri: str, function: Callable):
+            return faulty(doing, uri, functools.partial(request, doing, uri, function))
+
+        patch.setattr(buckets, "_request", request_or_fail)
         yield faulty

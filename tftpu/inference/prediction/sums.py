@@ -34,13 +34,13 @@ def sum_of(data: bytes) -> Sum:
 
 def stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
     """Returns the sums of those files that are there, by name; a bucket knows them itself."""
-    if buckets.is_address(folder):
-        there = buckets.listing(folder)
+    if files.is_remote(folder):
+        there = buckets.list_files(folder)
         return {name: Sum(*there[name][:2]) for name in names if name in there}
     found = {}
     for name in names:
         try:
-            found[name] = Sum(*buckets.checksum(files.join(folder, name))[:2])
+            found[name] = Sum(*buckets.describe_file(files.join(folder, name))[:2])
         except OSError:  # not there, or a disk that cannot read it any longer
             continue
     return found
@@ -96,7 +96,7 @@ class Sums:
 
     def read(self) -> None:
         """Reads what all machines have written by now."""
-        for name in files.names_in(self._folder):
+        for name in files.list_names(self._folder):
             if name.startswith(_BEGIN) and name.endswith(".crc"):
                 self.begun = True
                 self.known.update(self._read(name))

@@ -71,7 +71,7 @@ def load(path: str) -> Served:
         return _load_onnx(path)
     if files.exists(files.join(path, "saved_model.pb")):
         return _load_saved_model(path)
-    names = [name for name in files.names_in(path) if name.endswith(".onnx")]
+    names = [name for name in files.list_names(path) if name.endswith(".onnx")]
     if len(names) == 1:
         return _load_onnx(files.join(path, names[0]))
     found = f"holds {len(names)} files of ONNX" if names else "is no model"
