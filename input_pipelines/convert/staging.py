@@ -34,8 +34,8 @@ from tftpu.input_pipelines.convert.readers.reader import Reader, SkippedFile
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
 from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
-from tftpu.storage import buckets, claims, files
-from tftpu.storage.owner import HeldError
+from tftpu.storage import buckets, files, locks
+from tftpu.storage.owner import LockedError
 
 _PIECE = 1 << 20  # bytes written at a time
 
@@ -198,9 +198,9 @@ def claimed(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         while True:
             try:
-                held.enter_context(claims.claim(str(folder)))
+                held.enter_context(locks.locked(str(folder)))
                 break
-            except HeldError:
+            except LockedError:
                 if not said:
                     say(f"Another process is making this conversion in {folder}: waiting for it.")
                 said = True

@@ -152,7 +152,7 @@ def scan_shard(path: str, compression: str = "") -> Shard:
     Raises:
         UserError: the file is missing, or a record is corrupt; names the file and the record.
     """
-    examples, offsets, size = 0, [], files.size(path) or 0
+    examples, offsets, size = 0, [], files.find_size(path) or 0
     started, due = time.monotonic(), _LONG
     for number, (position, _) in enumerate(read_records(path, compression)):
         if number % INDEX_EVERY == 0:
@@ -185,7 +185,7 @@ def read_records(path: str, compression: str = "", first: int = 0) -> Iterator[t
     """
     number, position = 0, first
     with open_file(path) as raw:
-        size = files.size(path) or 0
+        size = files.find_size(path) or 0
         raw.seek(first)
         if compression == "GZIP":
             file, room = gzip.GzipFile(fileobj=raw), _DEFLATE * size

@@ -125,7 +125,7 @@ def _count_file(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     """
     path = files.join(folder, name)
     compression = compression or tfrecord.find_compression(path)
-    size = files.size(path)
+    size = files.find_size(path)
     changed = os.path.getmtime(path) if not files.is_remote(path) else 0
     key = json.dumps([os.path.abspath(path) if changed else path, size, changed, compression])
     note = files.join(

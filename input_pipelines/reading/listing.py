@@ -184,7 +184,7 @@ def find_matches(pattern: str) -> dict[str, int]:
     if folder == "." and not pattern.startswith("./"):
         pattern = f"./{pattern}"
     if not _WILDCARD.search(pattern) and not files.is_remote(pattern):
-        size = files.size(pattern)
+        size = files.find_size(pattern)
         return {} if size is None else {pattern: size}
     found = {f"{folder}/{name}": size for name, size in list_sizes(folder).items()}
     if "/." not in pattern.removeprefix(folder):

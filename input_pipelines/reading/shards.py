@@ -379,7 +379,7 @@ def check_pieces(pieces: list[Piece]) -> list[Piece]:
         UserError: a file is missing or does not have the expected size.
     """
     with ThreadPoolExecutor(32) as pool:
-        sizes = list(pool.map(lambda piece: files.size(piece.path), pieces))
+        sizes = list(pool.map(lambda piece: files.find_size(piece.path), pieces))
     for piece, size in zip(pieces, sizes):
         if size is None:
             raise UserError(f"The shard {piece.path} is missing: the manifest names it.")

@@ -15,7 +15,7 @@ from tftpu.errors import UserError
 from tftpu.launch.settings.options import argument, flag
 from tftpu.observe import console, writers
 from tftpu.runtime import goodput
-from tftpu.storage import claims, files, side_files
+from tftpu.storage import files, locks, side_files
 from tftpu.storage import lines as line_files
 
 # Seconds without an update after which a run in a bucket counts as dead; it writes every 10 s.
@@ -66,7 +66,7 @@ def read_status(workdir: str) -> dict[str, Any]:
         UserError: no run was ever started there.
     """
     account = goodput.read(workdir)
-    if account is None and claims.held(workdir):
+    if account is None and locks.is_locked(workdir):
         return {"workdir": workdir, "state": "starting"}
     if account is None and files.exists(files.join(workdir, "search.json")):
         raise UserError(
@@ -140,7 +140,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
 
 def _is_alive(workdir: str, account: goodput.Record) -> bool:
     """Returns whether a process uses the workdir: it holds the lock, or wrote recently."""
-    held = claims.held(workdir)
+    held = locks.is_locked(workdir)
     return abs(time.time() - account.updated) < _SILENT if held is None else held
 
 

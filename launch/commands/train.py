@@ -24,7 +24,7 @@ from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.preflight import mesh_choice
 from tftpu.launch.settings import options as command_options
 from tftpu.launch.settings.options import RunOptions, flag
-from tftpu.storage import claims, files, side_files
+from tftpu.storage import files, locks, side_files
 
 # The working directory comes last, and after the package: a folder `tftpu` in it is not that.
 _MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
@@ -81,7 +81,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
             f"{experiment.data.global_batch_size:,} examples, in {workdir}",
             flush=True,
         )
-    claimed = claims.claim(workdir) if chief else contextlib.nullcontext()
+    claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
     with preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         words = [f"--config={options.config}", *options.overrides]

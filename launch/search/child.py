@@ -112,29 +112,29 @@ def _stop_with_the_worker() -> None:
 def _report_end(connection: Connection) -> Iterator[None]:
     """Tells the worker of the ends that no exit code tells from other mistakes."""
     from tftpu.errors import DivergedError
-    from tftpu.storage.owner import HeldError
+    from tftpu.storage.owner import LockedError
 
     try:
         yield
-    except (DivergedError, HeldError) as error:
+    except (DivergedError, LockedError) as error:
         with contextlib.suppress(OSError):
-            connection.send(HELD if isinstance(error, HeldError) else DIVERGED)
+            connection.send(HELD if isinstance(error, LockedError) else DIVERGED)
         raise
 
 
 @contextlib.contextmanager
 def _locked_run(run: str) -> Iterator[None]:
     """Claims a run, which the process of a worker that was killed may still be saving."""
-    from tftpu.storage import claims
-    from tftpu.storage.owner import HeldError
+    from tftpu.storage import locks
+    from tftpu.storage.owner import LockedError
 
     deadline = time.monotonic() + _PATIENCE
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(claims.claim(run))
+                stack.enter_context(locks.locked(run))
                 break
-            except HeldError:
+            except LockedError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)

@@ -18,7 +18,7 @@ from tftpu.config.validation import at_least
 from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.launch.search.journal import Journal
 from tftpu.launch.settings import keras_objects
-from tftpu.storage import claims, files
+from tftpu.storage import files, locks
 
 FILE = "search.json"
 # By the names that Optuna's documentation gives them.
@@ -197,7 +197,7 @@ def record(plan: Plan, workdir: str) -> str:
     changed = _describe_change(before, plan) if before is not None else ""
     try:
         if before is not None and changed:
-            with claims.claim(files.join(workdir, "asking")):
+            with locks.locked(files.join(workdir, "asking")):
                 replaced = _remove_failed(before, workdir)
             if not replaced:
                 raise UserError(

@@ -11,8 +11,8 @@ from optuna.trial import FrozenTrial, TrialState
 from tftpu.launch.search import space
 from tftpu.launch.search.plan import Plan, check_overrides
 from tftpu.launch.search.watch import LeaseWatch
-from tftpu.storage import claims, files
-from tftpu.storage.owner import HeldError, LostError, refusal
+from tftpu.storage import files, locks
+from tftpu.storage.owner import LockedError, LockLostError, build_locked_error
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 # Attributes of a trial, and of a study.
@@ -92,14 +92,14 @@ class Trials:
         try:
             with self._locked_study():
                 return self._claim_new() if self._is_trial_wanted() else None
-        except HeldError:  # another machine asks at this moment
+        except LockedError:  # another machine asks at this moment
             return None
 
     def is_lost(self, number: int) -> bool:
         """Returns whether another worker may have taken a trial that this process claimed."""
         try:
-            claims.check(self._resolve_worker_folder(number))
-        except (LostError, OSError):  # it was suspended, or the bucket was out of reach
+            locks.check_lock(self._resolve_worker_folder(number))
+        except (LockLostError, OSError):  # it was suspended, or the bucket was out of reach
             return True
         return False
 
@@ -119,7 +119,7 @@ class Trials:
         """Books what a trial costs; returns False, and ends the search, if the budget is exceeded.
 
         Raises:
-            HeldError: another machine asks at this moment.
+            LockedError: another machine asks at this moment.
         """
         with self._locked_study():
             others = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
@@ -133,11 +133,11 @@ class Trials:
 
     @contextlib.contextmanager
     def _locked_study(self) -> Iterator[None]:
-        """Excludes other machines while a trial is created or booked; raises HeldError at once."""
+        """Excludes other machines while a trial is created or booked, or raises LockedError."""
         place = files.join(self._workdir, "asking")
         if not self._watch.is_free(place):
-            raise refusal(place, None)
-        with claims.claim(place):
+            raise build_locked_error(place, None)
+        with locks.locked(place):
             yield
 
     def _is_trial_wanted(self) -> bool:
@@ -205,8 +205,8 @@ class Trials:
         """Claims a trial until the stack is closed; returns None if another worker has it."""
         stack = contextlib.ExitStack()
         try:
-            stack.enter_context(claims.claim(self._resolve_worker_folder(number)))
-        except HeldError:
+            stack.enter_context(locks.locked(self._resolve_worker_folder(number)))
+        except LockedError:
             return None
         return stack
 

@@ -6,7 +6,7 @@ worker looks at many such folders, again and again, and remembers what it saw in
 
 import time
 
-from tftpu.storage import buckets, claims, files, lease, owner
+from tftpu.storage import buckets, files, lease, locks, owner
 from tftpu.storage.owner import Owner
 
 
@@ -23,14 +23,14 @@ class LeaseWatch:
         seconds. Its lease is removed then, so that nobody who claims the folder waits for it.
         """
         if not files.is_remote(folder):
-            return claims.held(folder) is not True
+            return locks.is_locked(folder) is not True
         uri = files.join(folder, lease.FILE)
         content, generation = buckets.read_newest(uri)
-        known = Owner.read(content)
+        known = Owner.parse(content)
         if not generation or (known is not None and known.released):
             return True
-        if known is not None and known.near:
-            return known.dead
+        if known is not None and known.is_near:
+            return known.is_dead
         now = time.monotonic()
         seen, since = self._seen.get(folder, (0, now))
         if seen != generation:

@@ -19,7 +19,7 @@ from tftpu.launch.search.logs import Logs
 from tftpu.launch.search.plan import Plan
 from tftpu.launch.search.trials import BEHIND, USD, WHY, ClaimedTrial, Trials
 from tftpu.storage import files, lines
-from tftpu.storage.owner import HeldError
+from tftpu.storage.owner import LockedError
 
 _POLL_S = 1.0
 _FAILURES = 3  # that end a search in which no trial is complete
@@ -182,7 +182,7 @@ class Workers:
             self._report_end(taken, TrialState.PRUNED, price.refusal)
             return False
         while not self._stopped.is_set():
-            with contextlib.suppress(HeldError), self._lock:
+            with contextlib.suppress(LockedError), self._lock:
                 affords = self._trials.reserve_budget(taken.trial, price.usd)
                 cost = f"{format_dollars(price.usd)} on {plan.slice}"
                 self._print_status(

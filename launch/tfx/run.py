@@ -11,7 +11,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import startup
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.tfx.examples import Examples
-from tftpu.storage import claims
+from tftpu.storage import locks
 
 _OURS = ("config", "overrides")  # of custom_config
 _LENGTHS = ("train.steps", "train.epochs")
@@ -69,7 +69,7 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
     from tftpu.launch.tfx import base, export
 
     begin = base.choose_initializer(fn_args.base_model)
-    with claims.claim(fn_args.model_run_dir):
+    with locks.locked(fn_args.model_run_dir):
         training.train(experiment, fn_args.model_run_dir, begin)
         export.write(experiment, fn_args.model_run_dir, fn_args.serving_model_dir)
 

@@ -59,7 +59,7 @@ def read(path: str) -> dict[str, StoredArray]:
     path = str(path)
     if not path.endswith((".safetensors", ".safetensors.index.json", ".h5")):
         path = _find_in_folder(path)
-    if files.size(path) is None:
+    if files.find_size(path) is None:
         raise UserError(f"There is no weight file {path!r}.")
     try:
         if path.endswith(".json"):
@@ -132,10 +132,10 @@ def _read_arrays(path: str) -> dict[str, StoredArray]:
             for name, array in safetensors.decode(_read_content(path)).items()
         }
     start = 8 + int.from_bytes(files.read_range(path, 0, 8), "little")
-    size = files.size(path) or 0
+    size = files.find_size(path) or 0
     if not 10 <= start <= size:
         raise ValueError(f"its header should end at byte {start:,}, and it has {size:,}")
-    entries = safetensors.entries(files.read_range(path, 0, start))
+    entries = safetensors.parse_header(files.read_range(path, 0, start))
     if start + (entries[-1].last if entries else 0) != size:
         raise ValueError(f"it has {size:,} bytes, which are not those of its arrays")
     return {
@@ -166,8 +166,8 @@ def _join_arrays(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
         if not re.search(r" of \[[\d, ]+\]$", name):
             found[name] = array
             continue
-        part = regions.named(name, array.shape)
-        name = regions.name_of(part._replace(region=regions.whole(part.shape)))
+        part = regions.parse_name(name, array.shape)
+        name = regions.format_name(part._replace(region=regions.select_all(part.shape)))
         parts.setdefault(name, []).append((part, array))
     for name, pieces in parts.items():
         shape = pieces[0][0].shape
@@ -181,7 +181,7 @@ def _join(pieces: list[tuple[regions.Named, StoredArray]]) -> np.ndarray:
     (first, stored), *_ = pieces
     whole = np.empty(first.shape, stored.content().dtype)
     for part, stored in pieces:
-        whole[regions.slices_of(part.region)] = stored.content()
+        whole[regions.to_slices(part.region)] = stored.content()
     return whole
 
 

@@ -41,7 +41,7 @@ class Cut:
         self.values: dict[Region, np.ndarray] = {}
 
         def read(region: Region) -> np.ndarray:
-            return WHOLE[regions.slices_of(region)]
+            return WHOLE[regions.to_slices(region)]
 
         held = tuple(held)
         self.leaf = Leaf("kernel", (24, 6), dtype, held, held, read, self.values.update)
@@ -53,7 +53,7 @@ class Cut:
     def check(self) -> None:
         assert set(self.values) == set(self.leaf.held)
         for region, found in self.values.items():
-            expected = WHOLE[regions.slices_of(region)].astype(self.leaf.dtype)
+            expected = WHOLE[regions.to_slices(region)].astype(self.leaf.dtype)
             np.testing.assert_array_equal(found, expected)
 
 

@@ -15,7 +15,7 @@ from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.launch.commands import plot, status
 from tftpu.launch.preflight import predictions
 from tftpu.runtime import goodput
-from tftpu.storage import claims
+from tftpu.storage import locks
 from tftpu.storage.lines import Lines
 from tftpu.storage.owner import Owner
 
@@ -24,7 +24,7 @@ LINE = {"step": 3, "split": "train", "loss": 0.5, "accuracy": 0.25, "time": 1.5}
 SLICE = {"slice": "v3-8", "step_ms": 1.5, "replicas": 8, "examples_per_second": 100.0}
 
 
-OWNER = json.loads(Owner.this_process(exclusive=True).content())
+OWNER = json.loads(Owner.from_this_process(exclusive=True).encode())
 
 
 with tempfile.TemporaryDirectory() as _scratch:
@@ -115,8 +115,8 @@ def test_any_predictions(run, data):
 @fuzzed(60, data=content(OWNER))
 def test_any_lock(tmp_path, data):
     (tmp_path / ".lock").write_bytes(data)
-    with claims.claim(tmp_path):
-        claims.check(tmp_path)
+    with locks.locked(tmp_path):
+        locks.check_lock(tmp_path)
 
 
 def flipped(whole: bytes):

@@ -16,7 +16,7 @@ from tftpu.errors import UserError
 from tftpu.launch import main as command_line
 from tftpu.launch.commands import train
 from tftpu.launch.settings import config_flags
-from tftpu.storage import claims, files
+from tftpu.storage import files, locks
 
 TRAIN = ("train", "--config=digits_resnet")
 
@@ -191,8 +191,8 @@ def test_models_are_listed_with_parameters_and_sizes(capsys):
 
 def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, capsys):
     code = (
-        "import sys, time\nfrom tftpu.storage import claims\n"
-        "with claims.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom tftpu.storage import locks\n"
+        "with locks.locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -204,7 +204,7 @@ def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, caps
     finally:
         holder.kill()
         holder.wait()
-    with claims.claim(str(tmp_path)):  # the lock was released with its holder
+    with locks.locked(str(tmp_path)):  # the lock was released with its holder
         pass
 
 
@@ -212,8 +212,8 @@ def test_a_disk_without_locks_does_not_prevent_training(tmp_path, monkeypatch, c
     def refused(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(claims.fcntl, "flock", refused)
-    with claims.claim(str(tmp_path)):
+    monkeypatch.setattr(locks.fcntl, "flock", refused)
+    with locks.locked(str(tmp_path)):
         assert "cannot be locked by the system" in caplog.text
 
 

@@ -11,7 +11,7 @@ from tests.support.fakes.fake_storage import BUCKET, Fault
 from tests.support.models.leaves import leaves, step_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.runtime import goodput
-from tftpu.storage import buckets, claims, files, owner, retry
+from tftpu.storage import buckets, files, locks, owner, retry
 from tftpu.storage.lease import Lease
 from tftpu.storage.own_files import OwnFile
 
@@ -123,19 +123,19 @@ def test_a_damaged_mark_in_a_bucket_is_set_aside_and_written_again(service):
 def test_each_claim_of_a_workdir_sees_the_files_anew(service):
     """A notebook trains, another process continues the run and ends, and the notebook trains."""
     file = OwnFile(RUN, "mark")
-    with claims.claim(RUN):
+    with locks.locked(RUN):
         file.write(b"1")
     service.overwrite("run/mark", THEIRS)
-    with claims.claim(RUN):
+    with locks.locked(RUN):
         file.write(b"2")
     assert service.content("run/mark") == b"2"
 
 
 def test_a_file_that_was_seen_after_the_workdir_was_lost_is_not_written(service, monkeypatch):
     service.overwrite("run/mark", THEIRS)
-    with claims.claim(RUN):
+    with locks.locked(RUN):
         lost(monkeypatch)
-        with pytest.raises(owner.LostError):
+        with pytest.raises(owner.LockLostError):
             OwnFile(RUN, "mark").write(b"1")
         assert service.content("run/mark") == THEIRS
 
@@ -148,11 +148,11 @@ def test_a_failed_save_of_a_lost_workdir_removes_nothing(service, monkeypatch):
         service.overwrite(manifest, THEIRS)
         raise OSError("the network is down")
 
-    with claims.claim(RUN):
+    with locks.locked(RUN):
         checkpoints = Checkpoints(RUN)
         monkeypatch.setattr(files, "write_whole", fails)
         checkpoints.save(1, leaves(1), {})
-        with pytest.raises(owner.LostError):
+        with pytest.raises(owner.LockLostError):
             checkpoints.wait()
         assert service.content(manifest) == THEIRS
 
@@ -161,7 +161,7 @@ def lost(monkeypatch) -> None:
     """Makes the process find that it lost the workdir."""
 
     def check(self):
-        raise owner.LostError("another process has it")
+        raise owner.LockLostError("another process has it")
 
     monkeypatch.setattr(Lease, "check", check)
 

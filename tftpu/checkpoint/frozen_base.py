@@ -118,8 +118,8 @@ def _view_bits(values: np.ndarray) -> np.ndarray:
 
 def _iterate_places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
     """Yields the places that a region's elements have in the variable, some at a time."""
-    count = regions.size_of(region)
-    if region == regions.whole(shape):
+    count = regions.count_elements(region)
+    if region == regions.select_all(shape):
         for first in range(0, count, _PIECE):
             yield first, np.arange(first, min(first + _PIECE, count), dtype=np.uint64)
         return

@@ -42,7 +42,7 @@ class HostCopy:
     def reserve(self, leaves: Mapping[str, Sequence[Leaf]]) -> None:
         """Allocates memory for what this process writes of leaves, in the background."""
         wanted = {
-            (group, index, region): (regions.shape_of(region), np.dtype(leaf.dtype))
+            (group, index, region): (regions.compute_shape(region), np.dtype(leaf.dtype))
             for group, members in leaves.items()
             for index, leaf in enumerate(members)
             for region in leaf.written

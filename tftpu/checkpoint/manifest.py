@@ -20,7 +20,7 @@ import google_crc32c
 from tftpu.errors import UserError
 from tftpu.storage import files
 from tftpu.storage.own_files import OwnFile
-from tftpu.storage.safetensors import in_pieces
+from tftpu.storage.safetensors import cut_pieces
 from tftpu.storage.side_files import check_seal, seal
 
 FILE = "manifest.json"
@@ -63,7 +63,7 @@ class StoredFile:
             ValueError: the file has another size, or a block does not match its checksum.
         """
         starts = [0, *itertools.accumulate(block.size for block in self.blocks)]
-        size = files.size(self._path)
+        size = files.find_size(self._path)
         if size != starts[-1]:
             raise ValueError(
                 f"{self._path} should have {starts[-1]:,} bytes, and has {size or 0:,}"
@@ -227,12 +227,12 @@ class _Summed:
 
     def __iter__(self) -> Iterator[bytes]:
         self.found = []
-        return in_pieces(self._sum())
+        return cut_pieces(self._sum())
 
     def _sum(self) -> Iterator[bytes | memoryview]:
         for block in self._blocks():
             crc32c = 0
-            for piece in in_pieces([block]):
+            for piece in cut_pieces([block]):
                 crc32c = google_crc32c.extend(crc32c, piece)
             self.found.append(Block(len(block), crc32c))
             yield block

@@ -48,7 +48,7 @@ class _Saved(NamedTuple):
 def keyed(copies: Iterable[Copied]) -> dict[str, np.ndarray]:
     """Returns the copies of a group's leaves under their names in its file."""
     return {
-        regions.name_of(Named(number, leaf.name, region, leaf.shape)): array
+        regions.format_name(Named(number, leaf.name, region, leaf.shape)): array
         for number, leaf, region, array in copies
     }
 
@@ -112,7 +112,7 @@ def _read_headers(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
         _, header = next(stored[file].read([0]))
         try:
             for block, entry in enumerate(_parse_entries(header, stored[file].blocks), start=1):
-                index, name, region, shape = regions.named(entry.name, entry.shape)
+                index, name, region, shape = regions.parse_name(entry.name, entry.shape)
                 variable = found.setdefault(index, _Saved(name, shape, []))
                 if (variable.name, variable.shape) != (name, shape):
                     raise ValueError(f"{entry.name!r} is another variable in another file")
@@ -133,7 +133,7 @@ def _read_headers(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
 
 def _parse_entries(header: bytes, blocks: Sequence[Block]) -> list[safetensors.Entry]:
     """Returns the arrays of a file; raises ValueError unless each is a block of it."""
-    found = safetensors.entries(header)
+    found = safetensors.parse_header(header)
     if [entry.last - entry.first for entry in found] != [block.size for block in blocks[1:]]:
         raise ValueError("its header and the manifest differ")
     return found
@@ -147,7 +147,7 @@ def _read_values(
     for number, (leaf, saved) in enumerate(pairs):
         for part in saved.parts:
             for region in leaf.held:
-                if region == part.region or regions.overlap(region, part.region) is not None:
+                if region == part.region or regions.intersect(region, part.region) is not None:
                     blocks = needed.setdefault(part.file, {})
                     blocks.setdefault(part.block, []).append((number, part, region))
     found: list[Found] = [(leaf, {}) for leaf, _ in pairs]
@@ -162,16 +162,17 @@ def _put(found: Found, part: _Part, region: Region, data: bytes) -> None:
     """Puts the bytes of a saved part into the value of a region, rounded to the leaf's dtype."""
     leaf, values = found
     dtype = np.dtype(leaf.dtype)
-    array = np.frombuffer(data, np.uint8).view(part.dtype).reshape(regions.shape_of(part.region))
+    shape = regions.compute_shape(part.region)
+    array = np.frombuffer(data, np.uint8).view(part.dtype).reshape(shape)
     if region == part.region:
         values[region] = array.astype(dtype, copy=False)
         return
     if region not in values:
-        values[region] = np.empty(regions.shape_of(region), dtype)
-    common = regions.overlap(region, part.region)
+        values[region] = np.empty(regions.compute_shape(region), dtype)
+    common = regions.intersect(region, part.region)
     assert common is not None  # only what overlaps is read
-    values[region][regions.slices_of(common, region)] = array[
-        regions.slices_of(common, part.region)
+    values[region][regions.to_slices(common, region)] = array[
+        regions.to_slices(common, part.region)
     ]
 
 

@@ -30,7 +30,7 @@ from tftpu.checkpoint.writing import Writing
 from tftpu.engines.engine import Hosts
 from tftpu.engines.leaf import Leaf
 from tftpu.errors import UserError
-from tftpu.storage import claims, files, side_files
+from tftpu.storage import files, locks, side_files
 from tftpu.storage.own_files import OwnFile
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Checkpoints:
         def prepare() -> None:
             for file in (marker, self._best):  # nobody else's are replaced, however long this takes
                 file.see()
-            claims.check(self._workdir)
+            locks.check_lock(self._workdir)
             first()
 
         task = (step, writing, prepare, best)
@@ -284,7 +284,7 @@ class Checkpoints:
         except OSError:
             if writing.begun:  # an incomplete checkpoint only takes up space
                 with contextlib.suppress(OSError):
-                    claims.check(self._workdir)
+                    locks.check_lock(self._workdir)
                     manifest.discard(files.join(self.folder, str(step)))
             raise
         if best is not None:

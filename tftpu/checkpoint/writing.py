@@ -128,7 +128,7 @@ class Writing:
         listed = {name: [Block(*b) for b in blocks] for name, blocks in report["files"].items()}
         for name, blocks in listed.items():
             path = files.join(self._folder, name)
-            if files.size(path) != sum(block.size for block in blocks):
+            if files.find_size(path) != sum(block.size for block in blocks):
                 raise OSError(
                     f"host {host} wrote {name}, and the chief does not see it in {self._folder}: "
                     "all hosts have to see the same workdir"
@@ -149,7 +149,7 @@ class Writing:
 
 
 def _list_blocks(copied: Sequence[Copied]) -> Blocks:
-    return safetensors.TensorFile(matching.keyed(copied)).blocks
+    return safetensors.TensorFile(matching.keyed(copied)).iterate_blocks
 
 
 def _describe_failure(error: BaseException) -> dict[str, str]:

@@ -49,7 +49,7 @@ class Leaf:
             read: returns the value.
             writes: whether this process writes it.
         """
-        region = regions.whole(shape)
+        region = regions.select_all(shape)
 
         def assign_whole(values: Mapping[Region, np.ndarray]) -> None:
             assign(values[region])

@@ -22,7 +22,7 @@ from tftpu.errors import UserError
 from tftpu.inference.prediction import sums
 from tftpu.inference.prediction.outputs import Columns
 from tftpu.inference.prediction.sums import Sums
-from tftpu.storage import claims, files
+from tftpu.storage import files, locks
 from tftpu.tensors import Nest
 
 _log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def predict(
     shards = _list_shards(records.count, job)
     mine = shards[job.share[0] - 1 :: job.share[1]]
     plan = _describe_plan(job, records)
-    with claims.claim(_claim_folder(job)), contextlib.ExitStack() as stack:
+    with locks.locked(_claim_folder(job)), contextlib.ExitStack() as stack:
         known = _read_known_sums(job, plan)
         _check_plan(job, plan, known)
         names = [shard.name for shard in mine]
@@ -332,7 +332,7 @@ def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
     skipped = records.skipped
     errors = {n: skipped[number] for n, number in enumerate(shard.numbers) if number in skipped}
     content = job.encode({**columns, **found}, errors)
-    claims.check(_claim_folder(job))
+    locks.check_lock(_claim_folder(job))
     files.write_whole(files.join(job.output, shard.name), content)
     known.add(shard.name, sums.sum_of(content))
     return shard

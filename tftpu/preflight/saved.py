@@ -27,7 +27,7 @@ def read_report(path: str) -> Report:
     if not side_files.is_there(path):
         raise UserError(f"There is no report {path}.")
     try:
-        record = json.loads(side_files.content(path).decode())
+        record = json.loads(side_files.read_content(path).decode())
     except OSError as error:
         raise UserError(f"The report {path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:

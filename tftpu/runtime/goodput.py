@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from tftpu.storage import claims, files, side_files
+from tftpu.storage import files, locks, side_files
 from tftpu.storage.own_files import OwnFile
 
 FILE = "goodput.json"
@@ -297,7 +297,7 @@ class Account:
             )
             text = json.dumps(record.to_json(), indent=2) + "\n"
             try:
-                claims.check(self._workdir)
+                locks.check_lock(self._workdir)
                 self._file.write(text.encode())
             except Exception as error:  # a full disk, a bucket out of reach: the run continues
                 if not self._failed:

@@ -568,8 +568,9 @@ def _request(doing: str, uri: str, function: Callable[[], _T]) -> _T:
         reason, kind = "there is no such file or bucket.", MissingError
     except (exceptions.Forbidden, exceptions.Unauthorized) as error:
         reason = (
-            f"access is denied ({error.code}). Ask the owner of the bucket for roles/storage.objectAdmin on "
-            f"gs://{split(uri)[0]}, or run `gcloud auth application-default login`."
+            f"access is denied ({error.code}). Ask the owner of the bucket for "
+            f"roles/storage.objectAdmin on gs://{split(uri)[0]}, or run "
+            "`gcloud auth application-default login`."
         )
     except exceptions.PreconditionFailed:
         reason, kind = "another process wrote it meanwhile.", ChangedError

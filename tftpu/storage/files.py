@@ -214,7 +214,7 @@ def exists(path: StrPath) -> bool:
     return _operate("exists", path, os.path.exists, path)
 
 
-def size(path: StrPath) -> int | None:
+def find_size(path: StrPath) -> int | None:
     """Returns the bytes of a file, or None if there is none."""
     if is_remote(path):
         with contextlib.suppress(FileNotFoundError):

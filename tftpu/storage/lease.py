@@ -3,7 +3,7 @@
 import time
 
 from tftpu.storage import buckets, files, owner
-from tftpu.storage.owner import LostError, Owner, loss, refusal, saying
+from tftpu.storage.owner import LockLostError, Owner, build_locked_error, build_lost_error, warn_of
 
 FILE = ".lease"
 
@@ -14,7 +14,7 @@ class Lease:
     def __init__(self, workdir: str):
         self._workdir = workdir
         self._uri = files.join(workdir, FILE)
-        self._owner = Owner.this_process(exclusive=False)
+        self._owner = Owner.from_this_process(exclusive=False)
         seen = b"", 0
 
         def look() -> bytes | None:
@@ -22,14 +22,15 @@ class Lease:
             seen = buckets.read_newest(self._uri)
             return seen[0] if seen[1] else None
 
-        if owner.alive(look, saying(workdir)):
-            raise refusal(workdir, Owner.read(seen[0]))
+        if owner.is_alive(look, warn_of(workdir)):
+            raise build_locked_error(workdir, Owner.parse(seen[0]))
         try:  # only what was seen is replaced: of several processes, one succeeds
-            self._generation = buckets.publish(self._uri, self._owner.content(), seen[1])
+            self._generation = buckets.publish(self._uri, self._owner.encode(), seen[1])
         except buckets.ChangedError as error:
-            raise refusal(workdir, Owner.read(buckets.read_newest(self._uri)[0])) from error
+            winner = Owner.parse(buckets.read_newest(self._uri)[0])
+            raise build_locked_error(workdir, winner) from error
         self._renewed_at = time.monotonic()
-        self._lost: LostError | None = None
+        self._lost: LockLostError | None = None
 
     def check(self) -> None:
         if self._lost is not None:
@@ -39,13 +40,13 @@ class Lease:
             raise OSError(f"its lease could not be renewed for {silent:.0f} s")
 
     def renew(self) -> None:
-        began, renewed = time.monotonic(), self._owner.renewed()
+        began, renewed = time.monotonic(), self._owner.count_beat()
         try:
-            generation = buckets.publish(self._uri, renewed.content(), self._generation)
+            generation = buckets.publish(self._uri, renewed.encode(), self._generation)
         except buckets.ChangedError:
-            found = Owner.read(buckets.read_newest(self._uri)[0])
+            found = Owner.parse(buckets.read_newest(self._uri)[0])
             by = f"was taken over by {found}" if found else f"or its object {FILE} was deleted"
-            self._lost = loss(self._workdir, by)
+            self._lost = build_lost_error(self._workdir, by)
             raise self._lost from None
         self._owner, self._generation, self._renewed_at = renewed, generation, began
 

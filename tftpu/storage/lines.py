@@ -40,9 +40,9 @@ class Lines:
         self._pending = bytearray()
         self._lost = 0  # lines beyond the limit since the last success
         self._failed = False
-        self._place = _place(path)
+        self._place = _choose_place(path)
         if resumed_at is not None:
-            self._place.change(lambda data: up_to(path, data, resumed_at))
+            self._place.change(lambda data: keep_up_to(path, data, resumed_at))
 
     def append(self, text: str) -> None:
         """Adds lines, which `flush` writes."""
@@ -82,8 +82,8 @@ class Lines:
     def roll_back(self, step: int) -> None:
         """Drops the lines of a JSON-lines file after a step."""
         self.flush()
-        self._pending[:] = up_to(self._path, bytes(self._pending), step)
-        self._place.change(lambda data: up_to(self._path, data, step))
+        self._pending[:] = keep_up_to(self._path, bytes(self._pending), step)
+        self._place.change(lambda data: keep_up_to(self._path, data, step))
 
     def close(self) -> None:
         """Writes what is not written yet; what cannot be written is lost, and counted."""
@@ -98,7 +98,7 @@ def read(path: str) -> Iterator[tuple[int, str, dict[str, float]]]:
     if not side_files.is_there(path):
         return
     try:
-        data = side_files.content(path)
+        data = side_files.read_content(path)
     except (OSError, ValueError) as error:
         _log.warning("%s cannot be read and is ignored: %s.", path, error)
         return
@@ -115,7 +115,7 @@ def read(path: str) -> Iterator[tuple[int, str, dict[str, float]]]:
         yield step, split, {k: float(v) for k, v in numbers.items() if side_files.is_text(k)}
 
 
-def up_to(path: str, data: bytes, step: int) -> bytes:
+def keep_up_to(path: str, data: bytes, step: int) -> bytes:
     """Returns the lines of JSON up to a step, without an incomplete last one.
 
     Lines that are not of a run are dropped as well; the file as it was is then set aside.
@@ -174,7 +174,7 @@ class _Disk:
         if not side_files.is_there(self._path):
             return
         try:
-            data = side_files.content(self._path)
+            data = side_files.read_content(self._path)
         except ValueError as error:
             side_files.set_aside(self._path, str(error))
             return
@@ -217,5 +217,5 @@ class _Bucket:
         pass  # an object is durable once it is written
 
 
-def _place(path: str) -> _Place:
+def _choose_place(path: str) -> _Place:
     return _Bucket(path) if files.is_remote(path) else _Disk(path)

@@ -7,7 +7,7 @@ generation that this process saw while it held the lease.
 
 from typing import Any
 
-from tftpu.storage import buckets, claims, files, retry, side_files
+from tftpu.storage import buckets, files, locks, retry, side_files
 
 
 class _StaysError(OSError):
@@ -38,15 +38,15 @@ class OwnFile:
         """Notes the generation of an object, once in every claim of its workdir.
 
         Raises:
-            LostError: this process lost the workdir.
+            LockLostError: this process lost the workdir.
             OSError: the bucket is out of reach.
         """
         if not files.is_remote(self.path):
             return
-        claim = claims.current(self._workdir)
+        claim = locks.find_lock(self._workdir)
         if self._generation is None or claim is not self._claim:
             generation = buckets.read_newest(self.path)[1]
-            claims.check(self._workdir)  # afterwards: what was seen is not of the next owner
+            locks.check_lock(self._workdir)  # afterwards: what was seen is not of the next owner
             self._claim, self._generation, self._unsure = claim, generation, b""
 
     def take(self, **fields: type) -> dict[str, Any] | None:
@@ -61,7 +61,7 @@ class OwnFile:
 
         Raises:
             ChangedError: another process wrote it meanwhile; its content stays.
-            LostError: this process lost the workdir.
+            LockLostError: this process lost the workdir.
             OSError: it could not be written.
         """
         if not files.is_remote(self.path):

@@ -23,11 +23,11 @@ BEAT = 10.0  # seconds between two renewals of a lock
 EXPIRES = 60.0  # seconds without a renewal after which a lock is broken
 
 
-class HeldError(UserError):
+class LockedError(UserError):
     """Another process uses the workdir."""
 
 
-class LostError(UserError):
+class LockLostError(UserError):
     """The workdir was deleted, or is used by another process by now."""
 
 
@@ -58,20 +58,20 @@ class Owner:
     beat: int = 0
 
     @classmethod
-    def this_process(cls, *, exclusive: bool) -> "Owner":
+    def from_this_process(cls, *, exclusive: bool) -> "Owner":
         """Returns a new owner: this process."""
         return cls(
             key=uuid.uuid4().hex,
             process=os.getpid(),
             host=socket.gethostname(),
-            space=_space(),
+            space=_identify_space(),
             born=_read_start_time(os.getpid()),
             since=time.strftime("%Y-%m-%d %H:%M:%S"),
             exclusive=exclusive,
         )
 
     @classmethod
-    def read(cls, content: bytes) -> "Owner | None":
+    def parse(cls, content: bytes) -> "Owner | None":
         """Returns the owner of a lock with this content; None if it does not tell."""
         try:
             record = json.loads(content.decode())
@@ -84,29 +84,29 @@ class Owner:
         except (ValueError, AttributeError, RecursionError):
             return None
 
-    def content(self) -> bytes:
+    def encode(self) -> bytes:
         """Returns the content of its lock."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
-    def renewed(self) -> "Owner":
+    def count_beat(self) -> "Owner":
         """Returns the same owner at its next beat."""
         return dataclasses.replace(self, beat=self.beat + 1)
 
     @property
-    def near(self) -> bool:
+    def is_near(self) -> bool:
         """True if it is or was a process of this machine, so that the kernel knows of it."""
-        return bool(self.space) and self.space == _space()
+        return bool(self.space) and self.space == _identify_space()
 
     @property
-    def dead(self) -> bool:
+    def is_dead(self) -> bool:
         """True if it was a process of this machine, and is none any more."""
-        return self.near and _read_start_time(self.process) != self.born
+        return self.is_near and _read_start_time(self.process) != self.born
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
 
 
-def alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bool:
+def is_alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bool:
     """Returns whether the owner of a lock is alive; watches it for up to `EXPIRES` seconds.
 
     Only the watcher's own clock counts: those of two machines may differ.
@@ -118,9 +118,9 @@ def alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bool:
     first = look()
     if first is None:
         return False
-    owner = Owner.read(first)
-    if owner is not None and (owner.released or owner.near):
-        return not owner.released and not owner.dead
+    owner = Owner.parse(first)
+    if owner is not None and (owner.released or owner.is_near):
+        return not owner.released and not owner.is_dead
     end = time.monotonic() + EXPIRES
     say(f"held by {owner or 'an unknown process'}; waiting up to {EXPIRES:.0f} s for a sign of it")
     while time.monotonic() < end:
@@ -129,34 +129,34 @@ def alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bool:
         if now is None:
             return False
         if now != first:
-            after = Owner.read(now)
+            after = Owner.parse(now)
             return after is None or not after.released
     return False
 
 
-def saying(workdir: Any) -> Callable[[str], None]:
-    """Returns a function that warns that a workdir is in some state, for `alive`."""
+def warn_of(workdir: Any) -> Callable[[str], None]:
+    """Returns a function that warns that a workdir is in some state, for `is_alive`."""
     return lambda text: _log.warning("%s is %s.", workdir, text)
 
 
-def refusal(workdir: Any, known: Owner | None) -> HeldError:
+def build_locked_error(workdir: Any, known: Owner | None) -> LockedError:
     """Returns the error of a workdir that another process holds."""
-    return HeldError(
+    return LockedError(
         f"The folder '{workdir}' is held by {known or 'another process'}: wait for that process, "
         "or choose another folder."
     )
 
 
-def loss(workdir: Any, what: str) -> LostError:
+def build_lost_error(workdir: Any, what: str) -> LockLostError:
     """Returns the error of a workdir that this process lost."""
-    return LostError(
+    return LockLostError(
         f"The folder '{workdir}' {what} while this run was writing to it. The run ends here: "
         "nothing of it may be mixed with what is there now."
     )
 
 
 @functools.cache
-def _space() -> str:
+def _identify_space() -> str:
     """Returns the machine since its start, and the space of its process numbers; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

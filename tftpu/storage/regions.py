@@ -15,33 +15,33 @@ import numpy as np
 Region = tuple[tuple[int, int], ...]
 
 
-def whole(shape: Sequence[int]) -> Region:
+def select_all(shape: Sequence[int]) -> Region:
     """Returns the region of all elements of an array of this shape."""
     return tuple((0, size) for size in shape)
 
 
-def of_slices(slices: Sequence[slice], shape: Sequence[int]) -> Region:
+def from_slices(slices: Sequence[slice], shape: Sequence[int]) -> Region:
     """Returns the region that slices with a step of 1 select from an array of this shape."""
     return tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
 
 
-def slices_of(region: Region, origin: Region | None = None) -> tuple[slice, ...]:
+def to_slices(region: Region, origin: Region | None = None) -> tuple[slice, ...]:
     """Returns the slices that select a region, counted from the beginning of another one."""
     starts = [first for first, _ in origin or ((0, 0),) * len(region)]
     return tuple(slice(first - s, last - s) for (first, last), s in zip(region, starts))
 
 
-def shape_of(region: Region) -> tuple[int, ...]:
+def compute_shape(region: Region) -> tuple[int, ...]:
     """Returns the shape of a region."""
     return tuple(last - first for first, last in region)
 
 
-def size_of(region: Region) -> int:
+def count_elements(region: Region) -> int:
     """Returns the number of elements of a region."""
-    return math.prod(shape_of(region))
+    return math.prod(compute_shape(region))
 
 
-def overlap(one: Region, other: Region) -> Region | None:
+def intersect(one: Region, other: Region) -> Region | None:
     """Returns the region that two have in common, or None."""
     found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return found if all(first < last for first, last in found) else None
@@ -49,7 +49,7 @@ def overlap(one: Region, other: Region) -> Region | None:
 
 def fill(parts: Sequence[Region], shape: Sequence[int]) -> bool:
     """Returns whether regions of an array hold each element of it once."""
-    if sum(map(size_of, parts)) != math.prod(shape):
+    if sum(map(count_elements, parts)) != math.prod(shape):
         return False
     if len(parts) == 1:
         return True
@@ -75,17 +75,17 @@ class Named(NamedTuple):
     shape: tuple[int, ...]
 
 
-def name_of(part: Named) -> str:
+def format_name(part: Named) -> str:
     """Returns the name of an array in a checkpoint's file."""
     # The number comes first: Keras numbers automatic names ("dense_7") within a process.
     name = f"{part.number:05d} {part.path}"
-    if part.region == whole(part.shape):
+    if part.region == select_all(part.shape):
         return name
     ranges = ", ".join(f"{first}:{last}" for first, last in part.region)
     return f"{name} [{ranges}] of {list(part.shape)}"
 
 
-def named(name: str, shape: tuple[int, ...]) -> Named:
+def parse_name(name: str, shape: tuple[int, ...]) -> Named:
     """Returns what the name of an array says.
 
     Args:
@@ -98,13 +98,13 @@ def named(name: str, shape: tuple[int, ...]) -> Named:
     found = re.fullmatch(r"(\d+) (.*?)(?: \[([\d:, ]+)\] of \[([\d, ]+)\])?", name, re.DOTALL)
     if not found:
         raise ValueError(f"{name!r} is not the name of a variable of a checkpoint")
-    region = all_of = whole(shape)
+    region = all_of = select_all(shape)
     if found[3]:
         ranges = [part.split(":") for part in found[3].split(", ")]
         region = tuple((int(first), int(last)) for first, last in ranges)
-        all_of = whole([int(size) for size in found[4].split(", ")])
-        if len(region) != len(all_of) or overlap(region, all_of) != region:
+        all_of = select_all([int(size) for size in found[4].split(", ")])
+        if len(region) != len(all_of) or intersect(region, all_of) != region:
             raise ValueError(f"{name!r} is outside the variable")
-        if shape_of(region) != shape:
+        if compute_shape(region) != shape:
             raise ValueError(f"{name!r} has the shape {shape}")
-    return Named(int(found[1]), found[2], region, shape_of(all_of))
+    return Named(int(found[1]), found[2], region, compute_shape(all_of))

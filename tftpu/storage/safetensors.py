@@ -43,9 +43,9 @@ class TensorFile:
         self._metadata = metadata
 
     def __iter__(self) -> Iterator[bytes]:
-        return in_pieces(self.blocks())
+        return cut_pieces(self.iterate_blocks())
 
-    def blocks(self) -> Iterator[bytes | memoryview]:
+    def iterate_blocks(self) -> Iterator[bytes | memoryview]:
         """Yields the header, and the bytes of each array."""
         yield self._build_header()
         for array in self._arrays.values():
@@ -69,7 +69,7 @@ class TensorFile:
         return len(header).to_bytes(8, "little") + header
 
 
-def in_pieces(blocks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+def cut_pieces(blocks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     """Yields the bytes of blocks, small ones joined and large ones cut."""
     pending = bytearray()
     for block in blocks:
@@ -92,7 +92,7 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
     if not 10 <= start <= len(data):
         raise ValueError(f"its header should end at byte {start:,}, and it has {len(data):,}")
     arrays, end = {}, 0
-    for entry in entries(data[:start]):
+    for entry in parse_header(data[:start]):
         end = entry.last
         if start + end > len(data):
             raise ValueError(f"{entry.name!r} ends behind the end of the file")
@@ -113,7 +113,7 @@ class Entry(NamedTuple):
     last: int
 
 
-def entries(header: bytes) -> list[Entry]:
+def parse_header(header: bytes) -> list[Entry]:
     """Returns the arrays of a header, which includes its length, in the order of their bytes.
 
     Raises:

@@ -53,7 +53,7 @@ def take_text(path: files.StrPath) -> str | None:
     if not is_there(path):
         return None
     try:
-        text = content(path).decode("ascii").strip()
+        text = read_content(path).decode("ascii").strip()
         if not text.isprintable() or not text:
             raise ValueError("it is not a line of text")
         return text
@@ -90,7 +90,7 @@ def _read(path: files.StrPath, fields: dict[str, type]) -> dict[str, Any] | None
     """Returns the object, or None; raises OSError, ValueError or RecursionError."""
     if not is_there(path):
         return None
-    record = json.loads(content(path).decode())
+    record = json.loads(read_content(path).decode())
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")
     for name, kind in fields.items():
@@ -101,7 +101,7 @@ def _read(path: files.StrPath, fields: dict[str, type]) -> dict[str, Any] | None
     return record
 
 
-def content(path: files.StrPath) -> bytes:
+def read_content(path: files.StrPath) -> bytes:
     """Returns the content of a regular file; raises OSError or ValueError."""
     # Reading a pipe would wait forever.
     if not files.is_remote(path) and not os.path.isfile(path):

@@ -16,7 +16,7 @@ from tftpu.observe.background import CLOSING, Background, Worker
 from tftpu.observe.console import Console, Progress
 from tftpu.runtime import goodput
 from tftpu.runtime.goodput import Account, Facts
-from tftpu.storage import claims, files
+from tftpu.storage import files, locks
 from tftpu.tpu.hardware import Hardware
 
 logger = logging.getLogger(__name__)
@@ -154,11 +154,11 @@ class Reporter:
         """Writes the means since the last line, where the time went, and the machine's state.
 
         Raises:
-            LostError: the workdir was deleted, or another run uses it.
+            LockLostError: the workdir was deleted, or another run uses it.
         """
         if self._output.workdir is not None:
             with contextlib.suppress(OSError):  # a bucket that is away for a while
-                claims.check(self._output.workdir)
+                locks.check_lock(self._output.workdir)
         self._writers.write(step, "train", scalars)
         now = time.monotonic()
         if now - self._host_at < HOST_EVERY and step < self._steps:

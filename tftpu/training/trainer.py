@@ -20,7 +20,7 @@ from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
 from tftpu.runtime.watchdog import Watchdog
-from tftpu.storage import claims
+from tftpu.storage import locks
 from tftpu.training import arguments, restoring
 from tftpu.training.arguments import CallbackArgument, Length
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
@@ -327,7 +327,7 @@ class Trainer:
         validation_data: Dataset, callbacks: list[keras.callbacks.Callback], verbose: int,
     ) -> keras.callbacks.History:  # fmt: skip
         quantizing.refuse_quantized(self.model)
-        with claims.claim(self._writes_to) if self._writes_to else contextlib.nullcontext():
+        with locks.locked(self._writes_to) if self._writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
             timetable = length.timetable(self.options, epoch)

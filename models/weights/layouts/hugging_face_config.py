@@ -51,7 +51,7 @@ def check(config: Model, name: str, path: str) -> None:
     """
     in_file = path.endswith((".safetensors", ".json"))
     place = files.join(os.path.dirname(path) if in_file else path, NAME)
-    if files.size(place) is None:
+    if files.find_size(place) is None:
         return
     try:
         theirs = json.loads(files.read(place))

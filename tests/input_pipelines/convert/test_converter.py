@@ -146,8 +146,8 @@ def test_two_splits_converted_at_the_same_time_both_exist(pictures, tmp_path):
 def test_a_conversion_waits_for_another_process_that_makes_the_same(pictures, tmp_path):
     conversion = Conversion(f"images:{pictures}", str(tmp_path))
     code = (
-        "import sys, time\nfrom tftpu.storage import claims\n"
-        "with claims.claim(sys.argv[1]):\n"
+        "import sys, time\nfrom tftpu.storage import locks\n"
+        "with locks.locked(sys.argv[1]):\n"
         "    print('held', flush=True)\n    sys.stdin.readline()\n"
     )
     holder = subprocess.Popen(

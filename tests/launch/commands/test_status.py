@@ -18,7 +18,7 @@ from tftpu.launch import main as command_line
 from tftpu.launch.commands import plot, profile, status
 from tftpu.launch.commands.status import format_status
 from tftpu.runtime import goodput
-from tftpu.storage import claims, files
+from tftpu.storage import files, locks
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_the_status_of_a_finished_run_matches_its_files(run):
 
 def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     """The run is running while the lock is held, and crashed once its holder disappears."""
-    with claims.claim(str(tmp_path)):
+    with locks.locked(str(tmp_path)):
         assert format_status(status.read_status(str(tmp_path)))[1].startswith(
             "  state       starting"
         )
@@ -66,8 +66,8 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
     record |= {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
     code = (
-        "import sys, time\nfrom tftpu.storage import claims\n"
-        "with claims.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+        "import sys, time\nfrom tftpu.storage import locks\n"
+        "with locks.locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -81,7 +81,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
         holder.kill()
         holder.wait()
     assert status.read_status(str(tmp_path))["state"] == "crashed"
-    with claims.claim(str(tmp_path)):  # status leaves no lock behind
+    with locks.locked(str(tmp_path)):  # status leaves no lock behind
         pass
 
 

@@ -8,8 +8,8 @@ from multiprocessing import Pipe
 import pytest
 
 from tftpu.launch.search import child
-from tftpu.storage import claims
-from tftpu.storage.owner import HeldError
+from tftpu.storage import locks
+from tftpu.storage.owner import LockedError
 
 
 def test_an_answer_is_waited_for():
@@ -41,11 +41,11 @@ def test_a_worker_that_is_gone_answers_nothing():
 
 def test_a_run_that_stays_held_is_told_to_the_worker(monkeypatch):
     def refuse(_):
-        raise HeldError("held")
+        raise LockedError("held")
 
     monkeypatch.setattr(child, "_PATIENCE", 0.0)
-    monkeypatch.setattr(claims, "claim", refuse)
+    monkeypatch.setattr(locks, "locked", refuse)
     ours, theirs = Pipe()
-    with pytest.raises(HeldError), child._report_end(theirs), child._locked_run("anywhere"):
+    with pytest.raises(LockedError), child._report_end(theirs), child._locked_run("anywhere"):
         pass
     assert ours.poll() and ours.recv() == child.HELD

@@ -11,7 +11,7 @@ from tests.support.searches import TINY, result, started, table
 from tftpu.launch.commands import search
 from tftpu.launch.search import plan as plans
 from tftpu.launch.settings.options import parse
-from tftpu.storage import claims
+from tftpu.storage import locks
 
 # Each begins a program that then runs the command line.
 FULL_DISK = """
@@ -54,7 +54,7 @@ def test_an_evaluation_that_cannot_be_reported_ends_the_search_and_its_processes
     code, output = with_changes(FULL_DISK, *words)
     assert code == 2 and "The disk is full" in output, output
     assert "2 of 2" not in output and "1 trial of 2" in output
-    assert claims.held(tmp_path / "trials" / "0000" / "run") is False
+    assert locks.is_locked(tmp_path / "trials" / "0000" / "run") is False
     assert table(str(tmp_path))[0]["told"] == 0
     assert "trial 0   again" in finished(*words)
     assert len(table(str(tmp_path))[0]["reports"]) == 4

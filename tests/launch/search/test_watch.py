@@ -30,14 +30,14 @@ class Far:
 
     def __init__(self, folder, monkeypatch):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, "_space", lambda: "another machine")
-            self._owner = Owner.this_process(exclusive=False)
+            patch.setattr(owner, "_identify_space", lambda: "another machine")
+            self._owner = Owner.from_this_process(exclusive=False)
         self._uri = f"{WORKDIR}/{folder}/.lease"
-        self._generation = buckets.publish(self._uri, self._owner.content())
+        self._generation = buckets.publish(self._uri, self._owner.encode())
 
     def beat(self):
         self._owner = dataclasses.replace(self._owner, beat=self._owner.beat + 1)
-        self._generation = buckets.publish(self._uri, self._owner.content(), self._generation)
+        self._generation = buckets.publish(self._uri, self._owner.encode(), self._generation)
 
 
 def took(trials, own=()):

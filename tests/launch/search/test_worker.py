@@ -16,7 +16,7 @@ from tftpu.launch.search.plan import Plan
 from tftpu.launch.search.trials import OVERRIDES, USD, Trials
 from tftpu.launch.search.worker import Workers
 from tftpu.launch.settings import config_flags
-from tftpu.storage import claims
+from tftpu.storage import locks
 
 RATES = ("optimizer.learning_rate=log:1e-4..1",)
 ENDED = [(1, 0.5, False), (2, 0.7, True)]  # the messages of a run of two evaluations
@@ -48,7 +48,7 @@ class Played:
         self.events.append("asked")
 
     def close(self):
-        self.events.append("closed" if claims.current(self.worker) else "closed without a claim")
+        self.events.append("closed" if locks.find_lock(self.worker) else "closed without a claim")
 
     def wait(self):
         if not self.code:

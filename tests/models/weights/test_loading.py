@@ -128,7 +128,7 @@ def in_halves(leaf: Leaf) -> Leaf:
     [whole] = leaf.held
     halves = [((0, size // 2), *whole[1:]), ((size // 2, size), *whole[1:])]
     return dataclasses.replace(
-        leaf, written=tuple(halves), read=lambda r: leaf.read(whole)[regions.slices_of(r)]
+        leaf, written=tuple(halves), read=lambda r: leaf.read(whole)[regions.to_slices(r)]
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from tftpu.storage.safetensors import in_pieces
+from tftpu.storage.safetensors import cut_pieces
 
 KEY = "crc32c"
 _BLANK = "0" * 8
@@ -44,6 +44,6 @@ def _split(data: bytes) -> tuple[memoryview, memoryview, memoryview]:
 
 def _compute_checksum(before: memoryview, after: memoryview) -> bytes:
     crc32c = 0
-    for piece in in_pieces([before, after]):
+    for piece in cut_pieces([before, after]):
         crc32c = google_crc32c.extend(crc32c, piece)
     return f"{crc32c:08x}".encode()

@@ -165,7 +165,7 @@ def read_manifest(path: str) -> tuple[dict[str, Any] | None, dict[str, Sum]]:
 def _read_content(path: str) -> bytes | None:
     """Returns the content of a file of sums; None if there is none, or it cannot be read."""
     try:
-        return side_files.content(path) if side_files.is_there(path) else None
+        return side_files.read_content(path) if side_files.is_there(path) else None
     except (OSError, ValueError):
         return None
 

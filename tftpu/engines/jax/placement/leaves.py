@@ -31,7 +31,7 @@ def from_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None
     saved = "int64" if dtype == np.int32 else dtype.name
 
     def to_region(index: tuple[slice, ...]) -> Region:
-        return regions.of_slices(index, shape)
+        return regions.from_slices(index, shape)
 
     def read(region: Region) -> np.ndarray:
         found = next(s.data for s in value().addressable_shards if to_region(s.index) == region)
@@ -39,8 +39,8 @@ def from_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None
 
     def assign_parts(values: Mapping[Region, np.ndarray]) -> None:
         def select_part(index: tuple[slice, ...] | None) -> np.ndarray:
-            found = values[to_region(index)] if index is not None else values[regions.whole(shape)]
-            return found.astype(dtype, copy=False)
+            region = regions.select_all(shape) if index is None else to_region(index)
+            return values[region].astype(dtype, copy=False)
 
         assign(jax.make_array_from_callback(shape, sharding, select_part))
 

@@ -1,4 +1,4 @@
-"""Claims of workdirs: one run writes to a workdir at a time.
+"""Locks of workdirs: one run writes to a workdir at a time.
 
     on a disk                 `.lock`, locked by the kernel until the process ends
     on a disk without locks   `.lock-beats`, with the owner's beats
@@ -22,7 +22,7 @@ from typing import Protocol
 from tftpu.errors import UserError
 from tftpu.storage import files, owner
 from tftpu.storage.lease import Lease
-from tftpu.storage.owner import LostError, Owner, loss, refusal, saying
+from tftpu.storage.owner import LockLostError, Owner, build_locked_error, build_lost_error, warn_of
 
 _log = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ _LOCK, _BEATS = ".lock", ".lock-beats"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO, errno.EPERM)
 
 
-class _Lock(Protocol):
+class WorkdirLock(Protocol):
     """A lock that this process holds."""
 
     def check(self) -> None:
-        """Raises LostError if the lock is lost, and OSError if that cannot be found out now."""
+        """Raises LockLostError if the lock is lost, and OSError if that cannot be found out now."""
 
     def renew(self) -> None:
         """Shows that the owner lives; raises as `check` does."""
@@ -43,18 +43,18 @@ class _Lock(Protocol):
         """Gives the lock back."""
 
 
-_held: dict[str, _Lock] = {}  # by the absolute path of the workdir
+_held: dict[str, WorkdirLock] = {}  # by the absolute path of the workdir
 
 
 @contextlib.contextmanager
-def claim(workdir: files.StrPath) -> Iterator[None]:
+def locked(workdir: files.StrPath) -> Iterator[None]:
     """Creates a workdir and locks it for one run until the end of the block.
 
     Blocks of one process may be nested. A folder on disk that the block made and left empty, as a
     run does that is refused, is removed.
 
     Raises:
-        HeldError: another process holds the lock.
+        LockedError: another process holds the lock.
         UserError: the workdir cannot be written, or is in a place that nothing can lock.
     """
     place = _place(workdir)
@@ -63,7 +63,7 @@ def claim(workdir: files.StrPath) -> Iterator[None]:
         return
     files.check_folder("workdir", str(workdir))
     is_new = not files.is_remote(workdir) and not Path(workdir).exists()
-    lock = _take_lock(workdir)
+    lock = _acquire_lock(workdir)
     over = threading.Event()
     beats = threading.Thread(
         target=_renew_until, args=(workdir, lock, over), name="lock", daemon=True
@@ -82,11 +82,11 @@ def claim(workdir: files.StrPath) -> Iterator[None]:
             files.remove_folder_of(workdir, _LOCK)
 
 
-def check(workdir: files.StrPath) -> None:
-    """Checks that this process still holds a workdir, if it claimed it.
+def check_lock(workdir: files.StrPath) -> None:
+    """Checks that this process still holds a workdir, if it locked it.
 
     Raises:
-        LostError: the workdir was deleted or replaced, or another process took it over.
+        LockLostError: the workdir was deleted or replaced, or another process took it over.
         OSError: the lock could not be renewed for so long that another process may have it.
     """
     lock = _held.get(_place(workdir))
@@ -94,12 +94,12 @@ def check(workdir: files.StrPath) -> None:
         lock.check()
 
 
-def current(workdir: files.StrPath) -> object:
-    """Returns this process's claim of a workdir, a different object each time; None outside."""
+def find_lock(workdir: files.StrPath) -> object:
+    """Returns this process's lock of a workdir, a different object each time; None outside."""
     return _held.get(_place(workdir))
 
 
-def held(workdir: files.StrPath) -> bool | None:
+def is_locked(workdir: files.StrPath) -> bool | None:
     """Returns whether a process holds the kernel's lock of a workdir; None if there is none."""
     if files.is_remote(workdir):
         return None
@@ -112,22 +112,22 @@ def held(workdir: files.StrPath) -> bool | None:
         return False
     except OSError:
         return None
-    beats = Owner.read(_read_content(Path(workdir) / _BEATS) or b"")
-    return None if beats and not beats.released and not beats.dead else False
+    beats = Owner.parse(_read_content(Path(workdir) / _BEATS) or b"")
+    return None if beats and not beats.released and not beats.is_dead else False
 
 
 def _place(workdir: files.StrPath) -> str:
     return str(workdir).rstrip("/") if files.is_remote(workdir) else os.path.abspath(workdir)
 
 
-def _renew_until(workdir: files.StrPath, lock: _Lock, over: threading.Event) -> None:
+def _renew_until(workdir: files.StrPath, lock: WorkdirLock, over: threading.Event) -> None:
     """Renews a lock until it is released or lost."""
     warned = False
     while not over.wait(owner.BEAT):
         try:
             lock.renew()
             warned = False
-        except LostError as error:
+        except LockLostError as error:
             _log.warning("%s", error)
             return
         except (OSError, UserError) as error:
@@ -136,7 +136,7 @@ def _renew_until(workdir: files.StrPath, lock: _Lock, over: threading.Event) -> 
             warned = True
 
 
-def _take_lock(workdir: files.StrPath) -> _Lock:
+def _acquire_lock(workdir: files.StrPath) -> WorkdirLock:
     """Returns the lock of a workdir, which this process now holds."""
     if files.is_remote(workdir):
         return Lease(str(workdir))
@@ -149,17 +149,17 @@ def _take_lock(workdir: files.StrPath) -> _Lock:
         ) from error
 
 
-def _lock_folder(workdir: Path) -> _Lock:
+def _lock_folder(workdir: Path) -> WorkdirLock:
     """Returns the lock of a folder on a disk: the kernel's, or one of beats."""
     descriptor = os.open(workdir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         try:
-            known = Owner.read(os.pread(descriptor, 4096, 0))
+            known = Owner.parse(os.pread(descriptor, 4096, 0))
         finally:
             os.close(descriptor)
-        raise refusal(workdir, known) from error
+        raise build_locked_error(workdir, known) from error
     except OSError as error:
         os.close(descriptor)
         if error.errno not in _NO_LOCKS:
@@ -180,8 +180,8 @@ def _lock_folder(workdir: Path) -> _Lock:
     # A run on another machine may lock in the other way. Each sees the other's file, which is
     # written before this: at most one of them stays.
     try:
-        if owner.alive(lambda: _read_content(other) or None, saying(workdir)):
-            raise refusal(workdir, Owner.read(_read_content(other) or b""))
+        if owner.is_alive(lambda: _read_content(other) or None, warn_of(workdir)):
+            raise build_locked_error(workdir, Owner.parse(_read_content(other) or b""))
     except BaseException:  # a disk that fails leaves no lock behind
         lock.release()
         raise
@@ -199,9 +199,9 @@ class _KernelLock:
     def __init__(self, workdir: Path, descriptor: int):
         self._workdir = workdir
         self._descriptor = descriptor
-        self._owner = Owner.this_process(exclusive=True)
+        self._owner = Owner.from_this_process(exclusive=True)
         try:  # only this text shows it to a machine that has no locks
-            _rewrite(descriptor, self._owner)
+            _write_owner(descriptor, self._owner)
         except BaseException:
             os.close(descriptor)
             raise
@@ -210,14 +210,14 @@ class _KernelLock:
         try:
             found = os.stat(self._workdir / _LOCK)
         except FileNotFoundError:
-            raise loss(self._workdir, f"or its file {_LOCK} was deleted") from None
+            raise build_lost_error(self._workdir, f"or its file {_LOCK} was deleted") from None
         ours = os.fstat(self._descriptor)
         if (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino):
-            raise loss(self._workdir, "was replaced by another folder of that name")
+            raise build_lost_error(self._workdir, "was replaced by another folder of that name")
 
     def renew(self) -> None:
         self.check()
-        self._owner = self._owner.renewed()
+        self._owner = self._owner.count_beat()
         self._write(self._owner)
 
     def release(self) -> None:
@@ -226,7 +226,7 @@ class _KernelLock:
 
     def _write(self, who: Owner) -> None:
         with contextlib.suppress(OSError):  # a full disk: the lock holds with its earlier text
-            _rewrite(self._descriptor, who)
+            _write_owner(self._descriptor, who)
 
 
 class _Beats:
@@ -235,7 +235,7 @@ class _Beats:
     def __init__(self, workdir: Path):
         self._workdir = workdir
         self._path = workdir / _BEATS
-        self._owner = Owner.this_process(exclusive=False)
+        self._owner = Owner.from_this_process(exclusive=False)
         # Beats go into this file, whatever happens to its name.
         while (descriptor := self._create_file(self._path)) is None:
             self._break()
@@ -244,19 +244,19 @@ class _Beats:
     def check(self) -> None:
         content = _read_content(self._path)
         if content is None:
-            raise loss(self._workdir, f"or its file {_BEATS} was deleted")
-        found = Owner.read(content)
+            raise build_lost_error(self._workdir, f"or its file {_BEATS} was deleted")
+        found = Owner.parse(content)
         if found is None or found.key != self._owner.key:
-            raise loss(self._workdir, f"was taken over by {found or 'another process'}")
+            raise build_lost_error(self._workdir, f"was taken over by {found or 'another process'}")
 
     def renew(self) -> None:
         self.check()
-        self._owner = self._owner.renewed()
-        _rewrite(self._descriptor, self._owner)
+        self._owner = self._owner.count_beat()
+        _write_owner(self._descriptor, self._owner)
 
     def release(self) -> None:
         try:
-            _rewrite(self._descriptor, dataclasses.replace(self._owner, released=True))
+            _write_owner(self._descriptor, dataclasses.replace(self._owner, released=True))
         except OSError:
             self.check()  # another owner's file stays
             os.unlink(self._path)
@@ -268,7 +268,7 @@ class _Beats:
         own = self._path.with_name(f"{_BEATS}.{self._owner.key}")
         descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            _rewrite(descriptor, self._owner)
+            _write_owner(descriptor, self._owner)
             os.link(own, path)
         except FileExistsError:
             os.close(descriptor)
@@ -281,11 +281,11 @@ class _Beats:
         return descriptor
 
     def _break(self) -> None:
-        """Removes the lock of an owner that is dead; raises HeldError if it lives."""
+        """Removes the lock of an owner that is dead; raises LockedError if it lives."""
         seen = self._find_dead(self._path)
         if seen is None:
             return
-        known = Owner.read(seen)
+        known = Owner.parse(seen)
         # Of several processes that saw this, one at a time removes what they saw, and no new lock.
         turn = self._path.with_name(f"{_BEATS}.{known.key if known else 'unknown'}.broken")
         descriptor = self._create_file(turn)
@@ -302,15 +302,15 @@ class _Beats:
             _remove_file(turn)
 
     def _find_dead(self, path: Path) -> bytes | None:
-        """Returns the file of an owner that is dead, None if there is none; or raises HeldError."""
+        """Returns the file of a dead owner, or None; raises LockedError if the owner lives."""
         seen: list[bytes | None] = []
 
         def look() -> bytes | None:
             seen.append(_read_content(path))
             return seen[-1]
 
-        if owner.alive(look, saying(self._workdir)):
-            raise refusal(self._workdir, Owner.read(seen[-1] or b""))
+        if owner.is_alive(look, warn_of(self._workdir)):
+            raise build_locked_error(self._workdir, Owner.parse(seen[-1] or b""))
         return seen[-1]
 
 
@@ -328,8 +328,8 @@ def _remove_file(path: Path) -> None:
         os.unlink(path)
 
 
-def _rewrite(descriptor: int, who: Owner) -> None:
+def _write_owner(descriptor: int, who: Owner) -> None:
     """Replaces the content of an open file, with one write, always of the same length."""
-    data = who.content().ljust(1024)
+    data = who.encode().ljust(1024)
     os.pwrite(descriptor, data, 0)
     os.ftruncate(descriptor, len(data))

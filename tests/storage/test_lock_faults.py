@@ -9,15 +9,16 @@ import os
 import pytest
 
 from tftpu.errors import UserError
-from tftpu.storage import claims, files, owner
-from tftpu.storage.owner import HeldError, LostError
+from tftpu.storage import files, owner
+from tftpu.storage import locks as lock_module
+from tftpu.storage.owner import LockedError, LockLostError
 
 OPERATIONS = ("open", "link", "rename", "pwrite", "pread", "ftruncate", "unlink", "stat", "fstat")
 DEAD = owner.Owner("a key", 1 << 30, "here", "", 1, "before", exclusive=False)
 
 
 class Disk:
-    """A disk whose nth operation fails once; it stands for the modules that `claims` calls.
+    """A disk whose nth operation fails once; it stands for the modules that `locks` calls.
 
     Args:
         fails: number of the operation that fails; 0: none.
@@ -47,7 +48,7 @@ class Disk:
 
     def __enter__(self):
         self._patch = pytest.MonkeyPatch()
-        for module, name in ((claims, "os"), (claims, "fcntl")):
+        for module, name in ((lock_module, "os"), (lock_module, "fcntl")):
             self._patch.setattr(module, name, self)
         self._patch.setattr(files, "_operate", self.operate)
         return self
@@ -64,7 +65,7 @@ def locks(request) -> bool:
 @pytest.fixture(params=["new", "empty", "left by a dead process"])
 def folder(request, tmp_path, monkeypatch):
     """Returns a function that returns a fresh workdir."""
-    monkeypatch.setattr(owner, "_space", lambda: "this machine")
+    monkeypatch.setattr(owner, "_identify_space", lambda: "this machine")
 
     def made(n: int):
         workdir = tmp_path / str(n)
@@ -73,7 +74,7 @@ def folder(request, tmp_path, monkeypatch):
         if request.param.startswith("left"):
             dead = owner.dataclasses.replace(DEAD, space="this machine")
             for name in (".lock", ".lock-beats"):
-                (workdir / name).write_bytes(dead.content())
+                (workdir / name).write_bytes(dead.encode())
         return workdir
 
     return made
@@ -91,14 +92,14 @@ def open_in(folder) -> list[str]:
 def is_refused(workdir, locks: bool) -> None:
     """Checks that a second claim is refused, of a process with and without the kernel's locks."""
     for kind in (locks, not locks):
-        with Disk(locks=kind), pytest.raises(HeldError):
-            claims._take_lock(workdir)
+        with Disk(locks=kind), pytest.raises(LockedError):
+            lock_module._take_lock(workdir)
 
 
 def is_free(workdir, locks: bool) -> None:
     """Checks that the next claim holds; a file that could not be removed has no meaning."""
     with Disk(locks=locks):
-        lock = claims._take_lock(workdir)
+        lock = lock_module._take_lock(workdir)
         lock.check()
         lock.release()
     left = {path.name for path in workdir.iterdir()} - {".lock", ".lock-beats"}
@@ -110,9 +111,9 @@ def test_the_nth_operation_of_a_claim_fails_for_every_n(folder, locks):
         workdir, lock = folder(n), None
         with Disk(n, locks) as disk:
             try:
-                lock = claims._take_lock(workdir)
+                lock = lock_module._take_lock(workdir)
             except UserError as error:
-                assert not isinstance(error, HeldError)
+                assert not isinstance(error, LockedError)
         if lock is not None:
             lock.check()
             is_refused(workdir, locks)
@@ -128,11 +129,11 @@ def test_the_nth_operation_of_a_second_claim_fails_for_every_n(folder, locks):
     for n in itertools.count(1):
         workdir = folder(n)
         with Disk(locks=locks):
-            lock = claims._take_lock(workdir)
+            lock = lock_module._take_lock(workdir)
         before = open_in(workdir)
         for seconds in (True, False):
             with Disk(n, seconds) as disk, pytest.raises(UserError):
-                claims._take_lock(workdir)
+                lock_module._take_lock(workdir)
             lock.check()
             is_refused(workdir, locks)
         assert open_in(workdir) == before, n
@@ -146,7 +147,7 @@ def test_the_nth_operation_of_holding_a_lock_fails_for_every_n(folder, locks):
     for n in itertools.count(1):
         workdir = folder(n)
         with Disk(locks=locks):
-            lock = claims._take_lock(workdir)
+            lock = lock_module._take_lock(workdir)
         with Disk(n, locks) as disk:
             for step in (lock.check, lock.renew, lock.renew):
                 try:
@@ -166,7 +167,7 @@ def test_the_nth_operation_of_a_release_fails_for_every_n(folder, locks):
     for n in itertools.count(1):
         workdir = folder(n)
         with Disk(locks=locks):
-            context = claims.claim(workdir)
+            context = lock_module.locked(workdir)
             context.__enter__()
         with Disk(n, locks) as disk:
             context.__exit__(None, None, None)
@@ -179,10 +180,10 @@ def test_the_nth_operation_of_a_release_fails_for_every_n(folder, locks):
 
 def test_a_release_that_fails_leaves_the_file_of_another_owner(tmp_path):
     with Disk(locks=False):
-        lock = claims._take_lock(tmp_path)
+        lock = lock_module._take_lock(tmp_path)
     beats = tmp_path / ".lock-beats"
     beats.unlink()
-    beats.write_bytes(DEAD.content())
-    with Disk(1, locks=False), pytest.raises(LostError):
+    beats.write_bytes(DEAD.encode())
+    with Disk(1, locks=False), pytest.raises(LockLostError):
         lock.release()
-    assert beats.read_bytes() == DEAD.content()
+    assert beats.read_bytes() == DEAD.encode()

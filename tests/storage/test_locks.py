@@ -17,8 +17,8 @@ from tests.support.fakes.fake_storage import BUCKET, Fault
 from tests.support.models.leaves import leaves
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
-from tftpu.storage import claims, owner, retry
-from tftpu.storage.owner import HeldError, LostError
+from tftpu.storage import locks, owner, retry
+from tftpu.storage.owner import LockedError, LockLostError
 
 RUN = f"gs://{BUCKET}/run"
 
@@ -60,11 +60,11 @@ def workdir(request, tmp_path):
 def another_process(workdir: str):
     """Claims a workdir as another process on another machine does, as far as its files tell."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, "_space", lambda: "another machine")
+        patch.setattr(owner, "_identify_space", lambda: "another machine")
         patch.setattr(owner.socket, "gethostname", lambda: "elsewhere")
-        lock = claims._take_lock(workdir)
+        lock = locks._take_lock(workdir)
     over = threading.Event()
-    beats = threading.Thread(target=claims._renew_until, args=(workdir, lock, over), daemon=True)
+    beats = threading.Thread(target=locks._renew_until, args=(workdir, lock, over), daemon=True)
     beats.start()
     try:
         yield over
@@ -74,8 +74,8 @@ def another_process(workdir: str):
 
 
 def test_a_claimed_workdir_is_not_claimed_again(workdir):
-    held = pytest.raises(HeldError, match=r"is held by process .*elsewhere")
-    with another_process(workdir), held, claims.claim(workdir):
+    held = pytest.raises(LockedError, match=r"is held by process .*elsewhere")
+    with another_process(workdir), held, locks.locked(workdir):
         pass
 
 
@@ -83,18 +83,18 @@ def test_a_claimed_workdir_is_not_claimed_again(workdir):
 def test_an_address_that_nothing_can_lock_is_refused(scheme, tmp_path):
     place = f"{scheme}://{tmp_path.name}/run"
     refused = pytest.raises(UserError, match=r"give a local one, or gs://BUCKET/FOLDER")
-    with refused, claims.claim(place):
+    with refused, locks.locked(place):
         pass
-    assert not claims._held
+    assert not locks._held
 
 
 def test_a_released_workdir_is_claimed_at_once(workdir, monkeypatch):
     for _ in range(3):
-        with claims.claim(workdir), claims.claim(workdir):  # nested in one process
-            claims.check(workdir)
-    assert not claims._held
+        with locks.locked(workdir), locks.locked(workdir):  # nested in one process
+            locks.check_lock(workdir)
+    assert not locks._held
     monkeypatch.setattr(owner, "EXPIRES", 3600.0)  # nothing is waited for
-    with claims.claim(workdir):
+    with locks.locked(workdir):
         pass
 
 
@@ -104,56 +104,56 @@ def test_an_owner_that_falls_silent_is_replaced_once_its_lock_expires(workdir, c
         over.set()  # its machine is gone: no more beats
         time.sleep(0.2)
         began = time.monotonic()
-        with claims.claim(workdir):
+        with locks.locked(workdir):
             assert time.monotonic() - began > 0.6
             assert "held by process" in caplog.text and "waiting up to" in caplog.text
-            with pytest.raises(HeldError):
-                claims._take_lock(workdir)
+            with pytest.raises(LockedError):
+                locks._take_lock(workdir)
 
 
 @pytest.mark.parametrize("workdir", ["no locks", "bucket"], indirect=True)
 def test_an_owner_that_comes_back_after_its_lock_expired_stops_writing(workdir, monkeypatch):
-    with claims.claim(workdir):
-        ours = claims._held[claims._place(workdir)]
+    with locks.locked(workdir):
+        ours = locks._held[locks._place(workdir)]
         with monkeypatch.context() as patch:
             patch.setattr(type(ours), "renew", lambda self: None)  # the process is suspended
             with another_process(workdir):
                 patch.undo()
                 end = time.monotonic() + 10
-                with pytest.raises(LostError, match=r"was taken over by process .*elsewhere"):
+                with pytest.raises(LockLostError, match=r"was taken over by process .*elsewhere"):
                     while time.monotonic() < end:
                         with contextlib.suppress(OSError):  # not renewed for too long
-                            claims.check(workdir)
+                            locks.check_lock(workdir)
                         time.sleep(0.02)
 
 
 def test_a_killed_owner_on_this_machine_is_replaced_at_once(workdir, monkeypatch):
     """A restart does not wait: the process is known to be dead."""
     code = (
-        "import errno, sys, time\nfrom tftpu.storage import claims\n"
+        "import errno, sys, time\nfrom tftpu.storage import locks\n"
         "def refused(*_): raise OSError(errno.ENOLCK, 'No locks')\n"
-        "if sys.argv[2] == 'refused': claims.fcntl.flock = refused\n"
-        "with claims.claim(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+        "if sys.argv[2] == 'refused': locks.fcntl.flock = refused\n"
+        "with locks.locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     kind = fcntl.flock.__name__
     holder = subprocess.Popen(
         [sys.executable, "-c", code, workdir, kind], stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(HeldError, match=f"process {holder.pid}"), claims.claim(workdir):
+    with pytest.raises(LockedError, match=f"process {holder.pid}"), locks.locked(workdir):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     monkeypatch.setattr(owner, "EXPIRES", 3600.0)
-    with claims.claim(workdir):
+    with locks.locked(workdir):
         pass
 
 
 def test_a_disk_without_locks_says_so_and_refuses_a_second_run(no_locks, tmp_path, caplog):
-    with claims.claim(tmp_path):
+    with locks.locked(tmp_path):
         assert "cannot be locked by the system (No locks available)" in caplog.text
-        with pytest.raises(HeldError):
-            claims._take_lock(tmp_path)
+        with pytest.raises(LockedError):
+            locks._take_lock(tmp_path)
 
 
 @pytest.mark.parametrize("first", ["kernel", "beats"])
@@ -167,8 +167,8 @@ def test_the_two_kinds_of_locks_on_a_disk_exclude_each_other(first, tmp_path, mo
     monkeypatch.setattr(fcntl, "flock", real if first == "kernel" else refused)
     with another_process(str(tmp_path)):
         monkeypatch.setattr(fcntl, "flock", refused if first == "kernel" else real)
-        with pytest.raises(HeldError):
-            claims._take_lock(tmp_path)
+        with pytest.raises(LockedError):
+            locks._take_lock(tmp_path)
 
 
 def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
@@ -176,14 +176,14 @@ def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
     with another_process(workdir) as over:
         over.set()
         time.sleep(0.2)
-        if claims.held(workdir) is True:  # the kernel's lock never expires
+        if locks.is_locked(workdir) is True:  # the kernel's lock never expires
             return
         won, refused = [], []
 
         def take():
             try:
-                won.append(claims._take_lock(workdir))
-            except HeldError as error:
+                won.append(locks._take_lock(workdir))
+            except LockedError as error:
                 refused.append(error)
 
         threads = [threading.Thread(target=take) for _ in range(5)]
@@ -202,15 +202,15 @@ def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
     workdir = str(tmp_path / "run")
     with another_process(workdir) as over:
         over.set()
-    path = tmp_path / "run" / claims._BEATS
+    path = tmp_path / "run" / locks._BEATS
     path.write_bytes(path.read_bytes().replace(b'"released": true', b'"released": false'))
-    real, won, away = owner.alive, [], []
+    real, won, away = owner.is_alive, [], []
 
     def alive(look, say):
         """Sees the expired lock, and is overtaken by another process."""
         found = real(look, say)
         monkeypatch.setattr(owner, "alive", real)
-        won.append(claims._take_lock(workdir))
+        won.append(locks._take_lock(workdir))
         for change in ("rename", "unlink"):
             monkeypatch.setattr(os, change, noting(getattr(os, change)))
         return found
@@ -223,8 +223,8 @@ def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
         return noted
 
     monkeypatch.setattr(owner, "alive", alive)
-    with pytest.raises(HeldError):
-        claims._take_lock(workdir)
+    with pytest.raises(LockedError):
+        locks._take_lock(workdir)
     won[0].check()
     assert away and not any(away)
 
@@ -232,17 +232,17 @@ def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
 @pytest.mark.parametrize("workdir", ["disk", "no locks"], indirect=True)
 @pytest.mark.parametrize("again", [False, True])
 def test_a_workdir_that_is_deleted_under_a_run_is_noticed(workdir, again):
-    with claims.claim(workdir):
+    with locks.locked(workdir):
         checkpoints = Checkpoints(workdir)
         checkpoints.save(1, leaves(1), {})
         checkpoints.wait()
         shutil.rmtree(workdir)
         if again:
             os.makedirs(workdir)
-        with pytest.raises(LostError, match="deleted while this run was writing to it"):
-            claims.check(workdir)
+        with pytest.raises(LockLostError, match="deleted while this run was writing to it"):
+            locks.check_lock(workdir)
         checkpoints.save(2, leaves(2), {})
-        with pytest.raises(LostError):
+        with pytest.raises(LockLostError):
             checkpoints.wait()
         assert os.path.exists(workdir) == again  # nothing brings it back
         assert not again or os.listdir(workdir) == []
@@ -250,40 +250,40 @@ def test_a_workdir_that_is_deleted_under_a_run_is_noticed(workdir, again):
 
 def test_a_workdir_that_is_replaced_by_the_one_of_another_run_is_noticed(tmp_path):
     workdir = tmp_path / "run"
-    with claims.claim(workdir):
+    with locks.locked(workdir):
         workdir.rename(tmp_path / "moved")
-        with another_process(str(workdir)), pytest.raises(LostError, match="was replaced"):
-            claims.check(workdir)
+        with another_process(str(workdir)), pytest.raises(LockLostError, match="was replaced"):
+            locks.check_lock(workdir)
 
 
 def test_a_lease_is_kept_while_the_bucket_is_away_and_no_checkpoint_is_written(service):
-    with claims.claim(RUN):
+    with locks.locked(RUN):
         time.sleep(0.3)
         service.faults += [Fault(m, ".", 503, times=None) for m in ("GET", "POST", "PUT")]
         end = time.monotonic() + 10
         with pytest.raises(OSError, match="could not be renewed"):
             while time.monotonic() < end:
-                claims.check(RUN)
+                locks.check_lock(RUN)
                 time.sleep(0.02)
         service.faults.clear()
         end = time.monotonic() + 10
         while time.monotonic() < end:
             with contextlib.suppress(OSError):
-                claims.check(RUN)
+                locks.check_lock(RUN)
                 break
             time.sleep(0.02)
-        claims.check(RUN)
+        locks.check_lock(RUN)
 
 
 def elsewhere() -> bytes:
     """Returns the lease of another process, which has just been taken or renewed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner.socket, "gethostname", lambda: "elsewhere")
-        return owner.Owner.this_process(exclusive=False).content()
+        return owner.Owner.from_this_process(exclusive=False).encode()
 
 
 def test_a_lease_that_another_process_took_a_moment_before_is_left_to_it(service, monkeypatch):
-    theirs, alive = elsewhere(), owner.alive
+    theirs, alive = elsewhere(), owner.is_alive
 
     def slow(look, say):
         found = alive(look, say)
@@ -291,15 +291,15 @@ def test_a_lease_that_another_process_took_a_moment_before_is_left_to_it(service
         return found
 
     monkeypatch.setattr(owner, "alive", slow)
-    with pytest.raises(HeldError, match="elsewhere"):
-        claims._take_lock(RUN)
+    with pytest.raises(LockedError, match="elsewhere"):
+        locks._take_lock(RUN)
     assert service.content("run/.lease") == theirs
 
 
 def test_a_lock_that_another_process_took_a_moment_before_is_given_back(
     no_locks, tmp_path, monkeypatch
 ):
-    theirs, alive, beats = elsewhere(), owner.alive, tmp_path / ".lock-beats"
+    theirs, alive, beats = elsewhere(), owner.is_alive, tmp_path / ".lock-beats"
     beats.write_bytes(b"of a dead process\n")
 
     def slow(look, say):
@@ -308,16 +308,16 @@ def test_a_lock_that_another_process_took_a_moment_before_is_given_back(
         return found
 
     monkeypatch.setattr(owner, "alive", slow)
-    with pytest.raises(HeldError, match="elsewhere"):
-        claims._take_lock(tmp_path)
+    with pytest.raises(LockedError, match="elsewhere"):
+        locks._take_lock(tmp_path)
     assert beats.read_bytes() == theirs
 
 
 def test_a_lost_lease_is_neither_renewed_nor_removed(service):
-    lock = claims._take_lock(RUN)
+    lock = locks._take_lock(RUN)
     theirs = elsewhere()
     service.overwrite("run/.lease", theirs)
-    with pytest.raises(LostError, match="elsewhere"):
+    with pytest.raises(LockLostError, match="elsewhere"):
         lock.renew()
     lock.release()
     assert service.content("run/.lease") == theirs
@@ -331,11 +331,11 @@ def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch
     for n in range(8):
         service.faults.clear()
         service.faults += [Fault(m, ".", what, after=n) for m in ("GET", "POST", "DELETE")]
-        with claims.claim(RUN):
+        with locks.locked(RUN):
             time.sleep(0.1)
-            claims.check(RUN)
-            with pytest.raises(HeldError):
-                claims._take_lock(RUN)
+            locks.check_lock(RUN)
+            with pytest.raises(LockedError):
+                locks._take_lock(RUN)
         if RUN.removeprefix(f"gs://{BUCKET}/") + "/.lease" in service.names():
             # The one attempt to give it back failed: as if the process had been killed.
             service.storage.wipe(keep_buckets=True)
@@ -346,8 +346,8 @@ def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch
 )
 def test_any_content_of_a_lock_is_survived(content, tmp_path):
     (tmp_path / ".lock").write_bytes(content)
-    with claims.claim(tmp_path), pytest.raises(HeldError):
-        claims._take_lock(tmp_path)
+    with locks.locked(tmp_path), pytest.raises(LockedError):
+        locks._take_lock(tmp_path)
 
 
 def test_a_disk_that_fails_while_a_workdir_is_claimed_leaves_no_lock(tmp_path, monkeypatch):
@@ -355,8 +355,8 @@ def test_a_disk_that_fails_while_a_workdir_is_claimed_leaves_no_lock(tmp_path, m
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written"):
-        patch.setattr(claims.owner, "alive", fails)
-        with claims.claim(tmp_path):
+        patch.setattr(locks.owner, "is_alive", fails)
+        with locks.locked(tmp_path):
             pass
-    with claims.claim(tmp_path):
+    with locks.locked(tmp_path):
         pass
