@@ -217,11 +217,10 @@ class Executor(Protocol):
         ...
 
     def predict_batch(self, x: Nest) -> Nest:
-        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        ...
+        """Returns the outputs for one batch of features of any size, as NumPy arrays.
 
-    def predict_replicated(self, x: Nest) -> Nest:
-        """Returns the output for one batch, which every replica receives in full."""
+        The batch is not divided: it may be smaller than the number of shares.
+        """
         ...
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

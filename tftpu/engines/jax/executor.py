@@ -161,10 +161,6 @@ class JaxExecutor(BaseExecutor):
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        return self.predict_replicated(x)
-
-    def predict_replicated(self, x: Nest) -> Nest:
-        """Returns the output for one batch of any size."""
         given = keras.tree.map_structure(np.asarray, x)
         return jax.tree.map(np.asarray, self._predict(self._eval_step.read_values(), given))
 

@@ -83,7 +83,7 @@ class TensorFlowExecutor(BaseExecutor):
             )
 
         self._predict = internals.build_graph_function(predict)
-        self._predict_replicated = self._compile_on_replicas(step)
+        self._predict_batch = self._compile_on_replicas(step)
         self._weight_norm = self._compile_on_replicas(self._eval_step.compute_weight_norm)
 
     @property
@@ -177,12 +177,8 @@ class TensorFlowExecutor(BaseExecutor):
             yield keras.tree.map_structure(lambda t, kept=kept: t[kept], outputs)
 
     def predict_batch(self, x: Nest) -> Nest:
-        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        return next(self.predictions(tf.data.Dataset.from_tensors(x)))
-
-    def predict_replicated(self, x: Nest) -> Nest:
-        """Returns the output for one batch, which every replica receives in full."""
-        outputs = self._predict_replicated(keras.tree.map_structure(tf.convert_to_tensor, x))
+        """Returns the outputs for one batch, which every replica receives in full."""
+        outputs = self._predict_batch(keras.tree.map_structure(tf.convert_to_tensor, x))
         return keras.tree.map_structure(lambda value: self._read_local(value).numpy(), outputs)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
