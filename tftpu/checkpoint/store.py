@@ -82,7 +82,7 @@ class Checkpoints:
     def __init__(
         self, workdir: str, keep: int = 3, keep_every: int = 0, hosts: Hosts | None = None
     ):
-        self._workdir = workdir
+        self.workdir = workdir
         self._exchange = hosts.exchange if hosts is not None else None
         self._index = hosts.index if hosts is not None else 0
         self.folder = files.join(workdir, "checkpoints")
@@ -125,7 +125,7 @@ class Checkpoints:
             first: called by the thread that writes, before the checkpoint becomes valid.
         """
         self.wait()
-        marker = OwnFile(self._workdir, "checkpoints", str(step), manifest.FILE)
+        marker = OwnFile(self.workdir, "checkpoints", str(step), manifest.FILE)
         writing = Writing(
             files.join(self.folder, str(step)),
             step,
@@ -137,7 +137,7 @@ class Checkpoints:
         def prepare() -> None:
             for file in (marker, self._best):  # nobody else's are replaced, however long this takes
                 file.see()
-            claims.check(self._workdir)
+            claims.check(self.workdir)
             first()
 
         task = (step, writing, prepare, best)
@@ -284,7 +284,7 @@ class Checkpoints:
         except OSError:
             if writing.begun:  # an incomplete checkpoint only takes up space
                 with contextlib.suppress(OSError):
-                    claims.check(self._workdir)
+                    claims.check(self.workdir)
                     manifest.discard(files.join(self.folder, str(step)))
             raise
         if best is not None:
