@@ -76,6 +76,7 @@ class Checkpoints:
         hosts: that train together; None: this process alone.
 
     Attributes:
+        workdir: the argument.
         newest: the step of the newest checkpoint that this object saved or restored, or None.
     """
 

@@ -71,14 +71,14 @@ class Programs:
         executor = self._executor or self._predictor
         return executor.step if executor is not None else 0
 
-    def executor_for(self, spec: Nest) -> Executor:
+    def prepare_executor(self, spec: Nest) -> Executor:
         """Returns the executor; the first call creates it, for a batch of this spec.
 
         Raises:
             UserError: the model cannot be trained, or not on such batches.
         """
-        self._refuse_changed_model()
-        self._refuse_other_spec(spec)
+        self._check_model_unchanged()
+        self._check_spec(spec)
         if self._executor is None:
             self._executor = self._prepare(spec)
             if self._predictor is not None:  # which may hold what was restored
@@ -88,37 +88,37 @@ class Programs:
                         new.assign({region: old.read(region) for region in new.held})
         return self._executor
 
-    def executor_for_evaluation(self, dataset: Dataset) -> Executor:
+    def prepare_for_evaluation(self, dataset: Dataset) -> Executor:
         """Returns the executor, after checking that it can evaluate a finite data set.
 
         Raises:
             UserError: the model cannot be evaluated on such data.
         """
         spec = self.engine.evaluation_spec(dataset)
-        executor = self.executor_for(spec)
-        self._refuse_values(dataset)
+        executor = self.prepare_executor(spec)
+        self._check_values(dataset)
         with explained(spec, "evaluate"):
             executor.check_evaluation(spec)
         return executor
 
-    def executor_for_prediction(self, dataset: Dataset) -> Executor:
+    def prepare_for_prediction(self, dataset: Dataset) -> Executor:
         """Returns the executor, for a finite data set that may hold no labels.
 
         Raises:
             UserError: the model cannot predict for such data.
         """
         spec = self.engine.evaluation_spec(dataset)
-        self._refuse_changed_model()
-        self._refuse_other_spec(spec, labels=False)
+        self._check_model_unchanged()
+        self._check_spec(spec, labels=False)
         if self._executor is not None:
             return self._executor
-        if self.objectives or not agreement.unlabelled(spec):
-            return self.executor_for(spec)
+        if self.objectives or not agreement.is_unlabelled(spec):
+            return self.prepare_executor(spec)
         if self._predictor is None:
             self._predictor = self._prepare(spec, labelled=False)
         return self._predictor
 
-    def training(
+    def prepare_training(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
     ) -> tuple[TrainLoop, Nest]:
         """Returns the train loop for a data set, and the spec of a share of its batches.
@@ -133,8 +133,8 @@ class Programs:
         """
         microbatches = self.options.gradient_accumulation_steps
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
-        executor = self.executor_for(spec)
-        self._refuse_values(dataset)
+        executor = self.prepare_executor(spec)
+        self._check_values(dataset)
         new, loop = not self._loops, self._prepare_loop(spec)
         if new:  # and known to change nothing but the model
             executor.warn_of_mixing(dataset, class_weight)
@@ -161,14 +161,14 @@ class Programs:
         """Returns the train loop for batches of a spec; it is kept with its compiled program."""
         key = str(spec)
         if key not in self._loops:
-            self._refuse_other_spec(spec)
+            self._check_spec(spec)
             with explained(spec):
                 self._loops[key] = self.executor.training(spec)
         return self._loops[key]
 
     def _prepare(self, spec: Nest, labelled: bool = True) -> Executor:
         if not self.objectives:
-            agreement.refuse_unknown_names(self.model)
+            agreement.check_names(self.model)
         with explained(spec, "train" if labelled else "predict with"):
             executor = self.engine.prepare(
                 self.model, self.options, spec, self.objectives, labelled
@@ -176,21 +176,21 @@ class Programs:
         self._setup = keras_internals.training_setup(self.model)
         return executor
 
-    def _refuse_values(self, dataset: Dataset) -> None:
+    def _check_values(self, dataset: Dataset) -> None:
         """Raises `UserError` for labels and ids outside of their range, in arrays.
 
         Other data are not read for it: that may be slow, or use up batches. The step sees them.
         """
         if isinstance(dataset, Arrays) and not self.objectives:
-            batch_values.refuse_outside(self.model, dataset.parts)
+            batch_values.check_ranges(self.model, dataset.parts)
 
-    def _refuse_other_spec(self, spec: Nest, labels: bool = True) -> None:
+    def _check_spec(self, spec: Nest, labels: bool = True) -> None:
         """Raises `UserError` for batches that a compiled model cannot take."""
         if not self.objectives:  # a loss function takes what it likes
-            agreement.refuse_other_parts(self.model, spec, labels)
-            agreement.refuse_other_features(self.model, spec)
+            agreement.check_parts(self.model, spec, labels)
+            agreement.check_features(self.model, spec)
 
-    def _refuse_changed_model(self) -> None:
+    def _check_model_unchanged(self) -> None:
         """Raises `UserError` if the model is no longer the one that was put on the devices."""
         if self._setup not in (None, keras_internals.training_setup(self.model)):
             raise UserError(

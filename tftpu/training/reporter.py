@@ -113,7 +113,7 @@ class Reporter:
         if self._seen:
             self._telemetry.start()
 
-    def say(self, text: str, always: bool = False) -> None:
+    def write_message(self, text: str, always: bool = False) -> None:
         """Writes a message to all destinations that accept text.
 
         Args:
@@ -169,9 +169,9 @@ class Reporter:
         for about, sentence in telemetry.alerts(sample, since).items():
             if about not in self._noted:  # once a run
                 self._noted.add(about)
-                self.say(f"Note at step {step}: {sentence}")
+                self.write_message(f"Note at step {step}: {sentence}")
 
-    def evaluated(self, step: int, results: dict[str, float], dataset: Any) -> None:
+    def log_evaluation(self, step: int, results: dict[str, float], dataset: Any) -> None:
         """Writes the results of an evaluation, and samples of its data set."""
         self._writers.write(step, "eval", results)
         if not self._shows_images:

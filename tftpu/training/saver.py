@@ -62,11 +62,11 @@ class Saver:
         if self._checkpoints is not None:
             self._checkpoints.reserve(self._base.saved())
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Returns whether a checkpoint is due after a step."""
         if self._checkpoints is None:
             return False
-        return self._timetable.checkpoint_due(step, time.monotonic() - self._saved_at)
+        return self._timetable.is_checkpoint_due(step, time.monotonic() - self._saved_at)
 
     def save(
         self, step: int, state: dict[str, Any], best: Best | None, first: Callable[[], None]
@@ -91,7 +91,7 @@ class Saver:
         if self._checkpoints is not None and self.saved_step is not None:
             self._checkpoints.mark_best(self.saved_step, best)
 
-    def settle(self) -> int | None:
+    def wait_for_saves(self) -> int | None:
         """Waits until nothing is being saved; returns the step of the newest checkpoint."""
         if self._checkpoints is None:
             return None
@@ -99,11 +99,11 @@ class Saver:
         self.warn_of_failure()
         return saved[-1] if saved else None
 
-    def newest(self) -> int | None:
+    def find_newest(self) -> int | None:
         """Returns the step of the newest checkpoint that this process knows of."""
         return self._checkpoints.newest if self._checkpoints is not None else None
 
-    def newest_up_to(self, step: int) -> int | None:
+    def find_newest_up_to(self, step: int) -> int | None:
         """Returns the step of the newest checkpoint that is not after a step."""
         steps = self._checkpoints.steps() if self._checkpoints is not None else []
         return max((saved for saved in steps if saved <= step), default=None)

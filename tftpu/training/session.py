@@ -26,7 +26,7 @@ from tftpu.training.programs import Programs
 from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import Reporter
 from tftpu.training.saver import Saver
-from tftpu.training.timetable import Timetable, refuse_late_profile
+from tftpu.training.timetable import Timetable, check_profile
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +90,10 @@ class Session:
         self._last_finite: np.ndarray | None = None
         self._save_due = False  # after the last device loop
         self._repeats_until = account.reached  # steps before were done once already
-        self._refuse_best_metric()
+        self._check_best_metric()
         callbacks.check_monitored(self._executor, validation_data is not None)
-        refuse_late_profile(self._options.profile, timetable.steps)
-        self.progress = self._restore_newest() or before.continued(self._executor.step)
+        check_profile(self._options.profile, timetable.steps)
+        self.progress = self._restore_newest() or before.continue_from(self._executor.step)
         if self.progress.step < timetable.first_step:
             self._executor.begin_at(timetable.first_step)
             self.progress.step = timetable.first_step
@@ -124,7 +124,7 @@ class Session:
             batches = self._feed.open(self.progress.position)
             with (
                 self._hosts.together(),
-                PreemptionNotice(self._options.grace_seconds, self._saver.newest) as notice,
+                PreemptionNotice(self._options.grace_seconds, self._saver.find_newest) as notice,
                 self._watchdog,
                 self._profiler.listening(),
             ):
@@ -144,7 +144,7 @@ class Session:
                         self._log()  # a callback may just have ended the run
                     self._save(now=asked)
                     if asked and (self._evaluation_due or not self.over):
-                        saved = self._hosts.from_chief(self._settle())
+                        saved = self._hosts.from_chief(self._wait_for_saves())
                         raise Preempted(notice.requested or "another host", self._step, saved)
                 self._finish_saving()
             ended = goodput.FINISHED
@@ -160,9 +160,9 @@ class Session:
     def _advance(self, batches: Any, notice: PreemptionNotice) -> tuple[np.ndarray, int]:
         """Runs steps on the devices up to the next stop; returns their sums and their number."""
         profiler, first = self._profiler, not self._loop.compiled(batches)
-        stop = self._timetable.next_stop(self._step, profiler.boundaries(self._step))
-        self._feed.begin_epoch(self._timetable.left_of_epoch(self._step))
-        self._callbacks.batch_begin(self._step)
+        stop = self._timetable.find_next_stop(self._step, profiler.boundaries(self._step))
+        self._feed.begin_epoch(self._timetable.count_left_of_epoch(self._step))
+        self._callbacks.begin_batch(self._step)
         count, start = stop - self._step, time.monotonic()
         part = "compiling" if first else "profiling" if profiler.running else self._part
         with self._clock.spend(part), profiler.marker(self._step):
@@ -196,14 +196,18 @@ class Session:
             self._profiler.at(self._step)
         self._reporter.advance(self._step, self._executor.train_sums.loss(sums))
         logs = self._executor.train_sums.read(sums) if self._callbacks.read_batch_logs else None
-        self._callbacks.batch_end(self._step, logs)
+        self._callbacks.end_batch(self._step, logs)
 
     def _is_any_asking(self, notice: PreemptionNotice) -> bool:
         """Returns whether any host was asked to stop; `stop_training` on one ends it on all.
 
         They also agree whether a checkpoint is due, which each host's own clock may say.
         """
-        flags = notice.requested is not None, self._callbacks.stopped, self._saver.due(self._step)
+        flags = (
+            notice.requested is not None,
+            self._callbacks.stopped,
+            self._saver.is_due(self._step),
+        )
         asked, self._callbacks.stopped, self._save_due = self._hosts.any(*flags)
         return asked
 
@@ -212,7 +216,7 @@ class Session:
     def _log(self) -> None:
         """Writes the means since the last line, if one is due."""
         window = self.progress.window
-        if window is None or not (self._timetable.log_due(self._step) or self.over):
+        if window is None or not (self._timetable.is_log_due(self._step) or self.over):
             return
         scalars = self._executor.train_sums.read(window)
         scalars["learning_rate"] = self._executor.learning_rate
@@ -226,7 +230,7 @@ class Session:
     @property
     def _evaluation_due(self) -> bool:
         """True if an epoch is over and its sums are not used yet."""
-        over = self._timetable.evaluation_due(self._step) or self.over
+        over = self._timetable.is_evaluation_due(self._step) or self.over
         return over and self.progress.epoch is not None
 
     def _evaluate(self) -> None:
@@ -234,29 +238,29 @@ class Session:
         sums = self.progress.epoch
         if sums is None or not self._evaluation_due:
             return
-        if self._timetable.evaluation_due(self._step) or self._step >= self._timetable.steps:
+        if self._timetable.is_evaluation_due(self._step) or self._step >= self._timetable.steps:
             self._feed.end_epoch()
         logs = self._executor.train_sums.read(sums)
         results: dict[str, float] = {}
         if self._validation_data is not None:
             with self._reporter.doing("evaluating", "evaluation"):
-                results = self._callbacks.evaluating(
+                results = self._callbacks.run_evaluation(
                     lambda: self._programs.evaluate(
                         self._validation_data, self._clock, self._watchdog
                     )
                 )
-                self._reporter.evaluated(self._step, results, self._validation_data)
+                self._reporter.log_evaluation(self._step, results, self._validation_data)
             logs.update({f"val_{name}": value for name, value in results.items()})
         logs["learning_rate"] = self._executor.learning_rate
         self.progress.epoch = None
-        self._callbacks.epoch_end(self._step, self.over, logs)
-        self.progress.callbacks = self._callbacks.state()
+        self._callbacks.end_epoch(self._step, self.over, logs)
+        self.progress.callbacks = self._callbacks.get_state()
         if self.over:
             self._callbacks.finish()
         if results:
             self._mark_best(results)
         if not self.over:
-            self._callbacks.epoch_begin(self._step)
+            self._callbacks.begin_epoch(self._step)
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
@@ -284,15 +288,15 @@ class Session:
                 self._saver.mark_best(best)
             return
         with self._reporter.doing("saving", "checkpoint_wait"):
-            self._saver.save(self._step, self._state(), best, self._reporter.flush)
+            self._saver.save(self._step, self._build_state(), best, self._reporter.flush)
         self._reporter.write_account()  # a run killed now loses nothing
 
-    def _settle(self) -> int | None:
+    def _wait_for_saves(self) -> int | None:
         """Waits until nothing is being saved; returns the step of the newest checkpoint."""
         if not self._saver.writes:
             return None
         with self._reporter.doing("saving", "checkpoint_wait"):
-            return self._saver.settle()
+            return self._saver.wait_for_saves()
 
     def _roll_back(self, steps: int) -> None:
         """Returns to the last checkpoint after a loss that was not finite, or ends the run.
@@ -310,7 +314,7 @@ class Session:
             finite = self._executor.train_sums.read(self._last_finite)
             seen = ", ".join(f"{k} {format_number(v)}" for k, v in finite.items())
             where += f" (last finite: {seen})"
-        kept = self._hosts.from_chief(self._saver.newest_up_to(self._step))
+        kept = self._hosts.from_chief(self._saver.find_newest_up_to(self._step))
         if options.on_nan != "rollback" or kept is None:
             good = f" The checkpoint of step {kept} is kept." if kept is not None else ""
             raise DivergedError(f"{where}. {self._find_cause(steps)}{good}")
@@ -337,9 +341,9 @@ class Session:
         """Tells the user and the callbacks that training begins."""
         self._reporter.begin()
         restored = self._saver.saved_step is not None
-        opening = self.progress.opening(self.over, restored, self._saver.workdir)
-        if opening:
-            self._reporter.say(opening, always=self.over)
+        message = self.progress.describe_start(self.over, restored, self._saver.workdir)
+        if message:
+            self._reporter.write_message(message, always=self.over)
         if not self.over:
             self._saver.reserve()
         self._callbacks.begin(self.progress, self.over)
@@ -348,7 +352,7 @@ class Session:
 
     def _finish_saving(self) -> None:
         """Waits for the last checkpoint. Raises `UserError` if it could not be saved."""
-        saved = self._hosts.from_chief(self._settle())
+        saved = self._hosts.from_chief(self._wait_for_saves())
         failed = self._saver.writes and self._saver.saved_step != self._step
         if self._hosts.any(failed)[0]:
             then = f"resumes from step {saved}" if saved is not None else "starts from scratch"
@@ -365,7 +369,7 @@ class Session:
             last_first.callback(self._callbacks.end)
             last_first.callback(self._profiler.stop)
             last_first.callback(self._feed.close)
-            self._settle()
+            self._wait_for_saves()
 
     def _explain_lost_host(self, error: BaseException) -> HostLost:
         last_line = str(error).strip().rpartition("\n")[2][:200]
@@ -377,7 +381,7 @@ class Session:
 
     # State
 
-    def _state(self) -> dict[str, Any]:
+    def _build_state(self) -> dict[str, Any]:
         """Returns the host's part of the state, as JSON."""
         progress = self.progress.to_json(self._executor.train_sums.names)
         ended = {"ended": self._timetable.steps} if self._callbacks.stopped else {}
@@ -398,7 +402,7 @@ class Session:
         names = self._executor.train_sums.names
         return RunProgress.from_json(restored.step, restored.state, names)
 
-    def _refuse_best_metric(self) -> None:
+    def _check_best_metric(self) -> None:
         """Raises `UserError` for a metric that no evaluation will have."""
         metric, known = self._options.best_metric, self._executor.eval_sums.result_names
         if metric and self._validation_data is None:

@@ -22,8 +22,8 @@ from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import claims
-from tftpu.training import arguments, restoring
-from tftpu.training.arguments import CallbackArgument, Length
+from tftpu.training import arguments, data_arguments, restoring
+from tftpu.training.arguments import CallbackArgument, check_keras_arguments
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
 from tftpu.training.epoch_loop import Feed
 from tftpu.training.programs import Programs
@@ -31,7 +31,7 @@ from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import HyperParameter, Reporter
 from tftpu.training.saver import Saver
 from tftpu.training.session import Session
-from tftpu.training.signatures import keras_arguments
+from tftpu.training.timetable import Length
 
 
 class Trainer:
@@ -92,14 +92,14 @@ class Trainer:
         sample: Callable[["Trainer"], str] | None = None,
         base: Collection[str] = (),
     ):
-        self.options = arguments.options_of(options)
+        self.options = arguments.validate_options(options)
         self.engine: Engine = engine_of(model) if engine is None else engine
         objectives = objectives_of(model, loss_fn, objectives)
         self.engine.refuse(model, objectives)
         if (writers or self.options.writers) and workdir is None:
             raise UserError("writers need a workdir, which identifies their run.")
         self.model = model
-        self.workdir = arguments.workdir_of(workdir)
+        self.workdir = arguments.validate_workdir(workdir)
         self.hosts = self.engine.hosts
         self._writes_to = self.workdir if self.hosts.chief else None
         self._writers = tuple(writers)
@@ -128,7 +128,7 @@ class Trainer:
         """The number of training steps done; 0 before `fit`."""
         return self._programs.step
 
-    @keras_arguments
+    @check_keras_arguments
     def fit(
         self,
         x: Any = None,
@@ -192,7 +192,9 @@ class Trainer:
             Preempted: the run was asked to stop, after a checkpoint was saved.
             HostLost: another host of the run failed.
         """
-        arguments.refuse_misplaced(y, sample_weight, class_weight, bool(self._programs.objectives))
+        arguments.check_labels_and_weights(
+            y, sample_weight, class_weight, bool(self._programs.objectives)
+        )
         length = Length(
             epochs=epochs,
             steps=steps,
@@ -200,21 +202,25 @@ class Trainer:
             initial_epoch=initial_epoch,
             eval_every=eval_every,
         )
-        verbose, listed = arguments.verbosity(verbose), arguments.callback_list(callbacks)
-        dataset, validation_data = arguments.data_of_fit(
-            (x, y, sample_weight),
-            batch_size,
-            steps_per_epoch,
-            shuffle,
-            self.options.seed,
+        verbose, listed = arguments.parse_verbosity(verbose), arguments.list_callbacks(callbacks)
+        arrays = (x, y, sample_weight)
+        if validation_split and validation_data is None:
+            arrays, validation_data = data_arguments.split_arrays(*arrays, validation_split)
+        dataset = data_arguments.prepare_training_data(
+            *arrays,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            shuffle=shuffle,
+            seed=self.options.seed,
+        )
+        validation_data = data_arguments.prepare_validation_data(
             validation_data,
-            validation_split,
-            validation_steps,
-            validation_batch_size,
+            batch_size=validation_batch_size or batch_size,
+            steps=validation_steps,
         )
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
-    @keras_arguments
+    @check_keras_arguments
     def evaluate(
         self,
         x: Any = None,
@@ -242,21 +248,21 @@ class Trainer:
         Raises:
             UserError: the data cannot be used.
         """
-        arguments.refuse_list(return_dict)
-        dataset = arguments.evaluation_data(
+        arguments.check_return_dict(return_dict)
+        dataset = data_arguments.prepare_evaluation_data(
             x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
         )
-        self._programs.executor_for_evaluation(dataset)
+        self._programs.prepare_for_evaluation(dataset)
 
         def evaluate() -> dict[str, float]:
             return self._programs.evaluate(dataset, self.account.clock, self._watchdog)
 
-        listed = arguments.callback_list(callbacks)
-        prints = arguments.verbosity(verbose) > 0 and self.hosts.chief
+        listed = arguments.list_callbacks(callbacks)
+        prints = arguments.parse_verbosity(verbose) > 0 and self.hosts.chief
         with self.hosts.together():
             return evaluate_with(listed, self.model, evaluate, prints)
 
-    @keras_arguments
+    @check_keras_arguments
     def predict(
         self,
         x: Any,
@@ -280,9 +286,11 @@ class Trainer:
         Raises:
             UserError: the data cannot be used, or the engine predicts on one host only.
         """
-        dataset = arguments.evaluation_data(x, batch_size=batch_size, steps=steps, name="predict")
-        executor = self._programs.executor_for_prediction(dataset)
-        listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
+        dataset = data_arguments.prepare_evaluation_data(
+            x, batch_size=batch_size, steps=steps, name="predict"
+        )
+        executor = self._programs.prepare_for_prediction(dataset)
+        listed, prints = arguments.list_callbacks(callbacks), arguments.parse_verbosity(verbose) > 0
         with self.hosts.together(), one_pass(dataset):
             return predict_with(listed, self.model, lambda: executor.predictions(dataset), prints)
 
@@ -292,8 +300,8 @@ class Trainer:
         Args:
             x, batch_size: as for `predict`, which raises the same errors.
         """
-        dataset = arguments.evaluation_data(x, batch_size=batch_size, name="predict")
-        return self._programs.executor_for_prediction(dataset).predictions(dataset)
+        dataset = data_arguments.prepare_evaluation_data(x, batch_size=batch_size, name="predict")
+        return self._programs.prepare_for_prediction(dataset).predictions(dataset)
 
     def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
@@ -333,8 +341,8 @@ class Trainer:
             x: as for `predict`, arrays or a data set; a model that is not built yet is built for
                 it.
         """
-        dataset = arguments.evaluation_data(x, name="restore_for_evaluation")
-        self._programs.executor_for_prediction(dataset)
+        dataset = data_arguments.prepare_evaluation_data(x, name="restore_for_evaluation")
+        self._programs.prepare_for_prediction(dataset)
         best = self.checkpoints.best() if self.checkpoints else None
         return self.restore(best, optimizer=False)
 
@@ -370,11 +378,11 @@ class Trainer:
         with claims.claim(self._writes_to) if self._writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
-            timetable = length.timetable(self.options, epoch)
+            timetable = length.build_timetable(self.options, epoch)
             with self.hosts.together():
-                loop, spec = self._programs.training(dataset, class_weight, epoch)
+                loop, spec = self._programs.prepare_training(dataset, class_weight, epoch)
                 if validation_data is not None:  # mistakes are found before training
-                    self._programs.executor_for_evaluation(validation_data)
+                    self._programs.prepare_for_evaluation(validation_data)
             writers = ()
             if self._writes_to is not None:
                 writers = (*self._writers, *background.services(self.options, self._writes_to))

@@ -66,11 +66,6 @@ class ModelState(BaseState):
                 for v in model.trainable_variables
             ]
 
-    @property
-    def untrained(self) -> list[keras.Variable]:
-        """The variables of the model that are neither trained nor states of seed generators."""
-        return self.list_untrained()
-
     def read_trained_values(self) -> Tensors:
         """Returns the values of the trainable weights as tensors."""
         return [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]

@@ -56,12 +56,10 @@ class ObjectiveStep:
     def __init__(self, state: ModelState, index: int, microbatch: Nest):
         self._state = state
         self._part = state.parts[index]
-        losses = self._part.losses
-        everything = ForwardPass(
-            state, losses, [*state.untrained, *state.model.trainable_variables]
-        )
+        losses, untrained = self._part.losses, state.list_untrained()
+        everything = ForwardPass(state, losses, [*untrained, *state.model.trainable_variables])
         traced = _trace_forward(everything, state, microbatch)
-        checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
+        checks.refuse_updates(traced.updated, state.model, untrained, state.seed_states)
         checks.warn_of_means(self._part, traced.computed)
         updated = {id(v) for v in traced.updated}
         self.statistics = [v for v in everything.statistics if id(v) in updated]
