@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from tftpu.config import Model, Share
+from tftpu.config import ModelConfig, Share
 from tftpu.errors import UserError, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
@@ -46,7 +46,7 @@ def check_rate(field: str, value: float) -> None:
         raise UserError(f"model.{field} is {value}: it must be 0 or more, and below 1.")
 
 
-def check_sizes(config: Model, may_be_zero: tuple[str, ...] = ()) -> None:
+def check_sizes(config: ModelConfig, may_be_zero: tuple[str, ...] = ()) -> None:
     """Raises `UserError` for a whole number, alone or in a tuple, that is not 1 or more.
 
     Also for an empty tuple, for a number that no array can have, and for a depth that nobody wants.

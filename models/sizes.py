@@ -7,7 +7,7 @@ This file imports no Keras, so that a config file is loaded and checked in milli
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tftpu.config import Model, Share
+from tftpu.config import ModelConfig, Share
 from tftpu.errors import UserError
 from tftpu.models import checks
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class ResNet(Model):
+class ResNet(ModelConfig):
     """ResNet v1.5 (He et al. 2015, https://arxiv.org/abs/1512.03385), which strides in the 3x3."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks of each stage
@@ -53,7 +53,7 @@ class ResNet(Model):
 
 
 @dataclasses.dataclass
-class GPT(Model):
+class GPT(ModelConfig):
     """GPT-2 (Radford et al. 2019): decoder-only, pre-norm, learned positions, tied head."""
 
     vocabulary: int = 50257
@@ -82,7 +82,7 @@ class GPT(Model):
 
 
 @dataclasses.dataclass
-class ConvNeXt(Model):
+class ConvNeXt(ModelConfig):
     """ConvNeXt (Liu et al. 2022, https://arxiv.org/abs/2201.03545)."""
 
     blocks: tuple[int, ...] = (3, 3, 9, 3)  # of each stage
@@ -107,7 +107,7 @@ class ConvNeXt(Model):
 
 
 @dataclasses.dataclass
-class EfficientNetV2(Model):
+class EfficientNetV2(ModelConfig):
     """EfficientNetV2 (Tan & Le 2021, https://arxiv.org/abs/2104.00298)."""
 
     blocks: tuple[int, ...] = (2, 4, 4, 6, 9, 15)  # of each stage
@@ -143,7 +143,7 @@ class EfficientNetV2(Model):
 
 
 @dataclasses.dataclass
-class ViT(Model):
+class ViT(ModelConfig):
     """Vision Transformer (Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929)."""
 
     patch: int = 16
@@ -189,7 +189,7 @@ class ViT(Model):
 
 
 @dataclasses.dataclass
-class BERT(Model):
+class BERT(ModelConfig):
     """BERT (Devlin et al. 2018, https://arxiv.org/abs/1810.04805): encoder-only, post-norm."""
 
     vocabulary: int = 30522
@@ -222,7 +222,7 @@ class BERT(Model):
 
 
 @dataclasses.dataclass
-class Llama(Model):
+class Llama(ModelConfig):
     """Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) and its successors."""
 
     vocabulary: int = 32000
@@ -266,7 +266,7 @@ class Llama(Model):
         return llama.build(self)
 
 
-SIZES: dict[str, Model] = {
+SIZES: dict[str, ModelConfig] = {
     model.name: model
     for model in (
         ResNet("resnet18", blocks=(2, 2, 2, 2), bottleneck=False),

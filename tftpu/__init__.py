@@ -15,14 +15,13 @@ from tftpu.version import __version__
 if TYPE_CHECKING:
     from tftpu import input_pipelines, models, preflight
     from tftpu.config import (
-        Cluster,
-        Data,
+        ClusterConfig,
+        DataConfig,
         DataContext,
         Experiment,
-        Model,
-        Optimizer,
-        Train,
-        TrainOptions,
+        ModelConfig,
+        OptimizerConfig,
+        TrainConfig,
     )
     from tftpu.engines.engine import Engine
     from tftpu.engines.objectives.objective import Objective
@@ -38,18 +37,17 @@ backend.prefer_tensorflow()
 environment.prepare()
 
 _LAZY = {
-    "Cluster": "tftpu.config",
-    "Data": "tftpu.config",
+    "ClusterConfig": "tftpu.config",
+    "DataConfig": "tftpu.config",
     "DataContext": "tftpu.config",
     "Engine": "tftpu.engines.engine",
     "Experiment": "tftpu.config",
     "HostLost": "tftpu.errors",
-    "Model": "tftpu.config",
+    "ModelConfig": "tftpu.config",
     "Objective": "tftpu.engines.objectives.objective",
-    "Optimizer": "tftpu.config",
+    "OptimizerConfig": "tftpu.config",
     "Preempted": "tftpu.errors",
-    "Train": "tftpu.config",
-    "TrainOptions": "tftpu.config",
+    "TrainConfig": "tftpu.config",
     "Trainer": "tftpu.training.trainer",
     "UserError": "tftpu.errors",
     "Writer": "tftpu.observe.writers",
@@ -63,18 +61,17 @@ _TRAINS = ("Trainer", "connect", "set_precision", "simulated_slice")  # need Ker
 _SUBMODULES = ("input_pipelines", "models", "preflight")
 
 __all__ = [
-    "Cluster",
-    "Data",
+    "ClusterConfig",
+    "DataConfig",
     "DataContext",
     "Engine",
     "Experiment",
     "HostLost",
-    "Model",
+    "ModelConfig",
     "Objective",
-    "Optimizer",
+    "OptimizerConfig",
     "Preempted",
-    "Train",
-    "TrainOptions",
+    "TrainConfig",
     "Trainer",
     "UserError",
     "Writer",
@@ -99,7 +96,9 @@ if not TYPE_CHECKING:  # type checkers then report undefined names
             return getattr(importlib.import_module(_LAZY[name]), name)
         if name in _SUBMODULES:
             return importlib.import_module(f"tftpu.{name}")
-        raise AttributeError(f"module 'tftpu' has no attribute {name!r}")
+        from tftpu.config import renamed
+
+        raise renamed.explain_missing(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """The engine that trains a config on a slice, which decides what its machines install."""
 
-from tftpu.config import Cluster, Experiment
+from tftpu.config import ClusterConfig, Experiment
 from tftpu.config.mesh import AUTO, batch_shares, check_between_slices, mesh_sizes
 from tftpu.engines import selection
 from tftpu.errors import UserError
@@ -40,7 +40,7 @@ def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
     return name
 
 
-def _count_data_shares(cluster: Cluster, wanted: Slice) -> int | None:
+def _count_data_shares(cluster: ClusterConfig, wanted: Slice) -> int | None:
     """Returns how many shares a global batch is cut into; None if only the machines choose."""
     if cluster.mesh == AUTO:
         return None

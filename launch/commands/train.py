@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tftpu.checkpoint import manifest
-from tftpu.config import Experiment, Train, operational_fields, to_plain
+from tftpu.config import Experiment, TrainConfig, operational_fields, renamed, to_plain
 from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError
@@ -106,7 +106,7 @@ def _list_interpreter_flags() -> list[str]:
     return ["-P", *["-O"] * sys.flags.optimize]
 
 
-def _format_length(train: Train) -> str:
+def _format_length(train: TrainConfig) -> str:
     return f"{train.steps:,}" if train.steps is not None else f"{train.epochs:,} epochs in"
 
 
@@ -129,7 +129,7 @@ def _check_same_run(
         return
     for group in (*_GROUPS, "loss"):  # a run from before configs had losses has none
         now = getattr(experiment, group)
-        recorded = _extract_fields(before.get(group))
+        recorded = _extract_fields(renamed.update_classes(before.get(group)))
         fields = _extract_fields(to_plain(now))
         if dataclasses.is_dataclass(now):
             recorded = _list_defaults(now) | recorded  # of fields newer than the run

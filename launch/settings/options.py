@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from absl import flags as absl_flags
 
-from tftpu.config import Cluster, Experiment
+from tftpu.config import ClusterConfig, Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.startup import import_tensorflow
@@ -361,7 +361,7 @@ class ConfigOptions(Overrides):
         own_code.validate(experiment)
         return experiment
 
-    def set_cluster(self, cluster: Cluster) -> None:
+    def set_cluster(self, cluster: ClusterConfig) -> None:
         """Sets the devices that the command line names; by default the config's own stay."""
 
 
@@ -379,7 +379,7 @@ class DeviceOptions:
         None, "split the CPU into this many devices, to try several replicas", metavar="N"
     )
 
-    def set_cluster(self, cluster: Cluster) -> None:
+    def set_cluster(self, cluster: ClusterConfig) -> None:
         """Sets the devices of a config to these; what is not given stays as it is."""
         if self.tpu is not None:
             cluster.tpu = self.tpu

@@ -167,7 +167,7 @@ def test_a_resnet_of_large_groups_can_be_saved_and_loaded_by_keras(tmp_path):
 
 def test_a_config_without_a_model_fails_with_a_clear_error():
     with pytest.raises(tftpu.UserError, match="has no method build"):
-        models.build(tftpu.config.Model("mine"))
+        models.build(tftpu.config.ModelConfig("mine"))
 
 
 def test_fields_are_for_names_only():

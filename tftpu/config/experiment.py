@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tftpu.config import keras_names
-from tftpu.config.data import Data
+from tftpu.config.data import DataConfig
 from tftpu.config.fields import OPERATIONAL
 from tftpu.config.mesh import AUTO as AUTO_MESH
 from tftpu.config.mesh import batch_shares, parse_mesh
-from tftpu.config.model import Model
-from tftpu.config.options import Train
-from tftpu.config.parts import refuse_data, refuse_model
+from tftpu.config.model import ModelConfig
+from tftpu.config.options import TrainConfig
+from tftpu.config.own_classes import check_data, check_model
 from tftpu.config.share import Share
 from tftpu.config.validation import at_least, check_types, fraction, one_of
 from tftpu.errors import UserError
@@ -42,7 +42,7 @@ def check_optimizer(field: str, name: str) -> None:
 
 
 @dataclasses.dataclass
-class Optimizer:
+class OptimizerConfig:
     """An optimizer by name, and its learning rate over the run.
 
     A plain name, `Experiment(optimizer="adam")`, is Keras's optimizer with Keras's defaults and a
@@ -110,7 +110,7 @@ class Optimizer:
 
 
 @dataclasses.dataclass
-class Cluster:
+class ClusterConfig:
     """The devices of a run.
 
     Attributes:
@@ -172,7 +172,7 @@ class Experiment:
     Attributes:
         model: hyper-parameters of the model, and how to build it.
         data: the data set and its global batch.
-        optimizer: `tftpu.Optimizer`, one of the names in `OPTIMIZERS`, or a Keras optimizer.
+        optimizer: `tftpu.OptimizerConfig`, one of the names in `OPTIMIZERS`, or a Keras optimizer.
         loss: as for `keras.Model.compile`: a name ("mse"), a `keras.losses.Loss`, a function of a
             module, or a dict or list of them, one for each output. None is the cross-entropy of
             class labels and logits, smoothed by `train.label_smoothing`, with accuracy as metric.
@@ -184,20 +184,20 @@ class Experiment:
         config_file: the file that `--config` named, which the command line fills in.
     """
 
-    model: Model
-    data: Data
-    optimizer: Any = dataclasses.field(default_factory=Optimizer)
+    model: ModelConfig
+    data: DataConfig
+    optimizer: Any = dataclasses.field(default_factory=OptimizerConfig)
     loss: Any = None
     metrics: Sequence[Any] | Mapping[str, Any] = ()
     weighted_metrics: Sequence[Any] | Mapping[str, Any] = ()
     callbacks: Sequence[Any] = ()
-    train: Train = dataclasses.field(default_factory=Train)
-    cluster: Cluster = dataclasses.field(default_factory=Cluster, metadata=OPERATIONAL)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig, metadata=OPERATIONAL)
     config_file: str = dataclasses.field(default="", metadata=OPERATIONAL)
 
     def __post_init__(self) -> None:
-        refuse_model(self.model)
-        refuse_data(self.data)
+        check_model(self.model)
+        check_data(self.data)
 
     def validate(self, data_shares: int | None = None) -> None:
         """Checks every field, and that the global batch can be divided among the replicas.
@@ -219,8 +219,8 @@ class Experiment:
         Raises:
             UserError: the first mistake found.
         """
-        refuse_model(self.model)
-        refuse_data(self.data)
+        check_model(self.model)
+        check_data(self.data)
         for group in ("model", "data", "train", "cluster"):
             check_types(group, getattr(self, group))
         self._check_optimizer()
@@ -269,7 +269,7 @@ class Experiment:
                 )
 
     def _check_optimizer(self) -> None:
-        if isinstance(self.optimizer, Optimizer):
+        if isinstance(self.optimizer, OptimizerConfig):
             check_types("optimizer", self.optimizer)
             self.optimizer.validate()
         elif isinstance(self.optimizer, str):

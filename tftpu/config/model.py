@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Model:
+class ModelConfig:
     """Hyper-parameters of a model, and how to build it.
 
     Derive a dataclass: its fields become `--config.model.FIELD` on the command line. The families
@@ -36,7 +36,7 @@ class Model:
 
     ```python
     @dataclasses.dataclass
-    class Perceptron(tftpu.Model):
+    class Perceptron(tftpu.ModelConfig):
         width: int = 64
 
         def build(self):

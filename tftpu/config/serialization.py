@@ -9,8 +9,9 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from tftpu.config.experiment import Experiment, Optimizer
+from tftpu.config.experiment import Experiment, OptimizerConfig
 from tftpu.config.objects import Function, KerasObject, names_in
+from tftpu.config.renamed import update_class
 from tftpu.errors import UserError
 
 _COMPILED = ("optimizer", "loss", "metrics", "weighted_metrics")  # for `keras.Model.compile`
@@ -144,8 +145,8 @@ def _resolve_class(path: str, kind: Any, own: Collection[str]) -> type:
     Raises:
         UserError: it is none that the field may hold.
     """
-    found = _look_up(path, own)
-    allowed = _list_dataclasses(kind) or (Optimizer, KerasObject, Function)
+    found = _look_up(update_class(path), own)
+    allowed = _list_dataclasses(kind) or (OptimizerConfig, KerasObject, Function)
     # The type's own type: another attribute of an object that loads itself may be what loads it.
     if not (issubclass(type(found), type) and dataclasses.is_dataclass(found)):
         raise _explain_not_own(path)
@@ -213,7 +214,9 @@ def _check_compiled(value: Any, name: str) -> None:
         value: of a field of the experiment.
         name: of the field.
     """
-    kinds = (str, Optimizer, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
+    kinds = (
+        (str, OptimizerConfig, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
+    )
     for part in [value] if name == "optimizer" else _iterate_leaves(value):
         described = part.description if isinstance(part, KerasObject) else {"class_name": ""}
         if not (

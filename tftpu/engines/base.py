@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data import conversion
 from tftpu.engines.engine import Epoch
@@ -78,7 +78,7 @@ class BaseState:
         self,
         model: keras.Model,
         batch_spec: Nest,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):

@@ -70,7 +70,7 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
     if model.steps_per_execution > 1:
         raise UserError(
             f"The model was compiled with steps_per_execution={model.steps_per_execution}: leave "
-            "it out, and pass TrainOptions(steps_per_loop=N) to the Trainer instead."
+            "it out, and pass TrainConfig(steps_per_loop=N) to the Trainer instead."
         )
     _refuse_optimizer(getattr(model.optimizer, "inner_optimizer", model.optimizer))
 
@@ -275,12 +275,12 @@ def _refuse_optimizer(optimizer: Any) -> None:
     if optimizer.gradient_accumulation_steps:
         raise UserError(
             "The optimizer has gradient_accumulation_steps: pass "
-            "TrainOptions(gradient_accumulation_steps=N) to the Trainer instead, which cuts each "
+            "TrainConfig(gradient_accumulation_steps=N) to the Trainer instead, which cuts each "
             "global batch into N microbatches."
         )
     if optimizer.use_ema:
         raise UserError(
-            "The optimizer has use_ema=True: pass TrainOptions(ema_momentum=0.999) to the Trainer "
+            "The optimizer has use_ema=True: pass TrainConfig(ema_momentum=0.999) to the Trainer "
             "instead, which keeps the average right on any number of replicas."
         )
     if keras_internals.overrides_apply(optimizer):

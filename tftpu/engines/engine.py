@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.leaf import Leaf
 from tftpu.tpu.hardware import Hardware
 
@@ -378,7 +378,7 @@ class Engine(Protocol):
     def prepare(
         self,
         model: "keras.Model",
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence["Objective"] = (),
         labelled: bool = True,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     import keras
 
-    from tftpu.config import TrainOptions
+    from tftpu.config import TrainConfig
     from tftpu.engines.objectives.objective import Objective
     from tftpu.tensors import Nest
     from tftpu.tpu.slices import Slice
@@ -118,7 +118,7 @@ class Lowering(Protocol):
         share_spec: "Nest",
         devices: int,
         precision: str,
-        options: "TrainOptions",
+        options: "TrainConfig",
         objectives: ObjectivesOf | None = None,
     ) -> LoweredStep:
         """Lowers the train step of a model.

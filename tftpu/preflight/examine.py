@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import keras
 
-from tftpu.config import Cluster, Share
+from tftpu.config import ClusterConfig, Share
 from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
 from tftpu.engines import selection
@@ -68,7 +68,7 @@ def check(
     request.refuse_model_fn(model_fn)
     request.refuse_batch(batch_spec, options)
     targets = request.slices_of(slices)
-    cluster = Cluster(
+    cluster = ClusterConfig(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )
     check_types("options", cluster)

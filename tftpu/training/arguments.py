@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.data.arrays import as_arrays
 from tftpu.engines.data.py_dataset import PyBatches
 from tftpu.engines.engine import Dataset, Epoch
@@ -76,7 +76,7 @@ class Length:
         """True if an epoch is one pass over the data."""
         return self.steps is None and self.steps_per_epoch is None
 
-    def timetable(self, options: TrainOptions, epoch: Epoch | None) -> Timetable:
+    def timetable(self, options: TrainConfig, epoch: Epoch | None) -> Timetable:
         """Returns the timetable of the run.
 
         Args:
@@ -91,20 +91,31 @@ class Length:
         return Timetable(options, (self.epochs or 1) * each, each, first, alone)
 
 
-def options_of(options: TrainOptions | None) -> TrainOptions:
+def options_of(options: TrainConfig | None) -> TrainConfig:
     """Returns a validated copy of the options of a trainer; the defaults for None.
 
     Raises:
-        UserError: they are no `TrainOptions`, or one is not allowed.
+        UserError: they are no `TrainConfig`, or one is not allowed.
     """
-    if not isinstance(options, TrainOptions | None):
+    if not isinstance(options, TrainConfig | None):
         raise UserError(
             f"options is {type(options).__name__} {options!r}: pass "
-            "tftpu.TrainOptions(steps_per_loop=…)."
+            "tftpu.TrainConfig(steps_per_loop=…)."
         )
-    options = TrainOptions() if options is None else dataclasses.replace(options)
+    options = TrainConfig() if options is None else dataclasses.replace(options)
     options.validate()
     return options
+
+
+def check_length(options: TrainConfig, epochs: int | None, steps: int | None) -> None:
+    """Raises `UserError` for a length that only the options give, where `fit` does not look."""
+    given = {"epochs": options.epochs, "steps": options.steps}
+    if epochs is None and steps is None and given != {"epochs": None, "steps": TrainConfig().steps}:
+        shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        raise UserError(
+            f"The options say {shown}, and fit() got no length: pass fit(…, {shown}), because "
+            "the options of a Trainer leave it to fit()."
+        )
 
 
 def workdir_of(workdir: StrPath | None) -> str | None:

@@ -8,7 +8,7 @@ import keras
 
 from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.engine import Engine, Executor
 from tftpu.observe.profiler import Profiler
 from tftpu.runtime.goodput import Account
@@ -42,7 +42,7 @@ class RunContext:
     model: keras.Model
     engine: Engine
     executor: Executor
-    options: TrainOptions
+    options: TrainConfig
     workdir: str | None
     saves: bool
     checkpoints: Checkpoints | None

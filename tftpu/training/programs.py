@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
@@ -31,7 +31,7 @@ class Programs:
         self,
         engine: Engine,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: Sequence[Objective] = (),
     ):
         self._engine = engine

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from tftpu.config import TrainOptions, profile_plan
+from tftpu.config import TrainConfig, profile_plan
 from tftpu.errors import UserError
 
 
@@ -19,7 +19,7 @@ class Timetable:
         last_alone: whether the last step of an epoch is a device loop of its own.
     """
 
-    options: TrainOptions
+    options: TrainConfig
     steps: int
     epoch_steps: int
     first_step: int = 0

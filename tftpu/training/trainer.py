@@ -8,7 +8,7 @@ import keras
 
 from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.data.py_dataset import one_pass
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest, TrainLoop
 from tftpu.engines.objectives.objective import LossFunction, Objective, objectives_of
@@ -72,14 +72,14 @@ class Trainer:
     with engine.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    trainer = tftpu.Trainer(model, "runs/mine", tftpu.TrainOptions(global_clipnorm=1.0))
+    trainer = tftpu.Trainer(model, "runs/mine", tftpu.TrainConfig(global_clipnorm=1.0))
     history = trainer.fit(x, y, epochs=5, batch_size=100, validation_split=0.1)
     ```
     """
 
     def __init__(
         self,
-        model: keras.Model, workdir: str | None = None, options: TrainOptions | None = None, *,
+        model: keras.Model, workdir: str | None = None, options: TrainConfig | None = None, *,
         loss_fn: LossFunction | None = None, objectives: Sequence[Objective] = (),
         engine: Engine | None = None, writers: Sequence[Writer] = (),
         hyperparameters: Mapping[str, HyperParameter] | None = None,
@@ -178,6 +178,7 @@ class Trainer:
             HostLost: another host of the run failed.
         """
         arguments.refuse_misplaced(y, sample_weight, class_weight, self._trains_function)
+        arguments.check_length(self.options, epochs, steps)
         length = Length(
             epochs=epochs, steps=steps, steps_per_epoch=steps_per_epoch,
             initial_epoch=initial_epoch, eval_every=eval_every,

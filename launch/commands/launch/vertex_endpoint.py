@@ -12,7 +12,7 @@ import re
 import sys
 
 from tftpu.checkpoint import manifest
-from tftpu.config import Data, from_json
+from tftpu.config import DataConfig, from_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.launch.cloud import google_cloud, job
@@ -195,7 +195,7 @@ def _check_run(workdir: str) -> None:
         )
 
 
-def _has_local_tokens(data: Data) -> bool:
+def _has_local_tokens(data: DataConfig) -> bool:
     """Returns whether only local files say what the tokens of a language model mean."""
     if getattr(data, "tokenizer", None):
         return True

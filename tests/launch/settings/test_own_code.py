@@ -498,7 +498,7 @@ def test_of_a_users_parts_a_config_json_is_validated_by_the_model_alone(tmp_path
 def test_fields_that_users_data_derive_are_validated_by_the_class_that_has_them(
     field, value, tmp_path
 ):
-    derived = projects.DATA.replace("(tftpu.Data)", "(Records)")
+    derived = projects.DATA.replace("(tftpu.DataConfig)", "(Records)")
     derived += "\n    def validate(self):\n        super().validate()\n        1 / 0\n"
     derived = f"from tftpu.input_pipelines.sources import Records\n{derived}"
     path = projects.write(tmp_path, "loss='mse'", data=derived)

@@ -8,7 +8,7 @@ import jax
 import keras
 from jax.sharding import Mesh
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
 from tftpu.engines.data.gate import Gate
@@ -96,7 +96,7 @@ class JaxEngine(BaseEngine):
     def prepare(
         self,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,

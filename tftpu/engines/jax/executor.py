@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
@@ -55,7 +55,7 @@ class JaxExecutor(BaseExecutor):
         part: BatchShard,
         platform: str,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import AbstractMesh
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.config.mesh import (
     DATA,
     FSDP,
@@ -78,7 +78,7 @@ class JaxLowering:
         share_spec: Nest,
         devices: int,
         precision: str,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: ObjectivesOf | None = None,
     ) -> LoweredStep:
         """Lowers the train step of all devices together."""
@@ -129,7 +129,7 @@ def _trace_step(
     model_fn: ModelFn,
     share_spec: Nest,
     mesh: AbstractMesh,
-    options: TrainOptions,
+    options: TrainConfig,
     objectives: ObjectivesOf | None,
 ) -> tuple[JaxState, TrainStep, StateValues]:
     """Returns the variables and the step of a model, and the shapes of its values."""

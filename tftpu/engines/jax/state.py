@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseState
 from tftpu.engines.jax import internals
 from tftpu.engines.jax.placement import leaves, placing
@@ -74,7 +74,7 @@ class JaxState(BaseState):
         mesh: Mesh | AbstractMesh,
         model: keras.Model,
         batch_spec: Nest,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import data_errors, finite_dataset, narrow, warn_if_endless
@@ -53,7 +53,7 @@ class TensorFlowExecutor(BaseExecutor):
         strategy: tf.distribute.Strategy,
         platform: str | None,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,

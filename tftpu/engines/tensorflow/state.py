@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseState
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.objectives.objective import Objective
@@ -46,7 +46,7 @@ class ModelState(BaseState):
         self,
         model: keras.Model,
         batch_spec: Nest,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):

@@ -33,7 +33,7 @@ print("config of", os.path.dirname(os.path.abspath(__file__)), "with", tftpu.__f
 
 
 @dataclasses.dataclass
-class Net(tftpu.Model):
+class Net(tftpu.ModelConfig):
     def build(self):
         from keras import Input, Sequential, layers
 

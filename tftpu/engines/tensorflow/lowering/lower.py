@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.conversion import with_examples
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf, layer_path
@@ -35,7 +35,7 @@ def lower(
     batch_spec: BatchSpec,
     replicas: int,
     precision: str,
-    options: TrainOptions | None = None,
+    options: TrainConfig | None = None,
     objectives: ObjectivesOf | None = None,
 ) -> LoweredStep:
     """Lowers the train step of one replica.
@@ -53,7 +53,7 @@ def lower(
     Raises:
         UserError: XLA cannot compile the step. The message names the layer and the op.
     """
-    options = options or TrainOptions()
+    options = options or TrainConfig()
     strategy = OneReplicaStrategy(replicas)
     model, step = _build(model_fn, batch_spec, precision, options, strategy, objectives)
     flat = keras_internals.flat_layers(model)
@@ -134,7 +134,7 @@ class TensorFlowLowering:
         share_spec: BatchSpec,
         devices: int,
         precision: str,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: ObjectivesOf | None = None,
     ) -> LoweredStep:
         """Lowers the train step of one of the devices."""
@@ -201,7 +201,7 @@ def _build(
     model_fn: ModelFn,
     batch_spec: BatchSpec,
     precision: str,
-    options: TrainOptions,
+    options: TrainConfig,
     strategy: tf.distribute.Strategy,
     objectives: ObjectivesOf | None,
 ) -> tuple[keras.Model, TrainStep]:
