@@ -7,7 +7,7 @@ This file imports no Keras, so that a config file is loaded and checked in milli
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tftpu.config import ModelConfig, Share
+from tftpu.config import ModelConfig, PerReplicaBatch
 from tftpu.errors import UserError
 from tftpu.models import checks
 
@@ -33,7 +33,7 @@ class ResNet(ModelConfig):
     dropout: float = 0.0
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_choice("stride_in", self.stride_in, ("3x3", "1x1"))
@@ -44,7 +44,7 @@ class ResNet(ModelConfig):
                 f"{self.image_size}: use model.stem='imagenet'."
             )
         checks.check_rate("dropout", self.dropout)
-        checks.check_norm_batch(self.norm_batch, share)
+        checks.check_norm_batch(self.norm_batch, batch)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import resnet
@@ -67,7 +67,7 @@ class GPT(ModelConfig):
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_scan(self.scan)
@@ -94,7 +94,7 @@ class ConvNeXt(ModelConfig):
     stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_stages(self.blocks, widths=self.widths)
@@ -126,7 +126,7 @@ class EfficientNetV2(ModelConfig):
     stochastic_depth: float = 0.2  # rate after the last block; falls to 0 at the first
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self, may_be_zero=("fused_stages",))
         checks.check_remat(self.remat)
         checks.check_stages(
@@ -134,7 +134,7 @@ class EfficientNetV2(ModelConfig):
         )
         checks.check_rate("dropout", self.dropout)
         checks.check_rate("stochastic_depth", self.stochastic_depth)
-        checks.check_norm_batch(self.norm_batch, share)
+        checks.check_norm_batch(self.norm_batch, batch)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import efficientnetv2
@@ -163,7 +163,7 @@ class ViT(ModelConfig):
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_scan(self.scan)
@@ -206,7 +206,7 @@ class BERT(ModelConfig):
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_scan(self.scan)
@@ -241,7 +241,7 @@ class Llama(ModelConfig):
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_scan(self.scan)

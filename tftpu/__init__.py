@@ -23,14 +23,15 @@ if TYPE_CHECKING:
         OptimizerConfig,
         TrainConfig,
     )
+    from tftpu.engines.collectives import all_gather, positions
     from tftpu.engines.engine import Engine
     from tftpu.engines.objectives.objective import Objective
     from tftpu.engines.selection import connect
-    from tftpu.engines.tensorflow.lowering.simulated import simulated_slice
-    from tftpu.engines.tensorflow.step.collectives import all_gather, positions
-    from tftpu.errors import HostLost, Preempted, UserError
+    from tftpu.errors import DivergedError, HostLost, Preempted, UserError
+    from tftpu.inference.generate import generate
     from tftpu.observe.writers import Writer
     from tftpu.optim.precision import set_precision
+    from tftpu.preflight.simulated import simulated_slice
     from tftpu.training.trainer import Trainer
 
 backend.prefer_tensorflow()
@@ -40,6 +41,7 @@ _LAZY = {
     "ClusterConfig": "tftpu.config",
     "DataConfig": "tftpu.config",
     "DataContext": "tftpu.config",
+    "DivergedError": "tftpu.errors",
     "Engine": "tftpu.engines.engine",
     "Experiment": "tftpu.config",
     "HostLost": "tftpu.errors",
@@ -51,19 +53,21 @@ _LAZY = {
     "Trainer": "tftpu.training.trainer",
     "UserError": "tftpu.errors",
     "Writer": "tftpu.observe.writers",
-    "all_gather": "tftpu.engines.tensorflow.step.collectives",
+    "all_gather": "tftpu.engines.collectives",
     "connect": "tftpu.engines.selection",
-    "positions": "tftpu.engines.tensorflow.step.collectives",
+    "generate": "tftpu.inference.generate",
+    "positions": "tftpu.engines.collectives",
     "set_precision": "tftpu.optim.precision",
-    "simulated_slice": "tftpu.engines.tensorflow.lowering.simulated",
+    "simulated_slice": "tftpu.preflight.simulated",
 }
-_TRAINS = ("Trainer", "connect", "set_precision", "simulated_slice")  # need Keras 3
+_TRAINS = ("Trainer", "connect", "generate", "set_precision", "simulated_slice")  # need Keras 3
 _SUBMODULES = ("input_pipelines", "models", "preflight")
 
 __all__ = [
     "ClusterConfig",
     "DataConfig",
     "DataContext",
+    "DivergedError",
     "Engine",
     "Experiment",
     "HostLost",
@@ -78,6 +82,7 @@ __all__ = [
     "__version__",
     "all_gather",
     "connect",
+    "generate",
     "input_pipelines",
     "models",
     "positions",

@@ -61,7 +61,7 @@ def test_a_mesh_is_for_the_jax_engine():
 
 
 def test_the_shares_that_a_mesh_implies():
-    assert ClusterConfig(mesh="data:2,fsdp:4,tensor:2").known_shares == 8
-    assert ClusterConfig(mesh="data:2,fsdp:-1").known_shares == 2
-    assert ClusterConfig(mesh="fsdp:2,sequence:4").known_shares == 2
-    assert ClusterConfig(virtual_devices=4).known_shares == 4
+    assert ClusterConfig(mesh="data:2,fsdp:4,tensor:2").known_data_shards == 8
+    assert ClusterConfig(mesh="data:2,fsdp:-1").known_data_shards == 2
+    assert ClusterConfig(mesh="fsdp:2,sequence:4").known_data_shards == 2
+    assert ClusterConfig(virtual_devices=4).known_data_shards == 4

@@ -16,6 +16,7 @@ from tftpu.config.fields import OPERATIONAL, operational_fields
 from tftpu.config.model import ModelConfig
 from tftpu.config.objects import Function, KerasObject
 from tftpu.config.options import ON_NAN, PRECISIONS, WRITERS, TrainConfig
+from tftpu.config.per_replica_batch import PerReplicaBatch
 from tftpu.config.profile_plan import ProfilePlan, profile_plan
 from tftpu.config.serialization import (
     find_unreadable,
@@ -24,7 +25,6 @@ from tftpu.config.serialization import (
     to_json,
     to_plain,
 )
-from tftpu.config.share import Share
 from tftpu.config.validation import check_types, declared_types
 
 __all__ = [
@@ -43,8 +43,8 @@ __all__ = [
     "KerasObject",
     "ModelConfig",
     "OptimizerConfig",
+    "PerReplicaBatch",
     "ProfilePlan",
-    "Share",
     "TrainConfig",
     "check_types",
     "declared_types",

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tftpu.config.share import Share
+from tftpu.config.per_replica_batch import PerReplicaBatch
 from tftpu.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ class ModelConfig:
         """
         return ()
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         """Raises `UserError` for a value that the model does not allow.
 
         Args:
-            share: the part of a global batch that one replica computes at a time.
+            batch: the part of a global batch that one replica computes at a time.
         """

@@ -39,7 +39,7 @@ class TrainConfig:
             step was finished for this long. Must exceed the time of one evaluation. None: never.
         best_metric: metric of the evaluation that marks the best checkpoint; "" is the loss.
             For losses and errors, lower is better.
-        gradient_accumulation_steps: microbatches that each share of a global batch is cut into.
+        gradient_accumulation_steps: microbatches that each shard of a global batch is cut into.
         global_clipnorm: largest global norm of the gradient, after its sum over all replicas and
             microbatches; None does not clip.
         ema_momentum: momentum of the moving average of the weights, which evaluation then uses;

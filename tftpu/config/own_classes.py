@@ -18,7 +18,7 @@ _OWN_DATA = (
 )
 
 
-def check_model(model: Any) -> None:
+def check_model_class(model: Any) -> None:
     """Raises `UserError` for anything but a dataclass derived from `ModelConfig`."""
     if isinstance(model, str):
         raise UserError(
@@ -29,7 +29,7 @@ def check_model(model: Any) -> None:
     _check_is_dataclass(model, ModelConfig)
 
 
-def check_data(data: Any) -> None:
+def check_data_class(data: Any) -> None:
     """Raises `UserError` for anything but a dataclass derived from `DataConfig`."""
     if not isinstance(data, DataConfig):
         raise UserError(f"Experiment(data=…) is {_describe_value(data)}. {_OWN_DATA}")

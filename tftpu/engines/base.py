@@ -20,13 +20,13 @@ from tftpu.tensors import Nest, ops
 
 
 class BaseEngine:
-    """The part of `tftpu.engines.engine.Engine` that only needs the number of shares.
+    """The part of `tftpu.engines.engine.Engine` that only needs the number of shards.
 
     Attributes:
-        data_shares: number of shares that a global batch is divided into.
+        data_shards: number of shards that a global batch is divided into.
     """
 
-    data_shares: int
+    data_shards: int
 
     def epoch(self, dataset: Any) -> Epoch:
         """Returns the length of one pass over a data set; may have to read all of it."""
@@ -38,17 +38,17 @@ class BaseEngine:
         microbatches: int = 1,
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
-        """Returns the spec of one share of the global batches that `batches` would give."""
+        """Returns the spec of one shard of the global batches that `batches` would give."""
         batches = conversion.for_training(dataset, 0, class_weight)
-        return conversion.share_spec(batches, self.data_shares, microbatches)
+        return conversion.build_shard_spec(batches, self.data_shards, microbatches)
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
-        """Returns the spec of one share of the smaller batch that an epoch ends with."""
-        return conversion.last_share_spec(spec, examples, self.data_shares, microbatches)
+        """Returns the spec of one shard of the smaller batch that an epoch ends with."""
+        return conversion.build_last_shard_spec(spec, examples, self.data_shards, microbatches)
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
-        spec: Any = conversion.for_evaluation(dataset, self.data_shares).element_spec
+        spec: Any = conversion.for_evaluation(dataset, self.data_shards).element_spec
         return spec[0]  # without the mask of examples
 
 
@@ -174,13 +174,13 @@ class BaseExecutor:
         """The learning rate of the first optimizer at this step."""
         return float(ops.convert_to_numpy(self.variables.parts[0].optimizer.learning_rate))
 
-    def training(self, share_spec: Nest) -> Any:
+    def training(self, shard_spec: Nest) -> Any:
         """Returns the train loop for batches whose shares have this spec."""
         raise NotImplementedError
 
-    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
+    def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch."""
-        return self.training(share_spec).bare(batch)
+        return self.training(shard_spec).bare(batch)
 
     def check_evaluation(self, batch_spec: Nest) -> None:
         """Traces an evaluation; what does not fit raises before anything is trained."""

@@ -183,7 +183,7 @@ def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
 
 
 def warn_of_means(part: "Part", computed: Computed) -> None:
-    """Warns of a loss that its author reduced to one number for a share of the batch."""
+    """Warns of a loss that its author reduced to one number for a shard of the batch."""
     for term, elements in zip(part.losses.terms, computed.elements):
         if elements.is_scalar and term.counts:
             warnings.warn(

@@ -92,8 +92,8 @@ class Lowering(Protocol):
         """The values of `model.remat` that save memory, the one that saves least first."""
         ...
 
-    def count_shares(self, target: "Slice") -> int:
-        """Returns the number of shares that a global batch is cut into on a slice.
+    def count_data_shards(self, target: "Slice") -> int:
+        """Returns the number of shards that a global batch is cut into on a slice.
 
         Raises:
             UserError: the engine cannot use these devices.
@@ -115,7 +115,7 @@ class Lowering(Protocol):
     def lower(
         self,
         model_fn: ModelFn,
-        share_spec: "Nest",
+        shard_spec: "Nest",
         devices: int,
         precision: str,
         options: "TrainConfig",
@@ -125,7 +125,7 @@ class Lowering(Protocol):
 
         Args:
             model_fn: returns a newly built and compiled Keras model.
-            share_spec: spec of one share of the global batch.
+            shard_spec: spec of one shard of the global batch.
             devices: number of devices of the slice.
             precision: dtype policy under which the model is built.
             options: options of the trainer.

@@ -377,7 +377,7 @@ class Trainer:
         )
 
     def _build_output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:
-        share, sample = keras.tree.flatten(spec)[0].shape[0], self._sample
+        shard, sample = keras.tree.flatten(spec)[0].shape[0], self._sample
         workdir = self._writes_to
         named = () if workdir is None else background.services(self.options, workdir)
         return RunOutput(
@@ -387,8 +387,8 @@ class Trainer:
             account=self.account,
             hardware=self.engine.hardware,
             model_flops=lambda: loop.model_flops,
-            global_batch_size=share * self.engine.data_shares,
-            replicas=self.engine.data_shares,
+            global_batch_size=shard * self.engine.data_shards,
+            replicas=self.engine.data_shards,
             hyperparameters=self._hyperparameters,
             workdir=workdir,
             writers=(*self._writers, *named) if self.hosts.chief else (),

@@ -22,7 +22,7 @@ def train_step(model, spec, **options) -> TrainStep:
 def make_step(engine, model, batches, **options) -> TrainStep:
     """Returns the step of a compiled model for batches of (x, y, weight or None)."""
     spec = dataset(batches).element_spec
-    share = spec[0].shape[0] // engine.data_shares
+    share = spec[0].shape[0] // engine.data_shards
     spec = tuple(tf.TensorSpec((share, *s.shape[1:]), s.dtype) for s in spec)
     with engine.scope():
         return train_step(model, spec, **options)

@@ -16,8 +16,8 @@ from tftpu.config import TrainConfig
 from tftpu.config.mesh import (
     DATA,
     FSDP,
-    batch_shares,
     check_between_slices,
+    count_batch_shards,
     mesh_sizes,
     mesh_text,
 )
@@ -48,11 +48,11 @@ class JaxLowering:
         self._setting = setting
         cluster.use_cpu()
 
-    def count_shares(self, target: Slice) -> int:
-        """Returns the number of shares that the mesh of a slice cuts a batch into."""
+    def count_data_shards(self, target: Slice) -> int:
+        """Returns the number of shards that the mesh of a slice cuts a batch into."""
         sizes = mesh_sizes(self._mesh, target.replicas)
         check_between_slices(sizes, target.slices)
-        return batch_shares(sizes)
+        return count_batch_shards(sizes)
 
     def format_mesh(self, devices: int) -> str:
         """Returns the mesh of a number of devices."""
@@ -75,7 +75,7 @@ class JaxLowering:
     def lower(
         self,
         model_fn: ModelFn,
-        share_spec: Nest,
+        shard_spec: Nest,
         devices: int,
         precision: str,
         options: TrainConfig,
@@ -86,7 +86,7 @@ class JaxLowering:
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(precision)
         try:
-            state, step, shapes = _trace_step(model_fn, share_spec, mesh, options, objectives)
+            state, step, shapes = _trace_step(model_fn, shard_spec, mesh, options, objectives)
             program, arguments = _lower_train_step(state, step, shapes)
             forward = _lower_forward(step, shapes)
             model_flops = step.model_flops // mesh.size
@@ -127,7 +127,7 @@ class JaxLowering:
 
 def _trace_step(
     model_fn: ModelFn,
-    share_spec: Nest,
+    shard_spec: Nest,
     mesh: AbstractMesh,
     options: TrainConfig,
     objectives: ObjectivesOf | None,
@@ -139,8 +139,8 @@ def _trace_step(
         with keras_internals.fresh_names(), tracing_for("tpu", mesh):
             model = model_fn()
             found = objectives(model) if objectives is not None else ()
-            state = JaxState(mesh, model, share_spec, options, found)
-            made.append((state, TrainStep(state, share_spec)))
+            state = JaxState(mesh, model, shard_spec, options, found)
+            made.append((state, TrainStep(state, shard_spec)))
         return state.read_values()
 
     shapes: Any = jax.eval_shape(build)

@@ -85,7 +85,7 @@ class TrainSums(_Sums):
 
     def vector(
         self,
-        shares: int,
+        shards: int,
         norm: Tensor,
         skipped: Tensor,
         parts: Sequence[PartSums],
@@ -94,13 +94,13 @@ class TrainSums(_Sums):
         """Returns the summands of one step on one replica, (size,), float32.
 
         Args:
-            shares: number of data shares.
+            shards: number of data shards.
             norm, skipped: the gradient's norm, and 1.0 for a skipped step; equal on all replicas.
             parts: of each objective.
             metrics: states of the metrics for this replica's examples.
         """
-        shared = [value / shares for value in (ops.ones(()), norm, skipped)]
-        each = [value for part in parts for value in (part.taken / shares, *part.losses)]
+        shared = [value / shards for value in (ops.ones(()), norm, skipped)]
+        each = [value for part in parts for value in (part.taken / shards, *part.losses)]
         return self._flatten_values([*shared, *each, *metrics])
 
     def weighted(self, sums: np.ndarray, weight: float) -> np.ndarray:
@@ -183,7 +183,7 @@ class EvalSums(_Sums):
         """Returns the summands of one batch on one replica, (size,), float32.
 
         Args:
-            examples: number of examples of this replica's share.
+            examples: number of examples of this replica's shard.
             added: the model's own losses.
             sums, counts: the weighted sum and the divisor of each term.
             metrics: states of the metrics for this replica's examples.

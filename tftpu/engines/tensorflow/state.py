@@ -22,7 +22,7 @@ class ModelState(BaseState):
 
     Args:
         model: compiled, unless there are objectives; it is built here if it is not yet.
-        batch_spec: spec of one replica's share, `(x, y)` or `(x, y, sample_weight)` of
+        batch_spec: spec of one replica's shard, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape, nested as the model takes them.
         options: `ema_momentum` says whether averages of the weights are kept.
         objectives: instead of what the model was compiled with.

@@ -1,7 +1,7 @@
 """The train step: its only definition on this engine, one program over the whole mesh.
 
 It means what the step of `tftpu.engines.tensorflow.step.train_step` means, in the same order. There
-is one share: XLA divides the program, and puts the exchange between devices where the shardings of
+is one shard: XLA divides the program, and puts the exchange between devices where the shardings of
 batch and weights ask for it.
 """
 
@@ -26,7 +26,7 @@ class TrainStep:
 
     Args:
         state: the variables.
-        share_spec: spec of one share of a batch, `(x, y)` or `(x, y, sample_weight)` of
+        shard_spec: spec of one shard of a batch, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
 
     Attributes:
@@ -38,12 +38,12 @@ class TrainStep:
         UserError: the shape or a layer cannot be trained on.
     """
 
-    def __init__(self, state: JaxState, share_spec: Nest):
-        keras.tree.map_structure(checks.refuse_spec, share_spec)
+    def __init__(self, state: JaxState, shard_spec: Nest):
+        keras.tree.map_structure(checks.refuse_spec, shard_spec)
         checks.refuse_frozen(state.model, state.parts)
         self.state = state
         self.cut = MicrobatchLayout(
-            state.layout, share_spec, state.options.gradient_accumulation_steps
+            state.layout, shard_spec, state.options.gradient_accumulation_steps
         )
         self._parts = [ObjectiveStep(state, i, self.cut) for i in range(len(state.parts))]
         checks.refuse_counters(

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tftpu import sharding
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
@@ -16,9 +17,9 @@ from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.lowering import flops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step import update
-from tftpu.engines.tensorflow.step.gradients import ForwardProperties, ShareGradients
+from tftpu.engines.tensorflow.step.gradients import ForwardProperties, ShardGradients
+from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
-from tftpu.tpu import target
 
 
 class ObjectiveResult(NamedTuple):
@@ -69,14 +70,14 @@ class ObjectiveStep:
         described = _describe(state, self._part, traced)
         self.divisors = described.divisors
         examples = examples_of(microbatch)
-        self._gradients = ShareGradients(state, index, self.forward, described, examples)
+        self._gradients = ShardGradients(state, index, self.forward, described, examples)
 
     def train(self, context: Any, batch: Nest) -> ObjectiveResult:
         """Updates the objective's variables once, in replica context.
 
         Args:
             context: the replica context.
-            batch: one replica's share of the global batch.
+            batch: one replica's shard of the global batch.
         """
         state, part = self._state, self._part
         before = [tf.convert_to_tensor(v.value) for v in self.statistics]
@@ -143,7 +144,7 @@ class ObjectiveStep:
 def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forward:
     """Traces a forward pass once, and rejects ops that XLA cannot compile if it is for a TPU."""
     results = []
-    division = Division(state.replicas, state.options.gradient_accumulation_steps)
+    division = Division(state.replicas, state.options.gradient_accumulation_steps, EXCHANGE)
 
     def trace(batch, seeds):
         # Regularizers read the weights' values from the scope.
@@ -156,7 +157,7 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
     seeds = [tf.TensorSpec(v.shape, v.dtype) for v in state.seed_states]
     graph = traced.get_concrete_function(microbatch, seeds).graph
     checks.refuse_outside(internals.list_changed_resources(graph))
-    if target.platform() == "tpu":
+    if sharding.get_platform() == "tpu":
         xla_ops.check_ops(xla_ops.list_graph_ops(graph))
     updated = {id(v) for v in results[-1].updated}
     # What differs by replica.

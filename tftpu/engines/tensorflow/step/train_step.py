@@ -3,7 +3,7 @@
 The trainer runs it, preflight compiles it, the tests compare it with plain TensorFlow. Its result
 does not depend on how many replicas share the global batch. In order:
 
-1. the forward pass over the replica's share, in microbatches, in one device loop;
+1. the forward pass over the replica's shard, in microbatches, in one device loop;
 2. losses as sums over elements, divided by a divisor of the global batch (`losses.py`);
 3. gradients, added up over the microbatches, then once over the replicas;
 4. loss unscaling and the overflow test, on the sum, so that all replicas skip or none;
@@ -39,7 +39,7 @@ class TrainStep:
 
     Args:
         state: the variables.
-        batch_spec: spec of one replica's share, `(x, y)` or `(x, y, sample_weight)` of
+        batch_spec: spec of one replica's shard, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
 
     Attributes:
@@ -95,12 +95,12 @@ class TrainStep:
         return StepVariants(variants, lambda: order[tf.cast(self.state.step, tf.int32) % cycle])
 
     def train(self, batch: Nest, due: tuple[int, ...] | None = None) -> None:
-        """Updates the model once, from one replica's share of the global batch.
+        """Updates the model once, from one replica's shard of the global batch.
 
         Runs in replica context. Losses and metrics are added to `accumulator`.
 
         Args:
-            batch: the share.
+            batch: the shard.
             due: the objectives that are due; None: all.
         """
         context: Any = tf.distribute.get_replica_context()
