@@ -12,6 +12,7 @@ from tftpu.config.experiment import (
     Experiment,
     OptimizerConfig,
 )
+from tftpu.config.field_types import FieldType, read_fields, read_type
 from tftpu.config.fields import OPERATIONAL, operational_fields
 from tftpu.config.model import ModelConfig
 from tftpu.config.objects import Function, KerasObject
@@ -25,7 +26,7 @@ from tftpu.config.serialization import (
     to_json,
     to_plain,
 )
-from tftpu.config.validation import check_types, declared_types
+from tftpu.config.validation import check_types
 
 __all__ = [
     "DECAYS",
@@ -39,6 +40,7 @@ __all__ = [
     "DataConfig",
     "DataContext",
     "Experiment",
+    "FieldType",
     "Function",
     "KerasObject",
     "ModelConfig",
@@ -47,12 +49,13 @@ __all__ = [
     "ProfilePlan",
     "TrainConfig",
     "check_types",
-    "declared_types",
     "find_unreadable",
     "find_unreadable_classes",
     "from_json",
     "operational_fields",
     "profile_plan",
+    "read_fields",
+    "read_type",
     "to_json",
     "to_plain",
 ]
