@@ -34,7 +34,7 @@ class FieldType(NamedTuple):
 
     @property
     def is_dataclass(self) -> bool:
-        """Whether the values are objects of a dataclass."""
+        """True if the values are objects of a dataclass."""
         return isinstance(self.declared, type) and dataclasses.is_dataclass(self.declared)
 
     def walk(self) -> Iterator["FieldType"]:

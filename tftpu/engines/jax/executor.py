@@ -69,7 +69,7 @@ class JaxExecutor(BaseExecutor):
         self.variables.place()
         self._shards = meshes.count_batch_shards(mesh)
         self._eval_step = EvalStep(self.variables)
-        self.train_sums = TrainSums(self.variables.parts)
+        self.train_sums = TrainSums(self.variables.groups)
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
         self._separable: dict[str, bool] = {}
@@ -242,7 +242,9 @@ class JaxTrainLoop(BaseTrainLoop):
 
         def train(values, sums, number, batch, due):
             with tracing_for(platform, state.layout.mesh):
-                return step.train(values, sums, number, step.cut.remove_padding(batch), due)
+                return step.train(
+                    values, sums, number, step.microbatching.remove_padding(batch), due
+                )
 
         shardings = (state.shardings, state.layout.whole)
         self._train = jax.jit(

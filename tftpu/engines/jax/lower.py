@@ -162,11 +162,11 @@ def _lower_train_step(
         lambda s: jax.ShapeDtypeStruct(
             s.shape, s.dtype, sharding=layout.build_batch_sharding(len(s.shape))
         ),
-        step.cut.batch,
+        step.microbatching.batch,
     )
     sums = jax.ShapeDtypeStruct((step.sums.size,), jnp.float32, sharding=layout.whole)
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.whole)
-    due = tuple(range(len(state.parts)))
+    due = tuple(range(len(state.groups)))
 
     def train(values: StateValues, sums: Any, number: Any, batch: Nest) -> tuple[StateValues, Any]:
         with tracing_for("tpu", layout.mesh):
@@ -210,7 +210,7 @@ def _is_shape(value: Any) -> bool:
 def _list_names(state: JaxState) -> list[str]:
     """Returns the names of the variables in the order of `JaxState.values`."""
     trainable = state.model.trainable_variables
-    optimizers = [v.path for part in state.parts for v in part.optimizer.variables]
+    optimizers = [v.path for group in state.groups for v in group.optimizer.variables]
     scales = jax.tree.leaves(state.shardings.scales)
     return [
         *(v.path for v in trainable),
@@ -226,6 +226,6 @@ def _lower_forward(step: TrainStep, shapes: StateValues) -> str:
 
     Not for a TPU: a kernel of ours would hide products.
     """
-    lowered = jax.jit(step.forward).lower(shapes, step.cut.microbatch)
+    lowered = jax.jit(step.forward).lower(shapes, step.microbatching.microbatch)
     computation: Any = lowered.compiler_ir("hlo")
     return computation.get_hlo_module().to_string()

@@ -63,7 +63,7 @@ class TensorFlowExecutor(BaseExecutor):
         with sharding.compiling_for(platform), strategy.scope():
             self.variables = ModelState(model, batch_spec, options, objectives, labelled)
             self._eval_step = EvalStep(self.variables)
-        self.train_sums = TrainSums(self.variables.parts)
+        self.train_sums = TrainSums(self.variables.groups)
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
         shards = strategy.num_replicas_in_sync

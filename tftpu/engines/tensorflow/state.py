@@ -26,13 +26,13 @@ class ModelState(BaseState):
             `tf.TensorSpec`s of static shape, nested as the model takes them.
         options: `ema_momentum` says whether averages of the weights are kept.
         objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone; the model is built, and has no parts.
+        labelled: False: the batch holds features alone; the model is built, and has no groups.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
         replicas: number of replicas that share a global batch.
-        parts: the objectives in the order of a step; what a model was compiled with is one.
+        groups: the objectives in the order of a step; what a model was compiled with is one.
         step: number of training steps done, () int64.
         averages: moving averages of the trainable weights; empty if none are kept.
         drawn_apart: states of seed generators whose draws differ by replica and microbatch.

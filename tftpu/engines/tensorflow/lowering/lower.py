@@ -87,7 +87,7 @@ def lower(
 
 def _describe_held(state: ModelState) -> Held:
     """Returns what a device holds: everything, as each has the whole model."""
-    optimizers = [v for part in state.parts for v in part.optimizer.variables]
+    optimizers = [v for group in state.groups for v in group.optimizer.variables]
     return Held(
         count_bytes(state.model.variables), count_bytes(optimizers), count_bytes(state.averages)
     )

@@ -56,7 +56,7 @@ class ShardGradients:
 
     Args:
         state: the variables.
-        part: number of the objective.
+        group: number of the objective.
         forward: its forward pass.
         described: the properties of that.
         examples: number of examples of a microbatch.
@@ -65,22 +65,22 @@ class ShardGradients:
     def __init__(
         self,
         state: ModelState,
-        part: int,
+        group: int,
         forward: ForwardPass,
         described: ForwardProperties,
         examples: int,
     ):
         self._state = state
-        self._part = part
+        self._group = group
         self._forward = forward
         self._described = described
         self._examples = examples
         self._microbatches = state.options.gradient_accumulation_steps
         self._division = Division(state.replicas, self._microbatches, EXCHANGE)
-        self._losses = state.parts[part].losses
+        self._losses = state.groups[group].losses
         self._terms = self._losses.terms
         place = {id(v): index for index, v in enumerate(state.model.trainable_variables)}
-        self._own = [place[id(v)] for v in state.parts[part].variables]
+        self._own = [place[id(v)] for v in state.groups[group].variables]
 
     def compute(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor],
@@ -183,4 +183,4 @@ class ShardGradients:
     def _compute_seeds(self, context: Context, microbatch: Any) -> list[Tensor]:
         replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
         first = (replica * self._microbatches + microbatch) * self._examples
-        return self._state.compute_seeds(replica, microbatch, first, self._part)
+        return self._state.compute_seeds(replica, microbatch, first, self._group)

@@ -10,8 +10,8 @@ from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
 from tftpu.engines.objectives.losses import divisor, examples_of
-from tftpu.engines.objectives.parts import Part
-from tftpu.engines.objectives.sums import PartSums
+from tftpu.engines.objectives.parameter_groups import ParameterGroup
+from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.lowering import flops
@@ -32,7 +32,7 @@ class ObjectiveResult(NamedTuple):
         metrics: states of the metrics.
     """
 
-    sums: PartSums
+    sums: GroupSums
     norm: Tensor
     finite: Tensor
     metrics: list[Tensor]
@@ -56,18 +56,18 @@ class ObjectiveStep:
 
     def __init__(self, state: ModelState, index: int, microbatch: Nest):
         self._state = state
-        self._part = state.parts[index]
-        losses = self._part.losses
+        self._group = state.groups[index]
+        losses = self._group.losses
         everything = ForwardPass(
             state, losses, [*state.untrained, *state.model.trainable_variables]
         )
         traced = _trace_forward(everything, state, microbatch)
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
-        checks.warn_of_means(self._part, traced.computed)
+        checks.warn_of_means(self._group, traced.computed)
         updated = {id(v) for v in traced.updated}
         self.statistics = [v for v in everything.statistics if id(v) in updated]
         self.forward = ForwardPass(state, losses, self.statistics)
-        described = _describe(state, self._part, traced)
+        described = _describe(state, self._group, traced)
         self.divisors = described.divisors
         examples = examples_of(microbatch)
         self._gradients = ShardGradients(state, index, self.forward, described, examples)
@@ -79,9 +79,9 @@ class ObjectiveStep:
             context: the replica context.
             batch: one replica's shard of the global batch.
         """
-        state, part = self._state, self._part
+        state, group = self._state, self._group
         before = [tf.convert_to_tensor(v.value) for v in self.statistics]
-        scale = update.read_loss_scale(part)
+        scale = update.read_loss_scale(group)
         result = self._gradients.compute(context, batch, state.read_trained_values(), before, scale)
         grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, result.grads))
         grads = [grad / scale for grad in grads] if scale is not None else grads
@@ -92,30 +92,30 @@ class ObjectiveStep:
             grads = [grad * (limit / tf.maximum(norm, limit)) for grad in grads]
         statistics, metrics, losses = result.statistics, result.metrics, result.losses
         taken = tf.ones(())
-        if part.scaler is not None:
+        if group.scaler is not None:
             # A skipped step must change neither the moving statistics nor what is logged.
             statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
         # Before the update, which changes weights that layers have assigned.
         for variable, value in zip(self.statistics, statistics):
             variable.value.assign(value)
-        if part.scaler is not None:
+        if group.scaler is not None:
             tf.cond(
                 finite,
-                lambda: update.apply_gradients(part, grads, result.reached),
+                lambda: update.apply_gradients(group, grads, result.reached),
                 lambda: None,
             )
-            update.adjust_loss_scale(part.scaler, finite)
-            iterations = part.optimizer.iterations
+            update.adjust_loss_scale(group.scaler, finite)
+            iterations = group.optimizer.iterations
             iterations.assign_add(tf.cast(finite, iterations.dtype))
             norm, *losses = (tf.where(finite, value, 0.0) for value in (norm, *losses))
             metrics = [tf.where(finite, value, tf.zeros_like(value)) for value in metrics]
             taken = tf.cast(finite, tf.float32)
         else:
             with tf.name_scope("optimizer"):
-                update.apply_gradients(part, grads, result.reached)
+                update.apply_gradients(group, grads, result.reached)
                 # A Python number: a tensor would be broadcast from the first replica, a collective.
-                part.optimizer.iterations.value.assign_add(1)
-        return ObjectiveResult(PartSums(taken, losses), norm, finite, metrics)
+                group.optimizer.iterations.value.assign_add(1)
+        return ObjectiveResult(GroupSums(taken, losses), norm, finite, metrics)
 
     def count_flops(self, microbatch: Nest) -> int:
         """Returns the model FLOPs of a microbatch, forward and backward.
@@ -124,7 +124,7 @@ class ObjectiveStep:
             microbatch: its spec.
         """
         variables = self._state.model.trainable_variables
-        own = {id(v) for v in self._part.variables}
+        own = {id(v) for v in self._group.variables}
         traced = tf.function(
             lambda batch, values: self.forward.outputs(batch, Values(values)), autograph=False
         )
@@ -135,10 +135,10 @@ class ObjectiveStep:
         captured = [Origin.FIXED] * (len(graph.inputs) - len(data) - len(variables))
         return flops.count_step_flops(graph, [*data, *of_variables, *captured])
 
-    def create_idle_sums(self) -> PartSums:
+    def create_idle_sums(self) -> GroupSums:
         """Returns the sums of a step in which the objective is not due."""
         zero = tf.zeros(())
-        return PartSums(zero, [zero] * (1 + len(self._part.losses.terms)))
+        return GroupSums(zero, [zero] * (1 + len(self._group.losses.terms)))
 
 
 def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forward:
@@ -170,7 +170,7 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
     return results[-1]
 
 
-def _describe(state: ModelState, part: Part, traced: Forward) -> ForwardProperties:
+def _describe(state: ModelState, group: ParameterGroup, traced: Forward) -> ForwardProperties:
     outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
     parts = state.replicas * state.options.gradient_accumulation_steps
 
@@ -188,6 +188,6 @@ def _describe(state: ModelState, part: Part, traced: Forward) -> ForwardProperti
         masked=any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
         divisors=[
             compute_divisor(term, elements)
-            for term, elements in zip(part.losses.terms, traced.computed.elements)
+            for term, elements in zip(group.losses.terms, traced.computed.elements)
         ],
     )
