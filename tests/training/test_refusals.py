@@ -268,3 +268,10 @@ def test_a_batch_that_the_replicas_do_not_divide_fails():
         model = compiled()
     with pytest.raises(UserError, match="use a multiple of 8, such as 8 or 16"):
         make_trainer(model).fit(data(batch=12), steps=4)
+
+
+def test_a_length_that_only_the_options_give_is_an_argument_of_fit():
+    x, y = np.zeros((16, 8), "float32"), np.zeros(16, "int32")
+    trainer = tftpu.Trainer(compiled(), None, tftpu.TrainConfig(epochs=3))
+    with pytest.raises(UserError, match=r"say epochs=3, and fit\(\) got no length"):
+        trainer.fit(x, y)
