@@ -1,7 +1,8 @@
-"""Google Cloud for all launchers: its errors as clear messages, and files that grow."""
+"""Google Cloud for all launchers: its requests, its errors as clear messages, files that grow."""
 
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tftpu import installation
@@ -11,14 +12,74 @@ LOGIN = "gcloud auth application-default login"
 T = TypeVar("T")
 
 
-def require(module: str) -> None:
-    """Raises `UserError`, with the command to run, if a client library is not installed."""
+class RefusedError(UserError):
+    """A service refused a request."""
+
+
+class NotFoundError(RefusedError):
+    """A service does not have what a request names."""
+
+
+class ConnectionLost(Exception):  # noqa: N818 (the request may have succeeded)
+    """A request was sent, and no answer came."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ApiService:
+    """A service that answers requests, and what a user does about its errors.
+
+    Attributes:
+        name: for messages, such as "the cluster".
+        messages: text by status of HTTP, where `{what}` is the attempt and `{said}` the answer.
+    """
+
+    name: str
+    messages: Mapping[int, str]
+
+    def describe_refusal(self, what: str, status: int, said: str) -> RefusedError:
+        """Returns the error to raise for an answer that refuses a request."""
+        name = f"{self.name[0].upper()}{self.name[1:]}"
+        text = self.messages.get(status, name + " refused the request ({what}): {said}")
+        kind = NotFoundError if status == 404 else RefusedError
+        return kind(text.format(what=what, said=to_sentence(said)))
+
+    def describe_loss(self, what: str, said: str) -> ConnectionLost:
+        """Returns the error to raise if no answer came."""
+        return ConnectionLost(f"No answer from {self.name} ({what}): {to_sentence(said)}")
+
+
+_SERVICE = ApiService(
+    "Google Cloud",
+    {
+        401: f"There are no credentials for Google Cloud ({{what}}): run `{LOGIN}`.",
+        403: "Permission denied ({what}): {said} Ask the owner of the project for the role that "
+        "the message names, or for roles/aiplatform.user or roles/tpu.admin.",
+        429: "The quota is exceeded ({what}): {said} Request more at "
+        "https://console.cloud.google.com/iam-admin/quotas, or try another region, zone or slice, "
+        "or --spot, which has a separate quota.",
+    },
+)
+
+
+def to_sentence(text: str) -> str:
+    """Returns the first line of what a service said, with a full stop."""
+    return f"{(text.strip().splitlines() or ['no reason was given'])[0][:300].rstrip('.')}."
+
+
+def require(module: str, clients: str = "clients of Google Cloud are", extra: str = "gcp") -> None:
+    """Raises `UserError`, with the command to run, if a client library is not installed.
+
+    Args:
+        module: of the library.
+        clients: what it is, and its verb.
+        extra: of tftpu, that installs it.
+    """
     try:
         __import__(module)
     except ImportError as error:
         raise UserError(
-            f"The clients of Google Cloud are not installed: run `{installation.command('gcp')}`, "
-            "or add --dry_run, which needs none."
+            f"The {clients} not installed: run `{installation.command(extra)}`, or add --dry_run "
+            "to the command that launches, which needs none."
         ) from error
 
 
@@ -44,48 +105,18 @@ def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) ->
         **kwargs: its keyword arguments.
 
     Raises:
-        UserError: the request was rejected.
+        RefusedError: the request was rejected.
+        NotFoundError: what it names is not there.
         ConnectionLost: no answer came, so it is not known whether the call succeeded.
     """
     from google.api_core import exceptions
-    from google.auth import exceptions as auth_exceptions
+    from google.auth.exceptions import GoogleAuthError
 
     try:
         return function(*args, **kwargs)
-    except (auth_exceptions.GoogleAuthError, exceptions.Unauthenticated) as error:
-        raise UserError(
-            f"There are no credentials for Google Cloud ({what}): run `{LOGIN}`."
-        ) from error
-    except _list_connection_errors() as error:
-        raise ConnectionLost(
-            f"No answer from Google Cloud ({what}): {_format_error(error)}"
-        ) from error
-    except exceptions.PermissionDenied as error:
-        raise UserError(
-            f"Permission denied ({what}): {_format_error(error)} Ask the owner of the project for "
-            "the "
-            "role that the message names, or for roles/aiplatform.user or roles/tpu.admin."
-        ) from error
-    except exceptions.ResourceExhausted as error:
-        raise UserError(
-            f"The quota is exceeded ({what}): {_format_error(error)} Request more at "
-            "https://console.cloud.google.com/iam-admin/quotas, or try another region, zone or "
-            "slice, or --spot, which has a separate quota."
-        ) from error
-    except exceptions.GoogleAPICallError as error:
-        raise UserError(
-            f"Google Cloud refused the request ({what}): {_format_error(error)}"
-        ) from error
-
-
-class ConnectionLost(Exception):  # noqa: N818 (the request may have succeeded)
-    """A request was sent, and no answer came."""
-
-
-def _list_connection_errors() -> tuple[type[Exception], ...]:
-    from google.api_core import exceptions
-
-    return (
+    except GoogleAuthError as error:
+        raise _SERVICE.describe_refusal(what, 401, "") from error
+    except (
         exceptions.ServiceUnavailable,
         exceptions.DeadlineExceeded,
         exceptions.RetryError,
@@ -93,12 +124,29 @@ def _list_connection_errors() -> tuple[type[Exception], ...]:
         exceptions.InternalServerError,
         exceptions.Aborted,
         exceptions.Cancelled,
-    )
+    ) as error:
+        raise _SERVICE.describe_loss(what, error.message) from error
+    except exceptions.GoogleAPICallError as error:
+        raise _SERVICE.describe_refusal(what, error.code or 0, error.message) from error
 
 
-def _format_error(error: Exception) -> str:
-    text = getattr(error, "message", None) or str(error)
-    return f"{text.strip().splitlines()[0][:300].rstrip('.')}." if text.strip() else ""
+def connect(client: Callable[..., T], region: str | None = None) -> T:
+    """Returns a client of Google Cloud.
+
+    Args:
+        client: its class.
+        region: of Vertex AI, for clients of it.
+    """
+    options = {"client_options": {"api_endpoint": f"{region}-aiplatform.googleapis.com"}}
+    return call("finding credentials", client, **(options if region else {}))
+
+
+def to_message(kind: Callable[..., T], spec: dict[str, Any]) -> T:
+    """Converts a dictionary with the names of the REST interface to a message of a client."""
+    from google.protobuf import json_format
+
+    described: Any = kind
+    return kind(json_format.ParseDict(spec, described.pb(described())))
 
 
 def _list_read_errors() -> tuple[type[Exception], ...]:

@@ -6,23 +6,17 @@ On any failure, a slice that may still exist is named, with the command that del
 import contextlib
 import shlex
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tftpu.errors import ExitCode, UserError
-from tftpu.launch.cloud import google_cloud, job
-from tftpu.launch.cloud.google_cloud import ConnectionLost
+from tftpu.launch.cloud import google_cloud, job, waiting
+from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError
 from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
 from tftpu.launch.cloud.tpu_vm.workers import Outcome, SliceWorkers
-from tftpu.launch.diagnosis import cloud
-from tftpu.launch.diagnosis.machine import Machine
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
 
-POLL_S = 15.0
-# A connection that is lost for longer ends the wait, not the run.
-PATIENCE_S = 600.0
 CREATE_TIMEOUT_S = 60.0
 DELETE_TIMEOUT_S = 600.0
 # How long after the end of `--timeout` the exit code is waited for: it may have been lost.
@@ -38,7 +32,7 @@ def create_client() -> "TpuClient":
     """Returns Cloud TPU's client."""
     from google.cloud import tpu_v2
 
-    return google_cloud.call("finding credentials", tpu_v2.TpuClient)
+    return google_cloud.connect(tpu_v2.TpuClient)
 
 
 def train(client: "TpuClient", order: TpuVmJob) -> None:
@@ -54,10 +48,7 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
     Raises:
         UserError: there was no slice, or the run failed.
     """
-    bucket = order.workdir.removeprefix("gs://").partition("/")[0]
-    for problem in cloud.find_problems(Machine(), [bucket]):
-        raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
-    order.shipment.upload(order.workdir)
+    order.ship()
     while True:
         name = job.make_unique_name(order.config)
         try:
@@ -139,11 +130,7 @@ class _NotCreated(Exception):  # noqa: N818 (an outcome, not an error)
 
 def _create(client: "TpuClient", order: TpuVmJob, name: str) -> None:
     from google.cloud import tpu_v2
-    from google.protobuf import json_format
 
-    message = json_format.ParseDict(
-        order.build_request(name), tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())
-    )
     what = "requesting the slice"
     try:
         operation = google_cloud.call(
@@ -151,7 +138,9 @@ def _create(client: "TpuClient", order: TpuVmJob, name: str) -> None:
             client.create_queued_resource,
             parent=order.parent,
             queued_resource_id=name,
-            queued_resource=tpu_v2.QueuedResource(message),
+            queued_resource=google_cloud.to_message(
+                tpu_v2.QueuedResource, order.build_request(name)
+            ),
         )
     except UserError as error:
         raise _NotCreated(str(error)) from error
@@ -164,12 +153,9 @@ def _create(client: "TpuClient", order: TpuVmJob, name: str) -> None:
 
 
 def _wait_for_capacity(client: "TpuClient", order: TpuVmJob, name: str) -> None:
-    shown = None
-    while True:
-        state, detail = _read_state(client, order, name)
-        if state != shown:
-            print(f"{time.strftime('%H:%M:%S')}  {state.lower().replace('_', ' ')}", flush=True)
-            shown = state
+    states = waiting.StateLog()
+    for state, detail in waiting.poll(lambda: _read_state(client, order, name)):
+        states.print(state.lower().replace("_", " "))
         if state == "ACTIVE":
             return
         if state == "FAILED":
@@ -179,7 +165,6 @@ def _wait_for_capacity(client: "TpuClient", order: TpuVmJob, name: str) -> None:
             )
         if state in _GONE:
             raise _Preempted
-        time.sleep(POLL_S)
 
 
 def _follow(
@@ -190,35 +175,32 @@ def _follow(
     others = workers.describe_other_logs()
     if others:
         print(others, flush=True)
-    while True:
+
+    def look() -> tuple[Outcome | None, str]:
         outcome = workers.poll()
-        if outcome is not None:
-            if outcome.code == ExitCode.PREEMPTED:
-                raise _Preempted
-            return outcome
-        state, _ = _read_state(client, order, name)
-        if state in _GONE:
+        return outcome, "" if outcome else _read_state(client, order, name)[0]
+
+    for outcome, state in waiting.poll(look):
+        if state in _GONE or (outcome and outcome.code == ExitCode.PREEMPTED):
             raise _Preempted
-        if time.monotonic() > overdue:
-            return None
-        time.sleep(POLL_S)
+        if outcome or time.monotonic() > overdue:
+            return outcome
+    return None
 
 
 def _read_state(client: "TpuClient", order: TpuVmJob, name: str) -> tuple[str, str]:
     """Returns the state of the request, such as "ACTIVE", and the reason of a failure."""
     try:
-        found = _call_with_retries(
+        found = google_cloud.call(
             "watching the slice",
             client.get_queued_resource,
             name=f"{order.parent}/queuedResources/{name}",
         )
-    except UserError as error:
-        if _is_not_found(error):
-            raise UserError(
-                f"There is no slice {name}: the request never arrived, or the slice was deleted. "
-                f"If it appears, {_explain_deletion(order, name)}"
-            ) from error
-        raise
+    except NotFoundError as error:
+        raise UserError(
+            f"There is no slice {name}: the request never arrived, or the slice was deleted. If it "
+            f"appears, {_explain_deletion(order, name)}"
+        ) from error
     detail = found.state.failed_data.error.message
     return found.state.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
 
@@ -230,38 +212,21 @@ def _delete(client: "TpuClient", order: TpuVmJob, name: str) -> None:
     resource = f"{order.parent}/queuedResources/{name}"
     request = tpu_v2.DeleteQueuedResourceRequest(name=resource, force=True)
     try:
-        operation = _call_with_retries(
-            "deleting the slice", client.delete_queued_resource, request=request
+        operation = waiting.retry(
+            lambda: google_cloud.call(
+                "deleting the slice", client.delete_queued_resource, request=request
+            )
         )
         operation.result(timeout=DELETE_TIMEOUT_S)
         print(f"Deleted the slice {name}.", flush=True)
+    except NotFoundError:
+        print(f"There is no slice {name}: nothing to delete.", flush=True)
     except (Exception, KeyboardInterrupt) as error:
-        if _is_not_found(error):
-            print(f"There is no slice {name}: nothing to delete.", flush=True)
-            return
         print(
             f"The slice {name} could not be deleted ({error}), and may incur costs; "
             f"{_explain_deletion(order, name)}",
             flush=True,
         )
-
-
-def _call_with_retries(what: str, function: Callable[..., Any], **request: Any) -> Any:
-    """Repeats a request while no answer comes; raises ConnectionLost after `PATIENCE_S`."""
-    since = time.monotonic()
-    while True:
-        try:
-            return google_cloud.call(what, function, **request)
-        except ConnectionLost:
-            if time.monotonic() - since > PATIENCE_S:
-                raise
-            time.sleep(POLL_S)
-
-
-def _is_not_found(error: BaseException) -> bool:
-    from google.api_core import exceptions
-
-    return isinstance(error.__cause__, exceptions.NotFound)
 
 
 def _explain_deletion(order: TpuVmJob, name: str) -> str:

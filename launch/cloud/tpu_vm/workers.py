@@ -5,14 +5,13 @@ import math
 import time
 
 from tftpu.errors import ExitCode
-from tftpu.launch.cloud import google_cloud
+from tftpu.launch.cloud import google_cloud, waiting
 from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
 
 # How long after the first exit code the others are waited for.
 OTHERS_S = 900.0
 # Any other code comes first: that worker failed by itself.
 _RANK: dict[int, int] = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
-_SHOWN = 20  # lines of a worker that failed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +81,8 @@ class SliceWorkers:
         """
         log = self._order.resolve_log(self._name, outcome.worker)
         if outcome.worker:
-            lines = google_cloud.Follower(log).read_new().splitlines()[-_SHOWN:]
-            print(f"The last lines of worker {outcome.worker}:", *lines, sep="\n", flush=True)
+            text = google_cloud.Follower(log).read_new()
+            waiting.print_last_lines(f"worker {outcome.worker}", text)
         where = f"{log} has what it printed."
         if outcome.missing:
             absent = ", ".join(map(str, outcome.missing))

@@ -9,8 +9,6 @@ import dataclasses
 import re
 from typing import Any
 
-import yaml
-
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
 from tftpu.version import __version__
@@ -136,7 +134,7 @@ class VertexEndpoint:
             "deployedModel": self.build_deployment_spec(f"{self.parent}/models/UPLOADED"),
             "trafficSplit": {"0": 100},
         }
-        return yaml.dump(requests, Dumper=job.Dumper, sort_keys=False)
+        return job.format_yaml("", requests)
 
     def _build_labels(self) -> dict[str, str]:
         return {"tftpu": __version__.replace(".", "-")}
