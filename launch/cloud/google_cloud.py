@@ -9,6 +9,7 @@ from tftpu import installation
 from tftpu.errors import UserError
 
 LOGIN = "gcloud auth application-default login"
+NO_ANSWER = 0  # in place of a status of HTTP
 T = TypeVar("T")
 
 
@@ -31,21 +32,63 @@ class ApiService:
     Attributes:
         name: for messages, such as "the cluster".
         messages: text by status of HTTP, where `{what}` is the attempt and `{said}` the answer.
+        read_error: returns the status of an error of the client, `NO_ANSWER` if none came, and what
+            the service said; None for an error of another kind.
     """
 
     name: str
     messages: Mapping[int, str]
+    read_error: Callable[[Exception], tuple[int, str] | None]
 
-    def describe_refusal(self, what: str, status: int, said: str) -> RefusedError:
-        """Returns the error to raise for an answer that refuses a request."""
-        name = f"{self.name[0].upper()}{self.name[1:]}"
-        text = self.messages.get(status, name + " refused the request ({what}): {said}")
-        kind = NotFoundError if status == 404 else RefusedError
-        return kind(text.format(what=what, said=to_sentence(said)))
+    def call(self, what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Calls a method of a client, and turns its errors into clear messages.
 
-    def describe_loss(self, what: str, said: str) -> ConnectionLost:
-        """Returns the error to raise if no answer came."""
-        return ConnectionLost(f"No answer from {self.name} ({what}): {to_sentence(said)}")
+        Args:
+            what: the attempt, for messages, such as "creating the job".
+            function: method of a client.
+            *args: its arguments.
+            **kwargs: its keyword arguments.
+
+        Raises:
+            RefusedError: the request was rejected.
+            NotFoundError: what it names is not there.
+            ConnectionLost: no answer came, so it is not known whether the call succeeded.
+        """
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            found = self.read_error(error)
+            if found is None:
+                raise
+            status, said = found[0], to_sentence(found[1])
+            if status == NO_ANSWER:
+                raise ConnectionLost(f"No answer from {self.name} ({what}): {said}") from error
+            name = f"{self.name[0].upper()}{self.name[1:]}"
+            text = self.messages.get(status, name + " refused the request ({what}): {said}")
+            kind = NotFoundError if status == 404 else RefusedError
+            raise kind(text.format(what=what, said=said)) from error
+
+
+def _read_error(error: Exception) -> tuple[int, str] | None:
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
+
+    lost = (
+        exceptions.ServiceUnavailable,
+        exceptions.DeadlineExceeded,
+        exceptions.RetryError,
+        exceptions.Unknown,
+        exceptions.InternalServerError,
+        exceptions.Aborted,
+        exceptions.Cancelled,
+    )
+    if isinstance(error, GoogleAuthError):
+        return 401, ""
+    if isinstance(error, lost):
+        return NO_ANSWER, error.message
+    if isinstance(error, exceptions.GoogleAPICallError):
+        return error.code or 400, error.message
+    return None
 
 
 _SERVICE = ApiService(
@@ -58,7 +101,9 @@ _SERVICE = ApiService(
         "https://console.cloud.google.com/iam-admin/quotas, or try another region, zone or slice, "
         "or --spot, which has a separate quota.",
     },
+    _read_error,
 )
+call = _SERVICE.call
 
 
 def to_sentence(text: str) -> str:
@@ -93,41 +138,6 @@ def resolve_project(given: str | None) -> str:
     if not found:
         raise UserError("No project of Google Cloud is given: write --project=PROJECT.")
     return found
-
-
-def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Calls a method of a client, and turns its errors into clear messages.
-
-    Args:
-        what: the attempt, for messages, such as "creating the job".
-        function: method of a client.
-        *args: its arguments.
-        **kwargs: its keyword arguments.
-
-    Raises:
-        RefusedError: the request was rejected.
-        NotFoundError: what it names is not there.
-        ConnectionLost: no answer came, so it is not known whether the call succeeded.
-    """
-    from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError
-
-    try:
-        return function(*args, **kwargs)
-    except GoogleAuthError as error:
-        raise _SERVICE.describe_refusal(what, 401, "") from error
-    except (
-        exceptions.ServiceUnavailable,
-        exceptions.DeadlineExceeded,
-        exceptions.RetryError,
-        exceptions.Unknown,
-        exceptions.InternalServerError,
-        exceptions.Aborted,
-        exceptions.Cancelled,
-    ) as error:
-        raise _SERVICE.describe_loss(what, error.message) from error
-    except exceptions.GoogleAPICallError as error:
-        raise _SERVICE.describe_refusal(what, error.code or 0, error.message) from error
 
 
 def connect(client: Callable[..., T], region: str | None = None) -> T:

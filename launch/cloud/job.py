@@ -52,8 +52,33 @@ class CloudJob:
         return parse_duration("timeout", self.timeout)
 
     def build_labels(self) -> dict[str, str]:
-        """Returns the labels; raises `UserError` for one that Google Cloud does not allow."""
-        return build_labels(self.config, self.slice.name, self.labels)
+        """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
+
+        Raises:
+            UserError: a label that Google Cloud does not allow.
+        """
+        own = {
+            "tftpu": __version__.replace(".", "-"),
+            "config": to_resource_name(self.config)[:63].rstrip("-"),
+            "slice": self.slice.name,
+        }
+        for item in filter(None, self.labels.split(",")):
+            key, equals, value = item.partition("=")
+            # Kubernetes wants a letter or digit at both ends; Google Cloud allows the rest alike.
+            if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
+                raise UserError(
+                    f"--labels={self.labels}: {item!r} is not key=value with a key of lower-case "
+                    "letters, digits, _ and - that begins with a letter and ends with no _ or -."
+                )
+            if not re.fullmatch(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?", value):
+                raise UserError(
+                    f"--labels={self.labels}: the value {value!r} may hold lower-case letters, "
+                    "digits, and between them _ and -, 63 at most."
+                )
+            if key in own:
+                raise UserError(f"--labels={self.labels}: tftpu itself sets the label {key!r}.")
+            own[key] = value
+        return own
 
     def build_arguments(self, workdir: str) -> list[str]:
         """Returns the flags of `tftpu train` on the machines, besides the config."""
@@ -188,36 +213,6 @@ def parse_duration(flag: str, duration: str) -> int:
             "90m, 24h or 7d."
         )
     return int(match[1]) * _UNITS[match[2]]
-
-
-def build_labels(config: str, slice_name: str, given: str) -> dict[str, str]:
-    """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
-
-    Raises:
-        UserError: a label that Google Cloud does not allow.
-    """
-    own = {
-        "tftpu": __version__.replace(".", "-"),
-        "config": to_resource_name(config)[:63].rstrip("-"),
-        "slice": slice_name,
-    }
-    for item in filter(None, given.split(",")):
-        key, equals, value = item.partition("=")
-        # Kubernetes wants a letter or digit at both ends; Google Cloud allows the rest alike.
-        if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
-            raise UserError(
-                f"--labels={given}: {item!r} is not key=value with a key of lower-case letters, "
-                "digits, _ and - that begins with a letter and ends with no _ or -."
-            )
-        if not re.fullmatch(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?", value):
-            raise UserError(
-                f"--labels={given}: the value {value!r} may hold lower-case letters, digits, and "
-                "between them _ and -, 63 at most."
-            )
-        if key in own:
-            raise UserError(f"--labels={given}: tftpu itself sets the label {key!r}.")
-        own[key] = value
-    return own
 
 
 class _Dumper(yaml.SafeDumper):

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable
 from typing import Any
 
 from tftpu.errors import UserError
@@ -15,7 +14,24 @@ from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError
 TIMEOUT_S = 60.0
 _CREDENTIALS = "gcloud container clusters get-credentials CLUSTER --location=LOCATION"
 _INSTALL = "https://jobset.sigs.k8s.io/docs/installation"
-_SERVICE = google_cloud.ApiService(
+
+
+def _read_error(error: Exception) -> tuple[int, str] | None:
+    from kubernetes.client import ApiException
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, HTTPError):
+        return google_cloud.NO_ANSWER, str(error)
+    if not isinstance(error, ApiException):
+        return None
+    status = error.status or 400
+    said = error.body or error.reason or f"status {status}"
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        said = json.loads(said)["message"]
+    return google_cloud.NO_ANSWER if status == 429 or status >= 500 else status, str(said)
+
+
+call = google_cloud.ApiService(
     "the cluster",
     {
         401: "The cluster did not accept the credentials ({what}): run "
@@ -24,7 +40,8 @@ _SERVICE = google_cloud.ApiService(
         "create JobSets and read pods and their logs, such as roles/container.developer.",
         404: "{said}",
     },
-)
+    _read_error,
+).call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,34 +208,3 @@ def submit(cluster: ClusterNamespace, order: GkeJob, created: JobSet) -> None:
     ending = cluster.format_command("delete", "jobset", name)
     with waiting.creating(f"The JobSet {name} may run, and incur costs; this ends it: {ending}"):
         cluster.create(created)
-
-
-def call(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a method of the client, and turns its errors into clear messages.
-
-    Args:
-        what: the attempt, for messages, such as "creating the JobSet".
-        function: method of the client.
-        *args: its arguments.
-        **kwargs: its keyword arguments.
-
-    Raises:
-        RefusedError: the request was rejected.
-        NotFoundError: what it names is not there.
-        ConnectionLost: no answer came, so it is not known whether the call succeeded.
-    """
-    from kubernetes.client import ApiException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        return function(*args, **kwargs)
-    except ApiException as error:
-        status = error.status or 0
-        said = error.body or error.reason or f"status {status}"
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            said = json.loads(said)["message"]
-        if status == 429 or status >= 500:
-            raise _SERVICE.describe_loss(what, str(said)) from error
-        raise _SERVICE.describe_refusal(what, status, str(said)) from error
-    except HTTPError as error:
-        raise _SERVICE.describe_loss(what, str(error)) from error
