@@ -1,14 +1,17 @@
-"""Google Cloud for all launchers: its requests, its errors as clear messages, files that grow."""
+"""Google Cloud for all launchers: its requests, its errors as clear messages, its buckets."""
 
+import collections
+import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tftpu import installation
 from tftpu.errors import UserError
+from tftpu.launch.diagnosis.cloud import LOGIN
 
-LOGIN = "gcloud auth application-default login"
 NO_ANSWER = 0  # in place of a status of HTTP
 T = TypeVar("T")
 
@@ -159,74 +162,60 @@ def to_message(kind: Callable[..., T], spec: dict[str, Any]) -> T:
     return kind(json_format.ParseDict(spec, described.pb(described())))
 
 
-def _list_read_errors() -> tuple[type[Exception], ...]:
-    """Returns the errors of reading a file that is missing, or in a bucket that cannot be read."""
-    from google.api_core import exceptions
-    from google.auth import exceptions as auth_exceptions
-
-    return exceptions.GoogleAPICallError, auth_exceptions.GoogleAuthError, OSError
-
-
-class Follower:
-    """A reader of the lines that are appended to a file in a bucket.
-
-    Args:
-        path: "gs://bucket/folder/file", which need not exist yet.
-    """
-
-    def __init__(self, path: str):
-        bucket, _, self._name = path.removeprefix("gs://").partition("/")
-        self._bucket_name = bucket
-        self._bucket = None
-        self._seen = 0
-
-    def print_new(self) -> None:
-        """Prints the complete lines appended since the last call; nothing if it cannot read."""
-        print(self.read_new(), end="", flush=True)
-
-    def read_new(self) -> str:
-        """Returns the complete lines appended since the last call; "" if it cannot read."""
-        from google.cloud import storage
-
-        try:
-            if self._bucket is None:
-                self._bucket = storage.Client(project="unused").bucket(self._bucket_name)
-            data = self._bucket.blob(self._name).download_as_bytes(start=self._seen, timeout=30)
-        # The file does not exist yet, or has nothing new; or the bucket cannot be read. The run
-        # continues, without its lines here.
-        except _list_read_errors():
-            return ""
-        whole = data[: data.rfind(b"\n") + 1]
-        self._seen += len(whole)
-        return whole.decode(errors="replace")
-
-
 class BucketFolder:
-    """A reader of small files below a folder of a bucket.
+    """A folder of a bucket, in which machines write; "" and nothing while it cannot be read.
 
     Args:
-        path: "gs://bucket/folder".
+        path: "gs://bucket/folder", which need not exist yet.
     """
 
     def __init__(self, path: str):
-        from google.cloud import storage
+        self._bucket_name, _, folder = path.removeprefix("gs://").partition("/")
+        self._prefix = f"{folder}/"
+        self._seen = collections.Counter[str]()  # bytes of each file
 
-        self._bucket, _, prefix = path.removeprefix("gs://").partition("/")
-        self._prefix = f"{prefix}/"
-        self._client = call("finding credentials", storage.Client, project="unused")
+    def print_new(self, name: str) -> None:
+        """Prints the complete lines that were appended to a file since the last call."""
+        print(self.read_new(name), end="", flush=True)
+
+    def read_new(self, name: str) -> str:
+        """Returns the complete lines that were appended to a file since the last call."""
+        with _suppress_read_errors():
+            blob = self._bucket.blob(f"{self._prefix}{name}")
+            data = blob.download_as_bytes(start=self._seen[name], timeout=30)
+            whole = data[: data.rfind(b"\n") + 1]
+            self._seen[name] += len(whole)
+            return whole.decode(errors="replace")
+        return ""
 
     def read(self, name: str) -> dict[str, str]:
         """Returns the content of all files of a name, by the folders below this one they are in.
 
-        The folder itself is "". Nothing is returned while the bucket cannot be read.
+        The folder itself is "".
         """
-        try:
-            found = self._client.list_blobs(self._bucket, prefix=self._prefix, timeout=30)
+        with _suppress_read_errors():
+            found = self._bucket.list_blobs(prefix=self._prefix, timeout=30)
             blobs = {blob.name.removeprefix(self._prefix): blob for blob in found}
             return {
                 path.rpartition("/")[0]: blob.download_as_bytes(timeout=30).decode(errors="replace")
                 for path, blob in blobs.items()
                 if path.rpartition("/")[2] == name
             }
-        except _list_read_errors():
-            return {}
+        return {}
+
+    @functools.cached_property
+    def _bucket(self) -> Any:
+        from google.cloud import storage
+
+        return storage.Client(project="unused").bucket(self._bucket_name)
+
+
+def _suppress_read_errors() -> contextlib.AbstractContextManager[None]:
+    """Suppresses the errors of a file that is missing, or in a bucket that cannot be read.
+
+    The run continues, without its lines here.
+    """
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
+
+    return contextlib.suppress(exceptions.GoogleAPICallError, GoogleAuthError, OSError)

@@ -17,6 +17,7 @@ from tftpu.launch.diagnosis.machine import Machine
 from tftpu.tpu.slices import Slice
 from tftpu.version import __version__
 
+VERSION_LABEL = {"tftpu": __version__.replace(".", "-")}
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
@@ -58,7 +59,7 @@ class CloudJob:
             UserError: a label that Google Cloud does not allow.
         """
         own = {
-            "tftpu": __version__.replace(".", "-"),
+            **VERSION_LABEL,
             "config": to_resource_name(self.config)[:63].rstrip("-"),
             "slice": self.slice.name,
         }

@@ -10,6 +10,7 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, waiting
 from tftpu.launch.cloud.gke.job import GROUP, PLURAL, VERSION, GkeJob, JobSet, format_kubectl
 from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError
+from tftpu.launch.diagnosis.cloud import LOGIN
 
 TIMEOUT_S = 60.0
 _CREDENTIALS = "gcloud container clusters get-credentials CLUSTER --location=LOCATION"
@@ -35,7 +36,7 @@ call = google_cloud.ApiService(
     "the cluster",
     {
         401: "The cluster did not accept the credentials ({what}): run "
-        f"`{google_cloud.LOGIN}` and `{_CREDENTIALS}`.",
+        f"`{LOGIN}` and `{_CREDENTIALS}`.",
         403: "Permission denied ({what}): {said} Ask the owner of the cluster for a role that may "
         "create JobSets and read pods and their logs, such as roles/container.developer.",
         404: "{said}",

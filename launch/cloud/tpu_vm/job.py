@@ -62,7 +62,7 @@ class TpuVmJob(job.CloudJob):
 
     def resolve_log(self, name: str, worker: int) -> str:
         """Returns the address of the file with the output of a worker."""
-        return f"{self.resolve_folder(name)}/{f'worker-{worker}/' if worker else ''}log.txt"
+        return f"{self.resolve_folder(name)}/{name_log(worker)}"
 
     def build_request(self, name: str) -> dict[str, Any]:
         """Returns the QueuedResource to create, with the names of the REST interface."""
@@ -110,6 +110,11 @@ class TpuVmJob(job.CloudJob):
             (Path(__file__).parent / "startup.sh").read_text(),
         ]
         return "\n".join(lines)
+
+
+def name_log(worker: int) -> str:
+    """Returns the path of the file with the output of a worker, in the folder of the launch."""
+    return f"{f'worker-{worker}/' if worker else ''}log.txt"
 
 
 def as_yaml(order: TpuVmJob) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
-from tftpu.version import __version__
 
 PORT = 8080
 _ACCELERATOR = r"NVIDIA_[A-Z0-9_]+"
@@ -93,7 +92,7 @@ class VertexEndpoint:
         found: Spec = {
             "displayName": self.name,
             "containerSpec": container,
-            "labels": self._build_labels(),
+            "labels": dict(job.VERSION_LABEL),
         }
         if self.model:  # Vertex AI copies it, and the container reads it at AIP_STORAGE_URI
             found["artifactUri"] = self.model
@@ -101,7 +100,7 @@ class VertexEndpoint:
 
     def build_endpoint_spec(self) -> Spec:
         """Returns the endpoint to create."""
-        return {"displayName": self.name, "labels": self._build_labels()}
+        return {"displayName": self.name, "labels": dict(job.VERSION_LABEL)}
 
     def build_deployment_spec(self, model: str) -> Spec:
         """Returns the deployment, of a model by its resource name."""
@@ -135,6 +134,3 @@ class VertexEndpoint:
             "trafficSplit": {"0": 100},
         }
         return job.format_yaml("", requests)
-
-    def _build_labels(self) -> dict[str, str]:
-        return {"tftpu": __version__.replace(".", "-")}

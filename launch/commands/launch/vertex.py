@@ -50,5 +50,5 @@ def _launch(
     print(f"The run is in        {order.run_folder}", flush=True)
     if options.detach:
         return
-    metrics = google_cloud.Follower(f"{order.run_folder}/metrics.jsonl")
-    vertex_client.watch(client, kind, name, lambda _: metrics.print_new())
+    folder = google_cloud.BucketFolder(order.run_folder)
+    vertex_client.watch(client, kind, name, lambda _: folder.print_new("metrics.jsonl"))
