@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -129,18 +128,6 @@ def require(module: str, clients: str = "clients of Google Cloud are", extra: st
             f"The {clients} not installed: run `{installation.command(extra)}`, or add --dry_run "
             "to the command that launches, which needs none."
         ) from error
-
-
-def resolve_project(given: str | None) -> str:
-    """Returns the project: `--project`, else GOOGLE_CLOUD_PROJECT.
-
-    Raises:
-        UserError: neither is set.
-    """
-    found = given or os.environ.get("GOOGLE_CLOUD_PROJECT")
-    if not found:
-        raise UserError("No project of Google Cloud is given: write --project=PROJECT.")
-    return found
 
 
 def connect(client: Callable[..., T], region: str | None = None) -> T:

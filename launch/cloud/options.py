@@ -1,8 +1,10 @@
 """The flags that all launchers share."""
 
 import dataclasses
+import os
 from typing import Any
 
+from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, job
 from tftpu.launch.cloud.shipping import shipment
 from tftpu.launch.settings.options import ConfigOptions, flag
@@ -18,7 +20,7 @@ class ProjectOptions:
     )
 
     def resolve_project(self, client: str, dry_run: bool) -> str:
-        """Returns the project; a dry run has a placeholder for one that is not given.
+        """Returns `--project`, else GOOGLE_CLOUD_PROJECT; a dry run has a placeholder for none.
 
         Args:
             client: module of the client library that the request needs.
@@ -30,7 +32,10 @@ class ProjectOptions:
         if dry_run:
             return self.project or "PROJECT"
         google_cloud.require(client)
-        return google_cloud.resolve_project(self.project)
+        found = self.project or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        if not found:
+            raise UserError("No project of Google Cloud is given: write --project=PROJECT.")
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, waiting
-from tftpu.launch.cloud.gke.job import GROUP, PLURAL, VERSION, GkeJob, JobSet, format_kubectl
+from tftpu.launch.cloud.gke.job import GROUP, PLURAL, VERSION, GkeJob, JobSet
 from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError
 from tftpu.launch.diagnosis.cloud import LOGIN
 
@@ -95,7 +96,7 @@ class ClusterNamespace:
             if waiting.retry(lambda: self.find(name)) is None:
                 raise UserError(
                     f"{lost} There is no JobSet {name}: the request never arrived. If it appears, "
-                    f"this ends it: {self.format_command('delete', 'jobset', name)}"
+                    f"this ends it: {self.format_deletion(name)}"
                 ) from lost
 
     def find(self, name: str) -> JobSet | None:
@@ -141,9 +142,14 @@ class ClusterNamespace:
             return ""
         return answer.data.decode(errors="replace")
 
-    def format_command(self, verb: str, *arguments: str) -> str:
-        """Returns the command of `kubectl` for this namespace."""
-        return format_kubectl(verb, [*arguments], self.namespace, self.context)
+    def format_command(self, *arguments: str) -> str:
+        """Returns a command of `kubectl` for this namespace, for the shell."""
+        cluster = [f"--context={self.context}"] if self.context else []
+        return shlex.join(["kubectl", *arguments, f"--namespace={self.namespace}", *cluster])
+
+    def format_deletion(self, name: str) -> str:
+        """Returns the command that ends a JobSet."""
+        return self.format_command("delete", "jobset", name)
 
     def _call(self, what: str, method: str, **request: Any) -> Any:
         place = {"group": GROUP, "version": VERSION, "plural": PLURAL}
@@ -206,6 +212,6 @@ def submit(cluster: ClusterNamespace, order: GkeJob, created: JobSet) -> None:
     """
     order.ship()
     name = created["metadata"]["name"]
-    ending = cluster.format_command("delete", "jobset", name)
-    with waiting.creating(f"The JobSet {name} may run, and incur costs; this ends it: {ending}"):
+    ending = f"this ends it: {cluster.format_deletion(name)}"
+    with waiting.creating(f"The JobSet {name} may run, and incur costs; {ending}"):
         cluster.create(created)

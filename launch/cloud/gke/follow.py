@@ -36,7 +36,7 @@ def describe_running(cluster: ClusterNamespace, name: str) -> str:
     command += f" --context={cluster.context}" if cluster.context else ""
     return (
         f"The JobSet {name} runs on, and incurs costs; `{command}` follows it again, and "
-        f"`{cluster.format_command('delete', 'jobset', name)}` ends it."
+        f"`{cluster.format_deletion(name)}` ends it."
     )
 
 

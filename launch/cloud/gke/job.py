@@ -6,8 +6,6 @@ which `kubectl apply --filename=FILE` takes as well.
 """
 
 import dataclasses
-import re
-import shlex
 from typing import Any
 
 from tftpu.errors import ExitCode, UserError
@@ -158,15 +156,6 @@ def check_slice(wanted: Slice) -> None:
         )
 
 
-def check_name(flag: str, value: str) -> None:
-    """Raises `UserError` unless a value is a name that Kubernetes allows."""
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
-        raise UserError(
-            f"--{flag}={value} is not a name of Kubernetes: it has lower-case letters, digits and "
-            "dashes, 63 at most, and begins and ends with a letter or digit."
-        )
-
-
 def check_account(name: str) -> None:
     """Raises `UserError` for an e-mail address, as other launchers take for a service account."""
     if "@" in name:
@@ -174,16 +163,3 @@ def check_account(name: str) -> None:
             f"--service_account={name} is an account of Google Cloud: give the Kubernetes service "
             "account that Workload Identity links to it, by its name in the namespace."
         )
-
-
-def format_kubectl(verb: str, arguments: list[str], namespace: str, context: str | None) -> str:
-    """Returns a command of `kubectl` for the shell.
-
-    Args:
-        verb: such as "delete".
-        arguments: what follows it.
-        namespace: of the cluster.
-        context: of the kubeconfig; None means the current one.
-    """
-    cluster = [f"--context={context}"] if context else []
-    return shlex.join(["kubectl", verb, *arguments, f"--namespace={namespace}", *cluster])

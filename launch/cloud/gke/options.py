@@ -1,8 +1,9 @@
 """The flags that name a namespace of a cluster."""
 
 import dataclasses
+import re
 
-from tftpu.launch.cloud.gke.job import check_name
+from tftpu.errors import UserError
 from tftpu.launch.settings.options import flag
 
 
@@ -17,4 +18,9 @@ class ClusterOptions:
 
     def check(self) -> None:
         """Raises `UserError` unless the namespace is a name that Kubernetes allows."""
-        check_name("namespace", self.namespace)
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", self.namespace):
+            raise UserError(
+                f"--namespace={self.namespace} is not a name of Kubernetes: it has lower-case "
+                "letters, digits and dashes, 63 at most, and begins and ends with a letter or "
+                "digit."
+            )

@@ -69,8 +69,15 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
         ).model
         made.append(_format_command(f"models delete {_extract_id(model)}", order))
         print(f"Uploaded {model}", flush=True)
-        endpoint = order.endpoint or _create_endpoint(given, order)
-        if not order.endpoint:
+        endpoint = order.endpoint
+        if not endpoint:
+            endpoint = _run_operation(
+                "creating the endpoint",
+                given.endpoints.create_endpoint,
+                _TIMEOUT_S,
+                parent=order.parent,
+                endpoint=to_message(v1.Endpoint, order.build_endpoint_spec()),
+            ).name
             made.append(_format_command(f"endpoints delete {_extract_id(endpoint)}", order))
             print(f"Created  {endpoint}", flush=True)
         print("Deploying takes some minutes.", flush=True)
@@ -90,18 +97,6 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
             f"{_explain_cleanup(made, order)}".strip()
         ) from interrupt
     return ServingResources(model, endpoint)
-
-
-def _create_endpoint(given: EndpointClients, order: VertexEndpoint) -> str:
-    from google.cloud import aiplatform_v1 as v1
-
-    return _run_operation(
-        "creating the endpoint",
-        given.endpoints.create_endpoint,
-        _TIMEOUT_S,
-        parent=order.parent,
-        endpoint=to_message(v1.Endpoint, order.build_endpoint_spec()),
-    ).name
 
 
 def _run_operation(what: str, method: Any, timeout_s: float, **fields: Any) -> Any:

@@ -1,5 +1,6 @@
 """Follows a hyper-parameter tuning job of Vertex AI to its end, and prints its best trials."""
 
+import re
 from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
@@ -61,12 +62,12 @@ def parse_region(name: str) -> str:
     Raises:
         UserError: the name is not that of such a job.
     """
-    parts = name.split("/")
-    form = ("projects", "locations", "hyperparameterTuningJobs")
-    if len(parts) != 2 * len(form) or tuple(parts[::2]) != form or not all(parts):
+    form = r"projects/[^/]+/locations/([^/]+)/hyperparameterTuningJobs/[^/]+"
+    found = re.fullmatch(form, name)
+    if not found:
         raise UserError(
             f"{name} is no resource name of a search: write "
             "projects/PROJECT/locations/REGION/hyperparameterTuningJobs/NUMBER, as "
             "`tftpu launch vertex-search` printed it."
         )
-    return parts[3]
+    return found[1]

@@ -76,7 +76,7 @@ def _launch(options: Options, order: gke.GkeJob, created: gke.JobSet, queue_s: i
     name = created["metadata"]["name"]
     client.submit(cluster, order, created)
     print(f"Created {order.slice.name} as the JobSet {name}.")
-    print(f"This ends it:   {cluster.format_command('delete', 'jobset', name)}")
+    print(f"This ends it:   {cluster.format_deletion(name)}")
     print(f"The run is in   {order.workdir}", flush=True)
     if options.detach:
         print(follow.describe_running(cluster, name))

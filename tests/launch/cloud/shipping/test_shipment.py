@@ -89,7 +89,7 @@ def check_files(objects: dict[str, bytes], sums: str) -> None:
     found = {f"{hashlib.sha256(data).hexdigest()}  {n}" for n, data in received.items()}
     assert found == set(sums.splitlines())
     (wheel,) = (data for name, data in received.items() if name.endswith(".whl"))
-    assert "tftpu/launch/cloud/machine.sh" in zipfile.ZipFile(io.BytesIO(wheel)).namelist()
+    assert "tftpu/launch/cloud/shipping/machine.sh" in zipfile.ZipFile(io.BytesIO(wheel)).namelist()
     with tarfile.open(fileobj=io.BytesIO(received["code.tar.gz"])) as tar:
         assert tar.getnames() == [
             f"my digits/{name}" for name in (".gitignore", "digits.py", "lengths.py")
