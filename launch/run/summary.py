@@ -63,7 +63,7 @@ def _list_speed_rows(
         return []
     text = f"{format_number(rate)} examples/s, without compiling and evaluation"
     rows = [("speed", text)]
-    predicted = predictions.read_step_times(workdir, trainer.engine.data_shares)
+    predicted = predictions.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:
         measured = format_milliseconds(1e3 * experiment.data.global_batch_size / rate)
         rows.append(("step", f"{measured}; preflight predicted {predicted}"))

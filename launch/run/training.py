@@ -34,7 +34,7 @@ def train(
         callbacks: in addition to those of the experiment.
     """
     engine = build.connect(experiment)
-    own_code.validate(experiment, engine.data_shares)
+    own_code.validate(experiment, engine.data_shards)
     base = experiment.model.init_from
     if experiment.model.lora and base and not files.is_remote(base):
         # Whoever opens the run, from wherever, loads these weights again.

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import keras
 import numpy as np
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.errors import UserError
 from tftpu.storage.files import StrPath, check_folder
 
@@ -47,20 +47,31 @@ def check_keras_arguments(method: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def validate_options(options: TrainOptions | None) -> TrainOptions:
+def validate_options(options: TrainConfig | None) -> TrainConfig:
     """Returns a validated copy of the options of a trainer; the defaults for None.
 
     Raises:
-        UserError: they are no `TrainOptions`, or one is not allowed.
+        UserError: they are no `TrainConfig`, or one is not allowed.
     """
-    if not isinstance(options, TrainOptions | None):
+    if not isinstance(options, TrainConfig | None):
         raise UserError(
             f"options is {type(options).__name__} {options!r}: pass "
-            "tftpu.TrainOptions(steps_per_loop=…)."
+            "tftpu.TrainConfig(steps_per_loop=…)."
         )
-    options = TrainOptions() if options is None else dataclasses.replace(options)
+    options = TrainConfig() if options is None else dataclasses.replace(options)
     options.validate()
     return options
+
+
+def check_length(options: TrainConfig, epochs: int | None, steps: int | None) -> None:
+    """Raises `UserError` for a length that only the options give, where `fit` does not look."""
+    given = {"epochs": options.epochs, "steps": options.steps}
+    if epochs is None and steps is None and given != {"epochs": None, "steps": TrainConfig().steps}:
+        shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        raise UserError(
+            f"The options say {shown}, and fit() got no length: pass fit(…, {shown}), because "
+            "the options of a Trainer leave it to fit()."
+        )
 
 
 def validate_workdir(workdir: StrPath | None) -> str | None:

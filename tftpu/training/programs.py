@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.data.py_dataset import one_pass
@@ -38,7 +38,7 @@ class Programs:
         self,
         engine: Engine,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: Sequence[Objective] = (),
     ):
         self.engine = engine

@@ -260,7 +260,7 @@ class Reporter:
             # Rounded to the digits that were typed: the variable is float32.
             "learning_rate": float(f"{self._executor.learning_rate:.7g}"),
             "global_batch_size": self.global_batch_size,
-            "replicas": self._engine.data_shares,
+            "replicas": self._engine.data_shards,
             "steps": self._steps,
         }
         return known | {k: _to_plain(v) for k, v in self._hyperparameters.items()}

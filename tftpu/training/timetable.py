@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from tftpu.config import TrainOptions, profile_plan
+from tftpu.config import TrainConfig, profile_plan
 from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
 from tftpu.training.arguments import check_whole_number
@@ -21,7 +21,7 @@ class Timetable:
         last_alone: whether the last step of an epoch is a device loop of its own.
     """
 
-    options: TrainOptions
+    options: TrainConfig
     steps: int
     epoch_steps: int
     first_step: int = 0
@@ -129,7 +129,7 @@ class Length:
         """True if an epoch is one pass over the data."""
         return self.steps is None and self.steps_per_epoch is None
 
-    def build_timetable(self, options: TrainOptions, epoch: Epoch | None) -> Timetable:
+    def build_timetable(self, options: TrainConfig, epoch: Epoch | None) -> Timetable:
         """Returns the timetable of the run.
 
         Args:

@@ -9,7 +9,7 @@ import keras
 
 from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.data.py_dataset import one_pass
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest
 from tftpu.engines.objectives.objective import LossFunction, Objective, objectives_of
@@ -73,7 +73,7 @@ class Trainer:
     with engine.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    trainer = tftpu.Trainer(model, "runs/mine", tftpu.TrainOptions(global_clipnorm=1.0))
+    trainer = tftpu.Trainer(model, "runs/mine", tftpu.TrainConfig(global_clipnorm=1.0))
     history = trainer.fit(x, y, epochs=5, batch_size=100, validation_split=0.1)
     ```
     """
@@ -82,7 +82,7 @@ class Trainer:
         self,
         model: keras.Model,
         workdir: str | None = None,
-        options: TrainOptions | None = None,
+        options: TrainConfig | None = None,
         *,
         loss_fn: LossFunction | None = None,
         objectives: Sequence[Objective] = (),
@@ -195,6 +195,7 @@ class Trainer:
         arguments.check_labels_and_weights(
             y, sample_weight, class_weight, bool(self._programs.objectives)
         )
+        arguments.check_length(self.options, epochs, steps)
         length = Length(
             epochs=epochs,
             steps=steps,
@@ -404,7 +405,7 @@ class Trainer:
                     self._programs,
                     self.account,
                     loop,
-                    share * self.engine.data_shares,
+                    share * self.engine.data_shards,
                     timetable.steps,
                     start,
                     workdir=self._writes_to,
