@@ -9,7 +9,8 @@ the examples of an epoch; and `starting_at(step, host, hosts)`, an endless datas
 or of one host's part of each. A step's examples depend only on the data, the seed, the global batch
 size and the step; `reading.order` explains how, and `pipeline` how the later stages preserve this.
 `evaluation` yields every example of the evaluation split once. `batch_spec` returns shapes and
-dtypes without reading an example. A user's own `tftpu.Data` may return a plain `tf.data.Dataset`.
+dtypes without reading an example. A user's own `tftpu.DataConfig` may return a plain
+`tf.data.Dataset`.
 
 Imports no TensorFlow until one of the functions is called.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tftpu.config import Data, DataContext
+from tftpu.config import DataConfig, DataContext
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 
-def training(data: Data, seed: int = 0) -> ArrayPipeline | Pipeline | tf.data.Dataset:
+def training(data: DataConfig, seed: int = 0) -> ArrayPipeline | Pipeline | tf.data.Dataset:
     """Returns the training split, reshuffled each epoch by `seed`.
 
     Raises:
@@ -41,7 +42,7 @@ def training(data: Data, seed: int = 0) -> ArrayPipeline | Pipeline | tf.data.Da
     return own.check_training(data, data.training(_build_context(data, seed)))
 
 
-def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
+def evaluation(data: DataConfig, seed: int = 0) -> tf.data.Dataset | None:
     """Returns the evaluation split, once, in batches of `global_batch_size`; None if there is none.
 
     The last batch may be smaller.
@@ -55,7 +56,7 @@ def evaluation(data: Data, seed: int = 0) -> tf.data.Dataset | None:
 
 
 def prediction(
-    data: Data, address: str, skip_bad: bool = False, keep: tuple[str, ...] = ()
+    data: DataConfig, address: str, skip_bad: bool = False, keep: tuple[str, ...] = ()
 ) -> UnlabelledRecords:
     """Returns records to predict.
 
@@ -73,7 +74,7 @@ def prediction(
     return own.open_records(data, address, DataContext(0, data.global_batch_size, skip_bad, keep))
 
 
-def batch_spec(data: Data, examples: int) -> Spec:
+def batch_spec(data: DataConfig, examples: int) -> Spec:
     """Returns the shapes and dtypes of a batch of `examples`, as nested `tf.TensorSpec`s.
 
     A user's data without a `batch_spec` of their own are opened for it.
@@ -84,12 +85,12 @@ def batch_spec(data: Data, examples: int) -> Spec:
     return own.infer_batch_spec(training(data), examples) if spec is None else spec
 
 
-def class_names(data: Data) -> list[str] | None:
+def class_names(data: DataConfig) -> list[str] | None:
     """Returns the names of a data set's classes by class id, or None if it has none."""
     return data.class_names()
 
 
-def steps_per_epoch(data: Data, pipeline: Any) -> int:
+def steps_per_epoch(data: DataConfig, pipeline: Any) -> int:
     """Returns the number of batches of an epoch, the last one included if it is smaller.
 
     Args:
@@ -137,5 +138,5 @@ def from_generator(
     return arrays.from_generator(make, spec, global_batch_size=global_batch_size)
 
 
-def _build_context(data: Data, seed: int) -> DataContext:
+def _build_context(data: DataConfig, seed: int) -> DataContext:
     return DataContext(seed, data.global_batch_size)

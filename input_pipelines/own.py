@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tftpu.config import Data, DataContext
+from tftpu.config import DataConfig, DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.tensors import Spec
 from tftpu.input_pipelines.unlabelled import EVALUATION, UnlabelledRecords, from_arrays
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _LONG = 10.0  # seconds of reading that deserve a word
 
 
-def check_training(data: Data, found: Any) -> Any:
+def check_training(data: DataConfig, found: Any) -> Any:
     """Returns the training split that a data set gave, if it is one.
 
     Raises:
@@ -48,7 +48,7 @@ def check_training(data: Data, found: Any) -> Any:
     return found
 
 
-def check_evaluation(data: Data, found: Any) -> tf.data.Dataset | None:
+def check_evaluation(data: DataConfig, found: Any) -> tf.data.Dataset | None:
     """Returns the evaluation split that a data set gave, if it is one, or None.
 
     Raises:
@@ -62,7 +62,7 @@ def check_evaluation(data: Data, found: Any) -> tf.data.Dataset | None:
     )
 
 
-def open_records(data: Data, address: str, context: DataContext) -> UnlabelledRecords:
+def open_records(data: DataConfig, address: str, context: DataContext) -> UnlabelledRecords:
     """Returns the records to predict at an address; see `tftpu.input_pipelines.prediction`.
 
     Raises:
@@ -134,7 +134,7 @@ def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.d
     return (pipeline if endless else pipeline.repeat()).skip(step)
 
 
-def count_steps(data: Data, pipeline: Any) -> int:
+def count_steps(data: DataConfig, pipeline: Any) -> int:
     """Returns the batches of an epoch; see `tftpu.input_pipelines.steps_per_epoch`."""
     if hasattr(pipeline, "count"):
         return math.ceil(pipeline.count / pipeline.global_batch_size)

@@ -28,7 +28,7 @@ from typing import IO, Any
 import numpy as np
 import tensorflow as tf
 
-from tftpu.config import Data, DataContext, operational_fields, to_plain
+from tftpu.config import DataConfig, DataContext, operational_fields, to_plain
 from tftpu.errors import UserError
 from tftpu.input_pipelines.tensors import Spec
 from tftpu.version import __version__
@@ -63,14 +63,14 @@ class BatchRequest:
     machines: int
 
 
-def describe_data(data: Data) -> dict[str, Any]:
+def describe_data(data: DataConfig) -> dict[str, Any]:
     """Returns the fields of a data set that decide which batches there are."""
     left_out = operational_fields(data)
     return {key: value for key, value in to_plain(data).items() if key not in left_out}
 
 
 def fetch_batches(
-    data: Data, addresses: list[str], context: DataContext, spec: Spec, step: int, host: int,
+    data: DataConfig, addresses: list[str], context: DataContext, spec: Spec, step: int, host: int,
     hosts: int,
 ) -> tf.data.Dataset:  # fmt: skip
     """Returns the batches that services prepare, in order.

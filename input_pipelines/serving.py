@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tftpu.config import Data, DataContext
+from tftpu.config import DataConfig, DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.pipeline import Pipeline
 from tftpu.input_pipelines.service import (
@@ -50,7 +50,7 @@ class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, data: Data, host: str, port: int, allow_network: bool = False):
+    def __init__(self, data: DataConfig, host: str, port: int, allow_network: bool = False):
         self.data = dataclasses.replace(data, service="")  # not of other machines in turn
         family, address = _resolve_host(host, port)
         if not allow_network:
@@ -76,7 +76,7 @@ class _ConnectionHandler(socketserver.StreamRequestHandler):
     timeout = ASKING
 
     @property
-    def _data(self) -> Data:
+    def _data(self) -> DataConfig:
         return cast("Server", self.server).data
 
     def handle(self) -> None:

@@ -1,14 +1,14 @@
 """The data sets that a config can name, and their options.
 
-Each class derives from `tftpu.Data`, as a user's own data sets do: it describes a data set and
-names the functions that read it. They are imported when called, so that a config loads without
+Each class derives from `tftpu.DataConfig`, as a user's own data sets do: it describes a data set
+and names the functions that read it. They are imported when called, so that a config loads without
 TensorFlow.
 """
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from tftpu.config import OPERATIONAL, Data, DataContext
+from tftpu.config import OPERATIONAL, DataConfig, DataContext
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.augment.settings import Augment
@@ -41,7 +41,7 @@ IMAGE_DTYPES = ("float32", "bfloat16", "uint8")
 
 
 @dataclasses.dataclass
-class Images(Data):
+class Images(DataConfig):
     """A TFDS data set of images with one class each, held in memory."""
 
     image_size: int = 224
@@ -90,7 +90,7 @@ class Images(Data):
 
 
 @dataclasses.dataclass
-class Text(Data):
+class Text(DataConfig):
     """A TFDS data set of documents, read as bytes, cut into windows and held in memory."""
 
     context: int = 128  # bytes of a window
@@ -351,7 +351,7 @@ class Records(Streamed):
 
 
 @dataclasses.dataclass
-class Synthetic(Data):
+class Synthetic(DataConfig):
     """Random numbers of any shape, the same in every run: to time a step or to try a model.
 
     Args:

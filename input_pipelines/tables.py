@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tftpu.config import Data, DataContext
+from tftpu.config import DataConfig, DataContext
 from tftpu.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class BigQuery(Data):
+class BigQuery(DataConfig):
     """Rows of BigQuery, held in memory; see `datasets.bigquery` for the guarantees.
 
     Args:

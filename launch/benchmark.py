@@ -31,7 +31,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         compare: time Keras's own `fit` as well.
     """
     engine = build.connect(experiment)
-    own_code.validate(experiment, engine.data_shares)
+    own_code.validate(experiment, engine.data_shards)
     precision = tftpu.set_precision(experiment.train.precision)
     experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0

@@ -1,11 +1,15 @@
-"""Explains known error messages of TensorFlow, JAX, XLA and libtpu.
+"""Turns what ends a command into an `ExitCode`, and explains known messages of the libraries.
 
-One table. A row matches a message by words that are stable across versions; the first row that
-matches explains it.
+One table for TensorFlow, JAX, XLA and libtpu. A row matches a message by words that are stable
+across versions; the first row that matches explains it.
 """
 
 import re
+import sys
+from collections.abc import Callable
 from typing import NamedTuple
+
+from tftpu.errors import ExitCode, HostLost, Preempted, UserError
 
 
 class Failure(NamedTuple):
@@ -256,6 +260,31 @@ _NOT_A_LAYER = re.compile(
     r"while|body|cond|then|else|gradient_tape|gradients|(Stateful)?PartitionedCall|_\d+|"
     r"(while|cond|body|(Stateful)?PartitionedCall|replica|tpu|cluster)(_\d+)+|\w*\(.*\)"
 )
+
+
+def run_for_exit_code(work: Callable[[], None]) -> int:
+    """Does some work, and prints what ends it early; returns the exit code."""
+    try:
+        work()
+        return int(ExitCode.DONE)
+    except UserError as error:
+        return _end(ExitCode.USER_ERROR, explain(error) if isinstance(error, OSError) else error)
+    except Preempted as stopped:
+        return _end(ExitCode.PREEMPTED, stopped)
+    except HostLost as lost:
+        return _end(ExitCode.HOST_LOST, lost)
+    except KeyboardInterrupt:
+        return _end(ExitCode.INTERRUPTED, "interrupted")
+    except Exception as error:
+        explanation = explain(error)
+        if explanation is None:
+            raise
+        return _end(ExitCode.USER_ERROR, explanation)
+
+
+def _end(code: int, message: object) -> int:
+    print(f"tftpu: {message}", file=sys.stderr)
+    return int(code)
 
 
 def explain(error: BaseException) -> str | None:

@@ -1,7 +1,7 @@
 """The command line: `tftpu COMMAND --flag=value`.
 
 A command is a file of `launch/commands/`, whose docstring describes how to write one. This module
-finds the file, parses its flags, runs it, and turns exceptions into an `ExitCode`.
+finds the file, parses its flags and runs it.
 """
 
 import dataclasses
@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tftpu.errors import ExitCode, HostLost, Preempted, UserError, did_you_mean
+from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import output
+from tftpu.launch.failures import run_for_exit_code
 from tftpu.launch.settings.options import HELP, Flag, Options, list_flags, parse, takes_config
 from tftpu.observe import logs
 from tftpu.version import __version__
@@ -96,26 +97,6 @@ def main(arguments: Sequence[str]) -> int:
     return run_for_exit_code(lambda: _dispatch(list(arguments)))
 
 
-def run_for_exit_code(work: Callable[[], None]) -> int:
-    """Does some work, and prints what ends it early; returns the exit code."""
-    try:
-        work()
-        return int(ExitCode.DONE)
-    except UserError as error:
-        return _end(ExitCode.USER_ERROR, _explain(error) if isinstance(error, OSError) else error)
-    except Preempted as stopped:
-        return _end(ExitCode.PREEMPTED, stopped)
-    except HostLost as lost:
-        return _end(ExitCode.HOST_LOST, lost)
-    except KeyboardInterrupt:
-        return _end(ExitCode.INTERRUPTED, "interrupted")
-    except Exception as error:
-        explanation = _explain(error)
-        if explanation is None:
-            raise
-        return _end(ExitCode.USER_ERROR, explanation)
-
-
 def load_commands() -> dict[str, Command]:
     """Returns all commands by name, sorted. Imports every file of `commands/`, and runs none."""
     return {name: _load(name, module) for name, module in sorted(_find_modules().items())}
@@ -137,17 +118,6 @@ def format_usage() -> str:
             "  tftpu init NAME                      writes a project of your own",
         ]
     )
-
-
-def _explain(error: Exception) -> str | None:
-    from tftpu.launch import failures
-
-    return failures.explain(error)
-
-
-def _end(code: int, message: object) -> int:
-    print(f"tftpu: {message}", file=sys.stderr)
-    return int(code)
 
 
 def _dispatch(words: list[str]) -> None:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tftpu.config import Model, Share
+from tftpu.config import ModelConfig, PerReplicaBatch
 from tftpu.config.validation import check_types
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models import sizes
@@ -40,7 +40,7 @@ def parameters(name: str) -> int:
     return PARAMETERS[name]
 
 
-def config(name: str, **fields: Any) -> Model:
+def config(name: str, **fields: Any) -> ModelConfig:
     """Returns the hyper-parameters of a published size, with `fields` changed.
 
     Raises:
@@ -57,7 +57,7 @@ def config(name: str, **fields: Any) -> Model:
     return model
 
 
-def build(model: str | Model, **fields: Any) -> "keras.Model":
+def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
     """Builds a Keras model, not compiled.
 
     Args:
@@ -79,7 +79,7 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
         )
     if type(model).__module__ == sizes.__name__:
         check_types("model", model)
-        model.validate(_choose_fitting_share(model))
+        model.validate(_choose_fitting_batch(model))
     built = model.build()
     import keras
 
@@ -91,10 +91,10 @@ def build(model: str | Model, **fields: Any) -> "keras.Model":
     return built
 
 
-def _choose_fitting_share(model: Model) -> Share:
+def _choose_fitting_batch(model: ModelConfig) -> PerReplicaBatch:
     """Returns a share of a batch that fits the model: there is no batch yet."""
     group = getattr(model, "norm_batch", 1)
-    return Share(group if isinstance(group, int) and group > 0 else 1, replicas=1)
+    return PerReplicaBatch(group if isinstance(group, int) and group > 0 else 1, replicas=1)
 
 
 def load_model(path: str, **options: Any) -> "keras.Model":

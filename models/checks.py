@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from tftpu.config import Model, Share
+from tftpu.config import ModelConfig, PerReplicaBatch
 from tftpu.errors import UserError, did_you_mean
 
 ATTENTIONS = ("plain", "flash")
@@ -46,7 +46,7 @@ def check_rate(field: str, value: float) -> None:
         raise UserError(f"model.{field} is {value}: it must be 0 or more, and below 1.")
 
 
-def check_sizes(config: Model, may_be_zero: tuple[str, ...] = ()) -> None:
+def check_sizes(config: ModelConfig, may_be_zero: tuple[str, ...] = ()) -> None:
     """Raises `UserError` for a whole number, alone or in a tuple, that is not 1 or more.
 
     Also for an empty tuple, for a number that no array can have, and for a depth that nobody wants.
@@ -87,13 +87,13 @@ def check_stages(blocks: Sequence[int], **fields: Sequence[int]) -> None:
             )
 
 
-def check_norm_batch(value: int | str, share: Share) -> None:
+def check_norm_batch(value: int | str, batch: PerReplicaBatch) -> None:
     """Raises `UserError` if a microbatch cannot be split into groups of `value` examples."""
     if value == "global":
-        if share.gradient_accumulation_steps > 1:
+        if batch.gradient_accumulation_steps > 1:
             raise UserError(
                 "model.norm_batch='global' needs the whole batch at once, but "
-                f"train.gradient_accumulation_steps is {share.gradient_accumulation_steps}: set "
+                f"train.gradient_accumulation_steps is {batch.gradient_accumulation_steps}: set "
                 "that to 1, or model.norm_batch to a number."
             )
         return
@@ -101,12 +101,12 @@ def check_norm_batch(value: int | str, share: Share) -> None:
         raise UserError(
             f"model.norm_batch is {value!r}: it must be a number of examples, or 'global'."
         )
-    if share.examples % value:
-        each = f"each of {share.replicas} replicas" if share.replicas > 1 else "the one replica"
+    if batch.examples % value:
+        each = f"each of {batch.replicas} replicas" if batch.replicas > 1 else "the one replica"
         raise UserError(
-            f"model.norm_batch={value} does not divide the {share.examples} examples that "
+            f"model.norm_batch={value} does not divide the {batch.examples} examples that "
             f"{each} computes at a time with "
-            f"train.gradient_accumulation_steps={share.gradient_accumulation_steps}: batch "
+            f"train.gradient_accumulation_steps={batch.gradient_accumulation_steps}: batch "
             "statistics need full groups. Use a divisor of that number, or a larger "
             "data.global_batch_size."
         )

@@ -7,7 +7,7 @@ This file imports no Keras, so that a config file is loaded and checked in milli
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tftpu.config import Model, Share
+from tftpu.config import ModelConfig, PerReplicaBatch
 from tftpu.errors import UserError
 from tftpu.models import checks
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class ResNet(Model):
+class ResNet(ModelConfig):
     """ResNet v1.5 (He et al. 2015, https://arxiv.org/abs/1512.03385), which strides in the 3x3."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks of each stage
@@ -33,7 +33,7 @@ class ResNet(Model):
     dropout: float = 0.0
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_choice("stride_in", self.stride_in, ("3x3", "1x1"))
@@ -44,7 +44,7 @@ class ResNet(Model):
                 f"{self.image_size}: use model.stem='imagenet'."
             )
         checks.check_rate("dropout", self.dropout)
-        checks.check_norm_batch(self.norm_batch, share)
+        checks.check_norm_batch(self.norm_batch, batch)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import resnet
@@ -53,7 +53,7 @@ class ResNet(Model):
 
 
 @dataclasses.dataclass
-class GPT(Model):
+class GPT(ModelConfig):
     """GPT-2 (Radford et al. 2019): decoder-only, pre-norm, learned positions, tied head."""
 
     vocabulary: int = 50257
@@ -67,7 +67,7 @@ class GPT(Model):
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_scan(self.scan)
@@ -82,7 +82,7 @@ class GPT(Model):
 
 
 @dataclasses.dataclass
-class ConvNeXt(Model):
+class ConvNeXt(ModelConfig):
     """ConvNeXt (Liu et al. 2022, https://arxiv.org/abs/2201.03545)."""
 
     blocks: tuple[int, ...] = (3, 3, 9, 3)  # of each stage
@@ -94,7 +94,7 @@ class ConvNeXt(Model):
     stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_stages(self.blocks, widths=self.widths)
@@ -107,7 +107,7 @@ class ConvNeXt(Model):
 
 
 @dataclasses.dataclass
-class EfficientNetV2(Model):
+class EfficientNetV2(ModelConfig):
     """EfficientNetV2 (Tan & Le 2021, https://arxiv.org/abs/2104.00298)."""
 
     blocks: tuple[int, ...] = (2, 4, 4, 6, 9, 15)  # of each stage
@@ -126,7 +126,7 @@ class EfficientNetV2(Model):
     stochastic_depth: float = 0.2  # rate after the last block; falls to 0 at the first
     remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self, may_be_zero=("fused_stages",))
         checks.check_remat(self.remat)
         checks.check_stages(
@@ -134,7 +134,7 @@ class EfficientNetV2(Model):
         )
         checks.check_rate("dropout", self.dropout)
         checks.check_rate("stochastic_depth", self.stochastic_depth)
-        checks.check_norm_batch(self.norm_batch, share)
+        checks.check_norm_batch(self.norm_batch, batch)
 
     def build(self) -> "keras.Model":
         from tftpu.models.families import efficientnetv2
@@ -143,7 +143,7 @@ class EfficientNetV2(Model):
 
 
 @dataclasses.dataclass
-class ViT(Model):
+class ViT(ModelConfig):
     """Vision Transformer (Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929)."""
 
     patch: int = 16
@@ -163,7 +163,7 @@ class ViT(Model):
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_scan(self.scan)
@@ -189,7 +189,7 @@ class ViT(Model):
 
 
 @dataclasses.dataclass
-class BERT(Model):
+class BERT(ModelConfig):
     """BERT (Devlin et al. 2018, https://arxiv.org/abs/1810.04805): encoder-only, post-norm."""
 
     vocabulary: int = 30522
@@ -206,7 +206,7 @@ class BERT(Model):
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_scan(self.scan)
@@ -222,7 +222,7 @@ class BERT(Model):
 
 
 @dataclasses.dataclass
-class Llama(Model):
+class Llama(ModelConfig):
     """Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) and its successors."""
 
     vocabulary: int = 32000
@@ -241,7 +241,7 @@ class Llama(Model):
     # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
     scan: str = "auto"
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
         checks.check_remat(self.remat)
         checks.check_scan(self.scan)
@@ -266,7 +266,7 @@ class Llama(Model):
         return llama.build(self)
 
 
-SIZES: dict[str, Model] = {
+SIZES: dict[str, ModelConfig] = {
     model.name: model
     for model in (
         ResNet("resnet18", blocks=(2, 2, 2, 2), bottleneck=False),

@@ -15,72 +15,74 @@ from tftpu.version import __version__
 if TYPE_CHECKING:
     from tftpu import input_pipelines, models, preflight
     from tftpu.config import (
-        Cluster,
-        Data,
+        ClusterConfig,
+        DataConfig,
         DataContext,
         Experiment,
-        Model,
-        Optimizer,
-        Train,
-        TrainOptions,
+        ModelConfig,
+        OptimizerConfig,
+        TrainConfig,
     )
+    from tftpu.engines.collectives import all_gather, positions
     from tftpu.engines.engine import Engine
     from tftpu.engines.objectives.objective import Objective
     from tftpu.engines.selection import connect
-    from tftpu.engines.tensorflow.lowering.simulated import simulated_slice
-    from tftpu.engines.tensorflow.step.collectives import all_gather, positions
-    from tftpu.errors import HostLost, Preempted, UserError
+    from tftpu.errors import DivergedError, HostLost, Preempted, UserError
+    from tftpu.inference.generate import generate
     from tftpu.observe.writers import Writer
     from tftpu.optim.precision import set_precision
+    from tftpu.preflight.simulated import simulated_slice
     from tftpu.training.trainer import Trainer
 
 backend.prefer_tensorflow()
 environment.prepare()
 
 _LAZY = {
-    "Cluster": "tftpu.config",
-    "Data": "tftpu.config",
+    "ClusterConfig": "tftpu.config",
+    "DataConfig": "tftpu.config",
     "DataContext": "tftpu.config",
+    "DivergedError": "tftpu.errors",
     "Engine": "tftpu.engines.engine",
     "Experiment": "tftpu.config",
     "HostLost": "tftpu.errors",
-    "Model": "tftpu.config",
+    "ModelConfig": "tftpu.config",
     "Objective": "tftpu.engines.objectives.objective",
-    "Optimizer": "tftpu.config",
+    "OptimizerConfig": "tftpu.config",
     "Preempted": "tftpu.errors",
-    "Train": "tftpu.config",
-    "TrainOptions": "tftpu.config",
+    "TrainConfig": "tftpu.config",
     "Trainer": "tftpu.training.trainer",
     "UserError": "tftpu.errors",
     "Writer": "tftpu.observe.writers",
-    "all_gather": "tftpu.engines.tensorflow.step.collectives",
+    "all_gather": "tftpu.engines.collectives",
     "connect": "tftpu.engines.selection",
-    "positions": "tftpu.engines.tensorflow.step.collectives",
+    "generate": "tftpu.inference.generate",
+    "positions": "tftpu.engines.collectives",
     "set_precision": "tftpu.optim.precision",
-    "simulated_slice": "tftpu.engines.tensorflow.lowering.simulated",
+    "simulated_slice": "tftpu.preflight.simulated",
 }
-_TRAINS = ("Trainer", "connect", "set_precision", "simulated_slice")  # need Keras 3
+_TRAINS = ("Trainer", "connect", "generate", "set_precision", "simulated_slice")  # need Keras 3
 _SUBMODULES = ("input_pipelines", "models", "preflight")
 
 __all__ = [
-    "Cluster",
-    "Data",
+    "ClusterConfig",
+    "DataConfig",
     "DataContext",
+    "DivergedError",
     "Engine",
     "Experiment",
     "HostLost",
-    "Model",
+    "ModelConfig",
     "Objective",
-    "Optimizer",
+    "OptimizerConfig",
     "Preempted",
-    "Train",
-    "TrainOptions",
+    "TrainConfig",
     "Trainer",
     "UserError",
     "Writer",
     "__version__",
     "all_gather",
     "connect",
+    "generate",
     "input_pipelines",
     "models",
     "positions",
@@ -99,7 +101,9 @@ if not TYPE_CHECKING:  # type checkers then report undefined names
             return getattr(importlib.import_module(_LAZY[name]), name)
         if name in _SUBMODULES:
             return importlib.import_module(f"tftpu.{name}")
-        raise AttributeError(f"module 'tftpu' has no attribute {name!r}")
+        from tftpu.config import renamed
+
+        raise renamed.explain_missing(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """Writes the command reference and the tables of config fields while the site is built.
 
-A page requests them with a separate line: `{{ commands }}`, or `{{ fields tftpu.config.Train }}`.
+A page requests them with a separate line: `{{ commands }}`, or
+`{{ fields tftpu.config.TrainConfig }}`.
 """
 
 import dataclasses
@@ -85,7 +86,7 @@ def fields(path: str) -> str:
     """Returns the fields of a dataclass as a Markdown table; inherited ones first.
 
     Args:
-        path: of the class, as "tftpu.config.Train".
+        path: of the class, as "tftpu.config.TrainConfig".
     """
     module, _, name = path.rpartition(".")
     cls = getattr(importlib.import_module(module), name)

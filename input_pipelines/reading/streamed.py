@@ -3,14 +3,14 @@
 import dataclasses
 import re
 
-from tftpu.config import OPERATIONAL, Data
+from tftpu.config import OPERATIONAL, DataConfig
 from tftpu.errors import UserError, did_you_mean
 
 ON_BAD_RECORD = ("raise", "skip")
 
 
 @dataclasses.dataclass
-class Streamed(Data):
+class Streamed(DataConfig):
     """The options common to all data sets that are read while training; see `pipeline`."""
 
     shuffle: int = 16_384  # examples shuffled in memory at a time; file lists are fully shuffled

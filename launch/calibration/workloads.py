@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tftpu import models
-from tftpu.config import Cluster, Optimizer, TrainOptions
+from tftpu.config import ClusterConfig, OptimizerConfig, TrainConfig
 from tftpu.engines import selection
 from tftpu.engines.lowered import LoweredStep
 from tftpu.models.families.bert import TiedHeadWithBias
@@ -37,12 +37,14 @@ class Workload:
     model_fn: Callable[[], keras.Model]
     batch: Any
     microbatches: int = 1
-    cluster: Cluster = dataclasses.field(default_factory=lambda: Cluster(engine="tensorflow"))
+    cluster: ClusterConfig = dataclasses.field(
+        default_factory=lambda: ClusterConfig(engine="tensorflow")
+    )
     clipnorm: float | None = None
 
     def lower(self, target: Slice) -> LoweredStep:
         """Lowers the step for a slice."""
-        options = TrainOptions(
+        options = TrainConfig(
             gradient_accumulation_steps=self.microbatches, global_clipnorm=self.clipnorm
         )
         lowering = selection.lowering_for(self.cluster)
@@ -66,7 +68,7 @@ def build_resnet50(optimizer: str, images: int = 128) -> Workload:
 
     def build_model() -> keras.Model:
         model = models.build("resnet50", norm_batch=32)
-        chosen = Optimizer(optimizer, weight_decay=1e-4)
+        chosen = OptimizerConfig(optimizer, weight_decay=1e-4)
         model.compile(
             optimizer=optimizers.build(chosen, 128, 1000),
             loss=_build_crossentropy(),
@@ -97,7 +99,7 @@ def build_bert_large() -> Workload:
         pooled = layers.Dense(1024, activation="tanh", name="pool")(sequence[:, 0])
         follows = layers.Dense(2, dtype="float32", name="follows")(pooled)
         model = keras.Model({**encoder.input, positions.name: positions}, [words, follows])
-        lamb = optimizers.build(Optimizer("lamb", weight_decay=0.01), examples, 1000)
+        lamb = optimizers.build(OptimizerConfig("lamb", weight_decay=0.01), examples, 1000)
         model.compile(lamb, [_build_crossentropy(), _build_crossentropy()])
         return model
 
@@ -168,7 +170,9 @@ def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Worklo
         return model
 
     batch = _build_id_spec(examples, tokens), _build_id_spec(examples, tokens)
-    return Workload(build_model, batch, cluster=Cluster(engine="jax", mesh="fsdp:-1"), clipnorm=1.0)
+    return Workload(
+        build_model, batch, cluster=ClusterConfig(engine="jax", mesh="fsdp:-1"), clipnorm=1.0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +184,7 @@ class MatrixProduct:
     """
 
     width: int
-    cluster: Cluster = dataclasses.field(default_factory=lambda: Cluster(engine="jax"))
+    cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
 
     def lower(self, target: Slice) -> LoweredStep:
         """Lowers the product for one chip."""

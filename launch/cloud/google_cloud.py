@@ -1,93 +1,81 @@
-"""Google Cloud for all launchers: its errors as clear messages, and files that grow."""
+"""Google Cloud for all launchers: its requests, its errors as clear messages, its buckets."""
 
-import os
-from collections.abc import Callable
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tftpu import installation
 from tftpu.errors import UserError
+from tftpu.launch.diagnosis.cloud import LOGIN
 from tftpu.storage import buckets
 from tftpu.storage.buckets import BucketError
 
-LOGIN = "gcloud auth application-default login"
+NO_ANSWER = 0  # in place of a status of HTTP
 T = TypeVar("T")
 
 
-def require(module: str) -> None:
-    """Raises `UserError`, with the command to run, if a client library is not installed."""
-    try:
-        __import__(module)
-    except ImportError as error:
-        raise UserError(
-            f"The clients of Google Cloud are not installed: run `{installation.command('gcp')}`, "
-            "or add --dry_run, which needs none."
-        ) from error
+class RefusedError(UserError):
+    """A service refused a request."""
 
 
-def resolve_project(given: str | None) -> str:
-    """Returns the project: `--project`, else GOOGLE_CLOUD_PROJECT.
-
-    Raises:
-        UserError: neither is set.
-    """
-    found = given or os.environ.get("GOOGLE_CLOUD_PROJECT")
-    if not found:
-        raise UserError("No project of Google Cloud is given: write --project=PROJECT.")
-    return found
-
-
-def call(what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Calls a method of a client, and turns its errors into clear messages.
-
-    Args:
-        what: the attempt, for messages, such as "creating the job".
-        function: method of a client.
-        *args: its arguments.
-        **kwargs: its keyword arguments.
-
-    Raises:
-        UserError: the request was rejected.
-        ConnectionLost: no answer came, so it is not known whether the call succeeded.
-    """
-    from google.api_core import exceptions
-    from google.auth import exceptions as auth_exceptions
-
-    try:
-        return function(*args, **kwargs)
-    except (auth_exceptions.GoogleAuthError, exceptions.Unauthenticated) as error:
-        raise UserError(
-            f"There are no credentials for Google Cloud ({what}): run `{LOGIN}`."
-        ) from error
-    except _list_connection_errors() as error:
-        raise ConnectionLost(
-            f"No answer from Google Cloud ({what}): {_format_error(error)}"
-        ) from error
-    except exceptions.PermissionDenied as error:
-        raise UserError(
-            f"Permission denied ({what}): {_format_error(error)} Ask the owner of the project for "
-            "the "
-            "role that the message names, or for roles/aiplatform.user or roles/tpu.admin."
-        ) from error
-    except exceptions.ResourceExhausted as error:
-        raise UserError(
-            f"The quota is exceeded ({what}): {_format_error(error)} Request more at "
-            "https://console.cloud.google.com/iam-admin/quotas, or try another region, zone or "
-            "slice, or --spot, which has a separate quota."
-        ) from error
-    except exceptions.GoogleAPICallError as error:
-        raise UserError(
-            f"Google Cloud refused the request ({what}): {_format_error(error)}"
-        ) from error
+class NotFoundError(RefusedError):
+    """A service does not have what a request names."""
 
 
 class ConnectionLost(Exception):  # noqa: N818 (the request may have succeeded)
     """A request was sent, and no answer came."""
 
 
-def _list_connection_errors() -> tuple[type[Exception], ...]:
-    from google.api_core import exceptions
+@dataclasses.dataclass(frozen=True)
+class ApiService:
+    """A service that answers requests, and what a user does about its errors.
 
-    return (
+    Attributes:
+        name: for messages, such as "the cluster".
+        messages: text by status of HTTP, where `{what}` is the attempt and `{said}` the answer.
+        read_error: returns the status of an error of the client, `NO_ANSWER` if none came, and what
+            the service said; None for an error of another kind.
+    """
+
+    name: str
+    messages: Mapping[int, str]
+    read_error: Callable[[Exception], tuple[int, str] | None]
+
+    def call(self, what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Calls a method of a client, and turns its errors into clear messages.
+
+        Args:
+            what: the attempt, for messages, such as "creating the job".
+            function: method of a client.
+            *args: its arguments.
+            **kwargs: its keyword arguments.
+
+        Raises:
+            RefusedError: the request was rejected.
+            NotFoundError: what it names is not there.
+            ConnectionLost: no answer came, so it is not known whether the call succeeded.
+        """
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            found = self.read_error(error)
+            if found is None:
+                raise
+            status, said = found[0], to_sentence(found[1])
+            if status == NO_ANSWER:
+                raise ConnectionLost(f"No answer from {self.name} ({what}): {said}") from error
+            name = f"{self.name[0].upper()}{self.name[1:]}"
+            text = self.messages.get(status, name + " refused the request ({what}): {said}")
+            kind = NotFoundError if status == 404 else RefusedError
+            raise kind(text.format(what=what, said=said)) from error
+
+
+def _read_error(error: Exception) -> tuple[int, str] | None:
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
+
+    lost = (
         exceptions.ServiceUnavailable,
         exceptions.DeadlineExceeded,
         exceptions.RetryError,
@@ -96,55 +84,109 @@ def _list_connection_errors() -> tuple[type[Exception], ...]:
         exceptions.Aborted,
         exceptions.Cancelled,
     )
+    if isinstance(error, GoogleAuthError):
+        return 401, ""
+    if isinstance(error, lost):
+        return NO_ANSWER, error.message
+    if isinstance(error, exceptions.GoogleAPICallError):
+        return error.code or 400, error.message
+    return None
 
 
-def _format_error(error: Exception) -> str:
-    text = getattr(error, "message", None) or str(error)
-    return f"{text.strip().splitlines()[0][:300].rstrip('.')}." if text.strip() else ""
+_SERVICE = ApiService(
+    "Google Cloud",
+    {
+        401: f"There are no credentials for Google Cloud ({{what}}): run `{LOGIN}`.",
+        403: "Permission denied ({what}): {said} Ask the owner of the project for the role that "
+        "the message names, or for roles/aiplatform.user or roles/tpu.admin.",
+        429: "The quota is exceeded ({what}): {said} Request more at "
+        "https://console.cloud.google.com/iam-admin/quotas, or try another region, zone or slice, "
+        "or --spot, which has a separate quota.",
+    },
+    _read_error,
+)
+call = _SERVICE.call
 
 
-class Follower:
-    """A reader of the lines that are appended to a file in a bucket.
+def to_sentence(text: str) -> str:
+    """Returns the first line of what a service said, with a full stop."""
+    return f"{(text.strip().splitlines() or ['no reason was given'])[0][:300].rstrip('.')}."
+
+
+def require(module: str, clients: str = "clients of Google Cloud are", extra: str = "gcp") -> None:
+    """Raises `UserError`, with the command to run, if a client library is not installed.
 
     Args:
-        path: "gs://bucket/folder/file", which need not exist yet.
+        module: of the library.
+        clients: what it is, and its verb.
+        extra: of tftpu, that installs it.
+    """
+    try:
+        __import__(module)
+    except ImportError as error:
+        raise UserError(
+            f"The {clients} not installed: run `{installation.command(extra)}`, or add --dry_run "
+            "to the command that launches, which needs none."
+        ) from error
+
+
+def connect(client: Callable[..., T], region: str | None = None) -> T:
+    """Returns a client of Google Cloud.
+
+    Args:
+        client: its class.
+        region: of Vertex AI, for clients of it.
+    """
+    options = {"client_options": {"api_endpoint": f"{region}-aiplatform.googleapis.com"}}
+    return call("finding credentials", client, **(options if region else {}))
+
+
+def to_message(kind: Callable[..., T], spec: dict[str, Any]) -> T:
+    """Converts a dictionary with the names of the REST interface to a message of a client."""
+    from google.protobuf import json_format
+
+    described: Any = kind
+    return kind(json_format.ParseDict(spec, described.pb(described())))
+
+
+class BucketFolder:
+    """A folder of a bucket, in which machines write; "" and nothing while it cannot be read.
+
+    Args:
+        path: "gs://bucket/folder", which need not exist yet.
     """
 
     def __init__(self, path: str):
         self._path = path
-        self._seen = 0
+        self._seen = collections.Counter[str]()  # bytes of each file
 
-    def print_new(self) -> None:
-        """Prints the complete lines appended since the last call; nothing if it cannot read."""
-        print(self.read_new(), end="", flush=True)
+    def print_new(self, name: str) -> None:
+        """Prints the complete lines that were appended to a file since the last call."""
+        print(self.read_new(name), end="", flush=True)
 
-    def read_new(self) -> str:
-        """Returns the complete lines appended since the last call; "" if it cannot read."""
+    def read_new(self, name: str) -> str:
+        """Returns the complete lines that were appended to a file since the last call."""
         try:
-            data = buckets.read_range(self._path, self._seen)
+            data = buckets.read_range(f"{self._path}/{name}", self._seen[name])
         except BucketError:  # no file yet, or out of reach: the run continues, without its lines
             return ""
         whole = data[: data.rfind(b"\n") + 1]
-        self._seen += len(whole)
+        self._seen[name] += len(whole)
         return whole.decode(errors="replace")
 
+    def read(self, name: str) -> dict[str, str]:
+        """Returns the content of all files of a name, by the folders below this one they are in.
 
-def read_in_folders(folder: str, name: str) -> dict[str, str]:
-    """Returns the content of all files of a name below a folder of a bucket.
+        The folder itself is "".
+        """
+        try:
+            return {
+                path.rpartition("/")[0]: self._read_text(path)
+                for path in buckets.list_files(self._path)
+                if path.rpartition("/")[2] == name
+            }
+        except BucketError:
+            return {}
 
-    Args:
-        folder: "gs://bucket/folder".
-        name: of the files.
-
-    Returns:
-        The contents by the folders below this one that they are in; the folder itself is "". Empty
-        while the bucket cannot be read.
-    """
-    try:
-        return {
-            path.rpartition("/")[0]: buckets.read(f"{folder}/{path}").decode(errors="replace")
-            for path in buckets.list_files(folder)
-            if path.rpartition("/")[2] == name
-        }
-    except BucketError:
-        return {}
+    def _read_text(self, path: str) -> str:
+        return buckets.read(f"{self._path}/{path}").decode(errors="replace")

@@ -1,18 +1,110 @@
-"""Names, labels, durations and commands of cloud jobs, for all launchers."""
+"""A run on rented machines: the fields, names, labels and commands that all launchers share."""
 
+import dataclasses
 import re
 import secrets
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud.shipping.shipment import Shipment
+from tftpu.launch.diagnosis import cloud
+from tftpu.launch.diagnosis.machine import Machine
+from tftpu.tpu.slices import Slice
 from tftpu.version import __version__
 
+VERSION_LABEL = {"tftpu": __version__.replace(".", "-")}
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CloudJob:
+    """A run for rented machines.
+
+    Attributes:
+        config: name of a config, or path of a user's own.
+        overrides: changes of the config, "--config.train.steps=500".
+        slice: the slice, or several. On each of its hosts, the same command runs.
+        workdir: "gs://bucket/folder" of the run.
+        shipment: the files that travel to the machines.
+        service_account: account that the machines run as; None means the default one.
+        labels: "key=value,key=value", in addition to tftpu's own.
+        timeout: longest time of the run on these machines: "90m", "24h" or "7d".
+        spot: cheaper, may be preempted; the run then resumes from its last checkpoint.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    slice: Slice
+    workdir: str
+    shipment: Shipment
+    service_account: str | None = None
+    labels: str = ""
+    timeout: str = "7d"
+    spot: bool = False
+
+    @property
+    def limit(self) -> int:
+        """The longest time of the run on these machines, in seconds."""
+        return parse_duration("timeout", self.timeout)
+
+    def build_labels(self) -> dict[str, str]:
+        """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
+
+        Raises:
+            UserError: a label that Google Cloud does not allow.
+        """
+        own = {
+            **VERSION_LABEL,
+            "config": to_resource_name(self.config)[:63].rstrip("-"),
+            "slice": self.slice.name,
+        }
+        for item in filter(None, self.labels.split(",")):
+            key, equals, value = item.partition("=")
+            # Kubernetes wants a letter or digit at both ends; Google Cloud allows the rest alike.
+            if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
+                raise UserError(
+                    f"--labels={self.labels}: {item!r} is not key=value with a key of lower-case "
+                    "letters, digits, _ and - that begins with a letter and ends with no _ or -."
+                )
+            if not re.fullmatch(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?", value):
+                raise UserError(
+                    f"--labels={self.labels}: the value {value!r} may hold lower-case letters, "
+                    "digits, and between them _ and -, 63 at most."
+                )
+            if key in own:
+                raise UserError(f"--labels={self.labels}: tftpu itself sets the label {key!r}.")
+            own[key] = value
+        return own
+
+    def build_arguments(self, workdir: str) -> list[str]:
+        """Returns the flags of `tftpu train` on the machines, besides the config."""
+        return [*self.overrides, f"--workdir={workdir}", "--tpu=local"]
+
+    def format_request(self, command: str, request: dict[str, Any]) -> str:
+        """Formats a request as a file, below the command that takes it and what travels.
+
+        Args:
+            command: for the shell, with FILE for the path of the file.
+            request: content of the file.
+        """
+        return format_yaml(f"{command}\n\n{self.shipment.describe(self.workdir)}", request)
+
+    def ship(self) -> None:
+        """Uploads what travels; raises `UserError` if the bucket cannot be written."""
+        bucket = self.workdir.removeprefix("gs://").partition("/")[0]
+        for problem in cloud.find_problems(Machine(), [bucket]):
+            raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
+        self.shipment.upload(self.workdir)
+
+    def confirm_shipment(self, send_data: bool) -> None:
+        """Prints what travels, and asks before data are sent; raises as `confirm` does."""
+        print(self.shipment.describe(self.workdir))
+        confirm_data(self.shipment, send_data)
 
 
 def to_resource_name(config: str) -> str:
@@ -58,9 +150,10 @@ def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]
     return "\n".join(lines)
 
 
-def to_comments(text: str) -> str:
-    """Returns lines as comments of YAML."""
-    return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+def format_yaml(comment: str, content: Any) -> str:
+    """Formats content as YAML, below comments."""
+    head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
+    return head + yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 
 
 def confirm(question: str, flag: str, declined: str) -> None:
@@ -93,12 +186,13 @@ def confirm_data(shipment: Shipment, send_data: bool) -> None:
 
 
 def check_bucket_folder(flag: str, path: str) -> None:
-    """Raises `UserError` unless the path is in a bucket."""
+    """Raises `UserError` unless a path is given and in a bucket."""
     if any(sign in path for sign in "\"'\\"):  # it travels inside of JSON and of scripts
         raise UserError(f"--{flag}={path} has a quote or a backslash in it: choose another name.")
     if not re.fullmatch(r"gs://[^/\s]+(/\S*)?", path):
+        problem = f"--{flag}={path} is not in a bucket" if path else f"--{flag}=DIR is needed"
         raise UserError(
-            f"--{flag}={path} is not in a bucket: write gs://BUCKET/FOLDER, because files on the "
+            f"{problem}: write gs://BUCKET/FOLDER, because files on the "
             "machine are deleted with it."
         )
 
@@ -122,41 +216,11 @@ def parse_duration(flag: str, duration: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def build_labels(config: str, slice_name: str, given: str) -> dict[str, str]:
-    """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
-
-    Raises:
-        UserError: a label that Google Cloud does not allow.
-    """
-    own = {
-        "tftpu": __version__.replace(".", "-"),
-        "config": to_resource_name(config)[:63].rstrip("-"),
-        "slice": slice_name,
-    }
-    for item in filter(None, given.split(",")):
-        key, equals, value = item.partition("=")
-        # Kubernetes wants a letter or digit at both ends; Google Cloud allows the rest alike.
-        if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
-            raise UserError(
-                f"--labels={given}: {item!r} is not key=value with a key of lower-case letters, "
-                "digits, _ and - that begins with a letter and ends with no _ or -."
-            )
-        if not re.fullmatch(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?", value):
-            raise UserError(
-                f"--labels={given}: the value {value!r} may hold lower-case letters, digits, and "
-                "between them _ and -, 63 at most."
-            )
-        if key in own:
-            raise UserError(f"--labels={given}: tftpu itself sets the label {key!r}.")
-        own[key] = value
-    return own
-
-
-class Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):
     """A dumper of multi-line strings as blocks, so that the script is readable."""
 
 
-Dumper.add_representer(
+_Dumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar(
         "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from tftpu import installation
 from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.run import result
 from tftpu.launch.settings.options import argument, flag
 from tftpu.observe.writers import THROUGHPUT, format_number
-from tftpu.storage import files, lines, side_files
+from tftpu.storage import files, lines
 
 # Drawn first, in this order, before the others by name.
 _FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
@@ -42,20 +43,12 @@ class Curve(NamedTuple):
     values: list[float]
 
 
-class BestCheckpoint(NamedTuple):
-    """The checkpoint that is marked as the best: its step, and the evaluation's metric there."""
-
-    step: int
-    metric: str
-    value: float
-
-
 @dataclasses.dataclass
 class RunCurves:
     """The curves of a run, by metric and split, and its best checkpoint."""
 
     curves: dict[tuple[str, str], Curve] = dataclasses.field(default_factory=dict)
-    best: BestCheckpoint | None = None
+    best: result.BestCheckpoint | None = None
 
 
 def run(options: Options) -> None:
@@ -91,7 +84,7 @@ def read_curves(workdir: str) -> RunCurves:
     Raises:
         UserError: it has none.
     """
-    found = RunCurves(best=_read_best(workdir))
+    found = RunCurves(best=result.read_best(workdir))
     for step, split, numbers in lines.read(files.join(workdir, "metrics.jsonl")):
         for name, value in numbers.items():
             if math.isfinite(value):
@@ -199,10 +192,3 @@ def _split_rows(count: int) -> list[int]:
     """Returns the number of panels in each row, as equal as possible, so that none is empty."""
     rows = -(-count // _COLUMNS)
     return [count // rows + (row < count % rows) for row in range(rows)]
-
-
-def _read_best(workdir: str) -> BestCheckpoint | None:
-    """Reads which checkpoint is the best; None if none is marked."""
-    path = files.join(workdir, "checkpoints", "best")
-    record = side_files.read(path, step=int, metric=str, value=float)
-    return BestCheckpoint(record["step"], record["metric"], record["value"]) if record else None

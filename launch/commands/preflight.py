@@ -20,7 +20,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from tftpu.config import Cluster
+from tftpu.config import ClusterConfig
 from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.launch.preflight import known_reports, predictions
@@ -146,7 +146,7 @@ def run(options: Options) -> None:
 def _price_text(options: Options) -> None:
     """Prints what text costs that the model writes."""
     experiment = options.load_experiment()
-    experiment.cluster = Cluster(engine="tensorflow")  # whose program a device runs by itself
+    experiment.cluster = ClusterConfig(engine="tensorflow")  # whose program a device runs by itself
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     reports = check_text(

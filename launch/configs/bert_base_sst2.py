@@ -11,7 +11,7 @@ named train* and validation* of 128 token ids a sentence with its [CLS] and [SEP
 """
 
 from tftpu import models
-from tftpu.config import Experiment, Optimizer, Train
+from tftpu.config import Experiment, OptimizerConfig, TrainConfig
 from tftpu.input_pipelines.sources import Records
 
 SENTENCES, BATCH, EPOCHS = 67_349, 32, 3
@@ -30,14 +30,14 @@ def get_config() -> Experiment:
             label="label",
             eval_split="validation",
         ),
-        optimizer=Optimizer(
+        optimizer=OptimizerConfig(
             name="adamw",
             learning_rate=2e-5,
             warmup_steps=EPOCHS * epoch // 10,
             decay="linear",
             weight_decay=0.01,
         ),
-        train=Train(
+        train=TrainConfig(
             steps=EPOCHS * epoch,
             eval_every=epoch,
             checkpoint_every=epoch,

@@ -9,7 +9,7 @@ imagenet2012. The batch of 4096 is 128 images per core on a v3-32; on a smaller 
 """
 
 from tftpu import models
-from tftpu.config import Experiment, Optimizer, Train
+from tftpu.config import Experiment, OptimizerConfig, TrainConfig
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 
 IMAGES, BATCH, EPOCHS = 1_281_167, 4096, 300
@@ -24,10 +24,10 @@ def get_config() -> Experiment:
             global_batch_size=BATCH,
             augment=Augment(randaugment=2, magnitude=9.0, erasing=0.25, mixup=0.8, cutmix=1.0),
         ),
-        optimizer=Optimizer(
+        optimizer=OptimizerConfig(
             name="adamw", learning_rate=4e-3, warmup_steps=20 * epoch, weight_decay=0.05
         ),
-        train=Train(
+        train=TrainConfig(
             steps=EPOCHS * epoch,
             eval_every=5 * epoch,
             checkpoint_every=epoch,

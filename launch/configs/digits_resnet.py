@@ -6,7 +6,7 @@ It takes about 25 seconds on 2 CPU cores and reaches an accuracy of 0.997. Eight
 (`--virtual_devices=8`) start with the same numbers, which drift apart only by rounding.
 """
 
-from tftpu.config import Experiment, Optimizer, Train
+from tftpu.config import Experiment, OptimizerConfig, TrainConfig
 from tftpu.input_pipelines.sources import Images
 from tftpu.models.sizes import ResNet
 
@@ -25,10 +25,10 @@ def get_config() -> Experiment:
             norm_batch=16,
         ),
         data=Images(name="digits", global_batch_size=128, image_size=8, channels=1, shift=1),
-        optimizer=Optimizer(
+        optimizer=OptimizerConfig(
             name="sgd", learning_rate=0.1, warmup_steps=50, weight_decay=5e-4, nesterov=True
         ),
-        train=Train(
+        train=TrainConfig(
             steps=900,
             steps_per_loop=20,
             log_every=60,

@@ -10,7 +10,7 @@ is where TFDS prepared imagenet2012. A core of a v3-32 has 32 images.
 """
 
 from tftpu import models
-from tftpu.config import Experiment, Optimizer, Train
+from tftpu.config import Experiment, OptimizerConfig, TrainConfig
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 
 IMAGES, BATCH, EPOCHS = 1_281_167, 1024, 600
@@ -26,7 +26,7 @@ def get_config() -> Experiment:
             image_size=300,
             augment=Augment(randaugment=2, magnitude=9.0, erasing=0.1, mixup=0.2, cutmix=1.0),
         ),
-        optimizer=Optimizer(
+        optimizer=OptimizerConfig(
             name="sgd",
             learning_rate=0.5,
             momentum=0.9,
@@ -34,7 +34,7 @@ def get_config() -> Experiment:
             # torchvision's is 2e-5 in the gradient, which a momentum of 0.9 multiplies by 10.
             weight_decay=2e-4,
         ),
-        train=Train(
+        train=TrainConfig(
             steps=EPOCHS * epoch,
             eval_every=10 * epoch,
             checkpoint_every=epoch,

@@ -10,7 +10,7 @@ data convert`.
 """
 
 from tftpu import models
-from tftpu.config import Experiment, Optimizer, Train
+from tftpu.config import Experiment, OptimizerConfig, TrainConfig
 from tftpu.input_pipelines.sources import Tokens
 
 
@@ -20,8 +20,10 @@ def get_config() -> Experiment:
         data=Tokens(
             name="tinystories", data_dir="data/tinystories", global_batch_size=128, context=1024
         ),
-        optimizer=Optimizer(
+        optimizer=OptimizerConfig(
             name="adamw", learning_rate=5e-4, warmup_steps=1000, weight_decay=0.1, beta_2=0.95
         ),
-        train=Train(steps=100_000, eval_every=5000, checkpoint_every=1000, global_clipnorm=1.0),
+        train=TrainConfig(
+            steps=100_000, eval_every=5000, checkpoint_every=1000, global_clipnorm=1.0
+        ),
     )

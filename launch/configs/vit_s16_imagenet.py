@@ -9,7 +9,7 @@ imagenet2012. A core of a v3-8 has 128 images.
 """
 
 from tftpu import models
-from tftpu.config import Experiment, Optimizer, Train
+from tftpu.config import Experiment, OptimizerConfig, TrainConfig
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 
 IMAGES, BATCH, EPOCHS = 1_281_167, 1024, 90
@@ -24,13 +24,13 @@ def get_config() -> Experiment:
             global_batch_size=BATCH,
             augment=Augment(min_area=0.05, randaugment=2, magnitude=10.0, mixup=0.2),
         ),
-        optimizer=Optimizer(
+        optimizer=OptimizerConfig(
             name="adamw",
             learning_rate=1e-3,
             warmup_steps=10_000,
             weight_decay=0.1,  # theirs is 1e-4, not multiplied by the learning rate
         ),
-        train=Train(
+        train=TrainConfig(
             steps=EPOCHS * epoch,
             eval_every=2 * epoch,
             checkpoint_every=epoch,

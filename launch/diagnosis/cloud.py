@@ -6,7 +6,7 @@ from pathlib import Path
 from tftpu.launch.diagnosis import place
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
-_LOGIN = "gcloud auth application-default login"
+LOGIN = "gcloud auth application-default login"
 _NEEDED = ["storage.objects.create", "storage.objects.get", "storage.objects.list"]
 
 
@@ -35,7 +35,7 @@ def find_problems(machine: Machine, buckets: list[str]) -> list[Problem]:
                 "credentials-file",
                 f"GOOGLE_APPLICATION_CREDENTIALS is {named}, which does not exist.",
                 "Every use of Google Cloud fails with DefaultCredentialsError.",
-                f"unset GOOGLE_APPLICATION_CREDENTIALS && {_LOGIN}",
+                f"unset GOOGLE_APPLICATION_CREDENTIALS && {LOGIN}",
             )
         ]
     found = []
@@ -81,7 +81,7 @@ def _find_bucket_problem(machine: Machine, bucket: str, has_file: bool) -> Probl
             "no-credentials",
             f"The run needs gs://{bucket}, and this machine has no credentials for Google Cloud.",
             "Reading or writing a bucket fails with 401 or DefaultCredentialsError.",
-            _LOGIN,
+            LOGIN,
         )
     from google.api_core import exceptions
     from google.auth import exceptions as auth_exceptions
@@ -105,7 +105,7 @@ def _find_bucket_problem(machine: Machine, bucket: str, has_file: bool) -> Probl
             "bucket-unreachable",
             f"gs://{bucket} cannot be reached: {type(error).__name__}.",
             "The run fails at its first file.",
-            _LOGIN,
+            LOGIN,
         )
     missing = sorted(set(_NEEDED) - set(granted))
     if not missing:

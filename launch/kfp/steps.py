@@ -174,17 +174,15 @@ def search(
     Returns:
         The best values, for `best` of `train`.
     """
-    import json
     import shlex
 
-    from tftpu.storage import files
+    from tftpu.launch.run import result
 
     words = ["search", f"--config={config}", f"--workdir={workdir}", f"--trials={trials}"]
     words += [f"--config.data.data_dir={data_dir}"] if data_dir else []
     words += [f"--space={text}" for text in space]
     _run_tftpu(words, f"{overrides} {flags}", setup)
-    best = json.loads(files.read(f"{workdir}/result.json"))["best"]
-    return shlex.join(best["overrides"])
+    return shlex.join(result.read_search(workdir)["best"]["overrides"])
 
 
 @_step

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tftpu.config import Cluster
+from tftpu.config import ClusterConfig
 from tftpu.config.mesh import AUTO, DATA
 from tftpu.errors import UserError
 from tftpu.launch.diagnosis import tpu
@@ -17,7 +17,7 @@ from tftpu.tpu import hardware
 from tftpu.tpu.slices import GENERATIONS
 
 
-def choose_mesh(cluster: Cluster, words: Sequence[str]) -> str | None:
+def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
     """Returns the mesh for a config on the devices of this machine.
 
     On a TPU, preflight compiles the step, in a process of its own: the mesh is the one that cuts

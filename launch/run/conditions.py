@@ -3,7 +3,7 @@
 Steps of Kubeflow Pipelines copy the source of `find_unmet`, which therefore imports what it needs.
 """
 
-from tftpu.config import Data, Experiment, Model
+from tftpu.config import DataConfig, Experiment, ModelConfig
 from tftpu.errors import UserError, did_you_mean
 
 
@@ -68,14 +68,14 @@ def check_metric(flag: str, metric: str, experiment: Experiment) -> None:
     The names of a config's own metrics are known once its model is built, and are not checked.
     """
     data = type(experiment.data)
-    if data.evaluation is Data.evaluation:
+    if data.evaluation is DataConfig.evaluation:
         raise UserError(
             f"{data.__name__} has no evaluation data, which {flag} needs: add a method "
             "evaluation(self, context)."
         )
     given = (experiment.loss, experiment.metrics, experiment.weighted_metrics)
     own = any(one not in (None, (), []) for one in given)
-    if own or type(experiment.model).objectives is not Model.objectives:
+    if own or type(experiment.model).objectives is not ModelConfig.objectives:
         return
     known = ["loss", "accuracy", *(["bits_per_token"] if experiment.data.per_token else [])]
     if metric not in known:

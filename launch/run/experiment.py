@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tftpu import input_pipelines, models
-from tftpu.config import Data, Experiment, Function, KerasObject, Model
+from tftpu.config import DataConfig, Experiment, Function, KerasObject, ModelConfig
 from tftpu.engines import selection
 from tftpu.engines.engine import Engine
 from tftpu.errors import UserError
@@ -90,7 +90,7 @@ def build_plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
     return plain
 
 
-def remove_adapters(experiment: Experiment) -> Model:
+def remove_adapters(experiment: Experiment) -> ModelConfig:
     """Returns the hyper-parameters of a model without its adapters."""
     return dataclasses.replace(experiment.model, lora=0, lora_targets="", lora_base="")
 
@@ -130,7 +130,7 @@ def has_objectives(experiment: Experiment) -> bool:
     Raises:
         UserError: the experiment names a loss or metrics as well.
     """
-    own = type(experiment.model).objectives is not Model.objectives
+    own = type(experiment.model).objectives is not ModelConfig.objectives
     named = ("loss", "metrics", "weighted_metrics")
     given = [name for name in named if getattr(experiment, name) not in (None, (), [])]
     given += ["train.label_smoothing"] if experiment.train.label_smoothing else []
@@ -249,7 +249,7 @@ def _build_loss_and_metrics(experiment: Experiment) -> tuple[Any, Any, Any]:
     return SmoothedCrossentropy(experiment.train.label_smoothing), metrics, weighted
 
 
-def _build_default_metrics(data: Data) -> tuple[list[keras.Metric], list[keras.Metric]]:
+def _build_default_metrics(data: DataConfig) -> tuple[list[keras.Metric], list[keras.Metric]]:
     """Returns the metrics of class labels: those without and those with weights per example."""
     found: list[keras.Metric] = [Accuracy()]
     if data.per_token:

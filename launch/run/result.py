@@ -1,8 +1,8 @@
-"""`result.json` in the workdir: what a run came to, for programs that read it."""
+"""`result.json` in the workdir of a run or a search: what it came to, for programs that read it."""
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from tftpu.storage import files, side_files
 from tftpu.storage.own_files import OwnFile
@@ -13,6 +13,68 @@ if TYPE_CHECKING:
 FILE = "result.json"
 
 
+class BestCheckpoint(NamedTuple):
+    """The checkpoint that is marked as the best, as in `checkpoints/best`.
+
+    Attributes:
+        step: of the checkpoint.
+        metric: of the evaluation there.
+        value: of the metric.
+    """
+
+    step: int
+    metric: str
+    value: float
+
+
+class RunResult(TypedDict):
+    """The result of a run that is over.
+
+    Attributes:
+        steps: number of training steps done.
+        seconds: wall time over all starts of the run.
+        usd: cost at list price, on demand; null if the machine has no known price.
+        evaluation: metrics of the last evaluation by name; null for one that is not finite.
+        best: step, metric and value of the best checkpoint; null if none is marked.
+    """
+
+    steps: int
+    seconds: float
+    usd: float | None
+    evaluation: dict[str, float | None]
+    best: dict[str, Any] | None
+
+
+class BestTrial(TypedDict):
+    """The best trial of a search.
+
+    Attributes:
+        trial: number of the trial.
+        metric: that the search compares.
+        value: of the metric.
+        overrides: arguments of `tftpu train` that set the trial's values.
+    """
+
+    trial: int
+    metric: str
+    value: float | None
+    overrides: list[str]
+
+
+class SearchResult(TypedDict):
+    """The result of a search with at least one complete trial.
+
+    Attributes:
+        trials: number of trials.
+        complete: number of those that are complete.
+        best: the best one.
+    """
+
+    trials: int
+    complete: int
+    best: BestTrial
+
+
 def write(trainer: "Trainer", evaluation: dict[str, float], workdir: str) -> None:
     """Writes the result of a run that is over.
 
@@ -21,25 +83,41 @@ def write(trainer: "Trainer", evaluation: dict[str, float], workdir: str) -> Non
         evaluation: metrics of the last evaluation; a value that is not finite becomes null.
         workdir: folder of the run, claimed by this process.
     """
-    record = {
+    best = read_best(workdir)
+    record: RunResult = {
         "steps": trainer.step,
         "seconds": round(sum(trainer.account.seconds().values()), 1),
         "usd": trainer.account.facts.usd,
         "evaluation": {
             name: value if math.isfinite(value) else None for name, value in evaluation.items()
         },
-        "best": read_best(workdir),
+        "best": best._asdict() if best else None,
     }
-    OwnFile(workdir, FILE).write((json.dumps(record, indent=2) + "\n").encode())
+    OwnFile(workdir, FILE).write(_encode(record))
 
 
-def read(workdir: str) -> dict[str, Any] | None:
+def read(workdir: str) -> RunResult | None:
     """Returns the result of a run; None if it is not over."""
-    return side_files.read(files.join(workdir, FILE), steps=int, evaluation=dict)
+    found = side_files.read(files.join(workdir, FILE), steps=int, evaluation=dict)
+    return cast(RunResult | None, found)
 
 
-def read_best(workdir: str) -> dict[str, Any] | None:
-    """Returns the step, metric and value of the checkpoint that is marked as the best."""
-    return side_files.read(
-        files.join(workdir, "checkpoints", "best"), step=int, metric=str, value=float
-    )
+def read_best(workdir: str) -> BestCheckpoint | None:
+    """Returns the checkpoint that is marked as the best; None if none is."""
+    path = files.join(workdir, "checkpoints", "best")
+    found = side_files.read(path, step=int, metric=str, value=float)
+    return BestCheckpoint(found["step"], found["metric"], found["value"]) if found else None
+
+
+def write_search(record: SearchResult, workdir: str) -> None:
+    """Writes the result of a search."""
+    files.write_whole(files.join(workdir, FILE), _encode(record))
+
+
+def read_search(workdir: str) -> SearchResult:
+    """Returns the result of a search. Raises `OSError` if no trial is complete yet."""
+    return json.loads(files.read(files.join(workdir, FILE)))
+
+
+def _encode(record: Any) -> bytes:
+    return (json.dumps(record, indent=2) + "\n").encode()

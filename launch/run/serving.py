@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tftpu.config import Data, Experiment
+from tftpu.config import DataConfig, Experiment
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.input_pipelines.sources import Tokens
@@ -111,7 +111,7 @@ def build_serving(
 
 def resolve_inputs(
     model: Any,
-    data: Data,
+    data: DataConfig,
     given: ExportInputs | None,
     inputs: Sequence[str] | None = None,
 ) -> tuple["list[Input]", Callable[..., Any]]:
@@ -133,7 +133,7 @@ def resolve_inputs(
     return inputs_of(model, _describe_features(data), given, inputs)
 
 
-def _describe_as_read(data: Data) -> ExportInputs:
+def _describe_as_read(data: DataConfig) -> ExportInputs:
     """Returns the features of a data set as they are, for a model that does not say its inputs."""
     import keras
 
@@ -150,7 +150,7 @@ def _describe_as_read(data: Data) -> ExportInputs:
     return ExportInputs(shapes, dtypes, prepare)
 
 
-def _describe_features(data: Data) -> Any:
+def _describe_features(data: DataConfig) -> Any:
     """Returns the specs of a batch's features."""
     from tftpu import input_pipelines
 

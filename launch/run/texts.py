@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tftpu.config import Data
+from tftpu.config import DataConfig
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
@@ -139,7 +139,7 @@ def _build_encoding_error(text: str, error: UnicodeEncodeError) -> UserError:
     )
 
 
-def choose_codec(data: Data, tokenizer: str | None = None) -> Codec:
+def choose_codec(data: DataConfig, tokenizer: str | None = None) -> Codec:
     """Returns the vocabulary of a run.
 
     Args:
@@ -160,7 +160,7 @@ def choose_codec(data: Data, tokenizer: str | None = None) -> Codec:
     )
 
 
-def find_stop_token(data: Data, codec: Codec, given: str | None) -> int | None:
+def find_stop_token(data: DataConfig, codec: Codec, given: str | None) -> int | None:
     """Returns the token that ends a text; None: there is none.
 
     Args:
@@ -179,7 +179,7 @@ def find_stop_token(data: Data, codec: Codec, given: str | None) -> int | None:
     return codec.find_token(name)
 
 
-def has_byte_tokens(data: Data) -> bool:
+def has_byte_tokens(data: DataConfig) -> bool:
     """Returns whether data without a tokenizer hold the bytes of UTF-8 text."""
     if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
         return True

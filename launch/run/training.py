@@ -9,8 +9,8 @@ import keras
 import tftpu
 from tftpu.config import Experiment, to_json
 from tftpu.engines import selection
-from tftpu.launch.run import closing, result
 from tftpu.launch.run import experiment as build
+from tftpu.launch.run import result, summary
 from tftpu.launch.settings import keras_objects, own_code
 from tftpu.runtime import goodput
 from tftpu.storage import files
@@ -25,7 +25,7 @@ def train(
     initialise: Callable[[Experiment, Trainer], str] = build.load_initial_weights,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> None:
-    """Trains an experiment up to its steps, and prints the closing block.
+    """Trains an experiment up to its steps, and prints its summary.
 
     Args:
         experiment: validated, but not yet for the available devices.
@@ -34,7 +34,7 @@ def train(
         callbacks: in addition to those of the experiment.
     """
     engine = build.connect(experiment)
-    own_code.validate(experiment, engine.data_shares)
+    own_code.validate(experiment, engine.data_shards)
     base = experiment.model.init_from
     if experiment.model.lora and base and not files.is_remote(base):
         # Whoever opens the run, from wherever, loads these weights again.
@@ -74,7 +74,7 @@ def train(
     if chief:
         results = _find_last_evaluation(history)
         result.write(trainer, results, workdir)
-        text = closing.format_block(experiment, trainer, results, workdir)
+        text = summary.format_summary(experiment, trainer, results, workdir)
         print(text, flush=True)
 
 

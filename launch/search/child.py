@@ -41,7 +41,7 @@ class TrialProcess:
     """A process that trains.
 
     Args:
-        words: of `tftpu train`.
+        argv: the arguments of `tftpu train`.
         run: workdir that they name, local or `gs://`.
         metric: of the evaluation, that it reports.
         log: local path of a file that gets what it prints.
@@ -53,12 +53,12 @@ class TrialProcess:
             did, and HELD, if another process kept the run.
     """
 
-    def __init__(self, words: Sequence[str], run: str, metric: str, log: str):
+    def __init__(self, argv: Sequence[str], run: str, metric: str, log: str):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         self.connection, theirs = context.Pipe()
         # Not a daemon: those are killed where they should save.
-        arguments = (list(words), run, metric, log, theirs)
+        arguments = (list(argv), run, metric, log, theirs)
         self._process = context.Process(target=_train, args=arguments)
         self._process.start()
         theirs.close()
@@ -81,23 +81,23 @@ class TrialProcess:
         return code if code >= 0 else 128 - code
 
 
-def _train(words: list[str], run: str, metric: str, log: str, connection: Connection) -> None:
+def _train(argv: list[str], run: str, metric: str, log: str, connection: Connection) -> None:
     os.setsid()  # Ctrl-C is for the search, which asks its trials to stop
     threading.Thread(target=_stop_with_the_worker, name="worker", daemon=True).start()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    from tftpu.launch import main
-    from tftpu.launch.commands import train
+    from tftpu.launch import failures
+    from tftpu.launch.run import start
     from tftpu.launch.settings.options import parse
 
     def run_trial() -> None:
-        options = parse("train", train.Options, words)
+        options = parse("train", start.Options, argv)
         experiment = options.load_experiment()
         with _report_end(connection), _locked_run(run):
-            train.run_training(options, experiment, [_build_report_callback(metric, connection)])
+            start.run_training(options, experiment, [_build_report_callback(metric, connection)])
 
-    sys.exit(main.run_for_exit_code(run_trial))
+    sys.exit(failures.run_for_exit_code(run_trial))
 
 
 def _stop_with_the_worker() -> None:

@@ -12,7 +12,7 @@ from optuna import pruners, samplers
 from optuna.storages import JournalStorage
 from optuna.trial import TrialState
 
-from tftpu.config import Experiment, check_types, operational_fields, to_plain
+from tftpu.config import Experiment, check_types, operational_fields, renamed, to_plain
 from tftpu.config.keras_names import smaller_is_better
 from tftpu.config.validation import at_least
 from tftpu.errors import UserError, counted, did_you_mean
@@ -162,6 +162,7 @@ def read_recorded(workdir: str) -> Plan | None:
             found[name] = tuple(found[name])
         plan = Plan(**found)
         check_types("search", plan)
+        plan = dataclasses.replace(plan, fields=renamed.update_classes(plan.fields))
         check_overrides(plan.overrides)
         at_least("search.trials", plan.trials, 1)
         return plan

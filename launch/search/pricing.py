@@ -15,7 +15,7 @@ _POLL_S = 0.2
 # In a process of its own: JAX would be told to use the CPU, and so would the trials.
 _CHECK = """
 import sys
-from tftpu.launch.main import run_for_exit_code
+from tftpu.launch.failures import run_for_exit_code
 from tftpu.preflight.compiling.compiler import check_machine
 sys.exit(run_for_exit_code(check_machine))
 """

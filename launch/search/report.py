@@ -1,6 +1,5 @@
 """The result of a search, in words."""
 
-import json
 import shlex
 
 import optuna
@@ -8,6 +7,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.errors import counted
 from tftpu.launch.amounts import format_dollars
+from tftpu.launch.run import result
 from tftpu.launch.search.plan import Plan
 from tftpu.launch.search.trials import OVERRIDES, STOPPED_AT, USD, WHY
 from tftpu.launch.search.worker import format_overrides
@@ -62,12 +62,12 @@ def format_result(
 
 
 def write_result(plan: Plan, study: optuna.Study, workdir: str) -> None:
-    """Writes `result.json`, the best trial for programs; nothing while there is none."""
+    """Writes the best trial, for programs; nothing while there is none."""
     trials = study.get_trials(deepcopy=False)
     best = rank_complete(plan, trials)
     if not best:
         return
-    record = {
+    record: result.SearchResult = {
         "trials": len(trials),
         "complete": len(best),
         "best": {
@@ -77,8 +77,7 @@ def write_result(plan: Plan, study: optuna.Study, workdir: str) -> None:
             "overrides": best[0].user_attrs[OVERRIDES],
         },
     }
-    text = json.dumps(record, indent=2) + "\n"
-    files.write_whole(files.join(workdir, "result.json"), text.encode())
+    result.write_search(record, workdir)
 
 
 def rank_complete(plan: Plan, trials: list[FrozenTrial]) -> list[FrozenTrial]:

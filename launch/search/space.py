@@ -14,11 +14,10 @@ import functools
 import itertools
 import math
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tftpu.config import Experiment, declared_types
+from tftpu.config import Experiment, read_fields
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.settings import config_flags, config_values
 
@@ -183,8 +182,8 @@ def _parse_bounds(
 def _list_types(experiment: Experiment, field: str) -> tuple[Any, ...]:
     """Returns the types that a field may have."""
     *path, name = field.split(".")
-    kind = declared_types(type(functools.reduce(getattr, path, experiment)))[name]
-    return typing.get_args(kind) or (kind,)
+    kind = read_fields(type(functools.reduce(getattr, path, experiment)))[name]
+    return tuple(part.declared for part in kind.walk())
 
 
 def _check_condition(text: str, dimension: Dimension, before: Mapping[str, Dimension]) -> None:

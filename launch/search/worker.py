@@ -153,13 +153,15 @@ class Workers:
             self._report_result(taken, run, outcome == PRUNE)
 
     def _report_result(self, taken: ClaimedTrial, run: str, pruned: bool) -> None:
-        found = result.read(run) or {}
+        found = result.read(run)
+        best = found.get("best") if found else None
         if pruned:
-            self._report_end(taken, TrialState.PRUNED, f"pruned after {found.get('steps')} steps")
-        elif not found.get("best"):
+            steps = found["steps"] if found else None
+            self._report_end(taken, TrialState.PRUNED, f"pruned after {steps} steps")
+        elif not best:
             self._report_end(taken, TrialState.PRUNED, f"{self._plan.metric} was never finite")
         else:
-            self._succeed(taken, found["best"]["value"])
+            self._succeed(taken, best["value"])
 
     def _price_trial(self, taken: ClaimedTrial, words: list[str], log: str) -> bool:
         """Returns whether a trial is to run: it fits the slice, and the budget."""

@@ -13,9 +13,9 @@ from tftpu.config import (
     Experiment,
     Function,
     KerasObject,
-    declared_types,
     find_unreadable,
     find_unreadable_classes,
+    read_fields,
 )
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import configs
@@ -199,7 +199,7 @@ def _parse_value(parent: Any, field: str, argument: str, value: str) -> Any:
     Raises:
         UserError: it has another type.
     """
-    kind: Any = declared_types(type(parent))[field]
+    kind: Any = read_fields(type(parent))[field].declared
     if field in _NAMED and isinstance(parent, Experiment):
         kind = tuple[str, ...] if field.endswith("metrics") else str
         if value.lower() == "none" and field != "optimizer":

@@ -1,10 +1,10 @@
 """Parses the values of config fields by their declared types: `--config.model.blocks=(2,2)`."""
 
 import contextlib
-import types
-import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, Union
+
+from tftpu.config.field_types import FieldType, read_type
 
 _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _SEVERAL = {
@@ -13,7 +13,6 @@ _SEVERAL = {
     str: "names in brackets, as (a,b)",
 }
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_UNIONS = (typing.Union, types.UnionType)
 
 
 def parse(text: str, kind: Any) -> Any:
@@ -30,58 +29,65 @@ def parse(text: str, kind: Any) -> Any:
         ValueError: the text is not a value of this type.
         TypeError: no text can be a value of this type.
     """
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
-    if origin in _UNIONS:
-        return _parse_first(text, sorted(inside, key=lambda k: (k is str) - (k is type(None))))
-    if origin is typing.Literal:
-        return _parse_first(text, [type(option) for option in inside], inside)
-    if origin in (tuple, list, Sequence) and inside:
-        return _parse_several(split(text), origin, inside)
-    if kind is type(None) and text.lower() == "none":
+    kind = read_type(kind)
+    if kind.container is Union:
+        return _parse_first(text, sorted(kind.parts, key=_rank_type))
+    if kind.container is Literal:
+        return _parse_first(text, [FieldType(type(value)) for value in kind.values], kind.values)
+    if kind.container in (tuple, list, Sequence) and kind.parts:
+        return _parse_several(split(text), kind)
+    plain = kind.declared
+    if plain is type(None) and text.lower() == "none":
         return None
-    if kind is bool and text.lower() in _BOOLEANS:
+    if plain is bool and text.lower() in _BOOLEANS:
         return _BOOLEANS[text.lower()]
-    if kind is int:
+    if plain is int:
         return _parse_whole(text)
-    if kind in (float, str):
-        return kind(text)
-    if kind in (bool, type(None)):
+    if plain in (float, str):
+        return plain(text)
+    if plain in (bool, type(None)):
         raise ValueError(f"{text!r} is not {describe_kind(kind)}")
-    raise TypeError(f"no value of {kind} can be parsed")
+    raise TypeError(f"no value of {plain} can be parsed")
 
 
 def describe_kind(kind: Any) -> str:
     """Returns a description of the texts that `parse` takes for a type, such as "a number"."""
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
-    if origin in _UNIONS:
-        return ", or ".join(map(describe_kind, inside))
-    if origin is typing.Literal:
-        return f"one of {', '.join(map(str, inside))}"
-    if origin is tuple and inside[-1] is not Ellipsis:
-        return f"{len(inside)} values in brackets: {', '.join(map(describe_kind, inside))}"
-    if inside:
-        return _SEVERAL.get(inside[0]) or f"values in brackets, each {describe_kind(inside[0])}"
-    return "none" if kind is type(None) else _SCALARS[kind]
+    kind = read_type(kind)
+    described = [describe_kind(part) for part in kind.parts]
+    if kind.container is Union:
+        return ", or ".join(described)
+    if kind.container is Literal:
+        return f"one of {', '.join(map(str, kind.values))}"
+    if kind.is_fixed:
+        return f"{len(described)} values in brackets: {', '.join(described)}"
+    if described:
+        return _SEVERAL.get(kind.parts[0].declared) or f"values in brackets, each {described[0]}"
+    return "none" if kind.declared is type(None) else _SCALARS[kind.declared]
 
 
-def _parse_first(text: str, kinds: Sequence[Any], allowed: Sequence[Any] | None = None) -> Any:
+def _rank_type(kind: FieldType) -> int:
+    return (kind.declared is str) - (kind.declared is type(None))
+
+
+def _parse_first(
+    text: str, kinds: Sequence[FieldType], allowed: Sequence[Any] | None = None
+) -> Any:
     """Returns the value by the first type that fits and, if given, yields an allowed value."""
     for kind in kinds:
         try:
             value = parse(text, kind)
         except ValueError:
             continue
-        if allowed is None or any(type(v) is kind and v == value for v in allowed):
+        if allowed is None or any(type(v) is kind.declared and v == value for v in allowed):
             return value
-    raise ValueError(f"{text!r} fits none of {kinds}")
+    raise ValueError(f"{text!r} fits none of {[kind.declared for kind in kinds]}")
 
 
-def _parse_several(parts: list[str], container: Any, kinds: tuple[Any, ...]) -> Any:
-    """Returns the elements of a tuple or list, whose type arguments are `kinds`."""
-    if container is not tuple or kinds[-1] is Ellipsis:
-        kinds = (kinds[0],) * len(parts)
-    values = [parse(part, kind) for part, kind in zip(parts, kinds, strict=True)]
-    return values if container is list else tuple(values)
+def _parse_several(texts: list[str], kind: FieldType) -> Any:
+    """Returns the elements of a tuple or list."""
+    kinds = kind.parts if kind.is_fixed else kind.parts[:1] * len(texts)
+    values = [parse(text, part) for text, part in zip(texts, kinds, strict=True)]
+    return values if kind.container is list else tuple(values)
 
 
 def _parse_whole(text: str) -> int:

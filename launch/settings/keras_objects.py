@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tftpu.config import Experiment, Function, KerasObject, Optimizer
+from tftpu.config import Experiment, Function, KerasObject, OptimizerConfig
 from tftpu.config.objects import names_in, own_name
 from tftpu.errors import UserError
 from tftpu.launch.settings import own_code
@@ -65,7 +65,7 @@ def build_optimizer(experiment: Experiment, build: Callable[..., Any]) -> Any:
         build: as `tftpu.optim.optimizers.build`.
     """
     optimizer = experiment.optimizer
-    if isinstance(optimizer, Optimizer | str):
+    if isinstance(optimizer, OptimizerConfig | str):
         steps = experiment.train.length
         return build(optimizer, experiment.data.global_batch_size, steps)
     return build_objects(optimizer, "optimizer")
@@ -100,7 +100,7 @@ def build_objects(value: Any, name: str) -> Any:
 
 
 def _describe_value(value: Any, name: str) -> Any:
-    if value is None or isinstance(value, str | Optimizer | KerasObject | Function):
+    if value is None or isinstance(value, str | OptimizerConfig | KerasObject | Function):
         return value
     if isinstance(value, dict):
         if "class_name" in value:  # which nothing could tell from an object in config.json

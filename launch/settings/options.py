@@ -13,23 +13,28 @@ the default is None. `--name=value` and `--name value` mean the same.
 import dataclasses
 import math
 import os
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from absl import flags as absl_flags
 
-from tftpu.config import Cluster, Experiment
+from tftpu.config import ClusterConfig, Experiment, read_fields
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.settings import config_flags, own_code
+from tftpu.launch.settings.config_values import describe_kind
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
 FOLDER = "DIR"  # placeholder of folders, local or gs://
 HELP = ("-h", "--help", "-help", "--helpfull")
 OVERRIDE = "config."  # prefix of the names of overrides, as in --config.train.steps
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_KINDS = {
+    bool: absl_flags.DEFINE_boolean,
+    int: absl_flags.DEFINE_integer,
+    float: absl_flags.DEFINE_float,
+    str: absl_flags.DEFINE_string,
+}
 _SPEC = "tftpu_flag"  # the key of a field's metadata
 
 
@@ -133,7 +138,7 @@ def argument(metavar: str, help: str) -> Any:
 
 def list_flags(options: type[Options]) -> tuple[Flag, ...]:
     """Returns the flags of an options class, inherited ones first."""
-    hints = typing.get_type_hints(options)
+    kinds = read_fields(options)
     found = []
     for field in dataclasses.fields(options):
         if _SPEC not in field.metadata:
@@ -141,11 +146,12 @@ def list_flags(options: type[Options]) -> tuple[Flag, ...]:
         spec: _FlagSpec = field.metadata[_SPEC]
         is_required = field.default is dataclasses.MISSING
         default = None if is_required else field.default
-        kind = hints[field.name]
+        kind = kinds[field.name]
         found.append(
             Flag(
                 name=field.name,
-                kind=_find_value_type(kind),
+                # Of one value: int of `int | None`, str of `tuple[str, ...]`.
+                kind=next(part.declared for part in kind.walk() if part.declared in _KINDS),
                 default=default,
                 help=spec.help,
                 shown=_format_default(default) if spec.shown is None else spec.shown,
@@ -154,7 +160,7 @@ def list_flags(options: type[Options]) -> tuple[Flag, ...]:
                 hint=spec.hint,
                 minimum=spec.minimum,
                 positional=spec.positional,
-                several=typing.get_origin(kind) is tuple,
+                several=kind.container is tuple,
             )
         )
     return tuple(found)
@@ -267,17 +273,10 @@ def _parse_by_absl(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any
     """Parses `--name=value` words by absl."""
     values = absl_flags.FlagValues()
     for flag in flags.values():
-        name, default, text, least = flag.name, flag.default, flag.help, cast("int", flag.minimum)
-        if flag.several:
-            absl_flags.DEFINE_multi_string(name, list(default), text, flag_values=values)
-        elif flag.kind is bool:
-            absl_flags.DEFINE_boolean(name, default, text, flag_values=values)
-        elif flag.kind is int:
-            absl_flags.DEFINE_integer(name, default, text, least, flag_values=values)
-        elif flag.kind is float:
-            absl_flags.DEFINE_float(name, default, text, least, flag_values=values)
-        else:
-            absl_flags.DEFINE_string(name, default, text, flag_values=values)
+        define: Any = absl_flags.DEFINE_multi_string if flag.several else _KINDS[flag.kind]
+        default = list(flag.default) if flag.several else flag.default
+        limits = {"lower_bound": flag.minimum} if flag.kind in (int, float) else {}
+        define(flag.name, default, flag.help, flag_values=values, **limits)
     for word in words:
         flag = flags[_resolve_name(flags, word)]
         try:
@@ -286,7 +285,8 @@ def _parse_by_absl(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any
                 raise absl_flags.IllegalFlagValueError
         except absl_flags.Error as error:
             least = f" of {flag.minimum:g} or more" if flag.minimum is not None else ""
-            raise UserError(f"{word}: the value must be {_KINDS[flag.kind]}{least}.") from error
+            expected = describe_kind(flag.kind)
+            raise UserError(f"{word}: the value must be {expected}{least}.") from error
         if flag.metavar == FOLDER:
             files.check_folder(f"--{flag.name}", str(values[flag.name].value))
     found = {name: values[name].value for name in flags}
@@ -304,13 +304,6 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _find_value_type(kind: Any) -> type:
-    """Returns the type of one value: int of `int | None`, str of `tuple[str, ...]`."""
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) in (typing.Union, tuple):
-        return next(a for a in typing.get_args(kind) if a not in (type(None), Ellipsis))
-    return kind
 
 
 def _format_default(default: Any) -> str:
@@ -361,7 +354,7 @@ class ConfigOptions(Overrides):
         own_code.validate(experiment)
         return experiment
 
-    def set_cluster(self, cluster: Cluster) -> None:
+    def set_cluster(self, cluster: ClusterConfig) -> None:
         """Sets the devices that the command line names; by default the config's own stay."""
 
 
@@ -379,7 +372,7 @@ class DeviceOptions:
         None, "split the CPU into this many devices, to try several replicas", metavar="N"
     )
 
-    def set_cluster(self, cluster: Cluster) -> None:
+    def set_cluster(self, cluster: ClusterConfig) -> None:
         """Sets the devices of a config to these; what is not given stays as it is."""
         if self.tpu is not None:
             cluster.tpu = self.tpu

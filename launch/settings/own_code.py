@@ -202,12 +202,12 @@ def is_of_tftpu(cls: type) -> bool:
     return _extract_package(cls.__module__) == "tftpu"
 
 
-def validate(experiment: Experiment, data_shares: int | None = None) -> None:
+def validate(experiment: Experiment, data_shards: int | None = None) -> None:
     """Validates an experiment, whose model and data may be classes of a user's own.
 
     Args:
         experiment: of a config.
-        data_shares: as for `Experiment.validate`.
+        data_shards: as for `Experiment.validate`.
 
     Raises:
         UserError: the first mistake found, or another exception of a user's `validate`.
@@ -216,7 +216,7 @@ def validate(experiment: Experiment, data_shares: int | None = None) -> None:
     with failures_of_class(experiment.data, "validate"):
         experiment.data.validate()
     with failures_of_class(experiment.model, "validate"):
-        experiment.model.validate(experiment.share(data_shares))
+        experiment.model.validate(experiment.divide_batch(data_shards))
 
 
 def validate_recorded(experiment: Experiment) -> None:
@@ -233,7 +233,7 @@ def validate_recorded(experiment: Experiment) -> None:
     with failures_of_class(data, "validate"):
         next(cls for cls in type(data).__mro__ if is_of_tftpu(cls)).validate(data)
     with failures_of_class(experiment.model, "validate"):
-        experiment.model.validate(experiment.share())
+        experiment.model.validate(experiment.divide_batch())
 
 
 def _list_folder_modules(folder: Path) -> set[str]:

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tftpu.config import Data, DataContext
+from tftpu.config import DataConfig, DataContext
 from tftpu.config.validation import at_least
 from tftpu.errors import UserError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Examples(Data):
+class Examples(DataConfig):
     """Examples of a TFX pipeline: TFRecords of tf.Example, described by a schema.
 
     A batch is a dictionary of features by name, and labels. Integer labels of shape (batch, 1), as

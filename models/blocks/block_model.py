@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tftpu.config import Model
+from tftpu.config import ModelConfig
 from tftpu.errors import UserError
 from tftpu.inference.cache import opened
 from tftpu.models import checks
@@ -44,7 +44,7 @@ class BlockModel(keras.Model):
         self._blocks = blocks
 
     @property
-    def hyperparameters(self) -> Model | None:
+    def hyperparameters(self) -> ModelConfig | None:
         """The config that the model, or the one inside it, was built from; None: neither was."""
         kinds = Structure | BlockModel
         found = (layer.hyperparameters for layer in self.layers if isinstance(layer, kinds))
@@ -85,7 +85,10 @@ class Structure(keras.layers.Layer):
     """
 
     def __init__(
-        self, hyperparameters: Model | Mapping[str, Any], shared: Sequence[str] = (), **kwargs: Any
+        self,
+        hyperparameters: ModelConfig | Mapping[str, Any],
+        shared: Sequence[str] = (),
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         if isinstance(hyperparameters, Mapping):  # from a `.keras` file
@@ -180,7 +183,7 @@ def _run(block: keras.Model, given: list[Tensor | None], x: Tensor) -> Tensor:
     return block([x, *given], training=True)
 
 
-def _encode_config(config: Model) -> dict[str, Any]:
+def _encode_config(config: ModelConfig) -> dict[str, Any]:
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return {
         "class": f"{type(config).__module__}.{type(config).__qualname__}",
@@ -188,7 +191,7 @@ def _encode_config(config: Model) -> dict[str, Any]:
     }
 
 
-def _decode_config(encoded: Mapping[str, Any]) -> Model:
+def _decode_config(encoded: Mapping[str, Any]) -> ModelConfig:
     """Reads the output of `_encode_config`."""
     module, _, name = encoded["class"].rpartition(".")
     # A file must not choose which modules are imported.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import layers
 
+from tftpu import sharding
 from tftpu.models.blocks.block_model import Structure
 from tftpu.models.blocks.token_model import HEAD, FactoredTokenModel, build_token_inputs
 from tftpu.models.layers.causal import causal_attention
@@ -15,9 +16,8 @@ from tftpu.models.layers.dense import Dense, DenseContainer
 from tftpu.models.layers.heads import TiedHead
 from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.tensor_parallel import Residual, project_heads, split_biases
+from tftpu.sharding import HEADS
 from tftpu.tensors import Initializer, Tensor, ops
-from tftpu.tpu import target
-from tftpu.tpu.target import HEADS
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import GPT
@@ -143,7 +143,7 @@ class CausalSelfAttention(DenseContainer):
         """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
         # The kernel reads the layout of a single product's output, whose columns no devices can
         # share by heads.
-        if self.implementation == "flash" and not target.is_cut(HEADS):
+        if self.implementation == "flash" and not sharding.is_sharded(HEADS):
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
         # Three products, each written in the layout that attention reads. Splitting one product in
         # three, and joining the gradients, would copy activations.

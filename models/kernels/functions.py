@@ -9,11 +9,10 @@ from typing import Any
 
 import keras
 
-from tftpu import installation
+from tftpu import installation, sharding
 from tftpu.errors import UserError
+from tftpu.sharding import EXAMPLES, HEADS, TIME
 from tftpu.tensors import Tensor, ops
-from tftpu.tpu import target
-from tftpu.tpu.target import EXAMPLES, HEADS, TIME
 
 _WHOLE = (EXAMPLES, None, None)  # queries, keys and values side by side
 
@@ -40,7 +39,7 @@ def flash_attention(
             f"model.attention='flash' needs as many keys as queries, not {key.shape[1]} and "
             f"{time}: use model.attention='plain'."
         )
-    ring = target.ring() if causal else None
+    ring = sharding.get_ring() if causal else None
     chunks = 1 if ring is None else 2 * ring.size
     longest = chunks * flash.LONGEST
     if flash.LANES % head_dim and head_dim % flash.LANES:
@@ -107,7 +106,7 @@ def _count_repeats(query: Tensor, key_heads: int, flash: Any) -> int:
     is_float32 = keras.backend.standardize_dtype(query.dtype) == "float32"
     if head_dim % flash.LANES or (is_float32 and time * head_dim > flash.SHARED_FLOAT32):
         return shared
-    parts = target.parts(HEADS)
+    parts = sharding.count_shards(HEADS)
     fitting = [n for n in range(1, shared + 1) if shared % n == 0 and key_heads * n % parts == 0]
     return fitting[0] if fitting else shared
 
@@ -118,7 +117,7 @@ def takes_rotation(x: Any, heads: int) -> bool:
     Raises:
         UserError: on a TPU, jax is missing.
     """
-    if target.platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
+    if sharding.get_platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
         return False
     lanes, head_dim = _import_kernel().LANES, x.shape[2] // heads
     return x.shape[2] % lanes == 0 and not (lanes % head_dim and head_dim % lanes)
@@ -166,7 +165,7 @@ def takes_whole(x: Any, heads: int) -> bool:
     Raises:
         UserError: on a TPU, jax is missing.
     """
-    if target.platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
+    if sharding.get_platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
         return False
     _import_kernel()
     from tftpu.models.kernels import whole
@@ -266,11 +265,11 @@ def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:
 
     Args:
         function: the function.
-        inputs: for each argument, what its dimensions are, as for `tftpu.tpu.target.divided`.
+        inputs: for each argument, what its dimensions are, as for `tftpu.sharding.shard_function`.
         outputs: for each result.
     """
     if keras.config.backend() == "jax":
-        return target.divided(function, inputs, outputs)
+        return sharding.shard_function(function, inputs, outputs)
     from tftpu.models.kernels import tensorflow_call
 
     return tensorflow_call.call(function)

@@ -8,8 +8,8 @@ import keras
 from jax.ad_checkpoint import checkpoint_name
 
 from tftpu.models.layers.internals import read_stored_value
+from tftpu.sharding import GATHERED
 from tftpu.tensors import Tensor
-from tftpu.tpu.target import GATHERED
 
 _ATTENTION = "attention"
 _FORMS = (

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from tftpu.models.kernels import flash
-from tftpu.tpu.target import Ring
+from tftpu.sharding import Ring
 
 Chunks = tuple[Any, Any]  # the one of early tokens, and the one of late ones
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from tftpu import sharding
 from tftpu.models.kernels import internals
 from tftpu.tensors import Tensor
-from tftpu.tpu import target
 
 
 def checkpoint(
@@ -48,7 +48,7 @@ def _wait_for(x: Tensor, upstream: Tensor) -> list[Tensor]:
 
     Otherwise a compiler would merge the two computations and keep the first result.
     """
-    if target.platform() == "tpu":
+    if sharding.get_platform() == "tpu":
         return internals.optimization_barrier(x, upstream)
     with tf.control_dependencies([upstream]):
         return [tf.identity(x), upstream]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import keras
 
+from tftpu import sharding
 from tftpu.models import checks
 from tftpu.tensors import Tensor, ops
-from tftpu.tpu import target
 
 BLOCKS = 4  # blocks of causal queries: keys after a block are skipped, 5/8 of the scores remain
 LANES = 128  # of a TPU: blocks that are not a multiple of it cost more than they save
@@ -187,7 +187,7 @@ def _has_kernel(implementation: str) -> bool:
             stacklevel=2,
         )
         return False
-    return target.platform() == "tpu"
+    return sharding.get_platform() == "tpu"
 
 
 def _attend_by_blocks(

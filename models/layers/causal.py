@@ -1,9 +1,9 @@
 """Causal self-attention, over the tokens of a call or over those of calls before, too."""
 
+from tftpu import sharding
 from tftpu.inference import cache
 from tftpu.models.layers.attention import HIDDEN, attention
 from tftpu.tensors import Tensor, ops
-from tftpu.tpu import target
 
 
 def causal_attention(
@@ -49,7 +49,7 @@ def _attend_one_token(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tenso
     slots, width = pair.keys.shape[1:]
     key_heads = width // head_dim
     query = ops.reshape(query * head_dim**-0.5, (batch, key_heads, -1, head_dim))
-    if target.platform() == "tpu":
+    if sharding.get_platform() == "tpu":
         found = _as_one_product(query, pair, visible)
     else:
         keys, values = (ops.reshape(x, (batch, slots, key_heads, head_dim)) for x in pair)

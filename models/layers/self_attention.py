@@ -4,12 +4,12 @@ from typing import Any
 
 import keras
 
+from tftpu import sharding
 from tftpu.models.layers.attention import attention_by_heads, choose_whole_kernel
 from tftpu.models.layers.dense import DenseContainer
 from tftpu.models.layers.tensor_parallel import project_heads, split_biases
+from tftpu.sharding import HEADS
 from tftpu.tensors import Tensor, ops
-from tftpu.tpu import target
-from tftpu.tpu.target import HEADS
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -38,7 +38,7 @@ class SelfAttention(DenseContainer):
 
     def call(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         whole = choose_whole_kernel(self.implementation, x, self.heads)
-        if whole and not target.is_cut(HEADS):
+        if whole and not sharding.is_sharded(HEADS):
             return self.out(whole(self.qkv.compute_product(x), self.qkv.bias, self.heads, segments))
         # Products write and read one head after the other. Splitting a width into heads would cost
         # a TPU a copy of each array, and so would splitting one product in three.

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import keras
 from keras import layers
 
+from tftpu import sharding
 from tftpu.models.layers.dense import Dense
+from tftpu.sharding import EXAMPLES, HEADS, TOKENS
 from tftpu.tensors import Tensor, ops
-from tftpu.tpu import target
-from tftpu.tpu.target import EXAMPLES, HEADS, TOKENS
 
 Rule = tuple[str, tuple[str | None, ...]]
 _AXIS = "tensor"
@@ -90,12 +90,12 @@ def split_biases(bias: Tensor, heads: int) -> list[Tensor]:
         heads: a divisor of the width.
     """
     biases = ops.reshape(bias, (3, heads, bias.shape[-1] // (3 * heads)))
-    return [target.cut(biases[i], (HEADS, None)) for i in range(3)]
+    return [sharding.shard(biases[i], (HEADS, None)) for i in range(3)]
 
 
 def _split_by_heads(kernel: Tensor, heads: int) -> list[Tensor]:
     kernels = ops.reshape(kernel, (-1, 3, heads, kernel.shape[-1] // (3 * heads)))
-    return [target.cut(kernels[:, i], (None, HEADS, None)) for i in range(3)]
+    return [sharding.shard(kernels[:, i], (None, HEADS, None)) for i in range(3)]
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -103,4 +103,4 @@ class Residual(layers.Add):
     """Adds what a part of a block computed to what it was given, both (batch, time, width)."""
 
     def call(self, inputs: list[Tensor]) -> Tensor:
-        return target.cut(super().call(inputs), (EXAMPLES, TOKENS, None))
+        return sharding.shard(super().call(inputs), (EXAMPLES, TOKENS, None))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from tftpu.config import Model
+from tftpu.config import ModelConfig
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models import adapters
 from tftpu.models.blocks.block_model import BlockModel
@@ -220,7 +220,7 @@ def _compute_shape(entry: Entry, arrays: list[StoredArray]) -> tuple[int, ...] |
 
 
 def _choose_layout(
-    config: Model, model: keras.Model, path: str, arrays: dict[str, StoredArray]
+    config: ModelConfig, model: keras.Model, path: str, arrays: dict[str, StoredArray]
 ) -> "_FileLayout":
     """Returns the layout of a file.
 
@@ -286,7 +286,7 @@ def _is_head(path: str) -> bool:
     return bool(re.match(r"(head|head_\w+|pool)/", path) or re.search(r"seed(_\w+)?$", path))
 
 
-def _find_config(model: keras.Model) -> Model:
+def _find_config(model: keras.Model) -> ModelConfig:
     config = model.hyperparameters if isinstance(model, BlockModel) else None
     if config is None:
         raise UserError(

@@ -34,7 +34,7 @@ def main(name: str = "digits_resnet", devices: str = "1", mesh: str | None = Non
     """Prints milliseconds per step of each contestant, and the ratios between them."""
     engine: Any = tftpu.connect("none", virtual_devices=int(devices), engine="jax", mesh=mesh)
     experiment = build.resolve_length(config_flags.load(name, []))
-    experiment.validate(engine.data_shares)
+    experiment.validate(engine.data_shards)
     first = next(iter(engine.batches(build.build_training_data(experiment), 0)))
     data = tf.data.Dataset.from_tensors(first).repeat()
     contestants = {

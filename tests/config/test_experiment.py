@@ -17,7 +17,7 @@ from tftpu.input_pipelines.sources import Synthetic
 
 
 @dataclasses.dataclass
-class Mine(tftpu.Model):
+class Mine(tftpu.ModelConfig):
     sizes: list[int] = dataclasses.field(default_factory=lambda: [3, 4])
     names: dict[str, int] = dataclasses.field(default_factory=lambda: {"a": 1})
     pair: tuple[int, float] = (1, 0.5)
@@ -26,7 +26,7 @@ class Mine(tftpu.Model):
     plain: list = dataclasses.field(default_factory=lambda: [1])
 
 
-class Plain(tftpu.Model):
+class Plain(tftpu.ModelConfig):
     width: int = 8
 
     def build(self) -> keras.Model:
@@ -43,8 +43,8 @@ def experiment(**fields: Any) -> tftpu.Experiment:
         ({"model": keras.Sequential()}, "is a Keras object (Sequential). A config describes how"),
         ({"model": Mine}, "is the class Mine, not an object: write Mine()"),
         ({"model": "resnet50"}, "write tftpu.models.config('resnet50')"),
-        ({"model": Plain()}, "@dataclasses.dataclass above `class Plain(tftpu.Model)`"),
-        ({"data": tf.data.Dataset.range(3)}, "class MyData(tftpu.Data)"),
+        ({"model": Plain()}, "@dataclasses.dataclass above `class Plain(tftpu.ModelConfig)`"),
+        ({"data": tf.data.Dataset.range(3)}, "class MyData(tftpu.DataConfig)"),
         ({"data": (np.zeros(3), np.zeros(3))}, "is a tuple. A config describes how to read"),
     ],
 )
@@ -57,8 +57,8 @@ def test_anything_else_than_a_model_or_data_says_what_to_write(fields, message):
 @pytest.mark.parametrize(
     ("cls", "call", "message"),
     [
-        (tftpu.Model, lambda m: m.build(), "has no method build(self)"),
-        (tftpu.Data, lambda d: d.training(None), "has no method training(self, context)"),
+        (tftpu.ModelConfig, lambda m: m.build(), "has no method build(self)"),
+        (tftpu.DataConfig, lambda d: d.training(None), "has no method training(self, context)"),
     ],
 )
 def test_a_missing_method_is_named(cls, call, message):
@@ -73,7 +73,7 @@ def test_an_experiment_of_own_classes_survives_json():
         optimizer=KerasObject({"class_name": "Adam", "config": {"betas": [0.9, 0.99]}}),
         loss={"out": Function(f"{__name__}.experiment")},
         metrics=("mae", KerasObject({"class_name": "AUC", "config": {}})),
-        train=tftpu.Train(epochs=3),
+        train=tftpu.TrainConfig(epochs=3),
     )
     before.validate()
     after = from_json(to_json(before), [__name__])
@@ -145,7 +145,7 @@ def test_classes_of_the_runs_own_folder_are_imported(tmp_path, monkeypatch):
     (tmp_path / "own_parts.py").write_text(
         "import dataclasses, tftpu\n"
         "@dataclasses.dataclass\nclass Head:\n    width: int = 1\n"
-        "@dataclasses.dataclass\nclass Net(tftpu.Model):\n"
+        "@dataclasses.dataclass\nclass Net(tftpu.ModelConfig):\n"
         "    head: Head = dataclasses.field(default_factory=Head)\n"
         "    more: dict[str, Head] = dataclasses.field(default_factory=dict)\n"
         "    sizes: list[tuple[int, int]] = dataclasses.field(default_factory=list)\n"
@@ -178,7 +178,7 @@ def test_what_json_cannot_hold_is_named():
         ({"pair": (1,)}, "pair"),
         ({"pair": (0.5, 0.5)}, "pair"),
         ({"names": 3}, "names"),
-        ({"names": tftpu.Train()}, "names"),
+        ({"names": tftpu.TrainConfig()}, "names"),
     ],
 )
 def test_the_types_of_own_fields_are_checked(fields, wrong):
@@ -188,12 +188,12 @@ def test_the_types_of_own_fields_are_checked(fields, wrong):
 
 
 def test_steps_or_epochs_give_the_length():
-    assert tftpu.Train().steps == 1000
-    assert tftpu.Train(epochs=3).steps is None
+    assert tftpu.TrainConfig().steps == 1000
+    assert tftpu.TrainConfig(epochs=3).steps is None
     with pytest.raises(UserError, match=r"set only one of them"):
-        experiment(train=tftpu.Train(steps=5, epochs=3)).validate()
+        experiment(train=tftpu.TrainConfig(steps=5, epochs=3)).validate()
     with pytest.raises(UserError, match=r"depends on the data"):
-        _ = tftpu.Train(epochs=3).length
+        _ = tftpu.TrainConfig(epochs=3).length
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "RMSprop", "lars"])
@@ -203,13 +203,13 @@ def test_optimizers_go_by_keras_names(optimizer):
         experiment(optimizer=f"{optimizer}x").validate()
 
 
-@pytest.mark.parametrize("optimizer", ["Nadam", tftpu.Optimizer("nadam")])
+@pytest.mark.parametrize("optimizer", ["Nadam", tftpu.OptimizerConfig("nadam")])
 def test_a_keras_optimizer_that_cannot_be_split_says_why(optimizer):
     with pytest.raises(UserError, match="'nadam', whose step also changes a number that all"):
         experiment(optimizer=optimizer).validate()
 
 
 def test_smoothing_without_the_default_loss_is_refused():
-    experiment(train=tftpu.Train(label_smoothing=0.1)).validate()
+    experiment(train=tftpu.TrainConfig(label_smoothing=0.1)).validate()
     with pytest.raises(UserError, match="set it there"):
-        experiment(loss="mse", train=tftpu.Train(label_smoothing=0.1)).validate()
+        experiment(loss="mse", train=tftpu.TrainConfig(label_smoothing=0.1)).validate()

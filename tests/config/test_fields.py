@@ -7,7 +7,7 @@ import pytest
 from tftpu.config import operational_fields, to_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import service
-from tftpu.launch.commands import train
+from tftpu.launch.run import start
 from tftpu.launch.search import plan as plans
 from tftpu.launch.settings import config_flags
 
@@ -53,7 +53,7 @@ def test_a_run_resumes_and_a_search_and_a_data_service_continue_with_other_value
     *groups, name = path.split(".")
     now = changed(path, another(getattr(functools.reduce(getattr, groups, before), name)))
     assert to_json(now) != to_json(before)
-    train._check_same_run(now, workdir)
+    start._check_same_run(now, workdir)
     assert plans.describe_differences(plans.extract_fields(before), plans.extract_fields(now)) == ""
     assert service.describe_data(now.data) == service.describe_data(before.data)
 
@@ -66,7 +66,7 @@ def test_a_search_continues_on_other_devices():
 def test_any_other_field_is_compared(workdir):
     now = changed("data.shuffle", 7)
     with pytest.raises(UserError, match=r"data\.shuffle was 16384 and is 7"):
-        train._check_same_run(now, workdir)
+        start._check_same_run(now, workdir)
     before = config_flags.load(CONFIG, [])
     differing = plans.describe_differences(plans.extract_fields(before), plans.extract_fields(now))
     assert differing == "data.shuffle was 16384 and is 7"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tftpu.config import Cluster
+from tftpu.config import ClusterConfig
 from tftpu.config.mesh import mesh_sizes, parse_mesh
 from tftpu.errors import UserError
 
@@ -44,7 +44,7 @@ def test_what_is_no_mesh(text, message):
     with pytest.raises(UserError, match=message):
         parse_mesh(text)
     with pytest.raises(UserError, match=message):
-        Cluster(mesh=text).validate()
+        ClusterConfig(mesh=text).validate()
 
 
 @pytest.mark.parametrize("text", ["fsdp:4", "fsdp:16", "data:3,fsdp:-1", "data:16,fsdp:-1"])
@@ -55,13 +55,13 @@ def test_sizes_that_do_not_use_every_device(text):
 
 def test_a_mesh_is_for_the_jax_engine():
     with pytest.raises(UserError, match="is for the JAX engine"):
-        Cluster(engine="tensorflow", mesh="fsdp:8").validate()
+        ClusterConfig(engine="tensorflow", mesh="fsdp:8").validate()
     with pytest.raises(UserError, match=r"engine.*'jx'.*Did you mean 'jax'"):
-        Cluster(engine="jx").validate()
+        ClusterConfig(engine="jx").validate()
 
 
 def test_the_shares_that_a_mesh_implies():
-    assert Cluster(mesh="data:2,fsdp:4,tensor:2").known_shares == 8
-    assert Cluster(mesh="data:2,fsdp:-1").known_shares == 2
-    assert Cluster(mesh="fsdp:2,sequence:4").known_shares == 2
-    assert Cluster(virtual_devices=4).known_shares == 4
+    assert ClusterConfig(mesh="data:2,fsdp:4,tensor:2").known_data_shards == 8
+    assert ClusterConfig(mesh="data:2,fsdp:-1").known_data_shards == 2
+    assert ClusterConfig(mesh="fsdp:2,sequence:4").known_data_shards == 2
+    assert ClusterConfig(virtual_devices=4).known_data_shards == 4

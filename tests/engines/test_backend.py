@@ -8,7 +8,7 @@ import keras
 import pytest
 
 import tftpu
-from tftpu.config import Cluster
+from tftpu.config import ClusterConfig
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError
 
@@ -52,18 +52,18 @@ def test_another_engine_than_that_of_a_loaded_keras_is_refused(cluster):
 
 
 def test_auto_takes_the_engine_that_a_mesh_or_the_backend_asks_for(monkeypatch):
-    assert selection.engine_for(Cluster()) == "tensorflow"
-    assert selection.engine_for(Cluster(mesh="fsdp:2")) == "jax"
-    assert selection.engine_for(Cluster(engine="jax")) == "jax"
+    assert selection.engine_for(ClusterConfig()) == "tensorflow"
+    assert selection.engine_for(ClusterConfig(mesh="fsdp:2")) == "jax"
+    assert selection.engine_for(ClusterConfig(engine="jax")) == "jax"
     monkeypatch.setattr(backend, "name", lambda: "jax")
-    assert selection.engine_for(Cluster()) == "jax"
-    assert selection.engine_for(Cluster(engine="tensorflow")) == "tensorflow"
+    assert selection.engine_for(ClusterConfig()) == "jax"
+    assert selection.engine_for(ClusterConfig(engine="tensorflow")) == "tensorflow"
 
 
 def test_the_jax_engine_without_jax_is_refused(monkeypatch):
     monkeypatch.setattr(selection.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs jax, which is not installed: .* \[jax\] extra"):
-        selection.choose_backend(Cluster(engine="jax"))
+        selection.choose_backend(ClusterConfig(engine="jax"))
 
 
 def test_jax_does_not_look_for_a_tpu_where_there_is_none():

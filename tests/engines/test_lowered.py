@@ -17,7 +17,7 @@ def test_an_op_belongs_to_the_layers_in_its_name():
 HELD = """
 import keras, tensorflow as tf
 from pathlib import Path
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.tensorflow.lowering.lower import lower
 
 def model():
@@ -32,7 +32,7 @@ def resident():
 batch = tf.TensorSpec((8, 2048)), tf.TensorSpec((8, 2048))
 keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)]).compile("adam", "mse")
 before = resident()
-step = lower(model, batch, 1, "float32", TrainOptions(ema_momentum=0.99))
+step = lower(model, batch, 1, "float32", TrainConfig(ema_momentum=0.99))
 print((resident() - before) / (8 * 2048 * 2049))
 """
 

@@ -14,11 +14,11 @@ import tftpu
 from tests.support.models import generation
 from tests.support.models.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
 from tests.support.programs import jax_process
+from tftpu import sharding
 from tftpu.errors import UserError
 from tftpu.inference import generate as generate_module
 from tftpu.inference.generate import Row, Writer, generate, rows_of
 from tftpu.inference.sampling import Sampling, rules
-from tftpu.tpu import target
 
 LIKELIEST = Sampling(0)
 
@@ -279,7 +279,7 @@ def test_the_products_that_a_tpu_runs_give_the_same(family):
 
     def for_a_tpu(function: Any) -> Any:
         def traced(*args: Any) -> Any:
-            with target.compiling_for("tpu"):
+            with sharding.compiling_for("tpu"):
                 return function(*args)
 
         return tf.function(traced, jit_compile=True, autograph=False)

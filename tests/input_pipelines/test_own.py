@@ -22,7 +22,7 @@ def slices() -> tf.data.Dataset:
 
 
 @dataclasses.dataclass
-class Own(tftpu.Data):
+class Own(tftpu.DataConfig):
     make: Callable[[tftpu.DataContext], Any] = lambda context: slices().batch(4)
     made: Callable[[tftpu.DataContext], Any] = lambda context: None
     global_batch_size: int = 4

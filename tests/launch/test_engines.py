@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tftpu.config import Cluster
+from tftpu.config import ClusterConfig
 from tftpu.errors import UserError
 from tftpu.launch import main
 from tftpu.launch.preflight import mesh_choice
@@ -77,9 +77,9 @@ def test_the_sharding_of_a_config():
 
 
 def test_without_a_tpu_auto_cuts_nothing_and_keeps_the_engine():
-    assert mesh_choice.choose_mesh(Cluster(mesh="auto", virtual_devices=4), []) == "data:-1"
-    assert mesh_choice.choose_mesh(Cluster(mesh="fsdp:4"), []) == "fsdp:4"
-    assert mesh_choice.choose_mesh(Cluster(), []) is None
+    assert mesh_choice.choose_mesh(ClusterConfig(mesh="auto", virtual_devices=4), []) == "data:-1"
+    assert mesh_choice.choose_mesh(ClusterConfig(mesh="fsdp:4"), []) == "fsdp:4"
+    assert mesh_choice.choose_mesh(ClusterConfig(), []) is None
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tftpu import models
 from tftpu.config import to_json
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
-from tftpu.launch.commands import train
+from tftpu.launch.run import start
 from tftpu.launch.settings import config_flags
 from tftpu.storage import files, locks
 
@@ -235,9 +235,9 @@ def test_a_workdir_with_nothing_to_resume_takes_another_configuration(tmp_path):
     run_in(tmp_path, config_flags.load("digits_resnet", ["--config.optimizer.learning_rate=9"]))
     experiment = config_flags.load("digits_resnet", [])
     with pytest.raises(UserError, match=r"optimizer\.learning_rate was 9\.0 and is"):
-        train._check_same_run(experiment, str(tmp_path))
+        start._check_same_run(experiment, str(tmp_path))
     (tmp_path / "checkpoints/5/manifest.json").unlink()
-    train._check_same_run(experiment, str(tmp_path))
+    start._check_same_run(experiment, str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]"])
@@ -246,7 +246,7 @@ def test_a_damaged_config_of_a_run_is_named(content, tmp_path, capsys, caplog):
     experiment = config_flags.load("digits_resnet", [])
     run_in(tmp_path, experiment)
     (tmp_path / "config.json").write_bytes(content)
-    train._check_same_run(experiment, str(tmp_path))
+    start._check_same_run(experiment, str(tmp_path))
     assert "config.json cannot be read and is ignored" in caplog.text
     assert command_line.main(["evaluate", f"--workdir={tmp_path}"]) == 2
     assert "config.json" in capsys.readouterr().err
@@ -262,10 +262,10 @@ def test_the_way_data_is_read_may_change_between_restarts(tmp_path):
 
     run_in(tmp_path, experiment())
     for same in ({"service": "a:1"}, {"cache_dir": "/b", "cache_gb": 1.0}):
-        train._check_same_run(experiment(**same), str(tmp_path))
+        start._check_same_run(experiment(**same), str(tmp_path))
     for other in ({"shuffle": 5}, {"global_batch_size": 8}):
         with pytest.raises(UserError, match="another data configuration"):
-            train._check_same_run(experiment(**other), str(tmp_path))
+            start._check_same_run(experiment(**other), str(tmp_path))
 
 
 def test_a_users_own_config_file_is_loaded(tmp_path):

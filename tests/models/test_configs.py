@@ -9,7 +9,7 @@ from tests.support.steps.simulated_slice import (
     traced,
 )
 from tftpu import input_pipelines
-from tftpu.config import Share
+from tftpu.config import PerReplicaBatch
 from tftpu.launch.run import experiment
 from tftpu.launch.settings import config_flags
 
@@ -50,7 +50,7 @@ def test_a_config_traces_on_a_slice(config, slice_of_eight):
     keras.config.set_dtype_policy("mixed_bfloat16")
     with slice_of_eight.scope():
         model = experiment.build_model(settings)
-    share = Share(settings.data.global_batch_size, REPLICAS[config], 1).examples
+    share = PerReplicaBatch(settings.data.global_batch_size, REPLICAS[config], 1).examples
     if settings.data.name in ("imagenet2012", "tinystories"):
         batch = input_pipelines.batch_spec(settings.data, share)
     else:  # records without files

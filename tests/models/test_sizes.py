@@ -9,7 +9,7 @@ import pytest
 import tftpu
 from tests.support.models import zoo
 from tftpu import models
-from tftpu.config import Share
+from tftpu.config import PerReplicaBatch
 from tftpu.models.families import gpt
 from tftpu.models.layers.pointwise import PointwiseConv
 
@@ -118,7 +118,7 @@ def test_a_sequence_longer_than_the_learned_positions_fails(family):
 )
 def test_a_wrong_field_fails_with_a_clear_error_before_the_model_is_built(name, field, value, said):
     with pytest.raises(tftpu.UserError, match=said):
-        models.config(name, **{field: value}).validate(Share(512, 8, 1))
+        models.config(name, **{field: value}).validate(PerReplicaBatch(512, 8, 1))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_build_refuses_such_fields_too(fields, said):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_size_is_valid(name):
-    models.config(name).validate(Share(512, 8, 1))
+    models.config(name).validate(PerReplicaBatch(512, 8, 1))
 
 
 @pytest.mark.parametrize("family", zoo.TINY)
@@ -167,7 +167,7 @@ def test_a_resnet_of_large_groups_can_be_saved_and_loaded_by_keras(tmp_path):
 
 def test_a_config_without_a_model_fails_with_a_clear_error():
     with pytest.raises(tftpu.UserError, match="has no method build"):
-        models.build(tftpu.config.Model("mine"))
+        models.build(tftpu.config.ModelConfig("mine"))
 
 
 def test_fields_are_for_names_only():

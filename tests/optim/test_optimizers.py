@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tftpu.config import OPTIMIZERS, Optimizer
+from tftpu.config import OPTIMIZERS, OptimizerConfig
 from tftpu.errors import UserError
 from tftpu.optim import optimizers, schedules
 from tftpu.optim.losses import SmoothedCrossentropy
@@ -16,7 +16,7 @@ from tftpu.optim.metrics import Accuracy, BitsPerToken
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_built_by_its_name_and_minimises(name):
     optimizer = optimizers.build(
-        Optimizer(name, learning_rate=0.05, decay="constant", weight_decay=0.01), 256, 100
+        OptimizerConfig(name, learning_rate=0.05, decay="constant", weight_decay=0.01), 256, 100
     )
     variable = keras.Variable(np.full((4, 4), 2.0, np.float32), name="kernel")
     optimizer.build([variable])
@@ -31,7 +31,7 @@ def test_every_optimizer_is_built_by_its_name_and_minimises(name):
 @pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in ("lars",)])
 def test_weight_decay_excludes_biases_and_norms(name):
     optimizer = optimizers.build(
-        Optimizer(name, learning_rate=0.5, decay="constant", weight_decay=0.1), 256, 100
+        OptimizerConfig(name, learning_rate=0.5, decay="constant", weight_decay=0.1), 256, 100
     )
     with keras.name_scope("scale_of_a_layer"):  # which only sounds like a norm's
         kernel = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
@@ -45,7 +45,7 @@ def test_weight_decay_excludes_biases_and_norms(name):
 
 def test_an_unknown_optimizer_fails_with_a_suggestion():
     with pytest.raises(UserError, match="Did you mean 'adam'"):
-        optimizers.build(Optimizer("adm"), 256, 100)
+        optimizers.build(OptimizerConfig("adm"), 256, 100)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adam", "Adam"), ("RMSprop", "RMSprop")])
@@ -59,7 +59,7 @@ def test_a_name_alone_is_keras_optimizer_with_its_defaults(name, kind):
     ("scaling", "batch", "factor"), [("none", 1024, 1), ("linear", 1024, 4), ("sqrt", 1024, 2)]
 )
 def test_the_rate_is_scaled_with_the_batch(scaling, batch, factor):
-    config = Optimizer(learning_rate=0.1, scaling=scaling, base_batch_size=256)
+    config = OptimizerConfig(learning_rate=0.1, scaling=scaling, base_batch_size=256)
     assert schedules.peak_rate(config, batch) == pytest.approx(0.1 * factor)
 
 
@@ -122,5 +122,5 @@ def test_bits_are_nats_over_the_logarithm_of_two():
 
 @pytest.mark.parametrize(("warmup", "steps", "warned"), [(50, 900, False), (50, 50, True)])
 def test_a_run_shorter_than_its_warmup_is_warned_of(warmup, steps, warned, caplog):
-    optimizers.build(Optimizer("sgd", warmup_steps=warmup), 128, steps)
+    optimizers.build(OptimizerConfig("sgd", warmup_steps=warmup), 128, steps)
     assert ("before its warmup of 50" in caplog.text) is warned

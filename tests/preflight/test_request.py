@@ -69,7 +69,7 @@ def test_slices_are_listed_once_each():
         ("batch_unit", 0, r"batch_unit is 0"),
         ("time_limit", 0, r"time_limit is 0"),
         ("time_limit", "5", r"time_limit is '5'"),
-        ("train", None, r"train is None: give tftpu.TrainOptions"),
+        ("train", None, r"train is None: give tftpu.TrainConfig"),
         ("precision", None, r"no precision None"),
         ("precision", "bfloat16", r"Did you mean 'mixed_bfloat16'"),
     ],

@@ -25,7 +25,7 @@ def main() -> float:
     with engine.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse")
-    options = tftpu.TrainOptions(global_clipnorm=1.0, gradient_accumulation_steps=2)
+    options = tftpu.TrainConfig(global_clipnorm=1.0, gradient_accumulation_steps=2)
     trainer = tftpu.Trainer(model, "runs/mine", options)
     trainer.fit(dataset(), steps=10, validation_data=dataset(), eval_every=5)
     results: dict[str, float] = trainer.evaluate(dataset())
@@ -35,7 +35,7 @@ WRONG = """
 import tftpu
 
 tftpu.Nonexistent
-options = tftpu.TrainOptions(global_clip=1.0)
+options = tftpu.TrainConfig(global_clip=1.0)
 trainer: int = tftpu.connect()
 """
 # The strict rules that TensorFlow and Keras break because they publish no types.

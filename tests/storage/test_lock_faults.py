@@ -93,13 +93,13 @@ def is_refused(workdir, locks: bool) -> None:
     """Checks that a second claim is refused, of a process with and without the kernel's locks."""
     for kind in (locks, not locks):
         with Disk(locks=kind), pytest.raises(LockedError):
-            lock_module._take_lock(workdir)
+            lock_module._acquire_lock(workdir)
 
 
 def is_free(workdir, locks: bool) -> None:
     """Checks that the next claim holds; a file that could not be removed has no meaning."""
     with Disk(locks=locks):
-        lock = lock_module._take_lock(workdir)
+        lock = lock_module._acquire_lock(workdir)
         lock.check()
         lock.release()
     left = {path.name for path in workdir.iterdir()} - {".lock", ".lock-beats"}
@@ -111,7 +111,7 @@ def test_the_nth_operation_of_a_claim_fails_for_every_n(folder, locks):
         workdir, lock = folder(n), None
         with Disk(n, locks) as disk:
             try:
-                lock = lock_module._take_lock(workdir)
+                lock = lock_module._acquire_lock(workdir)
             except UserError as error:
                 assert not isinstance(error, LockedError)
         if lock is not None:
@@ -129,11 +129,11 @@ def test_the_nth_operation_of_a_second_claim_fails_for_every_n(folder, locks):
     for n in itertools.count(1):
         workdir = folder(n)
         with Disk(locks=locks):
-            lock = lock_module._take_lock(workdir)
+            lock = lock_module._acquire_lock(workdir)
         before = open_in(workdir)
         for seconds in (True, False):
             with Disk(n, seconds) as disk, pytest.raises(UserError):
-                lock_module._take_lock(workdir)
+                lock_module._acquire_lock(workdir)
             lock.check()
             is_refused(workdir, locks)
         assert open_in(workdir) == before, n
@@ -147,7 +147,7 @@ def test_the_nth_operation_of_holding_a_lock_fails_for_every_n(folder, locks):
     for n in itertools.count(1):
         workdir = folder(n)
         with Disk(locks=locks):
-            lock = lock_module._take_lock(workdir)
+            lock = lock_module._acquire_lock(workdir)
         with Disk(n, locks) as disk:
             for step in (lock.check, lock.renew, lock.renew):
                 try:
@@ -180,7 +180,7 @@ def test_the_nth_operation_of_a_release_fails_for_every_n(folder, locks):
 
 def test_a_release_that_fails_leaves_the_file_of_another_owner(tmp_path):
     with Disk(locks=False):
-        lock = lock_module._take_lock(tmp_path)
+        lock = lock_module._acquire_lock(tmp_path)
     beats = tmp_path / ".lock-beats"
     beats.unlink()
     beats.write_bytes(DEAD.encode())

@@ -62,7 +62,7 @@ def another_process(workdir: str):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, "_identify_space", lambda: "another machine")
         patch.setattr(owner.socket, "gethostname", lambda: "elsewhere")
-        lock = locks._take_lock(workdir)
+        lock = locks._acquire_lock(workdir)
     over = threading.Event()
     beats = threading.Thread(target=locks._renew_until, args=(workdir, lock, over), daemon=True)
     beats.start()
@@ -108,7 +108,7 @@ def test_an_owner_that_falls_silent_is_replaced_once_its_lock_expires(workdir, c
             assert time.monotonic() - began > 0.6
             assert "held by process" in caplog.text and "waiting up to" in caplog.text
             with pytest.raises(LockedError):
-                locks._take_lock(workdir)
+                locks._acquire_lock(workdir)
 
 
 @pytest.mark.parametrize("workdir", ["no locks", "bucket"], indirect=True)
@@ -153,7 +153,7 @@ def test_a_disk_without_locks_says_so_and_refuses_a_second_run(no_locks, tmp_pat
     with locks.locked(tmp_path):
         assert "cannot be locked by the system (No locks available)" in caplog.text
         with pytest.raises(LockedError):
-            locks._take_lock(tmp_path)
+            locks._acquire_lock(tmp_path)
 
 
 @pytest.mark.parametrize("first", ["kernel", "beats"])
@@ -168,7 +168,7 @@ def test_the_two_kinds_of_locks_on_a_disk_exclude_each_other(first, tmp_path, mo
     with another_process(str(tmp_path)):
         monkeypatch.setattr(fcntl, "flock", refused if first == "kernel" else real)
         with pytest.raises(LockedError):
-            locks._take_lock(tmp_path)
+            locks._acquire_lock(tmp_path)
 
 
 def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
@@ -182,7 +182,7 @@ def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
 
         def take():
             try:
-                won.append(locks._take_lock(workdir))
+                won.append(locks._acquire_lock(workdir))
             except LockedError as error:
                 refused.append(error)
 
@@ -209,8 +209,8 @@ def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
     def alive(look, say):
         """Sees the expired lock, and is overtaken by another process."""
         found = real(look, say)
-        monkeypatch.setattr(owner, "alive", real)
-        won.append(locks._take_lock(workdir))
+        monkeypatch.setattr(owner, "is_alive", real)
+        won.append(locks._acquire_lock(workdir))
         for change in ("rename", "unlink"):
             monkeypatch.setattr(os, change, noting(getattr(os, change)))
         return found
@@ -222,9 +222,9 @@ def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
 
         return noted
 
-    monkeypatch.setattr(owner, "alive", alive)
+    monkeypatch.setattr(owner, "is_alive", alive)
     with pytest.raises(LockedError):
-        locks._take_lock(workdir)
+        locks._acquire_lock(workdir)
     won[0].check()
     assert away and not any(away)
 
@@ -290,9 +290,9 @@ def test_a_lease_that_another_process_took_a_moment_before_is_left_to_it(service
         service.overwrite("run/.lease", theirs)
         return found
 
-    monkeypatch.setattr(owner, "alive", slow)
+    monkeypatch.setattr(owner, "is_alive", slow)
     with pytest.raises(LockedError, match="elsewhere"):
-        locks._take_lock(RUN)
+        locks._acquire_lock(RUN)
     assert service.content("run/.lease") == theirs
 
 
@@ -307,14 +307,14 @@ def test_a_lock_that_another_process_took_a_moment_before_is_given_back(
         beats.write_bytes(theirs)
         return found
 
-    monkeypatch.setattr(owner, "alive", slow)
+    monkeypatch.setattr(owner, "is_alive", slow)
     with pytest.raises(LockedError, match="elsewhere"):
-        locks._take_lock(tmp_path)
+        locks._acquire_lock(tmp_path)
     assert beats.read_bytes() == theirs
 
 
 def test_a_lost_lease_is_neither_renewed_nor_removed(service):
-    lock = locks._take_lock(RUN)
+    lock = locks._acquire_lock(RUN)
     theirs = elsewhere()
     service.overwrite("run/.lease", theirs)
     with pytest.raises(LockLostError, match="elsewhere"):
@@ -335,7 +335,7 @@ def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch
             time.sleep(0.1)
             locks.check_lock(RUN)
             with pytest.raises(LockedError):
-                locks._take_lock(RUN)
+                locks._acquire_lock(RUN)
         if RUN.removeprefix(f"gs://{BUCKET}/") + "/.lease" in service.names():
             # The one attempt to give it back failed: as if the process had been killed.
             service.storage.wipe(keep_buckets=True)
@@ -347,7 +347,7 @@ def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch
 def test_any_content_of_a_lock_is_survived(content, tmp_path):
     (tmp_path / ".lock").write_bytes(content)
     with locks.locked(tmp_path), pytest.raises(LockedError):
-        locks._take_lock(tmp_path)
+        locks._acquire_lock(tmp_path)
 
 
 def test_a_disk_that_fails_while_a_workdir_is_claimed_leaves_no_lock(tmp_path, monkeypatch):

@@ -80,7 +80,9 @@ def test_a_checkpoint_that_another_process_completed_meanwhile_stays_its_own(
 ):
     """Its files may be a mixture by then: the checksums in the manifest tell."""
     if resumed:
-        Checkpoints(RUN).save(2, leaves(2), {"of": "an earlier process"})
+        earlier = Checkpoints(RUN)
+        earlier.save(2, leaves(2), {"of": "an earlier process"})
+        earlier.wait()
     manifest = "run/checkpoints/2/manifest.json"
     checkpoints = Checkpoints(RUN)
     checkpoints.save(1, leaves(1), {})

@@ -7,7 +7,7 @@ import dataclasses
 import tftpu
 
 @dataclasses.dataclass
-class Linear(tftpu.Model):
+class Linear(tftpu.ModelConfig):
     """One dense layer that starts at zero."""
 
     outputs: int = 1
@@ -29,7 +29,7 @@ def sums(examples, seed=0):
     return x, x.sum(axis=1, keepdims=True)
 
 @dataclasses.dataclass
-class Sums(tftpu.Data):
+class Sums(tftpu.DataConfig):
     """Rows of four numbers, and their sums."""
 
     examples: int = 96

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tftpu.config import Cluster
+from tftpu.config import ClusterConfig
 from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.tpu.compiler_options import as_text, compiler_options, parse_options
@@ -25,9 +25,9 @@ def test_what_is_set_replaces_what_auto_chooses():
 @pytest.mark.parametrize("text", ["none", "xla_a", "xla_a=", "threads=4", "xla_a=1 xla_b=2"])
 def test_what_is_no_option(text):
     with pytest.raises(UserError, match="write 'auto', '' for none, or options of XLA"):
-        Cluster(mesh="fsdp:8", compiler_options=text).validate()
+        ClusterConfig(mesh="fsdp:8", compiler_options=text).validate()
 
 
 def test_options_are_for_the_jax_engine():
     with pytest.raises(UserError, match="this run takes the TensorFlow engine"):
-        selection.choose_backend(Cluster(compiler_options="xla_a=1"))
+        selection.choose_backend(ClusterConfig(compiler_options="xla_a=1"))

@@ -236,7 +236,7 @@ def test_nan_in_features_is_named_with_its_feature_and_its_examples(given):
 @pytest.mark.parametrize("on_nan", ["stop", "rollback"])
 def test_nan_in_a_pipeline_with_epochs_is_named(on_nan, tmp_path):
     given = input_pipelines.from_arrays(changed(X, np.nan, 4), Y, global_batch_size=64)
-    options = tftpu.TrainOptions(on_nan=on_nan, max_rollbacks=0)
+    options = tftpu.TrainConfig(on_nan=on_nan, max_rollbacks=0)
     trainer = tftpu.Trainer(compiled(loss=SPARSE, metrics=[]), tmp_path, options)
     with pytest.raises(UserError, match=r"in batch 1, x has NaN values in the example"):
         trainer.fit(given, epochs=2, verbose=0)

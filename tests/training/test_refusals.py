@@ -72,17 +72,17 @@ REFUSED = {
     "steps_per_execution": (
         lambda: compiled(steps_per_execution=4),
         data,
-        r"TrainOptions\(steps_per_loop=N\)",
+        r"TrainConfig\(steps_per_loop=N\)",
     ),
     "accumulation": (
         lambda: compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2)),
         data,
-        r"TrainOptions\(gradient_accumulation_steps=N\)",
+        r"TrainConfig\(gradient_accumulation_steps=N\)",
     ),
     "ema": (
         lambda: compiled(optimizer=keras.optimizers.SGD(use_ema=True)),
         data,
-        r"TrainOptions\(ema_momentum=",
+        r"TrainConfig\(ema_momentum=",
     ),
     "nadam": (lambda: compiled(optimizer="nadam"), data, "Nadam"),
     "own apply_gradients": (
@@ -143,11 +143,11 @@ def test_an_option_out_of_range_fails_with_its_name(option, value):
 )
 def test_an_option_of_another_type_fails_with_its_name(option, value):
     with pytest.raises(UserError, match=rf"train\.{option} is {value!r}: its type must be "):
-        tftpu.Trainer(compiled(), None, tftpu.TrainOptions(**{option: value}))
+        tftpu.Trainer(compiled(), None, tftpu.TrainConfig(**{option: value}))
 
 
 def test_options_as_a_dict_fail():
-    with pytest.raises(UserError, match=r"options is dict .*pass tftpu\.TrainOptions\("):
+    with pytest.raises(UserError, match=r"options is dict .*pass tftpu\.TrainConfig\("):
         tftpu.Trainer(compiled(), None, {"keep": 3})
 
 
@@ -268,3 +268,10 @@ def test_a_batch_that_the_replicas_do_not_divide_fails():
         model = compiled()
     with pytest.raises(UserError, match="use a multiple of 8, such as 8 or 16"):
         make_trainer(model).fit(data(batch=12), steps=4)
+
+
+def test_a_length_that_only_the_options_give_is_an_argument_of_fit():
+    x, y = np.zeros((16, 8), "float32"), np.zeros(16, "int32")
+    trainer = tftpu.Trainer(compiled(), None, tftpu.TrainConfig(epochs=3))
+    with pytest.raises(UserError, match=r"say epochs=3, and fit\(\) got no length"):
+        trainer.fit(x, y)

@@ -15,7 +15,7 @@ from tests.support.models.resumed import STEPS, fit, outcome, pipeline, trainer
 from tests.support.models.strategies import random_batches
 from tests.support.models.training import make_trainer
 from tftpu.checkpoint.store import Checkpoints
-from tftpu.config import Data
+from tftpu.config import DataConfig
 from tftpu.errors import Preempted
 
 CUTS = sorted(np.random.default_rng(20).choice(np.arange(1, STEPS - 1), 20, False).tolist())
@@ -208,4 +208,4 @@ def test_the_config_is_read_back_equal(tmp_path):
     for name in config_flags.list_names():
         experiment = config_flags.load(name, [])
         assert from_json(to_json(experiment)) == experiment
-        assert isinstance(experiment.data, Data)
+        assert isinstance(experiment.data, DataConfig)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tftpu
 from tests.support.models.strategies import mlp, relative
 from tests.support.models.training import STEPS, compiled, data, examples, make_trainer
-from tftpu.config import OPTIMIZERS, Optimizer
+from tftpu.config import OPTIMIZERS, OptimizerConfig
 from tftpu.errors import UserError
 from tftpu.optim import optimizers
 
@@ -38,7 +38,7 @@ QUICK = ("adamw", "lamb", "sgd")
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in OPTIMIZERS],
 )
 def test_every_optimizer_equals_keras_fit_on_four_replicas(name):
-    config = Optimizer(name, learning_rate=0.02, warmup_steps=2, weight_decay=0.05)
+    config = OptimizerConfig(name, learning_rate=0.02, warmup_steps=2, weight_decay=0.05)
     with tftpu.connect(virtual_devices=4).scope():
         ours = compiled(optimizer=optimizers.build(config, 16, STEPS))
     theirs = compiled(optimizer=optimizers.build(config, 16, STEPS))

@@ -76,13 +76,14 @@ class Checkpoints:
         hosts: that train together; None: this process alone.
 
     Attributes:
+        workdir: the argument.
         newest: the step of the newest checkpoint that this object saved or restored, or None.
     """
 
     def __init__(
         self, workdir: str, keep: int = 3, keep_every: int = 0, hosts: Hosts | None = None
     ):
-        self._workdir = workdir
+        self.workdir = workdir
         self._exchange = hosts.exchange if hosts is not None else None
         self._index = hosts.index if hosts is not None else 0
         self.folder = files.join(workdir, "checkpoints")
@@ -125,7 +126,7 @@ class Checkpoints:
             first: called by the thread that writes, before the checkpoint becomes valid.
         """
         self.wait()
-        marker = OwnFile(self._workdir, "checkpoints", str(step), manifest.FILE)
+        marker = OwnFile(self.workdir, "checkpoints", str(step), manifest.FILE)
         writing = Writing(
             files.join(self.folder, str(step)),
             step,
@@ -137,7 +138,7 @@ class Checkpoints:
         def prepare() -> None:
             for file in (marker, self._best):  # nobody else's are replaced, however long this takes
                 file.see()
-            locks.check_lock(self._workdir)
+            locks.check_lock(self.workdir)
             first()
 
         task = (step, writing, prepare, best)
@@ -284,7 +285,7 @@ class Checkpoints:
         except OSError:
             if writing.begun:  # an incomplete checkpoint only takes up space
                 with contextlib.suppress(OSError):
-                    locks.check_lock(self._workdir)
+                    locks.check_lock(self.workdir)
                     manifest.discard(files.join(self.folder, str(step)))
             raise
         if best is not None:

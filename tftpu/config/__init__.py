@@ -1,18 +1,23 @@
 """The dataclasses of an experiment: validation, JSON in and out."""
 
-from tftpu.config.data import Data, DataContext
+from typing import TYPE_CHECKING
+
+from tftpu.config import renamed
+from tftpu.config.data import DataConfig, DataContext
 from tftpu.config.experiment import (
     DECAYS,
     OPTIMIZERS,
     SCALINGS,
-    Cluster,
+    ClusterConfig,
     Experiment,
-    Optimizer,
+    OptimizerConfig,
 )
+from tftpu.config.field_types import FieldType, read_fields, read_type
 from tftpu.config.fields import OPERATIONAL, operational_fields
-from tftpu.config.model import Model
+from tftpu.config.model import ModelConfig
 from tftpu.config.objects import Function, KerasObject
-from tftpu.config.options import ON_NAN, PRECISIONS, WRITERS, Train, TrainOptions
+from tftpu.config.options import ON_NAN, PRECISIONS, WRITERS, TrainConfig
+from tftpu.config.per_replica_batch import PerReplicaBatch
 from tftpu.config.profile_plan import ProfilePlan, profile_plan
 from tftpu.config.serialization import (
     find_unreadable,
@@ -21,8 +26,7 @@ from tftpu.config.serialization import (
     to_json,
     to_plain,
 )
-from tftpu.config.share import Share
-from tftpu.config.validation import check_types, declared_types
+from tftpu.config.validation import check_types
 
 __all__ = [
     "DECAYS",
@@ -32,25 +36,32 @@ __all__ = [
     "PRECISIONS",
     "SCALINGS",
     "WRITERS",
-    "Cluster",
-    "Data",
+    "ClusterConfig",
+    "DataConfig",
     "DataContext",
     "Experiment",
+    "FieldType",
     "Function",
     "KerasObject",
-    "Model",
-    "Optimizer",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PerReplicaBatch",
     "ProfilePlan",
-    "Share",
-    "Train",
-    "TrainOptions",
+    "TrainConfig",
     "check_types",
-    "declared_types",
     "find_unreadable",
     "find_unreadable_classes",
     "from_json",
     "operational_fields",
     "profile_plan",
+    "read_fields",
+    "read_type",
     "to_json",
     "to_plain",
 ]
+
+
+if not TYPE_CHECKING:  # type checkers then report undefined names
+
+    def __getattr__(name: str) -> object:
+        raise renamed.explain_missing(__name__, name)

@@ -44,7 +44,7 @@ class ExportInputs:
 
 
 @dataclasses.dataclass
-class Data:
+class DataConfig:
     """A data set, and how to read it.
 
     Derive a dataclass: its fields become `--config.data.FIELD` on the command line. The built-in
@@ -61,7 +61,7 @@ class Data:
 
     ```python
     @dataclasses.dataclass
-    class Squares(tftpu.Data):
+    class Squares(tftpu.DataConfig):
         examples: int = 1000
 
         def training(self, context):

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tftpu.config import keras_names
-from tftpu.config.data import Data
+from tftpu.config.data import DataConfig
 from tftpu.config.fields import OPERATIONAL
 from tftpu.config.mesh import AUTO as AUTO_MESH
-from tftpu.config.mesh import batch_shares, parse_mesh
-from tftpu.config.model import Model
-from tftpu.config.options import Train
-from tftpu.config.parts import refuse_data, refuse_model
-from tftpu.config.share import Share
+from tftpu.config.mesh import count_batch_shards, parse_mesh
+from tftpu.config.model import ModelConfig
+from tftpu.config.options import TrainConfig
+from tftpu.config.own_classes import check_data_class, check_model_class
+from tftpu.config.per_replica_batch import PerReplicaBatch
 from tftpu.config.validation import at_least, check_types, fraction, one_of
 from tftpu.errors import UserError
 from tftpu.tpu.compiler_options import AUTO, parse_options
@@ -42,7 +42,7 @@ def check_optimizer(field: str, name: str) -> None:
 
 
 @dataclasses.dataclass
-class Optimizer:
+class OptimizerConfig:
     """An optimizer by name, and its learning rate over the run.
 
     A plain name, `Experiment(optimizer="adam")`, is Keras's optimizer with Keras's defaults and a
@@ -55,7 +55,7 @@ class Optimizer:
         base_batch_size: global batch that `learning_rate` is given for.
         warmup_steps: steps of a linear warmup from 0.
         decay: shape of the decay to `end_factor` of the peak at the last step.
-        end_factor: final learning rate as a share of the peak.
+        end_factor: final learning rate as a shard of the peak.
         decay_power: exponent of the polynomial decay.
         decay_steps: for the step decay, the steps at which the rate is multiplied by `decay_rate`.
         decay_rate: factor of the step decay.
@@ -110,7 +110,7 @@ class Optimizer:
 
 
 @dataclasses.dataclass
-class Cluster:
+class ClusterConfig:
     """The devices of a run.
 
     Attributes:
@@ -158,11 +158,12 @@ class Cluster:
             parse_options(self.compiler_options)
 
     @property
-    def known_shares(self) -> int:
-        """The number of shares of a global batch, as far as it is known without the devices."""
+    def known_data_shards(self) -> int:
+        """The number of shards of a global batch, as far as it is known without the devices."""
         if self.mesh in (None, AUTO_MESH):
             return self.virtual_devices or 1
-        return batch_shares({axis: max(1, size) for axis, size in parse_mesh(self.mesh).items()})
+        sizes = {axis: max(1, size) for axis, size in parse_mesh(self.mesh).items()}
+        return count_batch_shards(sizes)
 
 
 @dataclasses.dataclass
@@ -172,7 +173,7 @@ class Experiment:
     Attributes:
         model: hyper-parameters of the model, and how to build it.
         data: the data set and its global batch.
-        optimizer: `tftpu.Optimizer`, one of the names in `OPTIMIZERS`, or a Keras optimizer.
+        optimizer: `tftpu.OptimizerConfig`, one of the names in `OPTIMIZERS`, or a Keras optimizer.
         loss: as for `keras.Model.compile`: a name ("mse"), a `keras.losses.Loss`, a function of a
             module, or a dict or list of them, one for each output. None is the cross-entropy of
             class labels and logits, smoothed by `train.label_smoothing`, with accuracy as metric.
@@ -184,26 +185,26 @@ class Experiment:
         config_file: the file that `--config` named, which the command line fills in.
     """
 
-    model: Model
-    data: Data
-    optimizer: Any = dataclasses.field(default_factory=Optimizer)
+    model: ModelConfig
+    data: DataConfig
+    optimizer: Any = dataclasses.field(default_factory=OptimizerConfig)
     loss: Any = None
     metrics: Sequence[Any] | Mapping[str, Any] = ()
     weighted_metrics: Sequence[Any] | Mapping[str, Any] = ()
     callbacks: Sequence[Any] = ()
-    train: Train = dataclasses.field(default_factory=Train)
-    cluster: Cluster = dataclasses.field(default_factory=Cluster, metadata=OPERATIONAL)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig, metadata=OPERATIONAL)
     config_file: str = dataclasses.field(default="", metadata=OPERATIONAL)
 
     def __post_init__(self) -> None:
-        refuse_model(self.model)
-        refuse_data(self.data)
+        check_model_class(self.model)
+        check_data_class(self.data)
 
-    def validate(self, data_shares: int | None = None) -> None:
+    def validate(self, data_shards: int | None = None) -> None:
         """Checks every field, and that the global batch can be divided among the replicas.
 
         Args:
-            data_shares: number of replicas that share the global batch; None takes it from
+            data_shards: number of replicas that share the global batch; None takes it from
                 `cluster`.
 
         Raises:
@@ -211,7 +212,7 @@ class Experiment:
         """
         self.validate_fields()
         self.data.validate()
-        self.model.validate(self.share(data_shares))
+        self.model.validate(self.divide_batch(data_shards))
 
     def validate_fields(self) -> None:
         """Checks every field, and calls no `validate` of the model and the data.
@@ -219,8 +220,8 @@ class Experiment:
         Raises:
             UserError: the first mistake found.
         """
-        refuse_model(self.model)
-        refuse_data(self.data)
+        check_model_class(self.model)
+        check_data_class(self.data)
         for group in ("model", "data", "train", "cluster"):
             check_types(group, getattr(self, group))
         self._check_optimizer()
@@ -237,17 +238,17 @@ class Experiment:
                 "keras.losses.CategoricalCrossentropy(label_smoothing=0.1)."
             )
 
-    def share(self, data_shares: int | None = None) -> Share:
+    def divide_batch(self, data_shards: int | None = None) -> PerReplicaBatch:
         """Returns the part of a global batch that one replica takes.
 
         Args:
-            data_shares: as for `validate`.
+            data_shards: as for `validate`.
         """
-        shares = data_shares or self.cluster.known_shares
+        shards = data_shards or self.cluster.known_data_shards
         microbatches = self.train.gradient_accumulation_steps
         norm_batch = getattr(self.model, "norm_batch", 1)
         group = norm_batch if isinstance(norm_batch, int) and norm_batch > 0 else 1
-        return Share(self.data.global_batch_size, shares, microbatches, group)
+        return PerReplicaBatch(self.data.global_batch_size, shards, microbatches, group)
 
     @property
     def best_metric(self) -> str:
@@ -269,7 +270,7 @@ class Experiment:
                 )
 
     def _check_optimizer(self) -> None:
-        if isinstance(self.optimizer, Optimizer):
+        if isinstance(self.optimizer, OptimizerConfig):
             check_types("optimizer", self.optimizer)
             self.optimizer.validate()
         elif isinstance(self.optimizer, str):

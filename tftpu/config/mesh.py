@@ -41,7 +41,7 @@ def parse_mesh(mesh: str) -> dict[str, int]:
     return sizes
 
 
-def batch_shares(sizes: Mapping[str, int]) -> int:
+def count_batch_shards(sizes: Mapping[str, int]) -> int:
     """Returns the number of parts that a mesh cuts a global batch into.
 
     Args:

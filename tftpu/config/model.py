@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tftpu.config.share import Share
+from tftpu.config.per_replica_batch import PerReplicaBatch
 from tftpu.errors import UserError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Model:
+class ModelConfig:
     """Hyper-parameters of a model, and how to build it.
 
     Derive a dataclass: its fields become `--config.model.FIELD` on the command line. The families
@@ -36,7 +36,7 @@ class Model:
 
     ```python
     @dataclasses.dataclass
-    class Perceptron(tftpu.Model):
+    class Perceptron(tftpu.ModelConfig):
         width: int = 64
 
         def build(self):
@@ -72,9 +72,9 @@ class Model:
         """
         return ()
 
-    def validate(self, share: Share) -> None:
+    def validate(self, batch: PerReplicaBatch) -> None:
         """Raises `UserError` for a value that the model does not allow.
 
         Args:
-            share: the part of a global batch that one replica computes at a time.
+            batch: the part of a global batch that one replica computes at a time.
         """

@@ -1,7 +1,7 @@
 """The options of training, declared and validated only here.
 
-The same object serves the API (`Trainer(model, workdir, TrainOptions(...))`), config files
-(`Experiment(train=Train(...))`) and the command line (`--config.train.FIELD=VALUE`).
+The same object serves the API (`Trainer(model, workdir, TrainConfig(...))`), config files
+(`Experiment(train=TrainConfig(...))`) and the command line (`--config.train.FIELD=VALUE`).
 """
 
 import dataclasses
@@ -18,8 +18,12 @@ LONGEST = 1e7  # seconds of a watchdog, about four months
 
 
 @dataclasses.dataclass
-class TrainOptions:
-    """Options of a `Trainer`.
+class TrainConfig:
+    """The options of training: of a `Trainer`, and of an experiment.
+
+    The last five are those of an experiment alone. A program gives a `Trainer` the length and
+    `eval_every` as arguments of `fit`, a smoothed loss in the compiled model, and the dtype policy
+    by `tftpu.set_precision`.
 
     Attributes:
         steps_per_loop: steps that run on the devices before control returns to the host.
@@ -35,7 +39,7 @@ class TrainOptions:
             step was finished for this long. Must exceed the time of one evaluation. None: never.
         best_metric: metric of the evaluation that marks the best checkpoint; "" is the loss.
             For losses and errors, lower is better.
-        gradient_accumulation_steps: microbatches that each share of a global batch is cut into.
+        gradient_accumulation_steps: microbatches that each shard of a global batch is cut into.
         global_clipnorm: largest global norm of the gradient, after its sum over all replicas and
             microbatches; None does not clip.
         ema_momentum: momentum of the moving average of the weights, which evaluation then uses;
@@ -48,6 +52,13 @@ class TrainOptions:
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
             checkpoint and skips the batches since.
         max_rollbacks: number of rollbacks before the run ends.
+        steps: total length of the run; 1,000 where neither steps nor epochs are given.
+        epochs: length of the run in passes over the training data, instead of `steps`.
+        eval_every: steps between evaluations, which callbacks see as an epoch; 0 evaluates at the
+            end of every epoch if the length is given in `epochs`, else only at the end.
+        label_smoothing: share of the label that is spread over all classes.
+        precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
+            GPU and float32 on a CPU.
     """
 
     steps_per_loop: int = dataclasses.field(default=50, metadata=OPERATIONAL)
@@ -67,6 +78,29 @@ class TrainOptions:
     writers: tuple[str, ...] = dataclasses.field(default=(), metadata=OPERATIONAL)
     on_nan: str = "stop"
     max_rollbacks: int = 3
+    steps: int | None = None
+    epochs: int | None = None
+    eval_every: int = 0
+    label_smoothing: float = 0.0
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.epochs is None:
+            self.steps = 1000
+
+    @property
+    def length(self) -> int:
+        """The number of steps.
+
+        Raises:
+            UserError: the length is given in epochs, which only the data can convert to steps.
+        """
+        if self.steps is None:
+            raise UserError(
+                f"The length of the run is train.epochs={self.epochs}, which depends on the data: "
+                "set train.steps."
+            )
+        return self.steps
 
     def validate(self) -> None:
         """Checks every field.
@@ -101,48 +135,6 @@ class TrainOptions:
                 raise UserError(
                     f"train.writers has {name!r}, which is not known.{did_you_mean(name, WRITERS)}"
                 )
-
-
-@dataclasses.dataclass
-class Train(TrainOptions):
-    """Options of training in a config file: those of a `Trainer`, the length, and the precision.
-
-    Attributes:
-        steps: total length of the run; 1,000 where neither steps nor epochs are given.
-        epochs: length of the run in passes over the training data, instead of `steps`.
-        eval_every: steps between evaluations, which callbacks see as an epoch; 0 evaluates at the
-            end of every epoch if the length is given in `epochs`, else only at the end.
-        label_smoothing: share of the label that is spread over all classes.
-        precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
-            GPU and float32 on a CPU.
-    """
-
-    steps: int | None = None
-    epochs: int | None = None
-    eval_every: int = 0
-    label_smoothing: float = 0.0
-    precision: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.steps is None and self.epochs is None:
-            self.steps = 1000
-
-    @property
-    def length(self) -> int:
-        """The number of steps.
-
-        Raises:
-            UserError: the length is given in epochs, which only the data can convert to steps.
-        """
-        if self.steps is None:
-            raise UserError(
-                f"The length of the run is train.epochs={self.epochs}, which depends on the data: "
-                "set train.steps."
-            )
-        return self.steps
-
-    def validate(self) -> None:
-        super().validate()
         if self.steps is not None and self.epochs is not None:
             raise UserError(
                 f"train.steps={self.steps} and train.epochs={self.epochs} both give the length of "

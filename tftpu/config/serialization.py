@@ -5,12 +5,13 @@ import importlib
 import json
 import sys
 import types
-import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from tftpu.config.experiment import Experiment, Optimizer
+from tftpu.config.experiment import Experiment, OptimizerConfig
+from tftpu.config.field_types import UNDECLARED, FieldType, read_fields, read_type
 from tftpu.config.objects import Function, KerasObject, names_in
+from tftpu.config.renamed import update_class
 from tftpu.errors import UserError
 
 _COMPILED = ("optimizer", "loss", "metrics", "weighted_metrics")  # for `keras.Model.compile`
@@ -76,7 +77,7 @@ def from_json(
             is not allowed.
     """
     try:
-        experiment = _from_plain(json.loads(text), Experiment, own)
+        experiment = _from_plain(json.loads(text), read_type(Experiment), own)
         if not isinstance(experiment, Experiment):
             raise UserError("config.json holds no experiment.")
         for name in _COMPILED:  # callbacks are only recorded
@@ -93,7 +94,7 @@ def from_json(
         raise UserError(f"config.json cannot be read as an experiment: {error}.") from error
 
 
-def _from_plain(value: Any, kind: Any, own: Collection[str]) -> Any:
+def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
     """Returns the value that `to_plain` made plain.
 
     Args:
@@ -103,49 +104,45 @@ def _from_plain(value: Any, kind: Any, own: Collection[str]) -> Any:
     """
     if isinstance(value, dict) and "class" in value:
         cls = _resolve_class(value["class"], kind, own)
-        kinds = typing.get_type_hints(cls)
-        parts = {k: _from_plain(v, kinds.get(k), own) for k, v in value.items() if k != "class"}
+        kinds = read_fields(cls)
+        parts = {
+            name: _from_plain(part, kinds.get(name, UNDECLARED), own)
+            for name, part in value.items()
+            if name != "class"
+        }
         for name, part in parts.items():
-            if _is_dataclass(kinds.get(name)) and not isinstance(part, kinds[name]):
+            declared = kinds.get(name, UNDECLARED)
+            if declared.is_dataclass and not isinstance(part, declared.declared):
                 raise TypeError(f"{name} is {part!r}")
         return cls(**parts)
-    inner = _find_inner(kind, value)
     if isinstance(value, dict):
+        inner = _find_inner(kind, (dict, Mapping), 1)
         # The description of a Keras object is plain data itself, with lists.
-        raw = typing.get_origin(kind) is dict and inner is Any
+        raw = kind.container is dict and inner.declared is Any
         return value if raw else {key: _from_plain(v, inner, own) for key, v in value.items()}
     if isinstance(value, list):
+        inner = _find_inner(kind, (list, tuple, Sequence), 0)
         parts = [_from_plain(part, inner, own) for part in value]
-        is_list = any(list in (option, typing.get_origin(option)) for option in _list_options(kind))
+        is_list = any(list in (option.declared, option.container) for option in kind.options)
         return parts if is_list else tuple(parts)
     return value
 
 
-def _list_options(kind: Any) -> tuple[Any, ...]:
-    """Returns the types of a union, and another type as the only one."""
-    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return typing.get_args(kind) if union else (kind,)
+def _find_inner(kind: FieldType, containers: tuple[Any, ...], place: int) -> FieldType:
+    """Returns the declared type of the elements of a list or dict, at its place in the brackets."""
+    found = (option.parts[place] for option in kind.options if option.container in containers)
+    return next(found, UNDECLARED)
 
 
-def _find_inner(kind: Any, value: Any) -> Any:
-    """Returns the declared type of the elements of a list or dict; None if there is none."""
-    for option in _list_options(kind):
-        container, parts = typing.get_origin(option), typing.get_args(option)
-        if container in (dict, Mapping) and isinstance(value, dict):
-            return parts[1]
-        if container in (list, tuple, Sequence) and isinstance(value, list):
-            return parts[0]
-    return None
-
-
-def _resolve_class(path: str, kind: Any, own: Collection[str]) -> type:
+def _resolve_class(path: str, kind: FieldType, own: Collection[str]) -> type:
     """Returns a dataclass by its name.
 
     Raises:
         UserError: it is none that the field may hold.
     """
-    found = _look_up(path, own)
-    allowed = _list_dataclasses(kind) or (Optimizer, KerasObject, Function)
+    found = _look_up(update_class(path), own)
+    declared = tuple(part.declared for part in kind.walk() if part.is_dataclass)
+    allowed = declared or (OptimizerConfig, KerasObject, Function)
     # The type's own type: another attribute of an object that loads itself may be what loads it.
     if not (issubclass(type(found), type) and dataclasses.is_dataclass(found)):
         raise _explain_not_own(path)
@@ -213,7 +210,9 @@ def _check_compiled(value: Any, name: str) -> None:
         value: of a field of the experiment.
         name: of the field.
     """
-    kinds = (str, Optimizer, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
+    kinds = (
+        (str, OptimizerConfig, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
+    )
     for part in [value] if name == "optimizer" else _iterate_leaves(value):
         described = part.description if isinstance(part, KerasObject) else {"class_name": ""}
         if not (
@@ -273,13 +272,3 @@ def _explain_not_own(path: str) -> UserError:
         "defines or imports from its folder, and of other packages that it imports the losses, "
         "metrics and optimizers, and the functions that its code names."
     )
-
-
-def _list_dataclasses(kind: Any) -> tuple[type, ...]:
-    """Returns the dataclasses among the types of a declaration, such as `A | tuple[B, ...]`."""
-    inner = [cls for part in typing.get_args(kind) for cls in _list_dataclasses(part)]
-    return (kind, *inner) if _is_dataclass(kind) else tuple(inner)
-
-
-def _is_dataclass(kind: Any) -> bool:
-    return isinstance(kind, type) and dataclasses.is_dataclass(kind)

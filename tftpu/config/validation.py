@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-import types
-import typing
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal, Union
 
+from tftpu.config.field_types import FieldType, read_fields
 from tftpu.errors import UserError, did_you_mean
 
 
@@ -34,21 +33,6 @@ def one_of(field: str, value: str, allowed: Collection[str]) -> None:
         raise UserError(f"{field} is {value!r}, which is not known.{did_you_mean(value, allowed)}")
 
 
-def declared_types(cls: type) -> dict[str, Any]:
-    """Returns the types of a class's fields by name, also of those declared as text.
-
-    Raises:
-        UserError: a declaration names something that its file does not import.
-    """
-    try:
-        return typing.get_type_hints(cls)
-    except NameError as error:
-        raise UserError(
-            f"The type of a field of {cls.__name__} is not defined when it is loaded ({error}): "
-            "import it in that file, not under TYPE_CHECKING."
-        ) from error
-
-
 def check_types(group: str, value: Any) -> None:
     """Raises `UserError` if a field's value is not of its declared type, or not finite.
 
@@ -56,34 +40,34 @@ def check_types(group: str, value: Any) -> None:
         group: the name of the config in the message, such as "train".
         value: a dataclass instance; nested dataclasses are checked too.
     """
-    declared = declared_types(type(value))
+    declared = read_fields(type(value))
     for field in dataclasses.fields(value):
         name, found = f"{group}.{field.name}", getattr(value, field.name)
         if isinstance(found, float) and not math.isfinite(found):
             raise UserError(f"{name} is {found}: it must be a finite number.")
         if not _is_instance(found, declared[field.name]):
-            kind = declared[field.name]
+            kind = declared[field.name].declared
             expected = kind.__name__ if isinstance(kind, type) else str(kind)
             raise UserError(f"{name} is {found!r}: its type must be {expected}.")
         if dataclasses.is_dataclass(found):
             check_types(name, found)
 
 
-def _is_instance(value: Any, kind: Any) -> bool:
+def _is_instance(value: Any, kind: FieldType) -> bool:
     """Returns whether a value has a declared type. An int is also a float, a bool is neither."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    if kind.declared is Any:
         return True
-    if origin in (types.UnionType, typing.Union):
-        return any(_is_instance(value, argument) for argument in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is tuple and arguments[-1] is not Ellipsis:  # one type for each element
-        same = isinstance(value, tuple) and len(value) == len(arguments)
-        return same and all(map(_is_instance, value, arguments))
-    if origin in (tuple, list):
-        return isinstance(value, origin) and all(_is_instance(v, arguments[0]) for v in value)
-    if kind in (int, float):
-        return isinstance(value, (int, kind)) and not isinstance(value, bool)
-    kind = origin or kind
-    return not isinstance(kind, type) or isinstance(value, kind)
+    if kind.container is Union:
+        return any(_is_instance(value, option) for option in kind.options)
+    if kind.container is Literal:
+        return value in kind.values
+    if kind.is_fixed:
+        same = isinstance(value, tuple) and len(value) == len(kind.parts)
+        return same and all(map(_is_instance, value, kind.parts))
+    if kind.container in (tuple, list):
+        every = isinstance(value, kind.container)
+        return every and all(_is_instance(part, kind.parts[0]) for part in value)
+    if kind.declared in (int, float):
+        return isinstance(value, (int, kind.declared)) and not isinstance(value, bool)
+    plain = kind.container or kind.declared
+    return not isinstance(plain, type) or isinstance(value, plain)

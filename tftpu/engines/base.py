@@ -7,26 +7,26 @@ from typing import Any
 import keras
 import numpy as np
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data import conversion
 from tftpu.engines.engine import Epoch
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.objectives.losses import Losses
 from tftpu.engines.objectives.objective import Objective
-from tftpu.engines.objectives.parts import compiled_part, parts_of
+from tftpu.engines.objectives.parameter_groups import build_compiled_group, build_parameter_groups
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.tensors import Nest, ops
 
 
 class BaseEngine:
-    """The part of `tftpu.engines.engine.Engine` that only needs the number of shares.
+    """The part of `tftpu.engines.engine.Engine` that only needs the number of shards.
 
     Attributes:
-        data_shares: number of shares that a global batch is divided into.
+        data_shards: number of shards that a global batch is divided into.
     """
 
-    data_shares: int
+    data_shards: int
 
     def epoch(self, dataset: Any) -> Epoch:
         """Returns the length of one pass over a data set; may have to read all of it."""
@@ -38,17 +38,17 @@ class BaseEngine:
         microbatches: int = 1,
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
-        """Returns the spec of one share of the global batches that `batches` would give."""
+        """Returns the spec of one shard of the global batches that `batches` would give."""
         batches = conversion.for_training(dataset, 0, class_weight)
-        return conversion.share_spec(batches, self.data_shares, microbatches)
+        return conversion.build_shard_spec(batches, self.data_shards, microbatches)
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
-        """Returns the spec of one share of the smaller batch that an epoch ends with."""
-        return conversion.last_share_spec(spec, examples, self.data_shares, microbatches)
+        """Returns the spec of one shard of the smaller batch that an epoch ends with."""
+        return conversion.build_last_shard_spec(spec, examples, self.data_shards, microbatches)
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
-        spec: Any = conversion.for_evaluation(dataset, self.data_shares).element_spec
+        spec: Any = conversion.for_evaluation(dataset, self.data_shards).element_spec
         return spec[0]  # without the mask of examples
 
 
@@ -61,12 +61,12 @@ class BaseState:
             static shape, nested as the model takes them.
         options: options of the step.
         objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone; the model is built, and has no parts.
+        labelled: False: the batch holds features alone; the model is built, and has no groups.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
-        parts: the objectives in the order of a step; what a model was compiled with is one.
+        groups: the objectives in the order of a step; what a model was compiled with is one.
         drawn_apart: states of seed generators whose draws differ by replica and microbatch.
         drawn_by_example: states of seed generators that draw by an example's position.
 
@@ -78,7 +78,7 @@ class BaseState:
         self,
         model: keras.Model,
         batch_spec: Nest,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):
@@ -90,15 +90,15 @@ class BaseState:
         self.model = model
         self.options = options
         if objectives:
-            self.parts = parts_of(model, objectives, symbolic)
+            self.groups = build_parameter_groups(model, objectives, symbolic)
         elif not labelled:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
             keras_internals.build_by(lambda given: model(given, training=False), x)
-            self.parts = []
+            self.groups = []
         else:
             keras_internals.build(model, symbolic)
             with self._outside_of_traces():  # the states of metrics are read, even in a trace
-                self.parts = [compiled_part(model)]
+                self.groups = [build_compiled_group(model)]
         with self._outside_of_traces():  # Keras makes its own generator outside of traces
             self.drawn_apart = keras_internals.seed_states(model)
         self.drawn_by_example = keras_internals.example_seeds(model)
@@ -115,7 +115,7 @@ class BaseState:
     @property
     def losses(self) -> list[Losses]:
         """The losses of each objective."""
-        return [part.losses for part in self.parts]
+        return [group.losses for group in self.groups]
 
     def list_untrained(self) -> list[keras.Variable]:
         """Returns the variables that are neither trained nor states of seed generators."""
@@ -126,12 +126,12 @@ class BaseState:
         """Returns the variables of the model and of the optimizers, by group of a checkpoint."""
         seeds = {id(v) for v in self.seed_states}
         groups = {"model": [v for v in self.model.variables if id(v) not in seeds]}
-        for part in self.parts:
-            suffix = f"_{part.name}" if part.name else ""
-            own = {id(v) for v in part.optimizer.variables}
-            groups[f"optimizer{suffix}"] = list(part.optimizer.variables)
-            if part.scaler is not None:  # apart: a run may resume in another precision
-                found = [v for v in part.scaler.variables if id(v) not in own]
+        for group in self.groups:
+            suffix = f"_{group.name}" if group.name else ""
+            own = {id(v) for v in group.optimizer.variables}
+            groups[f"optimizer{suffix}"] = list(group.optimizer.variables)
+            if group.scaler is not None:  # apart: a run may resume in another precision
+                found = [v for v in group.scaler.variables if id(v) not in own]
                 groups[f"loss_scale{suffix}"] = found
         return groups
 
@@ -148,7 +148,7 @@ class BaseState:
             layout: of the sums.
             sums: those of the loop, (size,).
         """
-        scaled = [part.scaler for part in self.parts if part.scaler is not None]
+        scaled = [group.scaler for group in self.groups if group.scaler is not None]
         if not scaled:
             return not layout.finite(sums)
         least = min(float(ops.convert_to_numpy(s.dynamic_scale)) for s in scaled)
@@ -167,20 +167,20 @@ class BaseExecutor:
     @property
     def optimizer_name(self) -> str:
         """The class name of the optimizer, of the first of several."""
-        return type(self.variables.parts[0].optimizer).__name__
+        return type(self.variables.groups[0].optimizer).__name__
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the first optimizer at this step."""
-        return float(ops.convert_to_numpy(self.variables.parts[0].optimizer.learning_rate))
+        return float(ops.convert_to_numpy(self.variables.groups[0].optimizer.learning_rate))
 
-    def training(self, share_spec: Nest) -> Any:
+    def training(self, shard_spec: Nest) -> Any:
         """Returns the train loop for batches whose shares have this spec."""
         raise NotImplementedError
 
-    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
+    def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch."""
-        return self.training(share_spec).bare(batch)
+        return self.training(shard_spec).bare(batch)
 
     def check_evaluation(self, batch_spec: Nest) -> None:
         """Traces an evaluation; what does not fit raises before anything is trained."""

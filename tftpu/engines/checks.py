@@ -16,7 +16,7 @@ from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
 
 if TYPE_CHECKING:
-    from tftpu.engines.objectives.parts import Part
+    from tftpu.engines.objectives.parameter_groups import ParameterGroup
 
 # Methods of a model that the step does not call, and what to do instead of overriding them.
 _OVERRIDES = {
@@ -70,7 +70,7 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
     if model.steps_per_execution > 1:
         raise UserError(
             f"The model was compiled with steps_per_execution={model.steps_per_execution}: leave "
-            "it out, and pass TrainOptions(steps_per_loop=N) to the Trainer instead."
+            "it out, and pass TrainConfig(steps_per_loop=N) to the Trainer instead."
         )
     _refuse_optimizer(getattr(model.optimizer, "inner_optimizer", model.optimizer))
 
@@ -151,9 +151,9 @@ def refuse_outside(changed: Sequence[str]) -> None:
         )
 
 
-def refuse_frozen(model: keras.Model, parts: Sequence["Part"]) -> None:
+def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"]) -> None:
     """Raises `UserError` if an objective has nothing to train."""
-    if not all(part.variables for part in parts):
+    if not all(group.variables for group in groups):
         raise UserError(
             f"The model {model.name!r} has no trainable variables: it, or all of its layers, have "
             "trainable=False. A layer trains only if its model is trainable too: set "
@@ -182,9 +182,9 @@ def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
     )
 
 
-def warn_of_means(part: "Part", computed: Computed) -> None:
-    """Warns of a loss that its author reduced to one number for a share of the batch."""
-    for term, elements in zip(part.losses.terms, computed.elements):
+def warn_of_means(group: "ParameterGroup", computed: Computed) -> None:
+    """Warns of a loss that its author reduced to one number for a shard of the batch."""
+    for term, elements in zip(group.losses.terms, computed.elements):
         if elements.is_scalar and term.counts:
             warnings.warn(
                 f"The loss {term.name!r} is one number for a whole batch. Each device computes it "
@@ -275,12 +275,12 @@ def _refuse_optimizer(optimizer: Any) -> None:
     if optimizer.gradient_accumulation_steps:
         raise UserError(
             "The optimizer has gradient_accumulation_steps: pass "
-            "TrainOptions(gradient_accumulation_steps=N) to the Trainer instead, which cuts each "
+            "TrainConfig(gradient_accumulation_steps=N) to the Trainer instead, which cuts each "
             "global batch into N microbatches."
         )
     if optimizer.use_ema:
         raise UserError(
-            "The optimizer has use_ema=True: pass TrainOptions(ema_momentum=0.999) to the Trainer "
+            "The optimizer has use_ema=True: pass TrainConfig(ema_momentum=0.999) to the Trainer "
             "instead, which keeps the average right on any number of replicas."
         )
     if keras_internals.overrides_apply(optimizer):

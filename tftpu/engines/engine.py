@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.leaf import Leaf
 from tftpu.tpu.hardware import Hardware
 
@@ -174,7 +174,7 @@ class Executor(Protocol):
         """
         ...
 
-    def training(self, share_spec: Nest) -> "TrainLoop":
+    def training(self, shard_spec: Nest) -> "TrainLoop":
         """Prepares training on batches whose shares have this spec.
 
         Raises:
@@ -182,13 +182,13 @@ class Executor(Protocol):
         """
         ...
 
-    def bare(self, share_spec: Nest, batch: Any) -> Callable[[int], None]:
+    def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch, and waits for them.
 
         Nothing is fetched or logged in between: it shows what the rest of a run costs.
 
         Args:
-            share_spec: spec of a share of the batch.
+            shard_spec: spec of a shard of the batch.
             batch: one of `Engine.batches`.
         """
         ...
@@ -217,11 +217,10 @@ class Executor(Protocol):
         ...
 
     def predict_batch(self, x: Nest) -> Nest:
-        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        ...
+        """Returns the outputs for one batch of features of any size, as NumPy arrays.
 
-    def predict_replicated(self, x: Nest) -> Nest:
-        """Returns the output for one batch, which every replica receives in full."""
+        The batch is not divided: it may be smaller than the number of shares.
+        """
         ...
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,8 +271,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def data_shares(self) -> int:
-        """The number of shares that a global batch is cut into."""
+    def data_shards(self) -> int:
+        """The number of shards that a global batch is cut into."""
         ...
 
     @property
@@ -322,11 +321,11 @@ class Engine(Protocol):
         microbatches: int,
         class_weight: dict[int, float] | None,
     ) -> Nest:
-        """Returns the spec of one share of the complete global batches that `batches` would give.
+        """Returns the spec of one shard of the complete global batches that `batches` would give.
 
         Args:
             dataset, class_weight: as for `batches`.
-            microbatches: number of microbatches that a share is cut into.
+            microbatches: number of microbatches that a shard is cut into.
 
         Raises:
             UserError: not a data set, or one that is empty, not batched, or cannot be divided.
@@ -334,12 +333,12 @@ class Engine(Protocol):
         ...
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int) -> Nest:
-        """Returns the spec of one share of the smaller batch that an epoch ends with.
+        """Returns the spec of one shard of the smaller batch that an epoch ends with.
 
         Args:
-            spec: of one share of a complete batch.
+            spec: of one shard of a complete batch.
             examples: number of examples of the smaller batch.
-            microbatches: number of microbatches that a share is cut into.
+            microbatches: number of microbatches that a shard is cut into.
 
         Raises:
             UserError: the batch cannot be divided.
@@ -378,7 +377,7 @@ class Engine(Protocol):
     def prepare(
         self,
         model: "keras.Model",
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence["Objective"] = (),
         labelled: bool = True,
@@ -388,7 +387,7 @@ class Engine(Protocol):
         Args:
             model: built in `scope`; compiled, unless there are objectives.
             options: those of its step.
-            batch_spec: spec of a batch, or of one share of it; a model that is not built yet is
+            batch_spec: spec of a batch, or of one shard of it; a model that is not built yet is
                 built for it.
             objectives: instead of what the model was compiled with.
             labelled: False: the batch holds features alone, and the executor only predicts and

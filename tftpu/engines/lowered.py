@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     import keras
 
-    from tftpu.config import TrainOptions
+    from tftpu.config import TrainConfig
     from tftpu.engines.objectives.objective import Objective
     from tftpu.tensors import Nest
     from tftpu.tpu.slices import Slice
@@ -92,8 +92,8 @@ class Lowering(Protocol):
         """The values of `model.remat` that save memory, the one that saves least first."""
         ...
 
-    def count_shares(self, target: "Slice") -> int:
-        """Returns the number of shares that a global batch is cut into on a slice.
+    def count_data_shards(self, target: "Slice") -> int:
+        """Returns the number of shards that a global batch is cut into on a slice.
 
         Raises:
             UserError: the engine cannot use these devices.
@@ -115,17 +115,17 @@ class Lowering(Protocol):
     def lower(
         self,
         model_fn: ModelFn,
-        share_spec: "Nest",
+        shard_spec: "Nest",
         devices: int,
         precision: str,
-        options: "TrainOptions",
+        options: "TrainConfig",
         objectives: ObjectivesOf | None = None,
     ) -> LoweredStep:
         """Lowers the train step of a model.
 
         Args:
             model_fn: returns a newly built and compiled Keras model.
-            share_spec: spec of one share of the global batch.
+            shard_spec: spec of one shard of the global batch.
             devices: number of devices of the slice.
             precision: dtype policy under which the model is built.
             options: options of the trainer.

@@ -3,7 +3,7 @@
 import importlib.util
 from typing import TYPE_CHECKING
 
-from tftpu.config import Cluster
+from tftpu.config import ClusterConfig
 from tftpu.config.mesh import AUTO as AUTO_MESH
 from tftpu.config.validation import check_types
 from tftpu.engines import backend
@@ -56,7 +56,7 @@ def connect(
             does not fit the devices, or Keras is loaded with another backend.
         HostLost: another host did not arrive.
     """
-    wanted = Cluster(tpu, virtual_devices, engine, mesh, compiler_options, host_timeout)
+    wanted = ClusterConfig(tpu, virtual_devices, engine, mesh, compiler_options, host_timeout)
     check_types("cluster", wanted)
     wanted.validate()
     if choose_backend(wanted) == "jax":
@@ -73,7 +73,7 @@ def connect(
     return cluster.connect(tpu, virtual_devices)
 
 
-def task(wanted: Cluster) -> Task:
+def task(wanted: ClusterConfig) -> Task:
     """Returns the place of this process among those that train together, without connecting.
 
     Args:
@@ -89,14 +89,14 @@ def task(wanted: Cluster) -> Task:
     return hosts.task()
 
 
-def engine_for(wanted: Cluster) -> str:
+def engine_for(wanted: ClusterConfig) -> str:
     """Returns the name of the engine that `connect` takes for a cluster."""
     if wanted.engine != "auto":
         return wanted.engine
     return "jax" if reason_for_jax(wanted) else "tensorflow"
 
 
-def reason_for_jax(wanted: Cluster) -> str:
+def reason_for_jax(wanted: ClusterConfig) -> str:
     """Returns why "auto" takes the JAX engine for a cluster; "" if it takes TensorFlow's."""
     if wanted.mesh is not None:
         return f"the mesh {wanted.mesh!r} needs it"
@@ -108,7 +108,7 @@ def reason_for_jax(wanted: Cluster) -> str:
     return ""
 
 
-def choose_backend(wanted: Cluster) -> str:
+def choose_backend(wanted: ClusterConfig) -> str:
     """Makes Keras run on the backend of the engine for a cluster; returns its name.
 
     Raises:
@@ -147,7 +147,7 @@ def engine_of(model: "keras.Model") -> "Engine":
     return cluster.resolve_engine(model)
 
 
-def lowering_for(wanted: Cluster) -> "Lowering":
+def lowering_for(wanted: ClusterConfig) -> "Lowering":
     """Returns what lowers train steps for slices, on the engine that `connect` takes for a cluster.
 
     Raises:

@@ -4,10 +4,10 @@ from typing import Any, Protocol
 
 import keras
 
+from tftpu import sharding
 from tftpu.errors import UserError
 from tftpu.inference.cache import ROWS, Cache, Pair, open_cache
 from tftpu.tensors import Nest, Tensor, ops
-from tftpu.tpu import target
 
 
 class Decoding(Protocol):
@@ -173,7 +173,7 @@ def _explain_no_writer(model: Any, reason: str) -> UserError:
 
 def _fill_rows(x: Tensor) -> Tensor:
     """Returns (batch,) as (batch, 1), on a TPU with as many rows as fill a matrix."""
-    missing = max(0, ROWS - x.shape[0]) if target.platform() == "tpu" else 0
+    missing = max(0, ROWS - x.shape[0]) if sharding.get_platform() == "tpu" else 0
     return ops.pad(x, ((0, missing),))[:, None]
 
 

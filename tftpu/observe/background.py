@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.observe.services import BY_NAME
 from tftpu.observe.writers import Hyperparameters, Writer
 
@@ -88,7 +88,7 @@ class Worker:
                 self._error = error
 
 
-def services(options: TrainOptions, workdir: str) -> tuple[Writer, ...]:
+def services(options: TrainConfig, workdir: str) -> tuple[Writer, ...]:
     """Returns the writers of services that options name.
 
     Raises:

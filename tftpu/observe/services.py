@@ -109,7 +109,7 @@ class WandB(Writer):
         self._run.finish()
 
 
-# Writers that `TrainOptions.writers` names, by the workdir and the metric that marks the best.
+# Writers that `TrainConfig.writers` names, by the workdir and the metric that marks the best.
 BY_NAME: dict[str, Callable[[str, str], Writer]] = {
     "mlflow": lambda workdir, _: MLflow(workdir),
     "wandb": lambda workdir, _: WandB(workdir),

@@ -137,7 +137,7 @@ def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str
         percent = 100 * seconds["checkpoint_wait"] / whole
         found["checkpoint"] = (
             f"Checkpoint wait is {percent:.0f} % of the time: save less often "
-            "(TrainOptions.checkpoint_every)."
+            "(TrainConfig.checkpoint_every)."
         )
     if sample.get("memory_percent", 0) > 90:
         found["memory"] = (
@@ -149,7 +149,7 @@ def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str
         found["disk"] = (
             f"The workdir's disk is {sample['disk_percent']:.0f} % full, "
             f"{sample['disk_free_gib']:.1f} GiB are left: keep fewer checkpoints "
-            "(TrainOptions.keep) or free some space."
+            "(TrainConfig.keep) or free some space."
         )
     used, total = sample.get("tpu_memory_gib", 0), sample.get("tpu_memory_total_gib", 0)
     if total and used > 0.95 * total:

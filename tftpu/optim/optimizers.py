@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tftpu.config import OPTIMIZERS, Optimizer
+from tftpu.config import OPTIMIZERS, OptimizerConfig
 from tftpu.errors import UserError, did_you_mean
 from tftpu.optim.schedules import schedule
 from tftpu.tensors import Tensor, ops
@@ -19,7 +19,7 @@ NO_DECAY = r"(^|/)(bias|gamma|beta|scale)(:\d+)?$"
 
 
 def build(
-    config: Optimizer | str, global_batch_size: int, steps: int
+    config: OptimizerConfig | str, global_batch_size: int, steps: int
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer of an experiment.
 

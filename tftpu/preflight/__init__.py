@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tftpu.preflight.examine import check
     from tftpu.preflight.options import PreflightOptions
     from tftpu.preflight.report import Report
+    from tftpu.preflight.simulated import simulated_slice
     from tftpu.preflight.slice_report import SliceReport
 
 _LAZY = {
@@ -18,9 +19,10 @@ _LAZY = {
     "Report": "report",
     "SliceReport": "slice_report",
     "check": "examine",
+    "simulated_slice": "simulated",
 }
 
-__all__ = ["PreflightOptions", "Report", "SliceReport", "check"]
+__all__ = ["PreflightOptions", "Report", "SliceReport", "check", "simulated_slice"]
 
 
 if not TYPE_CHECKING:  # type checkers then report undefined names

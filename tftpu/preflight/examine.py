@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import keras
 
-from tftpu.config import Cluster, Share
+from tftpu.config import ClusterConfig, PerReplicaBatch
 from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
 from tftpu.engines import selection
@@ -68,7 +68,7 @@ def check(
     request.refuse_model_fn(model_fn)
     request.refuse_batch(batch_spec, options)
     targets = request.slices_of(slices)
-    cluster = Cluster(
+    cluster = ClusterConfig(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )
     check_types("options", cluster)
@@ -141,12 +141,12 @@ class Examiner:
     def _examine_slice(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, without advice."""
         try:
-            shares = self.lowering.count_shares(target)
-            share = Share(self.global_batch_size, shares, self.microbatches).examples
-            self.options.validate(shares)
+            shards = self.lowering.count_data_shards(target)
+            shard = PerReplicaBatch(self.global_batch_size, shards, self.microbatches).examples
+            self.options.validate(shards)
         except UserError as error:
             return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
-        per_core = share * self.microbatches
+        per_core = shard * self.microbatches
         # Only slices of as many devices share a step: a batch is cut by the devices, and the shapes
         # of its shares are part of the traced graph.
         step = self.caller.run(lambda: self._shared_step(target.replicas, per_core))
@@ -172,11 +172,11 @@ class Examiner:
         )
         if not compiled.error:
             with self.processes.progress.phase(f"reading {target.name}"):
-                self._fill(report, step, compiled, target, share)
+                self._fill(report, step, compiled, target, shard)
         return report
 
     def _fill(
-        self, report: SliceReport, step: LoweredStep, compiled: Compiled, target: Slice, share: int
+        self, report: SliceReport, step: LoweredStep, compiled: Compiled, target: Slice, shard: int
     ) -> None:
         """Adds to the report of a slice what its compiled program costs."""
         if not compiled.text:
@@ -184,7 +184,7 @@ class Examiner:
             return
         cost = price(step, compiled, target)
         fill(report, cost, target, self.options, self.global_batch_size)
-        report.lints = [str(item) for item in advise.lint(step, cost, share)]
+        report.lints = [str(item) for item in advise.lint(step, cost, shard)]
         report.plots = plots_of(step, compiled, cost, target)
 
     def _cut_more(self, target: Slice) -> SliceReport | None:
@@ -241,7 +241,7 @@ class Examiner:
         train = dataclasses.replace(
             self.options.train, gradient_accumulation_steps=microbatches or self.microbatches
         )
-        share_spec = with_examples(self.batch_spec, per_core)
+        shard_spec = with_examples(self.batch_spec, per_core)
         make = model_fn or self.model_fn
         objectives = self.options.objectives
         with self.processes.progress.phase("building the model") as phase:
@@ -253,7 +253,7 @@ class Examiner:
                 return model
 
             return self.lowering.lower(
-                built, share_spec, devices, self.precision, train, objectives
+                built, shard_spec, devices, self.precision, train, objectives
             )
 
     def compile(self, step: LoweredStep, target: Slice) -> Compiled:

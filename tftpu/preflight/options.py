@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.preflight.compiling.compiler import TIME_LIMIT
 from tftpu.tpu.compiler_options import AUTO
 
@@ -48,7 +48,7 @@ class PreflightOptions:
         verbose: whether to show what the compiler writes to standard error.
     """
 
-    train: TrainOptions = dataclasses.field(default_factory=TrainOptions)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     precision: str = "auto"
     engine: str = "auto"
     mesh: str | None = None

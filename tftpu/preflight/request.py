@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.config import PRECISIONS, TrainOptions
+from tftpu.config import PRECISIONS, TrainConfig
 from tftpu.engines import checks
 from tftpu.errors import UserError, did_you_mean
 from tftpu.preflight.options import PreflightOptions
@@ -85,8 +85,8 @@ def refuse_options(options: PreflightOptions) -> None:
             f"There is no precision {options.precision!r}."
             f"{did_you_mean(str(options.precision), PRECISIONS)}"
         )
-    if not isinstance(options.train, TrainOptions):
-        raise UserError(f"train is {options.train!r}: give tftpu.TrainOptions.")
+    if not isinstance(options.train, TrainConfig):
+        raise UserError(f"train is {options.train!r}: give tftpu.TrainConfig.")
     options.train.validate()
     for name in ("steps", "examples_per_epoch", "batch_unit"):
         value = getattr(options, name)

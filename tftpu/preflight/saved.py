@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
-import types
-import typing
-from typing import Any
+from typing import Any, Union
 
+from tftpu.config import FieldType, read_fields, read_type
 from tftpu.errors import UserError
 from tftpu.preflight.report import Report
 from tftpu.storage import side_files
@@ -44,7 +43,7 @@ def read_report(path: str) -> Report:
             "differently. Run tftpu preflight again for that config."
         )
     try:
-        report: Report = _build_value(Report, record, "the report")
+        report: Report = _build_value(read_type(Report), record, "the report")
         if not report.global_batch_size:
             raise ValueError("the report has no examples.")
         for item in report.slices:
@@ -56,7 +55,7 @@ def read_report(path: str) -> Report:
     return report
 
 
-def _build_value(kind: Any, value: Any, where: str) -> Any:
+def _build_value(kind: FieldType, value: Any, where: str) -> Any:
     """Returns a value of JSON as its declared type; raises ValueError if it has another.
 
     Args:
@@ -64,23 +63,22 @@ def _build_value(kind: Any, value: Any, where: str) -> Any:
         value: from JSON.
         where: its place, for the error.
     """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
+    if kind.container is Union:
         if value is None:
             return None
-        return _build_value(next(a for a in arguments if a is not types.NoneType), value, where)
-    if origin is list and isinstance(value, list):
-        return [_build_value(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return {
-            name: _build_value(arguments[1], item, f"{where}.{name}")
-            for name, item in value.items()
-        }
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _build_instance(kind, value, where)
+        kind = next(part for part in kind.parts if part.declared is not type(None))
+        return _build_value(kind, value, where)
+    if kind.container is list and isinstance(value, list):
+        inner = kind.parts[0]
+        return [_build_value(inner, item, f"{where}[{n}]") for n, item in enumerate(value)]
+    if kind.container is dict and isinstance(value, dict):
+        inner = kind.parts[1]
+        return {name: _build_value(inner, v, f"{where}.{name}") for name, v in value.items()}
+    if kind.is_dataclass and isinstance(value, dict):
+        return _build_instance(kind.declared, value, where)
     # The type of a value of JSON is exact, but for a float, which may be written as an integer.
-    known = (float, int) if kind is float else (kind,)
-    if type(value) not in known or origin is not None:
+    known = (float, int) if kind.declared is float else (kind.declared,)
+    if type(value) not in known or kind.container is not None:
         raise ValueError(f"{where} is {str(value)[:40]!r}.")
     if isinstance(value, int | float) and value and not _SMALLEST < value < _LARGEST:
         raise ValueError(f"{where} is {str(value)[:40]}.")
@@ -88,7 +86,7 @@ def _build_value(kind: Any, value: Any, where: str) -> Any:
 
 
 def _build_instance(kind: Any, value: dict[str, Any], where: str) -> Any:
-    declared = typing.get_type_hints(kind)
+    declared = read_fields(kind)
     names = [field.name for field in dataclasses.fields(kind)]
     for name in {*names} ^ {*value}:
         state = "does not have" if name in names else "has an unknown"

@@ -63,7 +63,7 @@ def check_writing(
 ) -> list[WritingReport]:
     """Compiles the loop in which a language model writes, for TPU slices, without a TPU.
 
-    The loop is that of `tftpu.inference.generate.generate`, near the end of the model's context: a
+    The loop is that of `tftpu.generate`, near the end of the model's context: a
     token costs as much as all others.
 
     Args:

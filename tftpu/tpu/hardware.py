@@ -48,18 +48,18 @@ class Hardware:
         return self.chips * self.generation.usd_hour * seconds / 3600
 
 
-def of_devices(data_shares: int, is_tpu: bool) -> Hardware:
+def of_devices(data_shards: int, is_tpu: bool) -> Hardware:
     """Returns the hardware behind an engine's devices.
 
     Args:
-        data_shares: number of shares that a global batch is cut into, one per device.
+        data_shards: number of shards that a global batch is cut into, one per device.
         is_tpu: whether the devices are TPU cores.
     """
     if not is_tpu:
-        return Hardware(data_shares)
+        return Hardware(data_shards)
     generation = GENERATIONS.get(attached_tpu() or "")
     # The two cores of a v5p chip are one device, hence `cores` and not `counted`.
-    chips = data_shares // generation.cores if generation else data_shares
+    chips = data_shards // generation.cores if generation else data_shards
     return Hardware(chips, generation, is_tpu=True)
 
 

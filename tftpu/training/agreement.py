@@ -12,7 +12,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.tensors import Nest
 
 
-def refuse_other_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
+def check_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
     """Raises `UserError` if a batch has other parts than a compiled model takes.
 
     Args:
@@ -28,9 +28,9 @@ def refuse_other_parts(model: keras.Model, spec: Nest, labels: bool = True) -> N
         )
     if not labels or overrides_compute_loss(model):
         return
-    _refuse_missing_labels(model, spec)
+    _check_named_labels(model, spec)
     given = keras_internals.compiled_parts(model)
-    if given and unlabelled(spec):
+    if given and is_unlabelled(spec):
         raise UserError(
             f"The model was compiled with {' and '.join(given)}, which need labels, and the data "
             "has none: pass x and y, or batches of (x, y). A model that predicts its own input "
@@ -38,7 +38,7 @@ def refuse_other_parts(model: keras.Model, spec: Nest, labels: bool = True) -> N
         )
 
 
-def _refuse_missing_labels(model: keras.Model, spec: Nest) -> None:
+def _check_named_labels(model: keras.Model, spec: Nest) -> None:
     """Raises `UserError` if labels with names lack some that the losses of a model need."""
     y = keras.utils.unpack_x_y_sample_weight(spec)[1]
     losses = getattr(model, "loss", None)
@@ -54,12 +54,12 @@ def _refuse_missing_labels(model: keras.Model, spec: Nest) -> None:
         )
 
 
-def unlabelled(spec: Nest) -> bool:
+def is_unlabelled(spec: Nest) -> bool:
     """Returns whether a batch of a compiled model holds features alone."""
     return keras.utils.unpack_x_y_sample_weight(spec)[1] is None
 
 
-def refuse_unknown_names(model: keras.Model) -> None:
+def check_names(model: keras.Model) -> None:
     """Raises `UserError` for a loss or a metric that Keras has under no such name."""
     known = {"loss": keras.losses, "metric": keras.metrics}
     special = ("accuracy", "acc", "crossentropy", "ce")  # which depend on the labels
@@ -78,7 +78,7 @@ def refuse_unknown_names(model: keras.Model) -> None:
                 ) from error
 
 
-def refuse_other_features(model: keras.Model, spec: Nest) -> None:
+def check_features(model: keras.Model, spec: Nest) -> None:
     """Raises `UserError` if the features do not have the sizes of the model's inputs.
 
     Args:

@@ -39,7 +39,7 @@ class Limit(NamedTuple):
     of_labels: bool = False
 
 
-def limits_of(model: keras.Model, batch: Nest) -> list[Limit]:
+def find_limits(model: keras.Model, batch: Nest) -> list[Limit]:
     """Returns the limits of the labels and ids of a batch that a model's layers tell.
 
     Code of the model's own may replace what it gets, so there are none before that.
@@ -54,7 +54,7 @@ def limits_of(model: keras.Model, batch: Nest) -> list[Limit]:
     return [*_find_label_limits(model, y), *_find_id_limits(model, x)]
 
 
-def refuse_outside(model: keras.Model, batch: Nest) -> None:
+def check_ranges(model: keras.Model, batch: Nest) -> None:
     """Raises `UserError` for labels that are no classes, and ids that are in no vocabulary.
 
     On an accelerator such a number is no error. Labels of a model that masks some are left to the
@@ -64,8 +64,8 @@ def refuse_outside(model: keras.Model, batch: Nest) -> None:
         model: built.
         batch: of arrays, `(x, y, sample_weight)` or fewer.
     """
-    for limit in limits_of(model, batch):
-        if limit.of_labels and any(map(_may_mask, keras_internals.flat_layers(model))):
+    for limit in find_limits(model, batch):
+        if limit.of_labels and any(map(_can_mask, keras_internals.flat_layers(model))):
             continue
         if found := _find_outside(limit, batch):
             raise UserError(f"{found}.")
@@ -81,7 +81,7 @@ def describe_damage(model: keras.Model, batch: Nest) -> str:
         model: built.
         batch: of arrays.
     """
-    outside = (_find_outside(limit, batch) for limit in limits_of(model, batch))
+    outside = (_find_outside(limit, batch) for limit in find_limits(model, batch))
     found = (
         _find_holding("NaN", np.isnan, batch),
         *outside,
@@ -132,7 +132,7 @@ def _is_known(owner: keras.Layer, *methods: str) -> bool:
     return all((method.__module__ or "").startswith(_KNOWN) for method in found)
 
 
-def _may_mask(layer: keras.Layer) -> bool:
+def _can_mask(layer: keras.Layer) -> bool:
     """Returns whether a layer may begin a mask, which leaves elements out of the loss."""
     masks = isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
     return masks or not _is_known(layer, "compute_mask")

@@ -114,15 +114,15 @@ class Callbacks:
         """Sets the history to that of the progress."""
         self.history.history, self.history.epoch = progress.history, progress.epochs
 
-    def batch_begin(self, step: int) -> None:
+    def begin_batch(self, step: int) -> None:
         """Tells the callbacks that a device loop begins after a step."""
         self._list.on_train_batch_begin(step % self._timetable.epoch_steps)
 
-    def batch_end(self, step: int, logs: dict[str, float] | None) -> None:
+    def end_batch(self, step: int, logs: dict[str, float] | None) -> None:
         """Tells the callbacks that a device loop ended with a step."""
         self._list.on_train_batch_end((step - 1) % self._timetable.epoch_steps, logs)
 
-    def epoch_end(self, step: int, over: bool, logs: dict[str, float]) -> None:
+    def end_epoch(self, step: int, over: bool, logs: dict[str, float]) -> None:
         """Tells the callbacks that an epoch ended with a step.
 
         Args:
@@ -132,7 +132,7 @@ class Callbacks:
         """
         self._list.on_epoch_end(self._count_ended_epochs(step, over) - 1, logs)
 
-    def epoch_begin(self, step: int) -> None:
+    def begin_epoch(self, step: int) -> None:
         """Tells the callbacks that an epoch begins after a step."""
         self._list.on_epoch_begin(self._count_epochs(step))
 
@@ -155,7 +155,7 @@ class Callbacks:
         if self._error is not None:
             raise self._error
 
-    def state(self) -> dict[str, dict[str, float]]:
+    def get_state(self) -> dict[str, dict[str, float]]:
         """Returns the numbers that Keras's own callbacks remember, by callback, as JSON."""
         return {
             key: {
@@ -166,9 +166,9 @@ class Callbacks:
             for key, callback in self._list_named()
         }
 
-    def evaluating(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def run_evaluation(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Returns the results of an evaluation, and tells the callbacks before and after."""
-        return _evaluating(self._list, evaluate)
+        return _run_evaluation(self._list, evaluate)
 
     def _list_named(self) -> list[tuple[str, keras.callbacks.Callback]]:
         """Returns the callbacks that remember numbers, with keys that a rerun gives them again."""
@@ -201,7 +201,7 @@ def evaluate_with(
         prints: whether to print them.
     """
     listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
-    results = _evaluating(listed, evaluate)
+    results = _run_evaluation(listed, evaluate)
     if prints:
         print("  ".join(f"{name} {format_number(v)}" for name, v in results.items()), flush=True)
     return results
@@ -232,7 +232,7 @@ def predict_with(
     return outputs
 
 
-def _evaluating(listed: Any, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+def _run_evaluation(listed: Any, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
     listed.on_test_begin()
     listed.on_test_batch_begin(0)
     results = evaluate()

@@ -44,7 +44,7 @@ class EpochBatches:
     def left(self) -> int:
         return self._epoch.steps - 1 - self._position % self._epoch.steps
 
-    def moved(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """Counts batches that a device loop took."""
         self._position += count
 
@@ -87,7 +87,7 @@ class EpochLoop:
                 count = 1
                 sums, waited = self._last.run(batches.batches, 1)
                 results.append(LoopResult(self._sums.weighted(sums, self._weight), waited))
-            batches.moved(count)
+            batches.advance(count)
             steps -= count
         sums = np.sum([result.sums for result in results], axis=0)
         return LoopResult(sums, sum(result.input_wait for result in results))

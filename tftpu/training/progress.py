@@ -48,7 +48,7 @@ class RunProgress:
         """The number of batches that the run has consumed."""
         return self.step + self.skipped_batches
 
-    def continued(self, step: int) -> "RunProgress":
+    def continue_from(self, step: int) -> "RunProgress":
         """Returns the progress for another call of `fit`, whose callbacks begin anew.
 
         Args:
@@ -73,7 +73,7 @@ class RunProgress:
         self.window = sums if self.window is None else self.window + sums
         self.epoch = sums if self.epoch is None else self.epoch + sums
 
-    def opening(self, over: bool, restored: bool, workdir: str | None) -> str:
+    def describe_start(self, over: bool, restored: bool, workdir: str | None) -> str:
         """Returns the message that a run begins with; "" for a new one.
 
         Args:

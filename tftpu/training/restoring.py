@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
+from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.engines.engine import Hosts
 from tftpu.engines.leaf import Leaf
@@ -11,8 +12,8 @@ from tftpu.storage import files
 
 
 def restore(
-    checkpoints: Checkpoints,
-    leaves: Mapping[str, Sequence[Leaf]],
+    checkpoints: Checkpoints | None,
+    base: Base,
     hosts: Hosts,
     step: int | None = None,
     *,
@@ -23,23 +24,30 @@ def restore(
     Several hosts load the newest one that all of them can read what they need of.
 
     Args:
-        checkpoints: of the run.
-        leaves: the variables to load, by group.
+        checkpoints: of the run; None: it has no workdir.
+        base: the weights that they leave out.
         hosts: that train together.
         step: of the checkpoint; None is the newest.
         optimizer: whether to load what only training needs.
 
     Raises:
-        UserError: the checkpoint belongs to another model or is damaged, or this host does not see
-            it.
+        UserError: the checkpoint belongs to another model or other frozen weights, or is damaged,
+            or this host does not see it.
     """
+    if checkpoints is None:
+        return None
+    leaves = base.saved()
     if not optimizer:
         training_only = ("optimizer", "loss_scale")
         leaves = {group: v for group, v in leaves.items() if not group.startswith(training_only)}
     if hosts.count == 1:
-        return checkpoints.restore(leaves, step)
-    with hosts.together():
-        return _restore_agreed(checkpoints, leaves, hosts, step)
+        found = checkpoints.restore(leaves, step)
+    else:
+        with hosts.together():
+            found = _restore_agreed(checkpoints, leaves, hosts, step)
+    if found is not None:
+        base.check(found.state, checkpoints.workdir)
+    return found
 
 
 def _restore_agreed(

@@ -1,48 +1,48 @@
-"""Saving of checkpoints when they are due, and the handling of a save that fails."""
+"""The checkpoints of one call of `fit`, and the handling of a save that fails."""
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from tftpu.checkpoint.store import Best, Checkpoints
+from tftpu.checkpoint.frozen_base import Base
+from tftpu.checkpoint.store import Best, Checkpoints, Restored
 from tftpu.engines.engine import Hosts
-from tftpu.engines.leaf import Leaf
+from tftpu.storage import files, side_files
+from tftpu.training import restoring
 from tftpu.training.timetable import Timetable
 
 logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """The writer of a run's checkpoints, or of this host's part of them.
+    """The checkpoints of one call of `fit`: saves them when they are due, and restores the newest.
 
-    It does nothing on hosts that do not write.
+    A host that does not write them, or a part of them, only restores.
 
     Args:
-        checkpoints: of the workdir; None: this process writes none.
-        leaves: returns the variables to save, by group.
-        timetable: says when a checkpoint is due.
-        state: returns the host's part of the state, as JSON.
+        checkpoints: of the workdir; None: there are none.
+        base: the weights that they leave out.
         hosts: that train together.
+        timetable: says when a checkpoint is due.
 
     Attributes:
+        workdir: of the run; None: it has none.
         saved_step: step of the last save that did not fail, or that was restored; None: none.
     """
 
     def __init__(
-        self,
-        checkpoints: Checkpoints | None,
-        leaves: Callable[[], Mapping[str, Sequence[Leaf]]],
-        timetable: Timetable,
-        state: Callable[[], dict[str, Any]],
-        hosts: Hosts,
+        self, checkpoints: Checkpoints | None, base: Base, hosts: Hosts, timetable: Timetable
     ):
-        self._says = hosts.chief
-        self._checkpoints = checkpoints
-        self._leaves = leaves
+        writes = hosts.chief or hosts.exchange is not None
+        self._readable = checkpoints
+        self._checkpoints = checkpoints if writes else None
+        self._base = base
+        self._hosts = hosts
         self._timetable = timetable
-        self._state = state
         self._saved_at = time.monotonic()
+        self.workdir = checkpoints.workdir if checkpoints is not None else None
+        self._config = _read_config(self.workdir)
         self.saved_step: int | None = None
 
     @property
@@ -50,36 +50,48 @@ class Saver:
         """True if this process writes checkpoints."""
         return self._checkpoints is not None
 
+    def restore_newest(self) -> Restored | None:
+        """Loads the newest checkpoint; returns None if there is none."""
+        restored = restoring.restore(self._readable, self._base, self._hosts)
+        if restored is not None:
+            self.saved_step = restored.step
+        return restored
+
     def reserve(self) -> None:
         """Begins to allocate the copy in host memory, so that the first save does not wait."""
         if self._checkpoints is not None:
-            self._checkpoints.reserve(self._leaves())
+            self._checkpoints.reserve(self._base.saved())
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Returns whether a checkpoint is due after a step."""
         if self._checkpoints is None:
             return False
-        return self._timetable.checkpoint_due(step, time.monotonic() - self._saved_at)
+        return self._timetable.is_checkpoint_due(step, time.monotonic() - self._saved_at)
 
     def save(
-        self, step: int, best: Best | None = None, first: Callable[[], None] = lambda: None
+        self, step: int, state: dict[str, Any], best: Best | None, first: Callable[[], None]
     ) -> None:
         """Starts to save a checkpoint of a step.
 
         Args:
             step: steps done.
+            state: the host's part of the state, as JSON.
             best: its metric, if it is the best so far.
             first: called by the thread that writes, before the checkpoint becomes valid.
         """
         if self._checkpoints is None:
             return
-        if self.saved_step != step:
-            self._checkpoints.save(step, self._leaves(), self._state(), best, first)
-            self.saved_step, self._saved_at = step, time.monotonic()
-        elif best is not None:  # a run that was asked to stop saved it before evaluating
-            self._checkpoints.mark_best(step, best)
+        own = {"config": self._config}
+        own |= {"base": self._base.digest} if self._base.digest else {}
+        self._checkpoints.save(step, self._base.saved(), own | state, best, first)
+        self.saved_step, self._saved_at = step, time.monotonic()
 
-    def settle(self) -> int | None:
+    def mark_best(self, best: Best) -> None:
+        """Marks the last checkpoint, which was saved before it was evaluated, as the best."""
+        if self._checkpoints is not None and self.saved_step is not None:
+            self._checkpoints.mark_best(self.saved_step, best)
+
+    def wait_for_saves(self) -> int | None:
         """Waits until nothing is being saved; returns the step of the newest checkpoint."""
         if self._checkpoints is None:
             return None
@@ -87,11 +99,11 @@ class Saver:
         self.warn_of_failure()
         return saved[-1] if saved else None
 
-    def newest(self) -> int | None:
+    def find_newest(self) -> int | None:
         """Returns the step of the newest checkpoint that this process knows of."""
         return self._checkpoints.newest if self._checkpoints is not None else None
 
-    def newest_up_to(self, step: int) -> int | None:
+    def find_newest_up_to(self, step: int) -> int | None:
         """Returns the step of the newest checkpoint that is not after a step."""
         steps = self._checkpoints.steps() if self._checkpoints is not None else []
         return max((saved for saved in steps if saved <= step), default=None)
@@ -101,10 +113,15 @@ class Saver:
         failure = self._checkpoints.take_failure() if self._checkpoints is not None else None
         if failure is not None:
             self.saved_step = None if self.saved_step == failure.step else self.saved_step
-            if not self._says:
+            if not self._hosts.chief:
                 return
             logger.warning(
                 "The checkpoint of step %s could not be saved (%s). Training continues, and saves "
                 "again when the next one is due.",
                 *failure,
             )
+
+
+def _read_config(workdir: str | None) -> dict[str, Any] | None:
+    """Returns the experiment of a workdir as JSON; None if it has none."""
+    return side_files.read(files.join(workdir, "config.json")) if workdir else None

@@ -12,18 +12,21 @@ import numpy as np
 
 from tftpu.checkpoint.store import Best
 from tftpu.config.keras_names import smaller_is_better
-from tftpu.engines.engine import TrainLoop
+from tftpu.engines.engine import Dataset, TrainLoop
 from tftpu.errors import DivergedError, HostLost, Preempted, UserError, did_you_mean
+from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
+from tftpu.runtime.goodput import Account
 from tftpu.runtime.preemption import PreemptionNotice
+from tftpu.runtime.watchdog import Watchdog
 from tftpu.training.callbacks import Callbacks
-from tftpu.training.context import RunContext
 from tftpu.training.epoch_loop import Feed
+from tftpu.training.programs import Programs
 from tftpu.training.progress import RunProgress
 from tftpu.training.reporter import Reporter
 from tftpu.training.saver import Saver
-from tftpu.training.timetable import Timetable, refuse_late_profile
+from tftpu.training.timetable import Timetable, check_profile
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +37,18 @@ class Session:
     """One call of `fit`, from the newest checkpoint to the last step.
 
     Args:
-        context: the trainer's parts.
+        programs: of the model.
         loop: trains on the devices.
         timetable: the steps at which something is due.
         feed: of the batches.
         validation_data: evaluated when an epoch ends; None: nothing is.
         callbacks: of Keras.
-        reporter: returns a reporter of a run that begins at a step.
+        saver: of checkpoints.
+        account: of the run's time.
+        profiler: takes traces.
+        watchdog: ends a run that hangs.
+        before: the progress after the last call of `fit`.
+        build_reporter: returns the reporter of a run that begins at a step.
 
     Attributes:
         progress: of the run.
@@ -51,39 +59,46 @@ class Session:
 
     def __init__(
         self,
-        context: RunContext,
+        programs: Programs,
         loop: TrainLoop,
         timetable: Timetable,
         feed: Feed,
-        validation_data: Any,
+        validation_data: Dataset,
         callbacks: Callbacks,
-        reporter: Callable[[int], Reporter],
+        saver: Saver,
+        account: Account,
+        profiler: Profiler,
+        watchdog: Watchdog,
+        before: RunProgress,
+        build_reporter: Callable[[int], Reporter],
     ):
-        self._context = context
-        self._executor = context.executor
-        self._options = context.options
-        self._clock = context.account.clock
+        self._programs = programs
+        self._executor = programs.executor
+        self._engine = programs.engine
+        self._hosts = programs.engine.hosts
+        self._options = programs.options
         self._loop = loop
         self._timetable = timetable
         self._feed = feed
         self._validation_data = validation_data
         self._callbacks = callbacks
+        self._saver = saver
+        self._account = account
+        self._clock = account.clock
+        self._profiler = profiler
+        self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
         self._save_due = False  # after the last device loop
-        self._repeats_until = context.account.reached  # steps before were done once already
-        self._refuse_best_metric()
+        self._repeats_until = account.reached  # steps before were done once already
+        self._check_best_metric()
         callbacks.check_monitored(self._executor, validation_data is not None)
-        refuse_late_profile(self._options.profile, timetable.steps)
-        checkpoints = context.checkpoints if context.saves else None
-        hosts = context.engine.hosts
-        context.base.begin(context.model)
-        self._saver = Saver(checkpoints, context.base.saved, timetable, self._state, hosts)
-        self.progress = self._restore_newest() or context.before.continued(self._executor.step)
+        check_profile(self._options.profile, timetable.steps)
+        self.progress = self._restore_newest() or before.continue_from(self._executor.step)
         if self.progress.step < timetable.first_step:
             self._executor.begin_at(timetable.first_step)
             self.progress.step = timetable.first_step
         self.progress.extend(timetable.steps)
-        self._reporter = reporter(self.progress.step)
+        self._reporter = build_reporter(self.progress.step)
 
     @property
     def _step(self) -> int:
@@ -103,15 +118,15 @@ class Session:
             Preempted: the run was asked to stop, after a checkpoint was saved.
             HostLost: another host of the run failed.
         """
-        context, ended = self._context, goodput.FAILED
+        ended = goodput.FAILED
         try:
             self._begin()
             batches = self._feed.open(self.progress.position)
             with (
-                context.engine.hosts.together(),
-                PreemptionNotice(self._options.grace_seconds, self._saver.newest) as notice,
-                context.watchdog,
-                context.profiler.listening(),
+                self._hosts.together(),
+                PreemptionNotice(self._options.grace_seconds, self._saver.find_newest) as notice,
+                self._watchdog,
+                self._profiler.listening(),
             ):
                 self._evaluate()  # a run that was asked to stop may have left it undone
                 while not self.over:
@@ -129,13 +144,13 @@ class Session:
                         self._log()  # a callback may just have ended the run
                     self._save(now=asked)
                     if asked and (self._evaluation_due or not self.over):
-                        saved = context.engine.hosts.from_chief(self._settle())
+                        saved = self._hosts.from_chief(self._wait_for_saves())
                         raise Preempted(notice.requested or "another host", self._step, saved)
                 self._finish_saving()
             ended = goodput.FINISHED
         except BaseException as error:
             ended = _choose_final_state(error)
-            if context.engine.lost_host(error):
+            if self._engine.lost_host(error):
                 raise self._explain_lost_host(error) from error
             raise
         finally:
@@ -144,10 +159,10 @@ class Session:
 
     def _advance(self, batches: Any, notice: PreemptionNotice) -> tuple[np.ndarray, int]:
         """Runs steps on the devices up to the next stop; returns their sums and their number."""
-        profiler, first = self._context.profiler, not self._loop.compiled(batches)
-        stop = self._timetable.next_stop(self._step, profiler.boundaries(self._step))
-        self._feed.begin_epoch(self._timetable.left_of_epoch(self._step))
-        self._callbacks.batch_begin(self._step)
+        profiler, first = self._profiler, not self._loop.compiled(batches)
+        stop = self._timetable.find_next_stop(self._step, profiler.boundaries(self._step))
+        self._feed.begin_epoch(self._timetable.count_left_of_epoch(self._step))
+        self._callbacks.begin_batch(self._step)
         count, start = stop - self._step, time.monotonic()
         part = "compiling" if first else "profiling" if profiler.running else self._part
         with self._clock.spend(part), profiler.marker(self._step):
@@ -159,7 +174,7 @@ class Session:
         if part in ("step", "restart"):
             self._clock.count(count * self._reporter.global_batch_size, seconds)
             profiler.observe(seconds / count)
-        self._context.watchdog.beat(stop)
+        self._watchdog.beat(stop)
         if not first:
             notice.measured(count, seconds)
         return result.sums, count
@@ -171,25 +186,29 @@ class Session:
 
     def _count(self, sums: np.ndarray, steps: int) -> None:
         """Adds the sums of a device loop to the run's, and tells the user and the callbacks."""
-        account, before = self._context.account, self._step
+        account, before = self._account, self._step
         self.progress.add(sums, steps)
         account.repeated_steps += max(0, min(self._step, self._repeats_until) - before)
         account.reached = max(self._step, account.reached)
         self._clock.turn_to(self._part)  # the host's work between two loops
         self._last_finite = sums
         with self._clock.spend("profiling"):
-            self._context.profiler.at(self._step)
+            self._profiler.at(self._step)
         self._reporter.advance(self._step, self._executor.train_sums.loss(sums))
         logs = self._executor.train_sums.read(sums) if self._callbacks.read_batch_logs else None
-        self._callbacks.batch_end(self._step, logs)
+        self._callbacks.end_batch(self._step, logs)
 
     def _is_any_asking(self, notice: PreemptionNotice) -> bool:
         """Returns whether any host was asked to stop; `stop_training` on one ends it on all.
 
         They also agree whether a checkpoint is due, which each host's own clock may say.
         """
-        flags = notice.requested is not None, self._callbacks.stopped, self._saver.due(self._step)
-        asked, self._callbacks.stopped, self._save_due = self._context.engine.hosts.any(*flags)
+        flags = (
+            notice.requested is not None,
+            self._callbacks.stopped,
+            self._saver.is_due(self._step),
+        )
+        asked, self._callbacks.stopped, self._save_due = self._hosts.any(*flags)
         return asked
 
     # Tasks between loops
@@ -197,7 +216,7 @@ class Session:
     def _log(self) -> None:
         """Writes the means since the last line, if one is due."""
         window = self.progress.window
-        if window is None or not (self._timetable.log_due(self._step) or self.over):
+        if window is None or not (self._timetable.is_log_due(self._step) or self.over):
             return
         scalars = self._executor.train_sums.read(window)
         scalars["learning_rate"] = self._executor.learning_rate
@@ -211,7 +230,7 @@ class Session:
     @property
     def _evaluation_due(self) -> bool:
         """True if an epoch is over and its sums are not used yet."""
-        over = self._timetable.evaluation_due(self._step) or self.over
+        over = self._timetable.is_evaluation_due(self._step) or self.over
         return over and self.progress.epoch is not None
 
     def _evaluate(self) -> None:
@@ -219,27 +238,29 @@ class Session:
         sums = self.progress.epoch
         if sums is None or not self._evaluation_due:
             return
-        if self._timetable.evaluation_due(self._step) or self._step >= self._timetable.steps:
+        if self._timetable.is_evaluation_due(self._step) or self._step >= self._timetable.steps:
             self._feed.end_epoch()
         logs = self._executor.train_sums.read(sums)
         results: dict[str, float] = {}
         if self._validation_data is not None:
             with self._reporter.doing("evaluating", "evaluation"):
-                results = self._callbacks.evaluating(
-                    lambda: self._context.evaluate(self._validation_data)
+                results = self._callbacks.run_evaluation(
+                    lambda: self._programs.evaluate(
+                        self._validation_data, self._clock, self._watchdog
+                    )
                 )
-                self._reporter.evaluated(self._step, results, self._validation_data)
+                self._reporter.log_evaluation(self._step, results, self._validation_data)
             logs.update({f"val_{name}": value for name, value in results.items()})
         logs["learning_rate"] = self._executor.learning_rate
         self.progress.epoch = None
-        self._callbacks.epoch_end(self._step, self.over, logs)
-        self.progress.callbacks = self._callbacks.state()
+        self._callbacks.end_epoch(self._step, self.over, logs)
+        self.progress.callbacks = self._callbacks.get_state()
         if self.over:
             self._callbacks.finish()
         if results:
             self._mark_best(results)
         if not self.over:
-            self._callbacks.epoch_begin(self._step)
+            self._callbacks.begin_epoch(self._step)
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
@@ -262,19 +283,20 @@ class Session:
             return
         if self.over and not self._evaluation_due:
             self._callbacks.finish()
-        if self._saver.saved_step == self._step:
-            self._saver.save(self._step, best)
+        if self._saver.saved_step == self._step:  # a run that was asked to stop saves first
+            if best is not None:
+                self._saver.mark_best(best)
             return
         with self._reporter.doing("saving", "checkpoint_wait"):
-            self._saver.save(self._step, best, self._reporter.flush)
-        self._reporter.saved()
+            self._saver.save(self._step, self._build_state(), best, self._reporter.flush)
+        self._reporter.write_account()  # a run killed now loses nothing
 
-    def _settle(self) -> int | None:
+    def _wait_for_saves(self) -> int | None:
         """Waits until nothing is being saved; returns the step of the newest checkpoint."""
         if not self._saver.writes:
             return None
         with self._reporter.doing("saving", "checkpoint_wait"):
-            return self._saver.settle()
+            return self._saver.wait_for_saves()
 
     def _roll_back(self, steps: int) -> None:
         """Returns to the last checkpoint after a loss that was not finite, or ends the run.
@@ -285,14 +307,14 @@ class Session:
         Raises:
             DivergedError: rollbacks are disabled or used up, or there is no checkpoint.
         """
-        options, hosts = self._options, self._context.engine.hosts
+        options = self._options
         last = self._step + steps
         where = f"The loss is no longer finite between step {self._step + 1} and step {last}"
         if self._last_finite is not None:
             finite = self._executor.train_sums.read(self._last_finite)
             seen = ", ".join(f"{k} {format_number(v)}" for k, v in finite.items())
             where += f" (last finite: {seen})"
-        kept = hosts.from_chief(self._saver.newest_up_to(self._step))
+        kept = self._hosts.from_chief(self._saver.find_newest_up_to(self._step))
         if options.on_nan != "rollback" or kept is None:
             good = f" The checkpoint of step {kept} is kept." if kept is not None else ""
             raise DivergedError(f"{where}. {self._find_cause(steps)}{good}")
@@ -310,7 +332,7 @@ class Session:
 
     def _find_cause(self, steps: int) -> str:
         """Returns why the loss may not be finite after a device loop of this many steps."""
-        found = self._feed.describe_damage(self._context.model, self.progress.position, steps)
+        found = self._feed.describe_damage(self._programs.model, self.progress.position, steps)
         return found or _LESS
 
     # Start and end
@@ -318,26 +340,25 @@ class Session:
     def _begin(self) -> None:
         """Tells the user and the callbacks that training begins."""
         self._reporter.begin()
-        saved, workdir = self._saver.saved_step, self._context.workdir
-        opening = self.progress.opening(self.over, saved is not None, workdir)
-        if opening:
-            self._reporter.say(opening, always=self.over)
+        restored = self._saver.saved_step is not None
+        message = self.progress.describe_start(self.over, restored, self._saver.workdir)
+        if message:
+            self._reporter.write_message(message, always=self.over)
         if not self.over:
             self._saver.reserve()
         self._callbacks.begin(self.progress, self.over)
         if not self.over:
-            self._context.profiler.at(self._step)
+            self._profiler.at(self._step)
 
     def _finish_saving(self) -> None:
         """Waits for the last checkpoint. Raises `UserError` if it could not be saved."""
-        hosts = self._context.engine.hosts
-        saved = hosts.from_chief(self._settle())
+        saved = self._hosts.from_chief(self._wait_for_saves())
         failed = self._saver.writes and self._saver.saved_step != self._step
-        if hosts.any(failed)[0]:
+        if self._hosts.any(failed)[0]:
             then = f"resumes from step {saved}" if saved is not None else "starts from scratch"
             raise UserError(
                 f"The run has its {self._step} steps, but its last checkpoint could not be saved "
-                f"in {self._context.workdir!r}. Fix that: the same command then {then}."
+                f"in {self._saver.workdir!r}. Fix that: the same command then {then}."
             )
 
     def _end(self, state: str) -> None:
@@ -346,9 +367,9 @@ class Session:
             last_first.callback(self._clock.turn_to, None)
             last_first.callback(self._reporter.end, state)
             last_first.callback(self._callbacks.end)
-            last_first.callback(self._context.profiler.stop)
+            last_first.callback(self._profiler.stop)
             last_first.callback(self._feed.close)
-            self._settle()
+            self._wait_for_saves()
 
     def _explain_lost_host(self, error: BaseException) -> HostLost:
         last_line = str(error).strip().rpartition("\n")[2][:200]
@@ -360,17 +381,15 @@ class Session:
 
     # State
 
-    def _state(self) -> dict[str, Any]:
+    def _build_state(self) -> dict[str, Any]:
         """Returns the host's part of the state, as JSON."""
-        names = self._executor.train_sums.names
-        own = {"config": self._context.config, "seed": self._options.seed}
-        own |= {"base": self._context.base.digest} if self._context.base.digest else {}
+        progress = self.progress.to_json(self._executor.train_sums.names)
         ended = {"ended": self._timetable.steps} if self._callbacks.stopped else {}
-        return own | self.progress.to_json(names) | ended
+        return {"seed": self._options.seed} | progress | ended
 
     def _restore_newest(self) -> RunProgress | None:
         """Loads the newest checkpoint; returns its progress, or None if there is none."""
-        restored = self._context.restore()
+        restored = self._saver.restore_newest()
         if restored is None:
             return None
         if restored.state["seed"] != self._options.seed:
@@ -380,11 +399,10 @@ class Session:
                 restored.state["seed"],
                 self._options.seed,
             )
-        self._saver.saved_step = restored.step
         names = self._executor.train_sums.names
         return RunProgress.from_json(restored.step, restored.state, names)
 
-    def _refuse_best_metric(self) -> None:
+    def _check_best_metric(self) -> None:
         """Raises `UserError` for a metric that no evaluation will have."""
         metric, known = self._options.best_metric, self._executor.eval_sums.result_names
         if metric and self._validation_data is None:

@@ -1,10 +1,12 @@
-"""The steps at which something is due in a run: a log line, an evaluation, a checkpoint."""
+"""The length of a run, and the steps at which a log line, an evaluation or a checkpoint is due."""
 
 import dataclasses
 import math
 
-from tftpu.config import TrainOptions, profile_plan
+from tftpu.config import TrainConfig, profile_plan
+from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
+from tftpu.training.arguments import check_whole_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Timetable:
         last_alone: whether the last step of an epoch is a device loop of its own.
     """
 
-    options: TrainOptions
+    options: TrainConfig
     steps: int
     epoch_steps: int
     first_step: int = 0
@@ -30,7 +32,7 @@ class Timetable:
         """The number of epochs; the last one may be shorter."""
         return math.ceil(self.steps / self.epoch_steps)
 
-    def next_stop(self, step: int, boundaries: tuple[int, ...] = ()) -> int:
+    def find_next_stop(self, step: int, boundaries: tuple[int, ...] = ()) -> int:
         """Returns the step that the next device loop ends at: the first where anything is due.
 
         Args:
@@ -51,19 +53,19 @@ class Timetable:
             stops.append(before_last)
         return min(self.steps, *stops)
 
-    def left_of_epoch(self, step: int) -> int:
+    def count_left_of_epoch(self, step: int) -> int:
         """Returns the number of steps from a step to the end of its epoch."""
         return min(self.steps, (step // self.epoch_steps + 1) * self.epoch_steps) - step
 
-    def log_due(self, step: int) -> bool:
+    def is_log_due(self, step: int) -> bool:
         """Returns whether a line of metrics is due after a step."""
         return step % self.options.log_every == 0
 
-    def evaluation_due(self, step: int) -> bool:
+    def is_evaluation_due(self, step: int) -> bool:
         """Returns whether an epoch ends with a step."""
         return step % self.epoch_steps == 0
 
-    def checkpoint_due(self, step: int, seconds_since: float) -> bool:
+    def is_checkpoint_due(self, step: int, seconds_since: float) -> bool:
         """Returns whether a checkpoint is due after a step.
 
         Args:
@@ -74,7 +76,75 @@ class Timetable:
         return bool(every and step % every == 0) or bool(minutes and seconds_since >= 60 * minutes)
 
 
-def refuse_late_profile(profile: str, steps: int) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Length:
+    """The length of a run, as the caller wrote it.
+
+    Attributes:
+        epochs: index of the epoch that the run ends before; None: `steps` governs, or there is
+            one.
+        steps: total length of the run; None: `epochs` governs.
+        steps_per_epoch: None: an epoch is one pass over the data.
+        initial_epoch: index of the epoch that the run begins with.
+        eval_every: steps between two evaluations, with `steps`.
+
+    Raises:
+        UserError: arguments that contradict each other, or are not whole numbers in their range.
+    """
+
+    epochs: int | None
+    steps: int | None
+    steps_per_epoch: int | None
+    initial_epoch: int
+    eval_every: int | None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            *(("epochs", 1), ("steps", 1), ("steps_per_epoch", 1)),
+            *(("initial_epoch", 0), ("eval_every", 1)),
+        ):
+            check_whole_number(name, getattr(self, name), least)
+        if self.steps is None:
+            if self.eval_every is not None:
+                raise UserError(
+                    "eval_every goes with steps=: with epochs= an evaluation follows each epoch. "
+                    "steps_per_epoch= sets its length."
+                )
+            return
+        if self.epochs is not None:
+            raise UserError(
+                f"epochs={self.epochs} and steps={self.steps} both say how long the run is: pass "
+                "one of them."
+            )
+        if self.steps_per_epoch is not None:
+            raise UserError(
+                "steps_per_epoch goes with epochs=. With steps=, the total length of the run, "
+                "eval_every= says how many steps lie between two evaluations."
+            )
+        if self.initial_epoch:
+            raise UserError("initial_epoch goes with epochs=; with steps= leave it out.")
+
+    @property
+    def whole_epochs(self) -> bool:
+        """True if an epoch is one pass over the data."""
+        return self.steps is None and self.steps_per_epoch is None
+
+    def build_timetable(self, options: TrainConfig, epoch: Epoch | None) -> Timetable:
+        """Returns the timetable of the run.
+
+        Args:
+            options: of training.
+            epoch: of the data, where `whole_epochs`.
+        """
+        if self.steps is not None:
+            return Timetable(options, self.steps, self.eval_every or self.steps)
+        each = epoch.steps if epoch is not None else self.steps_per_epoch or 1
+        first = self.initial_epoch * each
+        alone = epoch is not None and epoch.last is not None
+        return Timetable(options, (self.epochs or 1) * each, each, first, alone)
+
+
+def check_profile(profile: str, steps: int) -> None:
     """Raises `UserError` if the steps to profile begin after the last step of a run."""
     for first, last in profile_plan(profile).windows:
         if first >= steps:

@@ -1,6 +1,7 @@
 """`Trainer`: fits, evaluates and predicts with a compiled Keras model on an engine."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,9 +9,9 @@ import keras
 
 from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.data.py_dataset import one_pass
-from tftpu.engines.engine import Dataset, Engine, Executor, Nest, TrainLoop
+from tftpu.engines.engine import Dataset, Engine, Executor, Nest
 from tftpu.engines.objectives.objective import LossFunction, Objective, objectives_of
 from tftpu.engines.selection import engine_of
 from tftpu.errors import UserError
@@ -21,16 +22,16 @@ from tftpu.observe.writers import Writer
 from tftpu.runtime import goodput
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import locks
-from tftpu.training import arguments, restoring
-from tftpu.training.arguments import CallbackArgument, Length
+from tftpu.training import arguments, data_arguments, restoring
+from tftpu.training.arguments import CallbackArgument, check_keras_arguments
 from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
-from tftpu.training.context import RunContext, config_of
 from tftpu.training.epoch_loop import Feed
 from tftpu.training.programs import Programs
 from tftpu.training.progress import RunProgress
-from tftpu.training.reporter import HyperParameter, Reporter, RunOutput, summary_of
+from tftpu.training.reporter import HyperParameter, Reporter
+from tftpu.training.saver import Saver
 from tftpu.training.session import Session
-from tftpu.training.signatures import keras_arguments
+from tftpu.training.timetable import Length
 
 
 class Trainer:
@@ -72,27 +73,33 @@ class Trainer:
     with engine.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    trainer = tftpu.Trainer(model, "runs/mine", tftpu.TrainOptions(global_clipnorm=1.0))
+    trainer = tftpu.Trainer(model, "runs/mine", tftpu.TrainConfig(global_clipnorm=1.0))
     history = trainer.fit(x, y, epochs=5, batch_size=100, validation_split=0.1)
     ```
     """
 
     def __init__(
         self,
-        model: keras.Model, workdir: str | None = None, options: TrainOptions | None = None, *,
-        loss_fn: LossFunction | None = None, objectives: Sequence[Objective] = (),
-        engine: Engine | None = None, writers: Sequence[Writer] = (),
+        model: keras.Model,
+        workdir: str | None = None,
+        options: TrainConfig | None = None,
+        *,
+        loss_fn: LossFunction | None = None,
+        objectives: Sequence[Objective] = (),
+        engine: Engine | None = None,
+        writers: Sequence[Writer] = (),
         hyperparameters: Mapping[str, HyperParameter] | None = None,
-        sample: Callable[["Trainer"], str] | None = None, base: Collection[str] = (),
-    ):  # fmt: skip
-        self.options = arguments.options_of(options)
+        sample: Callable[["Trainer"], str] | None = None,
+        base: Collection[str] = (),
+    ):
+        self.options = arguments.validate_options(options)
         self.engine: Engine = engine_of(model) if engine is None else engine
         objectives = objectives_of(model, loss_fn, objectives)
         self.engine.refuse(model, objectives)
         if (writers or self.options.writers) and workdir is None:
             raise UserError("writers need a workdir, which identifies their run.")
         self.model = model
-        self.workdir = arguments.workdir_of(workdir)
+        self.workdir = arguments.validate_workdir(workdir)
         self.hosts = self.engine.hosts
         self._writes_to = self.workdir if self.hosts.chief else None
         self._writers = tuple(writers)
@@ -105,9 +112,6 @@ class Trainer:
         self.checkpoints = Checkpoints(self.workdir, *kept) if self.workdir else None
         self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
         self._programs = Programs(self.engine, self.model, self.options, objectives)
-        # A loss function's batch and the model's outputs may be anything.
-        self._shows_images = self.hosts.count == 1 and workdir is not None and not objectives
-        self._trains_function = bool(objectives)
         self._progress = RunProgress()
 
     @property
@@ -124,17 +128,28 @@ class Trainer:
         """The number of training steps done; 0 before `fit`."""
         return self._programs.step
 
-    @keras_arguments
+    @check_keras_arguments
     def fit(
         self,
-        x: Any = None, y: Nest = None, batch_size: int | None = None, epochs: int | None = None,
-        verbose: str | int = "auto", callbacks: CallbackArgument = None,
-        validation_split: float = 0.0, validation_data: Any = None, shuffle: bool = True,
-        class_weight: dict[int, float] | None = None, sample_weight: Nest = None,
-        initial_epoch: int = 0, steps_per_epoch: int | None = None,
-        validation_steps: int | None = None, validation_batch_size: int | None = None, *,
-        steps: int | None = None, eval_every: int | None = None,
-    ) -> keras.callbacks.History:  # fmt: skip
+        x: Any = None,
+        y: Nest = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        verbose: str | int = "auto",
+        callbacks: CallbackArgument = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight: Nest = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        *,
+        steps: int | None = None,
+        eval_every: int | None = None,
+    ) -> keras.callbacks.History:
         """Trains, evaluating and saving on the way; the arguments are those of Keras's `fit`.
 
         Either `epochs` or `steps` says how long the run is. Both count from the beginning of the
@@ -177,24 +192,47 @@ class Trainer:
             Preempted: the run was asked to stop, after a checkpoint was saved.
             HostLost: another host of the run failed.
         """
-        arguments.refuse_misplaced(y, sample_weight, class_weight, self._trains_function)
+        arguments.check_labels_and_weights(
+            y, sample_weight, class_weight, bool(self._programs.objectives)
+        )
+        arguments.check_length(self.options, epochs, steps)
         length = Length(
-            epochs=epochs, steps=steps, steps_per_epoch=steps_per_epoch,
-            initial_epoch=initial_epoch, eval_every=eval_every,
-        )  # fmt: skip
-        verbose, listed = arguments.verbosity(verbose), arguments.callback_list(callbacks)
-        dataset, validation_data = arguments.data_of_fit(
-            (x, y, sample_weight), batch_size, steps_per_epoch, shuffle, self.options.seed,
-            validation_data, validation_split, validation_steps, validation_batch_size,
-        )  # fmt: skip
+            epochs=epochs,
+            steps=steps,
+            steps_per_epoch=steps_per_epoch,
+            initial_epoch=initial_epoch,
+            eval_every=eval_every,
+        )
+        verbose, listed = arguments.parse_verbosity(verbose), arguments.list_callbacks(callbacks)
+        arrays = (x, y, sample_weight)
+        if validation_split and validation_data is None:
+            arrays, validation_data = data_arguments.split_arrays(*arrays, validation_split)
+        dataset = data_arguments.prepare_training_data(
+            *arrays,
+            batch_size=batch_size,
+            steps_per_epoch=steps_per_epoch,
+            shuffle=shuffle,
+            seed=self.options.seed,
+        )
+        validation_data = data_arguments.prepare_validation_data(
+            validation_data,
+            batch_size=validation_batch_size or batch_size,
+            steps=validation_steps,
+        )
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
-    @keras_arguments
+    @check_keras_arguments
     def evaluate(
-        self, x: Any = None, y: Nest = None, batch_size: int | None = None,
-        verbose: str | int = 0, sample_weight: Nest = None, steps: int | None = None,
-        callbacks: CallbackArgument = None, return_dict: bool = True,
-    ) -> dict[str, float]:  # fmt: skip
+        self,
+        x: Any = None,
+        y: Nest = None,
+        batch_size: int | None = None,
+        verbose: str | int = 0,
+        sample_weight: Nest = None,
+        steps: int | None = None,
+        callbacks: CallbackArgument = None,
+        return_dict: bool = True,
+    ) -> dict[str, float]:
         """Returns the loss and the metrics over a data set, counting every example once.
 
         Args:
@@ -211,21 +249,29 @@ class Trainer:
         Raises:
             UserError: the data cannot be used.
         """
-        arguments.refuse_list(return_dict)
-        dataset = arguments.evaluation_data(
+        arguments.check_return_dict(return_dict)
+        dataset = data_arguments.prepare_evaluation_data(
             x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
         )
-        self._programs.executor_for_evaluation(dataset)
-        listed = arguments.callback_list(callbacks)
-        prints = arguments.verbosity(verbose) > 0 and self.hosts.chief
-        with self.hosts.together():
-            return evaluate_with(listed, self.model, lambda: self._evaluate(dataset), prints)
+        self._programs.prepare_for_evaluation(dataset)
 
-    @keras_arguments
+        def evaluate() -> dict[str, float]:
+            return self._programs.evaluate(dataset, self.account.clock, self._watchdog)
+
+        listed = arguments.list_callbacks(callbacks)
+        prints = arguments.parse_verbosity(verbose) > 0 and self.hosts.chief
+        with self.hosts.together():
+            return evaluate_with(listed, self.model, evaluate, prints)
+
+    @check_keras_arguments
     def predict(
-        self, x: Any, batch_size: int | None = None, verbose: str | int = 0,
-        steps: int | None = None, callbacks: CallbackArgument = None,
-    ) -> Nest:  # fmt: skip
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: str | int = 0,
+        steps: int | None = None,
+        callbacks: CallbackArgument = None,
+    ) -> Nest:
         """Returns the model's outputs for a data set, in its order.
 
         Args:
@@ -241,9 +287,11 @@ class Trainer:
         Raises:
             UserError: the data cannot be used, or the engine predicts on one host only.
         """
-        dataset = arguments.evaluation_data(x, batch_size=batch_size, steps=steps, name="predict")
-        executor = self._programs.executor_for_prediction(dataset)
-        listed, prints = arguments.callback_list(callbacks), arguments.verbosity(verbose) > 0
+        dataset = data_arguments.prepare_evaluation_data(
+            x, batch_size=batch_size, steps=steps, name="predict"
+        )
+        executor = self._programs.prepare_for_prediction(dataset)
+        listed, prints = arguments.list_callbacks(callbacks), arguments.parse_verbosity(verbose) > 0
         with self.hosts.together(), one_pass(dataset):
             return predict_with(listed, self.model, lambda: executor.predictions(dataset), prints)
 
@@ -253,8 +301,8 @@ class Trainer:
         Args:
             x, batch_size: as for `predict`, which raises the same errors.
         """
-        dataset = arguments.evaluation_data(x, batch_size=batch_size, name="predict")
-        return self._programs.executor_for_prediction(dataset).predictions(dataset)
+        dataset = data_arguments.prepare_evaluation_data(x, batch_size=batch_size, name="predict")
+        return self._programs.prepare_for_prediction(dataset).predictions(dataset)
 
     def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
@@ -270,7 +318,7 @@ class Trainer:
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
         """
-        return self.executor.predict_replicated(x)
+        return self.executor.predict_batch(x)
 
     def restore(self, step: int | None = None, *, optimizer: bool = True) -> Restored | None:
         """Loads a checkpoint of the workdir; returns None if there is none.
@@ -283,13 +331,9 @@ class Trainer:
             UserError: the checkpoint belongs to another model or is damaged, or nothing was
                 trained or evaluated yet.
         """
-        if self.checkpoints is None:
-            return None
-        saved = self._base.saved()
-        found = restoring.restore(self.checkpoints, saved, self.hosts, step, optimizer=optimizer)
-        if found is not None:
-            self._base.check(found.state, self.workdir)
-        return found
+        return restoring.restore(
+            self.checkpoints, self._base, self.hosts, step, optimizer=optimizer
+        )
 
     def restore_for_evaluation(self, x: Any) -> Restored | None:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.
@@ -298,8 +342,8 @@ class Trainer:
             x: as for `predict`, arrays or a data set; a model that is not built yet is built for
                 it.
         """
-        dataset = arguments.evaluation_data(x, name="restore_for_evaluation")
-        self._programs.executor_for_prediction(dataset)
+        dataset = data_arguments.prepare_evaluation_data(x, name="restore_for_evaluation")
+        self._programs.prepare_for_prediction(dataset)
         best = self.checkpoints.best() if self.checkpoints else None
         return self.restore(best, optimizer=False)
 
@@ -323,77 +367,55 @@ class Trainer:
     # One call of `fit`
 
     def _run(
-        self, dataset: Dataset, length: Length, class_weight: dict[int, float] | None,
-        validation_data: Dataset, callbacks: list[keras.callbacks.Callback], verbose: int,
-    ) -> keras.callbacks.History:  # fmt: skip
+        self,
+        dataset: Dataset,
+        length: Length,
+        class_weight: dict[int, float] | None,
+        validation_data: Dataset,
+        callbacks: list[keras.callbacks.Callback],
+        verbose: int,
+    ) -> keras.callbacks.History:
         quantizing.refuse_quantized(self.model)
         with locks.locked(self._writes_to) if self._writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
-            timetable = length.timetable(self.options, epoch)
+            timetable = length.build_timetable(self.options, epoch)
             with self.hosts.together():
-                loop, spec = self._programs.training(dataset, class_weight, epoch)
+                loop, spec = self._programs.prepare_training(dataset, class_weight, epoch)
                 if validation_data is not None:  # mistakes are found before training
-                    self._programs.executor_for_evaluation(validation_data)
-            output = self._build_output(loop, spec, verbose)
-            feed = Feed(self.engine, dataset, class_weight, epoch)
-            listed = Callbacks(callbacks, self.model, timetable)
+                    self._programs.prepare_for_evaluation(validation_data)
+            writers = ()
+            if self._writes_to is not None:
+                writers = (*self._writers, *background.services(self.options, self._writes_to))
+            share = keras.tree.flatten(spec)[0].shape[0]
+            self._base.begin(self.model)
             session = Session(
-                self._build_context(), loop, timetable, feed, validation_data, listed,
-                lambda start: Reporter(output, timetable.steps, start),
-            )  # fmt: skip
+                self._programs,
+                loop,
+                timetable,
+                Feed(self.engine, dataset, class_weight, epoch),
+                validation_data,
+                Callbacks(callbacks, self.model, timetable),
+                Saver(self.checkpoints, self._base, self.hosts, timetable),
+                self.account,
+                self._profiler,
+                self._watchdog,
+                self._progress,
+                lambda start: Reporter(
+                    self._programs,
+                    self.account,
+                    loop,
+                    share * self.engine.data_shards,
+                    timetable.steps,
+                    start,
+                    workdir=self._writes_to,
+                    writers=writers,
+                    hyperparameters=self._hyperparameters,
+                    sample=functools.partial(self._sample, self) if self._sample else None,
+                    verbose=verbose,
+                ),
+            )
             try:
                 return session.run()
             finally:
                 self._progress = session.progress
-
-    def _evaluate(self, dataset: Dataset) -> dict[str, float]:
-        """Returns the results of an evaluation of a finite data set, which was checked."""
-        executor = self.executor
-        compiled, clock = executor.evaluation_compiled, self.account.clock
-        paused = contextlib.nullcontext() if compiled else self._watchdog.paused()
-        with paused, one_pass(dataset, evaluates=True):
-            sums = executor.evaluate(dataset, lambda: clock.spend("compiling"))
-        return executor.eval_sums.read(sums)
-
-    def _build_context(self) -> RunContext:
-        return RunContext(
-            model=self.model,
-            engine=self.engine,
-            executor=self.executor,
-            options=self.options,
-            workdir=self.workdir,
-            saves=self.hosts.chief or self.hosts.exchange is not None,
-            checkpoints=self.checkpoints,
-            base=self._base,
-            account=self.account,
-            profiler=self._profiler,
-            watchdog=self._watchdog,
-            evaluate=self._evaluate,
-            restore=self.restore,
-            config=config_of(self.workdir),
-            before=self._progress,
-        )
-
-    def _build_output(self, loop: TrainLoop, spec: Nest, verbose: int) -> RunOutput:
-        share, sample = keras.tree.flatten(spec)[0].shape[0], self._sample
-        workdir = self._writes_to
-        named = () if workdir is None else background.services(self.options, workdir)
-        return RunOutput(
-            model_name=self.model.name,
-            summary=lambda: summary_of(self.model),
-            executor=self.executor,
-            account=self.account,
-            hardware=self.engine.hardware,
-            model_flops=lambda: loop.model_flops,
-            global_batch_size=share * self.engine.data_shares,
-            replicas=self.engine.data_shares,
-            hyperparameters=self._hyperparameters,
-            workdir=workdir,
-            writers=(*self._writers, *named) if self.hosts.chief else (),
-            samples=(lambda: sample(self)) if sample is not None else None,
-            images=self._shows_images,
-            verbose=verbose > 0 and self.hosts.chief,
-            live=verbose != 2,
-            chief=self.hosts.chief,
-        )

@@ -6,14 +6,12 @@ import time
 from typing import Any
 
 from tftpu.errors import UserError
+from tftpu.launch.cloud import waiting
 from tftpu.launch.cloud.gke import client
 from tftpu.launch.cloud.gke import pods as gke_pods
-from tftpu.launch.cloud.gke.client import ClusterNamespace, RefusedError
+from tftpu.launch.cloud.gke.client import ClusterNamespace
 from tftpu.launch.cloud.gke.job import JobSet
 from tftpu.launch.cloud.gke.pods import Pod, PodLog
-from tftpu.launch.cloud.google_cloud import ConnectionLost
-
-_SHOWN = 20  # lines of a pod that failed
 
 
 def watch(cluster: ClusterNamespace, name: str, queue_s: float = math.inf) -> None:
@@ -28,21 +26,17 @@ def watch(cluster: ClusterNamespace, name: str, queue_s: float = math.inf) -> No
     Raises:
         UserError: the run failed, or its pods did not start, or the cluster cannot be reached.
     """
-    try:
+    with waiting.watching(describe_running(cluster, name)):
         _JobSetWatcher(cluster, name, queue_s).follow()
-    except KeyboardInterrupt:
-        print(f"\nNo longer watching. {describe_running(cluster, name)}")
-    except (ConnectionLost, RefusedError) as error:
-        raise UserError(f"{error} {describe_running(cluster, name)}") from error
 
 
 def describe_running(cluster: ClusterNamespace, name: str) -> str:
     """Returns what to tell of a JobSet that is not watched any more."""
-    words = [f"tftpu launch gke-attach {name}", f"--namespace={cluster.namespace}"]
-    words += [f"--context={cluster.context}"] if cluster.context else []
+    command = f"tftpu launch gke-attach {name} --namespace={cluster.namespace}"
+    command += f" --context={cluster.context}" if cluster.context else ""
     return (
-        f"The JobSet {name} runs on, and incurs costs; `{' '.join(words)}` follows it again, and "
-        f"`{cluster.format_command('delete', 'jobset', name)}` ends it."
+        f"The JobSet {name} runs on, and incurs costs; `{command}` follows it again, and "
+        f"`{cluster.format_deletion(name)}` ends it."
     )
 
 
@@ -56,17 +50,10 @@ class _JobSetWatcher:
         self._patience_ends = time.monotonic() + queue_s
         self._restarts = 0
         self._logs: list[PodLog] = []  # of the first pod of each attempt
-        self._said = ""
+        self._states = waiting.StateLog()
 
     def follow(self) -> None:
-        while True:
-            jobset = self._cluster.find(self._name)
-            if jobset is None:
-                raise UserError(
-                    f"There is no JobSet {self._name} in the namespace {self._cluster.namespace}: "
-                    "it was deleted, or never was there. Nothing of it runs."
-                )
-            pods = gke_pods.read_pods(self._cluster, self._name)
+        for jobset, pods in waiting.poll(self._look):
             self._print_log(pods)
             self._print_state(jobset, pods)
             if _find_condition(jobset, "Completed"):
@@ -76,7 +63,16 @@ class _JobSetWatcher:
             if failed:
                 raise UserError(self._describe_failure(failed, pods))
             self._end_waiting(jobset, pods)
-            time.sleep(client.POLL_S)
+
+    def _look(self) -> tuple[JobSet, list[Pod]]:
+        """Returns the JobSet and its pods, by their slices' and hosts' numbers."""
+        jobset = self._cluster.find(self._name)
+        if jobset is None:
+            raise UserError(
+                f"There is no JobSet {self._name} in the namespace {self._cluster.namespace}: "
+                "it was deleted, or never was there. Nothing of it runs."
+            )
+        return jobset, gke_pods.read_pods(self._cluster, self._name)
 
     def _print_log(self, pods: list[Pod]) -> None:
         """Prints the new lines of the first pod, also if it is another one than before."""
@@ -101,9 +97,7 @@ class _JobSetWatcher:
             said += f"; {waiting[0].name} waits: {waiting[0].waits_for}"
         if _find_condition(jobset, "Suspended"):
             said += "; suspended"
-        if said != self._said:
-            self._said = said
-            print(f"{time.strftime('%H:%M:%S')}  {said}", flush=True)
+        self._states.print(said)
 
     def _end_waiting(self, jobset: JobSet, pods: list[Pod]) -> None:
         """Deletes the JobSet, and raises `UserError`, if its pods wait for too long."""
@@ -132,8 +126,8 @@ class _JobSetWatcher:
             kept = self._describe_kept_logs()
             return f"The run failed: {said.rstrip('.')}. Nothing runs any more. {kept}"
         if not pod.chief:
-            lines = self._cluster.read_log(pod.name, tail_lines=_SHOWN).splitlines()
-            print(f"The last lines of {pod.name}:", *lines, sep="\n", flush=True)
+            log = self._cluster.read_log(pod.name, tail_lines=waiting.LAST_LINES)
+            waiting.print_last_lines(pod.name, log)
         return (
             f"The run failed: {pod.name} ended with code {pod.code} ({said.rstrip('.')}). Nothing "
             f"runs any more. {self._describe_kept_logs()}"
@@ -141,10 +135,8 @@ class _JobSetWatcher:
 
     def _describe_kept_logs(self) -> str:
         """Returns where the output is, and for how long."""
-        selector = f"jobset.sigs.k8s.io/jobset-name={self._name}"
-        command = self._cluster.format_command(
-            "logs", f"--selector={selector}", "--tail=-1", "--prefix"
-        )
+        selector = f"--selector={client.select_pods(self._name)}"
+        command = self._cluster.format_command("logs", selector, "--tail=-1", "--prefix")
         return f"For a day, this shows what the pods printed: {command}"
 
 

@@ -6,15 +6,10 @@ which `kubectl apply --filename=FILE` takes as well.
 """
 
 import dataclasses
-import re
-import shlex
 from typing import Any
 
-import yaml
-
-from tftpu.errors import UserError
+from tftpu.errors import ExitCode, UserError
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.shipping.shipment import Shipment
 from tftpu.tpu.slices import Slice
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
@@ -31,43 +26,26 @@ _SPOT = "cloud.google.com/gke-spot"
 _DISK = {"ephemeral-storage": "10Gi"}  # for packages; Autopilot would allow 1 GiB
 _GRACE_S = 300  # to save in, after a signal
 _KEPT_S = 86400  # a JobSet that has ended runs nothing; its logs are kept for this long
-_MISTAKE = 2  # the exit code of what a restart does not fix
 
 JobSet = dict[str, Any]  # with the names of the interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GkeJob:
-    """A JobSet to create.
+class GkeJob(job.CloudJob):
+    """A JobSet to create, of a slice that `check_slice` allows: one pod on each host.
+
+    The service account is one of Kubernetes. The timeout is that of an attempt, with its wait for
+    machines.
 
     Attributes:
-        config: name of a config, or path of a user's own.
-        overrides: changes of the config, "--config.train.steps=500".
-        slice: one that `check_slice` allows, or several. On each host, one pod runs the same
-            command.
         namespace: of the cluster.
-        workdir: "gs://bucket/folder" of the run.
         image: container image with bash and Python.
-        shipment: the files that travel to the pods.
-        service_account: Kubernetes service account of the pods; None means the namespace's own.
-        labels: "key=value,key=value", in addition to tftpu's own.
-        timeout: longest time of an attempt, with its wait for machines: "90m", "24h" or "7d".
         restarts: how often all pods are started again, after a preemption or a failure.
-        spot: cheaper machines, which may be preempted.
     """
 
-    config: str
-    overrides: tuple[str, ...] = ()
-    slice: Slice
     namespace: str
-    workdir: str
     image: str
-    shipment: Shipment
-    service_account: str | None = None
-    labels: str = ""
-    timeout: str = "7d"
     restarts: int = 10
-    spot: bool = False
 
     def build_jobset(self, name: str) -> JobSet:
         """Returns the JobSet to create.
@@ -78,7 +56,7 @@ class GkeJob:
         metadata: dict[str, Any] = {
             "name": name,
             "namespace": self.namespace,
-            "labels": job.build_labels(self.config, self.slice.name, self.labels),
+            "labels": self.build_labels(),
         }
         if self.slice.hosts > 1:  # the pods of a Job on the machines of one slice
             key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -117,21 +95,22 @@ class GkeJob:
 
     def _build_job(self) -> dict[str, Any]:
         """Returns the Job of a slice: one pod on each host; when one fails, all end."""
-        mistake = {"containerName": CONTAINER, "operator": "In", "values": [_MISTAKE]}
+        codes = [int(ExitCode.USER_ERROR)]  # which a restart does not fix
+        mistake = {"containerName": CONTAINER, "operator": "In", "values": codes}
         hosts = self.slice.single.hosts
         return {
             "completionMode": "Indexed",
             "completions": hosts,
             "parallelism": hosts,
             "backoffLimit": 0,
-            "activeDeadlineSeconds": job.parse_duration("timeout", self.timeout),
+            "activeDeadlineSeconds": self.limit,
             "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": mistake}]},
             "template": {"spec": self._build_pod()},
         }
 
     def _build_pod(self) -> dict[str, Any]:
         """Returns the pod of each host."""
-        arguments = [*self.overrides, f"--workdir={self.workdir}", "--tpu=local"]
+        arguments = self.build_arguments(self.workdir)
         tpus = {_TPU: str(self.slice.chips_per_host)}
         pod: dict[str, Any] = {
             "restartPolicy": "Never",
@@ -160,9 +139,7 @@ class GkeJob:
 
     def as_yaml(self, created: JobSet) -> str:
         """Formats a JobSet, below the command that takes it."""
-        shipped = self.shipment.describe(self.workdir)
-        head = job.to_comments(f"kubectl apply --filename=FILE\n\n{shipped}")
-        return head + yaml.dump(created, Dumper=job.Dumper, sort_keys=False)
+        return self.format_request("kubectl apply --filename=FILE", created)
 
 
 def check_slice(wanted: Slice) -> None:
@@ -179,15 +156,6 @@ def check_slice(wanted: Slice) -> None:
         )
 
 
-def check_name(flag: str, value: str) -> None:
-    """Raises `UserError` unless a value is a name that Kubernetes allows."""
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", value):
-        raise UserError(
-            f"--{flag}={value} is not a name of Kubernetes: it has lower-case letters, digits and "
-            "dashes, 63 at most, and begins and ends with a letter or digit."
-        )
-
-
 def check_account(name: str) -> None:
     """Raises `UserError` for an e-mail address, as other launchers take for a service account."""
     if "@" in name:
@@ -195,16 +163,3 @@ def check_account(name: str) -> None:
             f"--service_account={name} is an account of Google Cloud: give the Kubernetes service "
             "account that Workload Identity links to it, by its name in the namespace."
         )
-
-
-def format_kubectl(verb: str, words: list[str], namespace: str, context: str | None) -> str:
-    """Returns a command of `kubectl` for the shell.
-
-    Args:
-        verb: such as "delete".
-        words: what follows it.
-        namespace: of the cluster.
-        context: of the kubeconfig; None means the current one.
-    """
-    cluster = [f"--context={context}"] if context else []
-    return shlex.join(["kubectl", verb, *words, f"--namespace={namespace}", *cluster])

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from typing import Any
 
+from tftpu.errors import ExitCode
 from tftpu.launch.cloud.gke.client import ClusterNamespace
 from tftpu.launch.cloud.gke.job import CONTAINER
 
@@ -11,7 +12,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 _SLICE = "jobset.sigs.k8s.io/job-index"
 _CLOCKS_S = 60  # by which the node's clock and this one may differ
 # Of pods that lost another host, or that a signal stopped: any other code is a failure of its own.
-_CONSEQUENCES = {137: 1, 143: 2, 75: 3, 69: 4}
+_CONSEQUENCES = {137: 1, 143: 2, ExitCode.PREEMPTED: 3, ExitCode.HOST_LOST: 4}
 _OUT_OF_MEMORY = "OOMKilled"
 
 
@@ -84,8 +85,7 @@ def _convert_pod(found: Any) -> Pod:
 
 def _format_reason(state: Any) -> str:
     """Returns a reason and its message as one line."""
-    words = [word for word in (state.reason, state.message) if word]
-    return ": ".join(words).replace("\n", " ")[:300]
+    return ": ".join(filter(None, (state.reason, state.message))).replace("\n", " ")[:300]
 
 
 class PodLog:

@@ -89,9 +89,9 @@ class Shipment:
             "code": code_folder.choose_name(self.folder) if self.folder else "",
         }
         lines = [f"{key}={shlex.quote(value)}" for key, value in values.items()]
-        words = shlex.join(["train", f"--config={self.config}", *arguments])
+        argv = shlex.join(["train", f"--config={self.config}", *arguments])
         body = (Path(__file__).parent / "machine.sh").read_text()
-        return "\n".join([*lines, f"arguments=({words})", body])
+        return "\n".join([*lines, f"arguments=({argv})", body])
 
     def describe(self, workdir: str) -> str:
         """Returns lines that say what travels, how large it is, and what the machine installs."""

@@ -6,23 +6,17 @@ On any failure, a slice that may still exist is named, with the command that del
 import contextlib
 import shlex
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tftpu.errors import ExitCode, UserError
-from tftpu.launch.cloud import google_cloud, job
-from tftpu.launch.cloud.google_cloud import ConnectionLost
+from tftpu.launch.cloud import google_cloud, job, waiting
+from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError
 from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
 from tftpu.launch.cloud.tpu_vm.workers import Outcome, SliceWorkers
-from tftpu.launch.diagnosis import cloud
-from tftpu.launch.diagnosis.machine import Machine
 
 if TYPE_CHECKING:
     from google.cloud.tpu_v2 import TpuClient
 
-POLL_S = 15.0
-# A connection that is lost for longer ends the wait, not the run.
-PATIENCE_S = 600.0
 CREATE_TIMEOUT_S = 60.0
 DELETE_TIMEOUT_S = 600.0
 # How long after the end of `--timeout` the exit code is waited for: it may have been lost.
@@ -34,11 +28,15 @@ class _Preempted(Exception):  # noqa: N818 (an outcome, not an error)
     """The slice was preempted."""
 
 
+class _NotCreatedError(UserError):
+    """The request was refused: there is no slice to delete."""
+
+
 def create_client() -> "TpuClient":
     """Returns Cloud TPU's client."""
     from google.cloud import tpu_v2
 
-    return google_cloud.call("finding credentials", tpu_v2.TpuClient)
+    return google_cloud.connect(tpu_v2.TpuClient)
 
 
 def train(client: "TpuClient", order: TpuVmJob) -> None:
@@ -54,215 +52,171 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
     Raises:
         UserError: there was no slice, or the run failed.
     """
-    bucket = order.workdir.removeprefix("gs://").partition("/")[0]
-    for problem in cloud.find_problems(Machine(), [bucket]):
-        raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
-    order.shipment.upload(order.workdir)
+    order.ship()
     while True:
-        name = job.make_unique_name(order.config)
+        rented = _RentedSlice(client, order)
         try:
-            _train_once(client, order, name)
+            rented.train()
             return
         except ConnectionLost as lost:
             raise UserError(str(lost)) from lost
         except _Preempted:
-            _delete(client, order, name)
+            rented.delete()
             if not order.spot:
                 raise UserError(
-                    f"The slice {name} was preempted, or its run stopped. The same command resumes "
-                    "from the last checkpoint."
+                    f"The slice {rented.name} was preempted, or its run stopped. The same command "
+                    "resumes from the last checkpoint."
                 ) from None
             print("The slice was preempted: requesting another one.", flush=True)
 
 
-def _train_once(client: "TpuClient", order: TpuVmJob, name: str) -> None:
-    try:
-        _create(client, order, name)
-        print(
-            f"Requested {order.slice.name} as {name}; {_explain_deletion(order, name)}", flush=True
-        )
-        _wait_for_capacity(client, order, name)
-    except _NotCreated as error:
-        raise UserError(str(error)) from error
-    except _Preempted:
-        raise
-    except BaseException:
-        _delete(client, order, name)  # nothing ran on it
-        raise
-    workers = SliceWorkers(order, name)
-    try:
-        outcome = _follow(client, order, name, workers)
-    except _Preempted:
-        raise
-    except KeyboardInterrupt:
-        print(
-            "\nNo longer watching. The run continues, and incurs costs; "
-            + _explain_deletion(order, name)
-        )
-        return
-    except BaseException:
-        print(f"The run may continue, and incur costs; {_explain_deletion(order, name)}")
-        raise
-    if order.keep:
-        print(f"The slice {name} is kept, and incurs costs; {_explain_deletion(order, name)}")
-    else:
-        _delete(client, order, name)
-    _report(order, name, workers, outcome)
+class _RentedSlice:
+    """One request for a slice, under a name that no other has; arguments as for `train`."""
 
+    def __init__(self, client: "TpuClient", order: TpuVmJob):
+        self.name = job.make_unique_name(order.config)
+        self._client = client
+        self._order = order
+        self._resource = f"{order.parent}/queuedResources/{self.name}"
+        self._ending = f"this deletes it: {shlex.join(order.build_delete_command(self.name))}"
 
-def _report(order: TpuVmJob, name: str, workers: SliceWorkers, outcome: Outcome | None) -> None:
-    """Raises `UserError` if the run failed; prints what is known of workers that did not report."""
-    if outcome is None:
-        raise UserError(
-            f"No exit code came from {name} within --timeout={order.timeout}; "
-            f"{order.resolve_log(name, 0)} has what it printed."
-        )
-    log = workers.explain(outcome)
-    if outcome.code == ExitCode.HUNG:
-        raise UserError(
-            f"The run hung, or took longer than --timeout={order.timeout}: it was ended; {log} The "
-            "same command resumes from the last checkpoint."
-        )
-    if outcome.code:
-        if order.slice.hosts == 1:
-            raise UserError(f"The run ended with code {outcome.code}; {log}")
-        raise UserError(
-            f"Worker {outcome.worker} ended with code {outcome.code}, and the run with it; {log}"
-        )
-    if outcome.missing:
-        print(f"The run ended well; {log}")
+    def train(self) -> None:
+        """Rents the slice, follows the run and deletes the slice; a preemption is for the caller.
 
-
-class _NotCreated(Exception):  # noqa: N818 (an outcome, not an error)
-    """The request was refused: there is no slice to delete."""
-
-
-def _create(client: "TpuClient", order: TpuVmJob, name: str) -> None:
-    from google.cloud import tpu_v2
-    from google.protobuf import json_format
-
-    message = json_format.ParseDict(
-        order.build_request(name), tpu_v2.QueuedResource.pb(tpu_v2.QueuedResource())
-    )
-    what = "requesting the slice"
-    try:
-        operation = google_cloud.call(
-            what,
-            client.create_queued_resource,
-            parent=order.parent,
-            queued_resource_id=name,
-            queued_resource=tpu_v2.QueuedResource(message),
-        )
-    except UserError as error:
-        raise _NotCreated(str(error)) from error
-    except ConnectionLost:  # it may have been created: polling its state shows
-        print(f"No answer to the request for {name}: looking for it.", flush=True)
-        return
-    # A quota may be found exceeded only now.
-    with contextlib.suppress(ConnectionLost, TimeoutError):
-        google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
-
-
-def _wait_for_capacity(client: "TpuClient", order: TpuVmJob, name: str) -> None:
-    shown = None
-    while True:
-        state, detail = _read_state(client, order, name)
-        if state != shown:
-            print(f"{time.strftime('%H:%M:%S')}  {state.lower().replace('_', ' ')}", flush=True)
-            shown = state
-        if state == "ACTIVE":
-            return
-        if state == "FAILED":
-            raise UserError(
-                f"There is no capacity for {order.slice.name} in {order.zone}: {detail} Try "
-                "another zone or slice, or a longer --queue_timeout."
-            )
-        if state in _GONE:
-            raise _Preempted
-        time.sleep(POLL_S)
-
-
-def _follow(
-    client: "TpuClient", order: TpuVmJob, name: str, workers: SliceWorkers
-) -> Outcome | None:
-    """Prints the output of the run until it ends; returns how, None if no exit code came."""
-    overdue = time.monotonic() + order.limit + OVERDUE_S
-    others = workers.describe_other_logs()
-    if others:
-        print(others, flush=True)
-    while True:
-        outcome = workers.poll()
-        if outcome is not None:
-            if outcome.code == ExitCode.PREEMPTED:
-                raise _Preempted
-            return outcome
-        state, _ = _read_state(client, order, name)
-        if state in _GONE:
-            raise _Preempted
-        if time.monotonic() > overdue:
-            return None
-        time.sleep(POLL_S)
-
-
-def _read_state(client: "TpuClient", order: TpuVmJob, name: str) -> tuple[str, str]:
-    """Returns the state of the request, such as "ACTIVE", and the reason of a failure."""
-    try:
-        found = _call_with_retries(
-            "watching the slice",
-            client.get_queued_resource,
-            name=f"{order.parent}/queuedResources/{name}",
-        )
-    except UserError as error:
-        if _is_not_found(error):
-            raise UserError(
-                f"There is no slice {name}: the request never arrived, or the slice was deleted. "
-                f"If it appears, {_explain_deletion(order, name)}"
-            ) from error
-        raise
-    detail = found.state.failed_data.error.message
-    return found.state.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
-
-
-def _delete(client: "TpuClient", order: TpuVmJob, name: str) -> None:
-    """Deletes the slice, or prints that it could not be deleted."""
-    from google.cloud import tpu_v2
-
-    resource = f"{order.parent}/queuedResources/{name}"
-    request = tpu_v2.DeleteQueuedResourceRequest(name=resource, force=True)
-    try:
-        operation = _call_with_retries(
-            "deleting the slice", client.delete_queued_resource, request=request
-        )
-        operation.result(timeout=DELETE_TIMEOUT_S)
-        print(f"Deleted the slice {name}.", flush=True)
-    except (Exception, KeyboardInterrupt) as error:
-        if _is_not_found(error):
-            print(f"There is no slice {name}: nothing to delete.", flush=True)
-            return
-        print(
-            f"The slice {name} could not be deleted ({error}), and may incur costs; "
-            f"{_explain_deletion(order, name)}",
-            flush=True,
-        )
-
-
-def _call_with_retries(what: str, function: Callable[..., Any], **request: Any) -> Any:
-    """Repeats a request while no answer comes; raises ConnectionLost after `PATIENCE_S`."""
-    since = time.monotonic()
-    while True:
+        Raises:
+            UserError: there was no slice, or the run failed.
+        """
         try:
-            return google_cloud.call(what, function, **request)
-        except ConnectionLost:
-            if time.monotonic() - since > PATIENCE_S:
-                raise
-            time.sleep(POLL_S)
+            self._create()
+            print(f"Requested {self._order.slice.name} as {self.name}; {self._ending}", flush=True)
+            self._wait_for_capacity()
+        except (_NotCreatedError, _Preempted):
+            raise
+        except BaseException:
+            self.delete()  # nothing ran on it
+            raise
+        workers = SliceWorkers(self._order, self.name)
+        try:
+            outcome = self._follow(workers)
+        except _Preempted:
+            raise
+        except KeyboardInterrupt:
+            print(f"\nNo longer watching. The run continues, and incurs costs; {self._ending}")
+            return
+        except BaseException:
+            print(f"The run may continue, and incur costs; {self._ending}")
+            raise
+        if self._order.keep:
+            print(f"The slice {self.name} is kept, and incurs costs; {self._ending}")
+        else:
+            self.delete()
+        self._report(workers, outcome)
 
+    def delete(self) -> None:
+        """Deletes the slice, or prints that it could not be deleted."""
+        from google.cloud import tpu_v2
 
-def _is_not_found(error: BaseException) -> bool:
-    from google.api_core import exceptions
+        request = tpu_v2.DeleteQueuedResourceRequest(name=self._resource, force=True)
+        delete = self._client.delete_queued_resource
+        try:
+            operation = waiting.retry(
+                lambda: google_cloud.call("deleting the slice", delete, request=request)
+            )
+            operation.result(timeout=DELETE_TIMEOUT_S)
+            print(f"Deleted the slice {self.name}.", flush=True)
+        except NotFoundError:
+            print(f"There is no slice {self.name}: nothing to delete.", flush=True)
+        except (Exception, KeyboardInterrupt) as error:
+            print(
+                f"The slice {self.name} could not be deleted ({error}), and may incur costs; "
+                f"{self._ending}",
+                flush=True,
+            )
 
-    return isinstance(error.__cause__, exceptions.NotFound)
+    def _create(self) -> None:
+        from google.cloud import tpu_v2
 
+        what = "requesting the slice"
+        wanted = self._order.build_request(self.name)
+        try:
+            operation = google_cloud.call(
+                what,
+                self._client.create_queued_resource,
+                parent=self._order.parent,
+                queued_resource_id=self.name,
+                queued_resource=google_cloud.to_message(tpu_v2.QueuedResource, wanted),
+            )
+        except UserError as error:
+            raise _NotCreatedError(str(error)) from error
+        except ConnectionLost:  # it may have been created: polling its state shows
+            print(f"No answer to the request for {self.name}: looking for it.", flush=True)
+            return
+        # A quota may be found exceeded only now.
+        with contextlib.suppress(ConnectionLost, TimeoutError):
+            google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
 
-def _explain_deletion(order: TpuVmJob, name: str) -> str:
-    return f"this deletes it: {shlex.join(order.build_delete_command(name))}"
+    def _wait_for_capacity(self) -> None:
+        states = waiting.StateLog()
+        for state, detail in waiting.poll(self._read_state):
+            states.print(state.lower().replace("_", " "))
+            if state == "ACTIVE":
+                return
+            if state == "FAILED":
+                raise UserError(
+                    f"There is no capacity for {self._order.slice.name} in {self._order.zone}: "
+                    f"{detail} Try another zone or slice, or a longer --queue_timeout."
+                )
+            if state in _GONE:
+                raise _Preempted
+
+    def _follow(self, workers: SliceWorkers) -> Outcome | None:
+        """Prints the output of the run until it ends; returns how, None if no exit code came."""
+        overdue = time.monotonic() + self._order.limit + OVERDUE_S
+        others = workers.describe_other_logs()
+        if others:
+            print(others, flush=True)
+
+        def look() -> tuple[Outcome | None, str]:
+            outcome = workers.poll()
+            return outcome, "" if outcome else self._read_state()[0]
+
+        for outcome, state in waiting.poll(look):
+            if state in _GONE or (outcome and outcome.code == ExitCode.PREEMPTED):
+                raise _Preempted
+            if outcome or time.monotonic() > overdue:
+                return outcome
+        return None
+
+    def _read_state(self) -> tuple[str, str]:
+        """Returns the state of the request, such as "ACTIVE", and the reason of a failure."""
+        get = self._client.get_queued_resource
+        try:
+            found = google_cloud.call("watching the slice", get, name=self._resource).state
+        except NotFoundError as error:
+            raise UserError(
+                f"There is no slice {self.name}: the request never arrived, or the slice was "
+                f"deleted. If it appears, {self._ending}"
+            ) from error
+        detail = found.failed_data.error.message
+        return found.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
+
+    def _report(self, workers: SliceWorkers, outcome: Outcome | None) -> None:
+        """Raises `UserError` if the run failed; prints what is known of silent workers."""
+        order = self._order
+        if outcome is None:
+            raise UserError(
+                f"No exit code came from {self.name} within --timeout={order.timeout}; "
+                f"{order.resolve_log(self.name, 0)} has what it printed."
+            )
+        log = workers.explain(outcome)
+        if outcome.code == ExitCode.HUNG:
+            raise UserError(
+                f"The run hung, or took longer than --timeout={order.timeout}: it was ended; {log} "
+                "The same command resumes from the last checkpoint."
+            )
+        if outcome.code:
+            one = "The run" if order.slice.hosts == 1 else f"Worker {outcome.worker}"
+            rest = "" if order.slice.hosts == 1 else ", and the run with it"
+            raise UserError(f"{one} ended with code {outcome.code}{rest}; {log}")
+        if outcome.missing:
+            print(f"The run ended well; {log}")

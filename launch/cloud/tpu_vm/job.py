@@ -10,11 +10,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.shipping.shipment import Shipment
 from tftpu.tpu.slices import PRICE_SOURCE, Slice
 
 # The image for each generation: https://cloud.google.com/tpu/docs/runtimes
@@ -29,50 +26,27 @@ RUNTIMES = {
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
-@dataclasses.dataclass(frozen=True)
-class TpuVmJob:
-    """A slice to rent, and the run for it.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuVmJob(job.CloudJob):
+    """A slice to rent, and the run for it. The machine stops a run that exceeds the timeout.
 
     Attributes:
-        config: name of a config, or path of a user's own.
-        overrides: changes of the config, "--config.train.steps=500".
-        slice: the slice. On each of its hosts, one worker runs the same script.
         project: project of Google Cloud that pays.
         zone: zone of the slice.
-        workdir: "gs://bucket/folder" of the run.
-        shipment: the files that travel to the machines.
-        service_account: e-mail address that the machines run as; None means the default one.
-        labels: "key=value,key=value", in addition to tftpu's own.
         queue_timeout: how long to wait for capacity, "24h".
-        timeout: longest time of a run on a slice, "7d". The machine then stops it.
         keep: whether the slice stays after the run; else its machine deletes it some minutes
             after the end, if the launcher has not.
-        spot: cheaper, may be preempted; the run then resumes on another slice.
     """
 
-    config: str
-    overrides: tuple[str, ...]
-    slice: Slice
     project: str
     zone: str
-    workdir: str
-    shipment: Shipment
-    service_account: str | None = None
-    labels: str = ""
     queue_timeout: str = "24h"
-    timeout: str = "7d"
     keep: bool = False
-    spot: bool = False
 
     @property
     def parent(self) -> str:
         """The location that the request is made in, as a resource name."""
         return f"projects/{self.project}/locations/{self.zone}"
-
-    @property
-    def limit(self) -> int:
-        """The longest time of a run on a slice, in seconds."""
-        return job.parse_duration("timeout", self.timeout)
 
     def build_delete_command(self, name: str) -> list[str]:
         """Returns the command that deletes a slice."""
@@ -88,7 +62,7 @@ class TpuVmJob:
 
     def resolve_log(self, name: str, worker: int) -> str:
         """Returns the address of the file with the output of a worker."""
-        return f"{self.resolve_folder(name)}/{f'worker-{worker}/' if worker else ''}log.txt"
+        return f"{self.resolve_folder(name)}/{name_log(worker)}"
 
     def build_request(self, name: str) -> dict[str, Any]:
         """Returns the QueuedResource to create, with the names of the REST interface."""
@@ -97,7 +71,7 @@ class TpuVmJob:
             "runtimeVersion": RUNTIMES[self.slice.generation.name],
             "networkConfig": {"enableExternalIps": True},
             "serviceAccount": {"scope": [_SCOPE]},
-            "labels": job.build_labels(self.config, self.slice.name, self.labels),
+            "labels": self.build_labels(),
             "metadata": {"startup-script": self.build_startup_script(name)},
         }
         if self.service_account:
@@ -122,7 +96,6 @@ class TpuVmJob:
 
     def build_startup_script(self, name: str) -> str:
         """Returns the script that each worker runs; every value in it is quoted."""
-        arguments = [*self.overrides, f"--workdir={self.workdir}", "--tpu=local"]
         lines = [
             "#!/bin/bash",
             "set -u",
@@ -133,10 +106,15 @@ class TpuVmJob:
             f"hosts={self.slice.single.hosts}",
             f"limit={self.limit}",
             f"delete=({shlex.join([] if self.keep else self.build_delete_command(name))})",
-            self.shipment.build_script(self.workdir, arguments),
+            self.shipment.build_script(self.workdir, self.build_arguments(self.workdir)),
             (Path(__file__).parent / "startup.sh").read_text(),
         ]
         return "\n".join(lines)
+
+
+def name_log(worker: int) -> str:
+    """Returns the path of the file with the output of a worker, in the folder of the launch."""
+    return f"{f'worker-{worker}/' if worker else ''}log.txt"
 
 
 def as_yaml(order: TpuVmJob) -> str:
@@ -163,8 +141,7 @@ def as_yaml(order: TpuVmJob) -> str:
     if order.spot:
         flags["--spot"] = None
     command = f"gcloud compute tpus queued-resources create {name} --flags-file=FILE"
-    head = job.to_comments(f"{command}\n\n{order.shipment.describe(order.workdir)}")
-    return head + yaml.dump(flags, Dumper=job.Dumper, sort_keys=False)
+    return order.format_request(command, flags)
 
 
 def describe_price(wanted: Slice, steps: int | None, preflight: str | None, spot: bool) -> str:

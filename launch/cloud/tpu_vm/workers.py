@@ -5,14 +5,13 @@ import math
 import time
 
 from tftpu.errors import ExitCode
-from tftpu.launch.cloud import google_cloud
-from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
+from tftpu.launch.cloud import google_cloud, waiting
+from tftpu.launch.cloud.tpu_vm.job import TpuVmJob, name_log
 
 # How long after the first exit code the others are waited for.
 OTHERS_S = 900.0
 # Any other code comes first: that worker failed by itself.
 _RANK: dict[int, int] = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
-_SHOWN = 20  # lines of a worker that failed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ class SliceWorkers:
     def __init__(self, order: TpuVmJob, name: str):
         self._order = order
         self._name = name
-        self._log = google_cloud.Follower(order.resolve_log(name, 0))
+        self._folder = google_cloud.BucketFolder(order.resolve_folder(name))
         self._deadline = math.inf
 
     def describe_other_logs(self) -> str:
@@ -58,11 +57,10 @@ class SliceWorkers:
 
         It has ended when all workers have, or some time after the first one has.
         """
-        self._log.print_new()
-        reports = google_cloud.read_in_folders(self._order.resolve_folder(self._name), "exit_code")
+        self._folder.print_new(name_log(0))
         codes = {
             int(place.removeprefix("worker-") or 0): int(text)
-            for place, text in reports.items()
+            for place, text in self._folder.read("exit_code").items()
             if text.strip().isdecimal()
         }
         if not codes:
@@ -71,7 +69,7 @@ class SliceWorkers:
         missing = tuple(w for w in range(self._order.slice.hosts) if w not in codes)
         if missing and time.monotonic() < self._deadline:
             return None
-        self._log.print_new()
+        self._folder.print_new(name_log(0))
         worker = min(codes, key=lambda w: (_RANK.get(codes[w], 0), w))
         return Outcome(codes[worker], worker, missing)
 
@@ -82,8 +80,8 @@ class SliceWorkers:
         """
         log = self._order.resolve_log(self._name, outcome.worker)
         if outcome.worker:
-            lines = google_cloud.Follower(log).read_new().splitlines()[-_SHOWN:]
-            print(f"The last lines of worker {outcome.worker}:", *lines, sep="\n", flush=True)
+            text = self._folder.read_new(name_log(outcome.worker))
+            waiting.print_last_lines(f"worker {outcome.worker}", text)
         where = f"{log} has what it printed."
         if outcome.missing:
             absent = ", ".join(map(str, outcome.missing))

@@ -9,11 +9,8 @@ import dataclasses
 import re
 from typing import Any
 
-import yaml
-
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
-from tftpu.version import __version__
 
 PORT = 8080
 _ACCELERATOR = r"NVIDIA_[A-Z0-9_]+"
@@ -95,7 +92,7 @@ class VertexEndpoint:
         found: Spec = {
             "displayName": self.name,
             "containerSpec": container,
-            "labels": self._build_labels(),
+            "labels": dict(job.VERSION_LABEL),
         }
         if self.model:  # Vertex AI copies it, and the container reads it at AIP_STORAGE_URI
             found["artifactUri"] = self.model
@@ -103,7 +100,7 @@ class VertexEndpoint:
 
     def build_endpoint_spec(self) -> Spec:
         """Returns the endpoint to create."""
-        return {"displayName": self.name, "labels": self._build_labels()}
+        return {"displayName": self.name, "labels": dict(job.VERSION_LABEL)}
 
     def build_deployment_spec(self, model: str) -> Spec:
         """Returns the deployment, of a model by its resource name."""
@@ -136,7 +133,4 @@ class VertexEndpoint:
             "deployedModel": self.build_deployment_spec(f"{self.parent}/models/UPLOADED"),
             "trafficSplit": {"0": 100},
         }
-        return yaml.dump(requests, Dumper=job.Dumper, sort_keys=False)
-
-    def _build_labels(self) -> dict[str, str]:
-        return {"tftpu": __version__.replace(".", "-")}
+        return job.format_yaml("", requests)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud
-from tftpu.launch.cloud.google_cloud import ConnectionLost
-from tftpu.launch.cloud.vertex.endpoint import Spec, VertexEndpoint
+from tftpu.launch.cloud.google_cloud import ConnectionLost, to_message
+from tftpu.launch.cloud.vertex.endpoint import VertexEndpoint
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import EndpointServiceClient, ModelServiceClient
@@ -40,11 +40,9 @@ def create_clients(region: str) -> EndpointClients:
     """Returns the SDK's clients for a region."""
     from google.cloud import aiplatform_v1 as v1
 
-    options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
-    what = "finding credentials"
     return EndpointClients(
-        google_cloud.call(what, v1.ModelServiceClient, client_options=options),
-        google_cloud.call(what, v1.EndpointServiceClient, client_options=options),
+        google_cloud.connect(v1.ModelServiceClient, region),
+        google_cloud.connect(v1.EndpointServiceClient, region),
     )
 
 
@@ -67,12 +65,19 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
             given.models.upload_model,
             _TIMEOUT_S,
             parent=order.parent,
-            model=_to_message(v1.Model, order.build_model_spec()),
+            model=to_message(v1.Model, order.build_model_spec()),
         ).model
         made.append(_format_command(f"models delete {_extract_id(model)}", order))
         print(f"Uploaded {model}", flush=True)
-        endpoint = order.endpoint or _create_endpoint(given, order)
-        if not order.endpoint:
+        endpoint = order.endpoint
+        if not endpoint:
+            endpoint = _run_operation(
+                "creating the endpoint",
+                given.endpoints.create_endpoint,
+                _TIMEOUT_S,
+                parent=order.parent,
+                endpoint=to_message(v1.Endpoint, order.build_endpoint_spec()),
+            ).name
             made.append(_format_command(f"endpoints delete {_extract_id(endpoint)}", order))
             print(f"Created  {endpoint}", flush=True)
         print("Deploying takes some minutes.", flush=True)
@@ -81,7 +86,7 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
             given.endpoints.deploy_model,
             DEPLOY_TIMEOUT_S,
             endpoint=endpoint,
-            deployed_model=_to_message(v1.DeployedModel, order.build_deployment_spec(model)),
+            deployed_model=to_message(v1.DeployedModel, order.build_deployment_spec(model)),
             traffic_split={"0": 100},
         )
     except (UserError, ConnectionLost) as error:
@@ -94,36 +99,18 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
     return ServingResources(model, endpoint)
 
 
-def _create_endpoint(given: EndpointClients, order: VertexEndpoint) -> str:
-    from google.cloud import aiplatform_v1 as v1
-
-    return _run_operation(
-        "creating the endpoint",
-        given.endpoints.create_endpoint,
-        _TIMEOUT_S,
-        parent=order.parent,
-        endpoint=_to_message(v1.Endpoint, order.build_endpoint_spec()),
-    ).name
-
-
 def _run_operation(what: str, method: Any, timeout_s: float, **fields: Any) -> Any:
     """Calls a method and waits for the end of the operation that it starts."""
     operation = google_cloud.call(what, method, **fields)
     return google_cloud.call(what, operation.result, timeout=timeout_s)
 
 
-def _to_message(kind: Any, spec: Spec) -> Any:
-    from google.protobuf import json_format
-
-    return kind(json_format.ParseDict(spec, kind.pb(kind()), ignore_unknown_fields=False))
-
-
 def _extract_id(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _format_command(words: str, order: VertexEndpoint) -> str:
-    return f"gcloud ai {words} --region={order.region} --project={order.project}"
+def _format_command(arguments: str, order: VertexEndpoint) -> str:
+    return f"gcloud ai {arguments} --region={order.region} --project={order.project}"
 
 
 def _explain_cleanup(made: list[str], order: VertexEndpoint) -> str:

@@ -1,5 +1,6 @@
 """Follows a hyper-parameter tuning job of Vertex AI to its end, and prints its best trials."""
 
+import re
 from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
@@ -31,12 +32,9 @@ def follow(client: "JobServiceClient", name: str) -> None:
                 print(row, flush=True)
         seen[:] = [job]
 
+    again = f" `{_format_attach_command(name)}` follows it again, and shows its best trials."
     try:
-        vertex_client.watch(client, TUNING, name, show)
-    except KeyboardInterrupt:
-        ending = vertex_client.explain_how_to_end(TUNING, name)
-        print(f"\nNo longer watching. The job keeps running. {ending}")
-        print(explain_how_to_follow(name))
+        vertex_client.watch(client, TUNING, name, show, again)
     finally:  # also of a job that failed after some trials
         for job in seen:
             print(trials.report(job), flush=True)
@@ -51,7 +49,11 @@ def format_page_url(name: str) -> str:
 
 def explain_how_to_follow(name: str) -> str:
     """Returns a line with the command that shows the best trials of a job."""
-    return f"Its best trials:     tftpu launch vertex-search-attach {name}"
+    return f"Its best trials:     {_format_attach_command(name)}"
+
+
+def _format_attach_command(name: str) -> str:
+    return f"tftpu launch vertex-search-attach {name}"
 
 
 def parse_region(name: str) -> str:
@@ -60,12 +62,12 @@ def parse_region(name: str) -> str:
     Raises:
         UserError: the name is not that of such a job.
     """
-    parts = name.split("/")
-    form = ("projects", "locations", "hyperparameterTuningJobs")
-    if len(parts) != 2 * len(form) or tuple(parts[::2]) != form or not all(parts):
+    form = r"projects/[^/]+/locations/([^/]+)/hyperparameterTuningJobs/[^/]+"
+    found = re.fullmatch(form, name)
+    if not found:
         raise UserError(
             f"{name} is no resource name of a search: write "
             "projects/PROJECT/locations/REGION/hyperparameterTuningJobs/NUMBER, as "
             "`tftpu launch vertex-search` printed it."
         )
-    return parts[3]
+    return found[1]

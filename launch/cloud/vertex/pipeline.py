@@ -12,14 +12,10 @@ import re
 import shlex
 from typing import Any
 
-import yaml
-
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.cloud import job
 from tftpu.launch.cloud.vertex import training_job
-from tftpu.launch.commands.data import convert
 from tftpu.launch.kfp.pipelines import PipelinePlan
-from tftpu.launch.settings.options import parse
 
 _LAUNCHER = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
 _MODULE = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
@@ -54,26 +50,24 @@ class VertexPipeline:
 
     def check(self) -> None:
         """Raises `UserError` for a value that would only be found wrong when a step runs."""
-        for flag, given, kinds, words in (
+        for flag, given, kinds, splits in (
             ("source", self.source, _SOURCES, ()),
             ("predict", self.predict, _PREDICTED, _SPLITS),
         ):
             kind, _, what = (given or "").partition(":")
-            if given is None or given in words:
+            if given is None or given in splits:
                 continue
             if kind not in kinds or not what:
-                allowed = ", ".join([*words, *(f"{kind}:…" for kind in kinds)])
+                allowed = ", ".join([*splits, *(f"{kind}:…" for kind in kinds)])
                 raise UserError(
                     f"--{flag}={given} has to be one of {allowed}."
-                    f"{did_you_mean(kind, [*words, *kinds])}"
+                    f"{did_you_mean(kind, [*splits, *kinds])}"
                 )
             if kind in _FILES and not what.startswith("gs://"):
                 raise UserError(
                     f"--{flag}={given} is in no bucket, where the steps read it: give "
                     f"{kind}:gs://BUCKET/FOLDER."
                 )
-        if self.convert_flags:
-            self._check_convert_flags()
         # The time zone is Google's to know; five fields are a mistake's usual place.
         if self.cron and len(re.sub(r"^(CRON_)?TZ=\S+\s+", "", self.cron).split()) != 5:
             raise UserError(
@@ -82,26 +76,13 @@ class VertexPipeline:
                 "1' as well, there."
             )
 
-    def _check_convert_flags(self) -> None:
-        if not self.source:
-            raise UserError("--convert_flags are for the conversion of a --source: give that, too.")
-        try:
-            words = shlex.split(self.convert_flags)
-        except ValueError as error:
-            raise UserError(f"--convert_flags={self.convert_flags}: {error}.") from error
-        ours = [f"--source={self.source}", "--output=gs://BUCKET/FOLDER"]
-        for name in ("--source", "--output"):
-            if any(word.split("=")[0] == name for word in words):
-                raise UserError(f"--convert_flags has {name}, which the pipeline sets.")
-        parse("data convert", convert.Options, [*words, *ours])
-
     def compile_spec(self) -> Spec:
         """Returns the pipeline, compiled: what Kubeflow Pipelines calls its intermediate form."""
         from google.protobuf import json_format
         from kfp import dsl
 
         training = self.training
-        shipment, folder = training.shipment, training.base_folder
+        shipment, folder = training.shipment, training.workdir
         setup = job.build_container_setup(shipment, folder, [])
         if shipment.engine == "jax":  # the other steps have no TPU
             setup += "\nexport JAX_PLATFORMS=cpu"
@@ -133,7 +114,7 @@ class VertexPipeline:
         found: Spec = {
             "displayName": job.to_resource_name(training.config),
             "pipelineSpec": self.compile_spec(),
-            "runtimeConfig": {"gcsOutputDirectory": f"{training.base_folder}/pipelines"},
+            "runtimeConfig": {"gcsOutputDirectory": f"{training.workdir}/pipelines"},
             "labels": training.build_custom_job()["labels"],
         }
         if training.service_account:
@@ -143,11 +124,9 @@ class VertexPipeline:
     def as_yaml(self, created: Spec) -> str:
         """Formats the compiled pipeline of a job, below what travels to it."""
         training = self.training
-        shipped = training.shipment.describe(training.base_folder)
         place = f"pipeline for Vertex AI, project {training.project}, region {training.region}"
         times = f"at {self.cron}" if self.cron else "once"
-        head = job.to_comments(f"{place}, {times}\n\n{shipped}")
-        return head + yaml.dump(created["pipelineSpec"], Dumper=job.Dumper, sort_keys=False)
+        return training.format_request(f"{place}, {times}", created["pipelineSpec"])
 
     def _build_train_task(self, run: Any) -> Any:
         """Returns the task that creates the custom job and waits for its end.
@@ -157,7 +136,7 @@ class VertexPipeline:
         """
         from kfp import dsl
 
-        base = self.training.base_folder
+        base = self.training.workdir
         data = [f"--config.data.data_dir={base}/{_RUN}/data"] if self.source else []
         overrides = (*self.training.overrides, *data)
         wanted = dataclasses.replace(self.training, overrides=overrides, subfolder=_RUN)

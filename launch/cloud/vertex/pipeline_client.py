@@ -1,19 +1,15 @@
 """Runs a pipeline on Vertex AI, once or by a schedule, with the SDK's own clients."""
 
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tftpu.errors import UserError
-from tftpu.launch.cloud import google_cloud
+from tftpu.launch.cloud import google_cloud, waiting
 from tftpu.launch.cloud.google_cloud import ConnectionLost
-from tftpu.launch.cloud.vertex import client
 from tftpu.launch.cloud.vertex.pipeline import Spec
 from tftpu.launch.cloud.vertex.training_job import VertexJob as Training
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import PipelineServiceClient, ScheduleServiceClient
-
-_ENDED = ("FAILED", "CANCELLED")
 
 
 class PipelineClients(NamedTuple):
@@ -27,11 +23,9 @@ def create_clients(region: str) -> PipelineClients:
     """Returns the SDK's clients for a region."""
     from google.cloud import aiplatform_v1 as v1
 
-    options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
-    what = "finding credentials"
     return PipelineClients(
-        google_cloud.call(what, v1.PipelineServiceClient, client_options=options),
-        google_cloud.call(what, v1.ScheduleServiceClient, client_options=options),
+        google_cloud.connect(v1.PipelineServiceClient, region),
+        google_cloud.connect(v1.ScheduleServiceClient, region),
     )
 
 
@@ -49,23 +43,21 @@ def submit(given: PipelineClients, training: Training, created: Spec, number: st
     """
     from google.cloud import aiplatform_v1 as v1
 
-    training.shipment.upload(training.base_folder)
+    training.shipment.upload(training.workdir)
     name = f"{training.parent}/pipelineJobs/{number}"
-    request = {"parent": training.parent, "pipeline_job_id": number}
-    try:
-        google_cloud.call(
-            "creating the pipeline",
-            given.pipelines.create_pipeline_job,
-            pipeline_job=_to_message(v1.PipelineJob, created),
-            **request,
-        )
-    except (ConnectionLost, KeyboardInterrupt) as error:
-        why = "Interrupted." if isinstance(error, KeyboardInterrupt) else str(error)
-        if isinstance(error, ConnectionLost) and _is_there(given, name):
-            return name
-        raise UserError(
-            f"{why} The pipeline may run, and incur costs. {explain_how_to_end(training, name)}"
-        ) from error
+    ending = explain_how_to_end(training, name)
+    with waiting.creating(f"The pipeline may run, and incur costs. {ending}"):
+        try:
+            google_cloud.call(
+                "creating the pipeline",
+                given.pipelines.create_pipeline_job,
+                parent=training.parent,
+                pipeline_job=google_cloud.to_message(v1.PipelineJob, created),
+                pipeline_job_id=number,
+            )
+        except ConnectionLost:
+            if not _is_there(given, name):
+                raise
     return name
 
 
@@ -91,7 +83,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: Spec, c
     """
     from google.cloud import aiplatform_v1 as v1
 
-    training.shipment.upload(training.base_folder)
+    training.shipment.upload(training.workdir)
     wanted = {
         "displayName": created["displayName"],
         "cron": cron,
@@ -99,60 +91,48 @@ def submit_schedule(given: PipelineClients, training: Training, created: Spec, c
         "maxConcurrentRunCount": "1",
         "createPipelineJobRequest": {"parent": training.parent, "pipelineJob": created},
     }
-    try:
-        answer = google_cloud.call(
+    with waiting.creating(
+        f"The schedule may exist, and start runs that cost: look for {created['displayName']} on "
+        f"{_format_console_url(training, 'schedules')}, and delete it there."
+    ):
+        return google_cloud.call(
             "creating the schedule",
             given.schedules.create_schedule,
             parent=training.parent,
-            schedule=_to_message(v1.Schedule, wanted),
-        )
-    except (ConnectionLost, KeyboardInterrupt) as error:
-        why = "Interrupted." if isinstance(error, KeyboardInterrupt) else str(error)
-        raise UserError(
-            f"{why} The schedule may exist, and start runs that cost: look for "
-            f"{created['displayName']} on {_format_console_url(training, 'schedules')}, and "
-            "delete it there."
-        ) from error
-    return answer.name
+            schedule=google_cloud.to_message(v1.Schedule, wanted),
+        ).name
 
 
 def watch(given: PipelineClients, training: Training, name: str) -> None:
-    """Waits for the end of a pipeline; prints the states of its steps.
+    """Waits for the end of a pipeline; prints the states of its steps, and where the export is.
+
+    Ctrl-C ends the watching, not the pipeline.
 
     Raises:
         UserError: it failed, was cancelled, or cannot be reached.
     """
-    seen: dict[str, str] = {}
-    lost_since = None
-    while True:
-        try:
-            found = google_cloud.call(
-                "watching the pipeline", given.pipelines.get_pipeline_job, name=name
-            )
-        except ConnectionLost as lost:
-            lost_since = lost_since or time.monotonic()
-            if time.monotonic() - lost_since > client.PATIENCE_S:
+    get, states = given.pipelines.get_pipeline_job, waiting.StateLog()
+    ending = explain_how_to_end(training, name)
+    with waiting.watching(f"The pipeline keeps running. {ending}"):
+        for found in waiting.poll(
+            lambda: google_cloud.call("watching the pipeline", get, name=name)
+        ):
+            for task in found.job_detail.task_details:
+                states.print(task.state.name.lower(), task.task_name)
+            state = found.state.name.removeprefix("PIPELINE_STATE_").lower()
+            if state == "succeeded":
+                print(f"The export is in {resolve_run_folder(training, name)}/export")
+                return
+            if state in ("failed", "cancelled"):
                 raise UserError(
-                    f"{lost} The pipeline keeps running. {explain_how_to_end(training, name)}"
-                ) from lost
-            time.sleep(client.POLL_S)
-            continue
-        lost_since = None
-        for task in found.job_detail.task_details:
-            state = task.state.name.lower()
-            if seen.get(task.task_name) != state:
-                seen[task.task_name] = state
-                print(f"{time.strftime('%H:%M:%S')}  {task.task_name} {state}", flush=True)
-        state = found.state.name.removeprefix("PIPELINE_STATE_")
-        if state == "SUCCEEDED":
-            return
-        if state in _ENDED:
-            raise UserError(
-                f"The pipeline {state.lower()}: {_describe_failure(found)}. The log of each step, "
-                "with its "
-                f"reason: {format_page_url(training, name)}"
-            )
-        time.sleep(client.POLL_S)
+                    f"The pipeline {state}: {_describe_failure(found)}. The log of each step, "
+                    f"with its reason: {format_page_url(training, name)}"
+                )
+
+
+def resolve_run_folder(training: Training, name: str) -> str:
+    """Returns the folder of a run, which has the run's number for its name."""
+    return f"{training.workdir}/{name.rpartition('/')[2]}"
 
 
 def _describe_failure(found: Any) -> str:
@@ -187,9 +167,3 @@ def explain_how_to_end_schedule(training: Training, name: str) -> str:
     return (
         f"It is {name}; {_format_console_url(training, 'schedules')} shows, pauses and deletes it."
     )
-
-
-def _to_message(kind: Any, spec: Spec) -> Any:
-    from google.protobuf import json_format
-
-    return kind(json_format.ParseDict(spec, kind.pb(kind()), ignore_unknown_fields=False))

@@ -89,12 +89,12 @@ class VertexSearch:
             "trialJobSpec": self.order.build_job_spec(
                 self._build_container(), self.resolve_folder(name)
             ),
-            "labels": job.build_labels(self.order.config, self.order.slice.name, self.order.labels),
+            "labels": self.order.build_labels(),
         }
 
     def resolve_folder(self, name: str) -> str:
         """Returns the folder of the trials of a job: no two jobs share one."""
-        return f"{self.order.base_folder}/{name}"
+        return f"{self.order.workdir}/{name}"
 
     def as_yaml(self, created: Spec) -> str:
         """Formats the job for `gcloud`, below the command that takes it."""
@@ -117,7 +117,7 @@ class VertexSearch:
         writers = dict.fromkeys([*self.experiment.train.writers, "hypertune"])
         order = self.order
         before = _TRIAL % ("/logs" if order.tensorboard else "")
-        command = job.build_container_command(order.shipment, order.base_folder, [], before=before)
+        command = job.build_container_command(order.shipment, order.workdir, [], before=before)
         arguments = [
             *order.overrides,
             f"--config.train.best_metric={self.metric}",

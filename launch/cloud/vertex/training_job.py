@@ -10,11 +10,8 @@ import re
 import shlex
 from typing import Any
 
-import yaml
-
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.shipping.shipment import Shipment
 from tftpu.tpu.slices import Slice
 
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm: one
@@ -27,39 +24,21 @@ CustomJob = dict[str, Any]  # with the names of the REST interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VertexJob:
-    """A job to create.
+class VertexJob(job.CloudJob):
+    """A job to create, of a slice that `check_slice` and `check_engine` allow.
 
     Attributes:
-        config: name of a config, or path of a user's own.
-        overrides: changes of the config, "--config.train.steps=500".
-        slice: one that `check_slice` and `check_engine` allow.
         project: project of Google Cloud that pays.
         region: region of the job.
-        workdir: "gs://bucket/folder" of the run.
         image: container image built from `launch/Dockerfile`, or another with Python and bash.
-        shipment: the files that travel to the container.
-        service_account: e-mail address that the job runs as; None means the default one.
         tensorboard: resource name of a Vertex AI TensorBoard; needs a service account.
-        timeout: "90m", "24h" or "7d".
-        labels: "key=value,key=value", in addition to tftpu's own.
-        spot: cheaper, may be preempted; the run then resumes from its last checkpoint.
         subfolder: folder of the run in the workdir; "" means the workdir itself.
     """
 
-    config: str
-    overrides: tuple[str, ...] = ()
-    slice: Slice
     project: str
     region: str
-    workdir: str
     image: str
-    shipment: Shipment
-    service_account: str | None = None
     tensorboard: str | None = None
-    timeout: str = "7d"
-    labels: str = ""
-    spot: bool = False
     subfolder: str = ""
 
     @property
@@ -70,13 +49,8 @@ class VertexJob:
     @property
     def run_folder(self) -> str:
         """The workdir of the run: Vertex AI's TensorBoard reads `logs` of the job's folder."""
-        folder = f"{self.base_folder}/{self.subfolder}" if self.subfolder else self.base_folder
+        folder = f"{self.workdir}/{self.subfolder}" if self.subfolder else self.workdir
         return f"{folder}/logs" if self.tensorboard else folder
-
-    @property
-    def base_folder(self) -> str:
-        """The folder of the job, which holds that of the run and what travels to it."""
-        return self.workdir.rstrip("/")
 
     def build_custom_job(self) -> CustomJob:
         """Returns the CustomJob to create, under a name that no other job has.
@@ -84,12 +58,12 @@ class VertexJob:
         Raises:
             UserError: a value that Vertex AI would reject.
         """
-        arguments = [*self.overrides, f"--workdir={self.run_folder}", "--tpu=local"]
-        command = job.build_container_command(self.shipment, self.base_folder, arguments)
+        arguments = self.build_arguments(self.run_folder)
+        command = job.build_container_command(self.shipment, self.workdir, arguments)
         return {
             "displayName": job.make_unique_name(self.config),
-            "jobSpec": self.build_job_spec({"command": command}, self.base_folder),
-            "labels": job.build_labels(self.config, self.slice.name, self.labels),
+            "jobSpec": self.build_job_spec({"command": command}, self.workdir),
+            "labels": self.build_labels(),
         }
 
     def build_job_spec(self, container: dict[str, Any], output: str) -> dict[str, Any]:
@@ -103,11 +77,10 @@ class VertexJob:
             UserError: a value that Vertex AI would reject.
         """
         machine = _build_machine_spec(self.slice)
-        job.check_bucket_folder("workdir", self.workdir)
         if self.tensorboard:
             _check_tensorboard(self.tensorboard, self.service_account)
         scheduling = {
-            "timeout": f"{job.parse_duration('timeout', self.timeout)}s",
+            "timeout": f"{self.limit}s",
             "restartJobOnWorkerRestart": True,  # the run resumes from its last checkpoint
         }
         if self.spot:
@@ -142,16 +115,14 @@ class VertexJob:
             file: content of the file.
         """
         labels = ",".join(f"{key}={value}" for key, value in created["labels"].items())
-        words = [
+        arguments = [
             *("gcloud", "ai", command, "create", "--config=FILE"),
             f"--project={self.project}",
             f"--region={self.region}",
             f"--display-name={created['displayName']}",
             f"--labels={labels}",
         ]
-        shipped = self.shipment.describe(self.base_folder)
-        head = job.to_comments(f"{shlex.join(words)}\n\n{shipped}")
-        return head + yaml.dump(file, Dumper=job.Dumper, sort_keys=False)
+        return self.format_request(shlex.join(arguments), file)
 
 
 def check_slice(wanted: Slice) -> None:

@@ -41,20 +41,21 @@ def report(job: "HyperparameterTuningJob") -> str:
     configs = [one.value for one in container.env if one.name == CONFIG]
     if not configs:
         raise UserError(f"{job.name} is no search that `tftpu launch vertex-search` started.")
-    words = [f"--config={configs[0]}", *_select_overrides(container.args), *list_overrides(done[0])]
+    overrides = [*_select_overrides(container.args), *list_overrides(done[0])]
     lines.append("\nThe best one again:")
-    lines.append(f"  {shlex.join(['tftpu', 'train', *words])}")
+    lines.append(f"  {shlex.join(['tftpu', 'train', f'--config={configs[0]}', *overrides])}")
     return "\n".join(lines)
 
 
 def list_overrides(trial: "Trial") -> list[str]:
-    """Returns the parameters of a trial as words of a command line."""
+    """Returns the parameters of a trial as arguments of a command line."""
     return [f"--{one.parameter_id}={_format_value(one.value)}" for one in trial.parameters]
 
 
-def _select_overrides(words: Sequence[str]) -> list[str]:
+def _select_overrides(arguments: Sequence[str]) -> list[str]:
     """Returns the overrides among the arguments of all trials that serve outside of the job."""
-    return [w for w in words if w.startswith(f"--{OVERRIDE}") and not w.startswith(_WRITERS)]
+    overrides = [text for text in arguments if text.startswith(f"--{OVERRIDE}")]
+    return [text for text in overrides if not text.startswith(_WRITERS)]
 
 
 def _format_value(value: Any) -> str:

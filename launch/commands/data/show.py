@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tftpu import input_pipelines
-from tftpu.config import Data
+from tftpu.config import DataConfig
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
@@ -75,7 +75,7 @@ def run(options: Options) -> None:
         print("\n".join(format_ranges(batch)))
 
 
-def read_examples(data: Data, seed: int, step: int, count: int) -> Batch:
+def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
     """Returns the first `count` examples of a step, or all if it has fewer."""
     import tensorflow as tf
 
@@ -91,7 +91,7 @@ def read_examples(data: Data, seed: int, step: int, count: int) -> Batch:
     return tf.nest.map_structure(lambda array: array[:count], batch)
 
 
-def to_pixels(data: Data, images: "np.ndarray") -> "np.ndarray":
+def to_pixels(data: DataConfig, images: "np.ndarray") -> "np.ndarray":
     """Converts the model's input to uint8 pixels (batch, height, width, channels)."""
     import numpy as np
     import tensorflow as tf
@@ -101,7 +101,7 @@ def to_pixels(data: Data, images: "np.ndarray") -> "np.ndarray":
     return tf.nn.depth_to_space(images, 2).numpy() if _is_in_blocks(data) else images
 
 
-def format_captions(data: Data, labels: "np.ndarray") -> list[list[str]]:
+def format_captions(data: DataConfig, labels: "np.ndarray") -> list[list[str]]:
     """Returns lines for each example: its class, or the classes it mixes, largest share first."""
     with own_code.failures_of_class(data, "class_names"):
         names = input_pipelines.class_names(data)
@@ -160,7 +160,7 @@ def draw_sheet(images: "np.ndarray", captions: list[list[str]], title: str) -> b
     return file.getvalue()
 
 
-def format_documents(data: Data, batch: Batch) -> list[str]:
+def format_documents(data: DataConfig, batch: Batch) -> list[str]:
     """Returns lines with the documents in each row of packed text, and its padding."""
     lines = []
     features, _, weights = batch
@@ -199,7 +199,7 @@ def _format_share(share: float, name: str) -> str:
     return f"{share:.2f} {name}"
 
 
-def _is_in_blocks(data: Data) -> bool:
+def _is_in_blocks(data: DataConfig) -> bool:
     return getattr(data, "space_to_depth", False)
 
 
@@ -212,7 +212,7 @@ def _cut_to_width(text: str, font: Any, width: int) -> str:
     return text + "..."
 
 
-def _choose_decoder(data: Data) -> "Callable[[np.ndarray], str]":
+def _choose_decoder(data: DataConfig) -> "Callable[[np.ndarray], str]":
     """Returns the function from token ids to text."""
     path = getattr(data, "tokenizer", None)
     if path:

@@ -20,7 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tftpu.checkpoint import manifest as checkpoint
-from tftpu.config import Data, Experiment
+from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.run import finished
 from tftpu.launch.settings import own_code
@@ -251,7 +251,7 @@ def _parse_share(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _open_records(data: Data, options: Options) -> tuple["UnlabelledRecords", Any]:
+def _open_records(data: DataConfig, options: Options) -> tuple["UnlabelledRecords", Any]:
     from tftpu import input_pipelines
 
     with own_code.failures_of_class(data, "prediction"):

@@ -9,47 +9,32 @@ preemption or a crash, and the run resumes. Prepare the cluster as the guide on 
 
 import dataclasses
 
-from tftpu.errors import UserError
 from tftpu.launch.cloud import engine, job
 from tftpu.launch.cloud.gke import job as gke
-from tftpu.launch.cloud.shipping import shipment
-from tftpu.launch.settings.options import ConfigOptions, flag
+from tftpu.launch.cloud.gke.options import ClusterOptions
+from tftpu.launch.cloud.options import JobOptions
+from tftpu.launch.settings.options import flag
 from tftpu.tpu.slices import Slice, parse_slice
 
 IMAGE = "python:3.12-slim-bookworm"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ConfigOptions):
+class Options(ClusterOptions, JobOptions):
     """The config to run, and the JobSet for it."""
 
     slice: str = flag("v5e-8", "TPU slice, such as v5e-16", metavar="SLICE")
-    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (needed)", metavar="DIR")
     image: str = flag(IMAGE, "container image with bash and Python", metavar="IMAGE")
-    package: str | None = flag(
-        None,
-        "wheel, here or in a bucket, or requirement to install there",
-        metavar="PACKAGE",
-        shown="the tftpu that is running",
-    )
-    context: str | None = flag(
-        None, "cluster, by its name in the kubeconfig", metavar="CONTEXT", shown="the current one"
-    )
-    namespace: str = flag("default", "namespace of the cluster", metavar="NAME")
     service_account: str | None = flag(
         None,
         "Kubernetes service account that may use the bucket",
         metavar="NAME",
         shown="the namespace's own",
     )
-    labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
     queue_timeout: str = flag("24h", "how long to wait for machines", metavar="TIME")
     timeout: str = flag("7d", "when an attempt is ended: 90m, 24h, 7d", metavar="TIME")
     restarts: int = flag(10, "how often the run starts again by itself", minimum=0, metavar="N")
-    spot: bool = flag(False, "use cheaper machines, which may be preempted")
-    send_data: bool = flag(False, "send data in the folder of the config without asking")
     detach: bool = flag(False, "do not wait for the end of the run")
-    dry_run: bool = flag(False, "print the JobSet, and send nothing")
 
 
 def run(options: Options) -> None:
@@ -72,45 +57,26 @@ def run(options: Options) -> None:
 
 def _build_job(options: Options, wanted: Slice, trained_by: str) -> gke.GkeJob:
     """Returns the order; a dry run has placeholders for what was not given."""
-    workdir = options.workdir
-    if options.dry_run:
-        workdir = workdir or f"gs://BUCKET/{job.to_resource_name(options.config)}"
-    if not workdir:
-        raise UserError(
-            "tftpu launch gke needs --workdir=gs://BUCKET/FOLDER: files in a pod are deleted with "
-            "it."
-        )
-    job.check_bucket_folder("workdir", workdir)
-    gke.check_name("namespace", options.namespace)
+    options.check()
     if options.service_account:
         gke.check_account(options.service_account)
     return gke.GkeJob(
-        config=options.config,
-        overrides=options.overrides,
-        slice=wanted,
         namespace=options.namespace,
-        workdir=workdir.rstrip("/"),
         image=options.image,
-        shipment=shipment.pack(options.config, options.package, trained_by),
-        service_account=options.service_account,
-        labels=options.labels,
-        timeout=options.timeout,
         restarts=options.restarts,
-        spot=options.spot,
+        **options.build_fields(wanted, trained_by),
     )
 
 
 def _launch(options: Options, order: gke.GkeJob, created: gke.JobSet, queue_s: int) -> None:
     from tftpu.launch.cloud.gke import client, follow
 
-    client.require()
     cluster = client.connect(options.namespace, options.context)
-    print(order.shipment.describe(order.workdir))
-    job.confirm_data(order.shipment, options.send_data)
+    order.confirm_shipment(options.send_data)
     name = created["metadata"]["name"]
     client.submit(cluster, order, created)
     print(f"Created {order.slice.name} as the JobSet {name}.")
-    print(f"This ends it:   {cluster.format_command('delete', 'jobset', name)}")
+    print(f"This ends it:   {cluster.format_deletion(name)}")
     print(f"The run is in   {order.workdir}", flush=True)
     if options.detach:
         print(follow.describe_running(cluster, name))

@@ -5,19 +5,15 @@ tftpu launch gke-attach python-gpt-1122-14d641
 
 import dataclasses
 
-from tftpu.launch.cloud.gke import job
-from tftpu.launch.settings.options import argument, flag
+from tftpu.launch.cloud.gke.options import ClusterOptions
+from tftpu.launch.settings.options import argument
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(ClusterOptions):
     """The JobSet to follow."""
 
     jobset: str = argument("JOBSET", "name of the JobSet, as `tftpu launch gke` printed it")
-    context: str | None = flag(
-        None, "cluster, by its name in the kubeconfig", metavar="CONTEXT", shown="the current one"
-    )
-    namespace: str = flag("default", "namespace of the cluster", metavar="NAME")
 
 
 def run(options: Options) -> None:
@@ -28,7 +24,5 @@ def run(options: Options) -> None:
     """
     from tftpu.launch.cloud.gke import client, follow
 
-    job.check_name("namespace", options.namespace)
-    client.require()
-    cluster = client.connect(options.namespace, options.context)
-    follow.watch(cluster, options.jobset)
+    options.check()
+    follow.watch(client.connect(options.namespace, options.context), options.jobset)

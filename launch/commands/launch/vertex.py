@@ -8,11 +8,10 @@ and of more than 4 chips, need the JAX engine.
 
 import dataclasses
 
-from tftpu.launch.cloud import engine, google_cloud, job
+from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.settings.options import flag
-from tftpu.tpu.slices import parse_slice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,12 +28,7 @@ def run(options: Options) -> None:
         UserError: a value that Vertex AI would reject, a missing value, or
             the job failed.
     """
-    experiment = options.load_experiment()
-    wanted = parse_slice(options.slice)
-    training_job.check_slice(wanted)
-    trained_by = engine.choose_for_slice(experiment, wanted)
-    training_job.check_engine(wanted, trained_by)
-    order = options.build_job("launch vertex", wanted, trained_by, options.tensorboard)
+    order = options.build_job(options.load_experiment(), options.tensorboard)
     created = order.build_custom_job()
     if options.dry_run:
         print(order.as_yaml(created), end="")
@@ -47,8 +41,7 @@ def _launch(
 ) -> None:
     from tftpu.launch.cloud.vertex import client as vertex_client
 
-    print(order.shipment.describe(order.base_folder))
-    job.confirm_data(order.shipment, options.send_data)
+    order.confirm_shipment(options.send_data)
     client = vertex_client.create_client(order.region)
     kind = vertex_client.CUSTOM
     name = vertex_client.submit(client, kind, order, created)
@@ -57,11 +50,5 @@ def _launch(
     print(f"The run is in        {order.run_folder}", flush=True)
     if options.detach:
         return
-    metrics = google_cloud.Follower(f"{order.run_folder}/metrics.jsonl")
-    try:
-        vertex_client.watch(client, kind, name, lambda _: metrics.print_new())
-    except KeyboardInterrupt:
-        print(
-            "\nNo longer watching. The job keeps running. "
-            f"{vertex_client.explain_how_to_end(kind, name)}"
-        )
+    folder = google_cloud.BucketFolder(order.run_folder)
+    vertex_client.watch(client, kind, name, lambda _: folder.print_new("metrics.jsonl"))

@@ -12,20 +12,21 @@ import re
 import sys
 
 from tftpu.checkpoint import manifest
-from tftpu.config import Data, from_json
+from tftpu.config import DataConfig, from_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
-from tftpu.launch.cloud import google_cloud, job
+from tftpu.launch.cloud import job
+from tftpu.launch.cloud.options import ProjectOptions
 from tftpu.launch.cloud.vertex import endpoint as vertex_endpoint
+from tftpu.launch.cloud.vertex.options import CLIENT, format_image
 from tftpu.launch.run import texts
 from tftpu.launch.settings.options import flag
 from tftpu.models import sizes
 from tftpu.storage import files
-from tftpu.version import __version__
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(ProjectOptions):
     """The model, and the machines that serve it."""
 
     model: str | None = flag(
@@ -55,9 +56,6 @@ class Options:
         metavar="IMAGE",
         shown="tftpu-serve in the project's registry",
     )
-    project: str | None = flag(
-        None, "project of Google Cloud that pays", metavar="PROJECT", shown="GOOGLE_CLOUD_PROJECT"
-    )
     region: str = flag("us-central1", "region of the endpoint", metavar="REGION")
     service_account: str | None = flag(
         None, "e-mail address that the server runs as", metavar="EMAIL", shown="Vertex AI's own"
@@ -79,12 +77,7 @@ def run(options: Options) -> None:
             f"--accelerator={options.accelerator} needs --image=IMAGE, with packages for GPUs: "
             "build the target serve-gpu of launch/Dockerfile. The target serve computes on the CPU."
         )
-    project = options.project
-    if options.dry_run:
-        project = project or "PROJECT"
-    else:
-        google_cloud.require("google.cloud.aiplatform_v1")
-        project = google_cloud.resolve_project(project)
+    project = options.resolve_project(CLIENT, options.dry_run)
     order = _build_endpoint(options, project)
     order.check()
     if options.dry_run:
@@ -124,14 +117,13 @@ def _check_place(options: Options) -> None:
 def _build_endpoint(options: Options, project: str) -> vertex_endpoint.VertexEndpoint:
     source = (options.model or options.workdir or "").rstrip("/")
     folder = source.rpartition("/")[0] if source.endswith(".onnx") else source
-    registry = f"{options.region}-docker.pkg.dev/{project}/tftpu"
     return vertex_endpoint.VertexEndpoint(
         name=options.name or job.to_resource_name(source.removesuffix(".onnx")),
         model=folder if options.model else None,
         workdir=source if options.workdir else None,
         project=project,
         region=options.region,
-        image=options.image or f"{registry}/tftpu-serve:{__version__}",
+        image=options.image or format_image(options.region, project, "tftpu-serve"),
         machine=options.machine,
         accelerator=options.accelerator,
         replicas=options.replicas,
@@ -195,7 +187,7 @@ def _check_run(workdir: str) -> None:
         )
 
 
-def _has_local_tokens(data: Data) -> bool:
+def _has_local_tokens(data: DataConfig) -> bool:
     """Returns whether only local files say what the tokens of a language model mean."""
     if getattr(data, "tokenizer", None):
         return True

@@ -10,16 +10,17 @@ Each run has a folder of its own in the workdir. --dry_run prints the compiled p
 """
 
 import dataclasses
+import shlex
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch.cloud import engine, job
+from tftpu.launch.cloud import job
 from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
+from tftpu.launch.commands.data import convert
 from tftpu.launch.run import conditions
 from tftpu.launch.settings import config_flags
-from tftpu.launch.settings.options import flag, required
-from tftpu.tpu.slices import parse_slice
+from tftpu.launch.settings.options import flag, parse, required
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,6 @@ class Options(VertexOptions):
     )
     timeout: str = flag("7d", "when the training is ended: 90m, 24h, 7d", metavar="TIME")
     spot: bool = flag(False, "train on cheaper machines, which may be preempted")
-    detach: bool = flag(False, "do not wait for the end of the run")
     dry_run: bool = flag(False, "print the compiled pipeline, and send nothing")
 
 
@@ -72,6 +72,8 @@ def run(options: Options) -> None:
         cron=options.cron,
     )
     order.check()
+    if options.convert_flags:
+        _check_convert_flags(options)
     created = order.build_pipeline_job()
     if options.dry_run:
         print(order.as_yaml(created), end="")
@@ -106,38 +108,36 @@ def _build_training_job(options: Options) -> training_job.VertexJob:
     """Returns the custom job that trains; a dry run has a placeholder for the project."""
     experiment = _load_experiment(options)
     conditions.check("--gate", options.gate, experiment)
-    wanted = parse_slice(options.slice)
-    training_job.check_slice(wanted)
-    trained_by = engine.choose_for_slice(experiment, wanted)
-    training_job.check_engine(wanted, trained_by)
-    order = options.build_job("launch vertex-pipeline", wanted, trained_by)
-    job.check_bucket_folder("workdir", order.workdir)
-    return order
+    return options.build_job(experiment)
+
+
+def _check_convert_flags(options: Options) -> None:
+    """Raises `UserError` for flags that the step of the conversion would reject."""
+    if not options.source:
+        raise UserError("--convert_flags are for the conversion of a --source: give that, too.")
+    try:
+        argv = shlex.split(options.convert_flags)
+    except ValueError as error:
+        raise UserError(f"--convert_flags={options.convert_flags}: {error}.") from error
+    for name in ("--source", "--output"):
+        if any(text.split("=")[0] == name for text in argv):
+            raise UserError(f"--convert_flags has {name}, which the pipeline sets.")
+    ours = [f"--source={options.source}", "--output=gs://BUCKET/FOLDER"]
+    parse("data convert", convert.Options, [*argv, *ours])
 
 
 def _launch(training: training_job.VertexJob, created: dict, options: Options) -> None:
     from tftpu.launch.cloud.vertex import pipeline_client as client
 
-    print(training.shipment.describe(training.base_folder))
-    job.confirm_data(training.shipment, options.send_data)
+    training.confirm_shipment(options.send_data)
     given = client.create_clients(training.region)
     if options.cron:
         name = client.submit_schedule(given, training, created, options.cron)
-        print(f"Each run trains in a folder of {training.base_folder}, and costs. ", end="")
+        print(f"Each run trains in a folder of {training.workdir}, and costs. ", end="")
         print(client.explain_how_to_end_schedule(training, name))
         return
-    number = job.make_unique_name(options.config)
-    name = client.submit(given, training, created, number)
+    name = client.submit(given, training, created, job.make_unique_name(options.config))
     print(client.explain_how_to_end(training, name))
-    print(f"The run is in {training.base_folder}/{number}", flush=True)
-    if options.detach:
-        return
-    try:
+    print(f"The run is in {client.resolve_run_folder(training, name)}", flush=True)
+    if not options.detach:
         client.watch(given, training, name)
-    except KeyboardInterrupt:
-        print(
-            "\nNo longer watching. The pipeline keeps running. "
-            f"{client.explain_how_to_end(training, name)}"
-        )
-        return
-    print(f"The export is in {training.base_folder}/{number}/export")

@@ -8,15 +8,12 @@ preempted. The service chooses the values; what it cannot express is refused.
 
 import dataclasses
 
-from tftpu.launch.cloud import engine, job
 from tftpu.launch.cloud.vertex import search as vertex_search
-from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.cloud.vertex.search import VertexSearch
 from tftpu.launch.search import checks, space
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import flag
-from tftpu.tpu.slices import parse_slice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,12 +51,8 @@ def run(options: Options) -> None:
     metric = checks.choose_metric(options.metric, options.overrides, experiment)
     dimensions = space.parse(options.space or config_flags.load_space(options.config), experiment)
     checks.check_space(dimensions, options.overrides, experiment)
-    wanted = parse_slice(options.slice)
-    training_job.check_slice(wanted)
-    trained_by = engine.choose_for_slice(experiment, wanted)
-    training_job.check_engine(wanted, trained_by)
     search = VertexSearch(
-        order=options.build_job("launch vertex-search", wanted, trained_by, options.tensorboard),
+        order=options.build_job(experiment, options.tensorboard),
         space=dimensions,
         experiment=experiment,
         metric=metric,
@@ -80,8 +73,7 @@ def _launch(search: VertexSearch, created: vertex_search.Spec, options: Options)
     from tftpu.launch.cloud.vertex import follow as vertex_follow
 
     order, kind = search.order, vertex_client.TUNING
-    print(order.shipment.describe(order.base_folder))
-    job.confirm_data(order.shipment, options.send_data)
+    order.confirm_shipment(options.send_data)
     client = vertex_client.create_client(order.region)
     name = vertex_client.submit(client, kind, order, created)
     print(vertex_client.explain_how_to_end(kind, name))

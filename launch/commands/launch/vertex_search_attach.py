@@ -6,6 +6,7 @@ tftpu launch vertex-search-attach projects/1/locations/us-central1/hyperparamete
 import dataclasses
 
 from tftpu.launch.cloud import google_cloud
+from tftpu.launch.cloud.vertex.options import CLIENT
 from tftpu.launch.settings.options import argument
 
 
@@ -22,7 +23,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: there is no such job, or it failed.
     """
-    google_cloud.require("google.cloud.aiplatform_v1")
+    google_cloud.require(CLIENT)
     from tftpu.launch.cloud.vertex import client as vertex_client
     from tftpu.launch.cloud.vertex import follow
 

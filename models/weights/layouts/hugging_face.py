@@ -7,12 +7,12 @@ stores (in, out) and (height, width, in, out). Only GPT-2 is (in, out) there too
 import re
 from collections.abc import Callable
 
-from tftpu.config import Model
+from tftpu.config import ModelConfig
 from tftpu.models import sizes
 from tftpu.models.weights.layouts.entry import Entry, Layout, map_joined, map_same, map_transposed
 
 
-def build_layout(config: Model) -> list[Entry] | None:
+def build_layout(config: ModelConfig) -> list[Entry] | None:
     """Returns the place of each variable of a model; None if Transformers has no such model."""
     family = _LAYOUTS.get(type(config))
     if family is None or (isinstance(config, sizes.ViT) and config.pooling != "token"):
@@ -20,7 +20,7 @@ def build_layout(config: Model) -> list[Entry] | None:
     return list(family(config))
 
 
-def map_known_names(config: Model, names: list[str]) -> dict[str, str]:
+def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
     """Returns the names in a file by their names in `layout`.
 
     Files without a head, and the first checkpoints, lack the prefix of the model; the first BERTs
@@ -36,7 +36,7 @@ def map_known_names(config: Model, names: list[str]) -> dict[str, str]:
     return {complete_name(name): name for name in names}
 
 
-def is_head(config: Model, name: str) -> bool:
+def is_head(config: ModelConfig, name: str) -> bool:
     """Returns whether an array, by its name in `layout`, is of a head, or below no layer."""
     prefix = _PREFIXES[type(config)]
     beside = (f"{prefix}pooler.", f"{prefix}embeddings.mask_token")  # of pretraining
@@ -68,7 +68,7 @@ def is_buffer(name: str) -> bool:
     )
 
 
-def list_tied_arrays(config: Model) -> dict[str, str]:
+def list_tied_arrays(config: ModelConfig) -> dict[str, str]:
     """Returns arrays of heads that are tied in the model, and the names of what they repeat."""
     if isinstance(config, sizes.GPT):
         return {"lm_head.weight": "transformer.wte.weight"}
@@ -236,7 +236,7 @@ def _map_conv_norm(ours: str, theirs: str) -> Layout:
     yield map_same(f"{ours}_norm/moving_variance", f"{theirs}.normalization.running_var")
 
 
-_LAYOUTS: dict[type[Model], Callable[..., Layout]] = {
+_LAYOUTS: dict[type[ModelConfig], Callable[..., Layout]] = {
     sizes.ResNet: _map_resnet,
     sizes.ConvNeXt: _map_convnext,
     sizes.ViT: _map_vit,
@@ -246,7 +246,7 @@ _LAYOUTS: dict[type[Model], Callable[..., Layout]] = {
 }
 # Of heads, which have no prefix in files without it, either.
 _HEADS = ("lm_head.", "classifier.", "cls.", "score.", "qa_outputs.")
-_PREFIXES: dict[type[Model], str] = {
+_PREFIXES: dict[type[ModelConfig], str] = {
     sizes.ResNet: "resnet.",
     sizes.ConvNeXt: "convnext.",
     sizes.ViT: "vit.",

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tftpu.config import Model
+from tftpu.config import ModelConfig
 from tftpu.errors import UserError
 from tftpu.models import sizes
 from tftpu.storage import files
@@ -38,7 +38,7 @@ class Setting(NamedTuple):
     field: str = ""
 
 
-def check(config: Model, name: str, path: str) -> None:
+def check(config: ModelConfig, name: str, path: str) -> None:
     """Compares the config beside weights, if there is one, with a model.
 
     Args:
@@ -92,7 +92,7 @@ def _is_same(value: Any, ours: tuple[Any, ...]) -> bool:
     return any(alike) or any(tiny)
 
 
-def _describe(setting: Setting, theirs: dict[str, Any], config: Model) -> str:
+def _describe(setting: Setting, theirs: dict[str, Any], config: ModelConfig) -> str:
     value = theirs.get(setting.key, setting.default)
     by_default = "" if setting.key in theirs else " by default"
     there = f"{setting.key} is {value!r} there{by_default}"
@@ -206,7 +206,7 @@ def _list_resnet(c: sizes.ResNet, theirs: dict[str, Any]) -> Iterator[Setting]:
 
 
 # A Mistral without a window is a Llama; the autoencoder's encoder is a ViT.
-_FAMILIES: dict[type[Model], tuple[tuple[str, ...], Callable[..., Iterator[Setting]]]] = {
+_FAMILIES: dict[type[ModelConfig], tuple[tuple[str, ...], Callable[..., Iterator[Setting]]]] = {
     sizes.Llama: (("llama", "mistral"), _list_llama),
     sizes.GPT: (("gpt2",), _list_gpt),
     sizes.BERT: (("bert",), _list_bert),

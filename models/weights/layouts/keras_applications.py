@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable
 
-from tftpu.config import Model
+from tftpu.config import ModelConfig
 from tftpu.errors import UserError
 from tftpu.models import sizes
 from tftpu.models.weights.layouts.entry import Entry, Layout, map_same, map_transposed
 
 
-def build_layout(config: Model) -> list[Entry] | None:
+def build_layout(config: ModelConfig) -> list[Entry] | None:
     """Returns the place of each variable of a model; None if keras.applications has no such model.
 
     Raises:
@@ -21,7 +21,7 @@ def build_layout(config: Model) -> list[Entry] | None:
     return list(family(config))
 
 
-def map_known_names(config: Model, names: list[str]) -> dict[str, str]:
+def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
     """Returns the names in a file by their names in `layout`.
 
     ConvNeXt's begin with the name of the model.
@@ -32,7 +32,7 @@ def map_known_names(config: Model, names: list[str]) -> dict[str, str]:
     }
 
 
-def is_head(config: Model, name: str) -> bool:
+def is_head(config: ModelConfig, name: str) -> bool:
     """Returns whether an array, by its name in `layout`, is of a head."""
     return name.startswith(("predictions/", "head_"))
 
@@ -133,7 +133,7 @@ def _map_arrays(ours: str, theirs: str, names: tuple[str, ...]) -> Layout:
         yield map_same(f"{ours}/{name}", f"{theirs}/{index}")
 
 
-_LAYOUTS: dict[type[Model], Callable[..., Layout]] = {
+_LAYOUTS: dict[type[ModelConfig], Callable[..., Layout]] = {
     sizes.ResNet: _map_resnet,
     sizes.ConvNeXt: _map_convnext,
     sizes.EfficientNetV2: _map_efficientnetv2,

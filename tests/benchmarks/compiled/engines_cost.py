@@ -55,7 +55,7 @@ def measure(name: str, engine: str) -> dict[str, float]:
 
     from tests.benchmarks.compiled.cycles import cycles_of
     from tftpu import models
-    from tftpu.config import Cluster, TrainOptions
+    from tftpu.config import ClusterConfig, TrainConfig
     from tftpu.engines import selection
     from tftpu.optim.losses import SmoothedCrossentropy
     from tftpu.preflight.compiling import compiler
@@ -81,8 +81,8 @@ def measure(name: str, engine: str) -> dict[str, float]:
             tf.TensorSpec((examples, 224, 224, 3), tf.bfloat16),
             tf.TensorSpec((examples,), tf.int32),
         )
-    lowering = selection.lowering_for(Cluster(engine=engine))
-    step = lowering.lower(model, batch, 1, "mixed_bfloat16", TrainOptions())
+    lowering = selection.lowering_for(ClusterConfig(engine=engine))
+    step = lowering.lower(model, batch, 1, "mixed_bfloat16", TrainConfig())
     target = parse_slice(SLICE)
     # Without XLA's options for meshes, which only one engine has: it compares programs.
     compiled = compiler.compile_program(step, target)

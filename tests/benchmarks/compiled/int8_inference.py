@@ -30,14 +30,13 @@ import jax.numpy as jnp
 import keras
 
 from tests.benchmarks.compiled.cycles import cycles_of
-from tftpu import models
+from tftpu import models, sharding
 from tftpu.engines import keras_internals
 from tftpu.engines.lowered import LoweredStep
 from tftpu.inference.decoding import Cached
 from tftpu.models.layers.dense import Dense
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing.cost import price
-from tftpu.tpu import target
 from tftpu.tpu.slices import parse_slice
 
 Shape = jax.ShapeDtypeStruct
@@ -177,7 +176,7 @@ def lower_model(
         for layer, (codes, scale) in zip(quantized, coded):
             layer.codes, layer.scale = codes, scale
         scope = keras.StatelessScope(list(zip(kept, values)))
-        with target.compiling_for("tpu"), scope, keras_internals.plain_errors():
+        with sharding.compiling_for("tpu"), scope, keras_internals.plain_errors():
             return run(model, *given)
 
     values = [Shape(v.shape, v.dtype) for v in kept]

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tests.benchmarks.compiled.cycles import cycles_of
 from tftpu import models
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling import compiler
@@ -45,9 +45,7 @@ def main(arguments: list[str]) -> None:
         _say(f"KerasHub, batch:{mesh[0]},model:{mesh[1]}", theirs(mesh, layers, tokens), {})
     lowering = JaxLowering("fsdp:-1")
     share = (tf.TensorSpec((1, tokens), tf.int32),) * 2
-    step = lowering.lower(
-        lambda: ours(layers), share, devices, PRECISION, TrainOptions(log_every=1)
-    )
+    step = lowering.lower(lambda: ours(layers), share, devices, PRECISION, TrainConfig(log_every=1))
     _say("tftpu, fsdp:16", step, lowering.choose_compiler_options(parse_slice(SLICE)))
 
 

@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tftpu import models
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.config.mesh import DATA, FSDP, mesh_sizes
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
@@ -164,7 +164,7 @@ def compiled_row(row: Row, setting: str = AUTO) -> tuple[LoweredStep, compiler.C
     """Returns the train step of a row, and what the compiler made of it."""
     target = parse_slice(row.slice)
     lowering = JaxLowering(row.mesh, setting)
-    options = TrainOptions(global_clipnorm=1.0)
+    options = TrainConfig(global_clipnorm=1.0)
     step = lowering.lower(
         lambda: model(row), batch(row), target.replicas, "mixed_bfloat16", options
     )

@@ -75,7 +75,7 @@ def train(workdir: Path, count: int) -> None:
         model = keras.Sequential(layers)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.02, 0.9), loss, metrics=["accuracy"])
-    options = tftpu.TrainOptions(
+    options = tftpu.TrainConfig(
         ema_momentum=0.99, steps_per_loop=5, log_every=20, checkpoint_every=EVERY, keep=2
     )
     tftpu.Trainer(model, str(workdir), options, engine=engine).fit(

@@ -14,13 +14,13 @@ from tftpu.errors import UserError
 def test_without_accelerators_auto_is_the_cpu(monkeypatch):
     monkeypatch.delenv("TPU_NAME", raising=False)
     engine = tftpu.connect()
-    assert engine.data_shares == 1
+    assert engine.data_shards == 1
     assert not engine.hardware.is_tpu
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_replicas_split_the_cpu(count):
-    assert tftpu.connect(virtual_devices=count).data_shares == count
+    assert tftpu.connect(virtual_devices=count).data_shards == count
 
 
 def test_more_replicas_than_were_set_up_fails_with_a_clear_error():

@@ -9,7 +9,7 @@ from tests.support.data import data_sets
 from tftpu.launch import main
 
 CONFIG = """
-from tftpu.config import Experiment, Train
+from tftpu.config import Experiment, TrainConfig
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.models.sizes import ResNet
 
@@ -23,7 +23,7 @@ def get_config():
             format="tfrecord", data_dir={folder!r}, image_size=8, num_classes=10,
             global_batch_size=8, eval_split="train", augment=Augment(mixup=0.2),
         ),
-        train=Train(steps=6, steps_per_loop=2, log_every=2, checkpoint_every=2),
+        train=TrainConfig(steps=6, steps_per_loop=2, log_every=2, checkpoint_every=2),
     )
 """
 

@@ -4,10 +4,10 @@ import pytest
 
 from tests.support.fakes.scratch_machine import V5E, Scratch
 from tftpu.errors import UserError
-from tftpu.launch.commands import train
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.main import main
+from tftpu.launch.run import start
 
 
 @pytest.fixture
@@ -50,6 +50,6 @@ def test_train_checks_before_tensorflow_is_imported(monkeypatch, tmp_path, capsy
         raise AssertionError("TensorFlow was imported")
 
     monkeypatch.setattr(quick, "check", damaged)
-    monkeypatch.setattr(train.startup, "import_tensorflow", imported)
+    monkeypatch.setattr(start.startup, "import_tensorflow", imported)
     assert main(["train", "--config=digits_resnet", f"--workdir={tmp_path}"]) == 2
     assert capsys.readouterr().err == "tftpu: the wheel is damaged\n"

@@ -34,7 +34,7 @@ from tftpu.input_pipelines.sources import StreamedImages
 
 
 @dataclasses.dataclass
-class Net(tftpu.Model):
+class Net(tftpu.ModelConfig):
     def build(self):
         from keras import Input, Sequential, layers
 

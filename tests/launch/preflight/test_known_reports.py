@@ -63,7 +63,7 @@ def test_slices_and_prices_are_part_of_the_name(monkeypatch):
 
 def test_what_may_follow_from_more_than_the_config_has_none(tmp_path):
     folder = tmp_path / "project"
-    config = projects.write(folder, "train=tftpu.Train(steps=3)")
+    config = projects.write(folder, "train=tftpu.TrainConfig(steps=3)")
     assert key_of(str(config), cwd=folder) == "None"
     assert key_of("bert_base_sst2") == "None"  # its batches are described in a file of the data
 

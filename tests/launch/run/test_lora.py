@@ -16,7 +16,7 @@ from tftpu.launch.main import main
 
 pytestmark = pytest.mark.slow
 CONFIG = """
-from tftpu.config import Experiment, Optimizer, Train
+from tftpu.config import Experiment, OptimizerConfig, TrainConfig
 from tftpu.input_pipelines.sources import Images
 from tftpu.models.sizes import ViT
 
@@ -26,8 +26,12 @@ def get_config():
         model=ViT("tiny", patch=4, layers=2, width=64, heads=2, image_size=8, channels=1,
                   num_classes=10),
         data=Images(name="digits", global_batch_size=64, image_size=8, channels=1),
-        optimizer=Optimizer(name="adam", learning_rate=0.003, warmup_steps=0, decay="constant"),
-        train=Train(steps=20, steps_per_loop=5, log_every=5, eval_every=0, checkpoint_every=0),
+        optimizer=OptimizerConfig(
+            name="adam", learning_rate=0.003, warmup_steps=0, decay="constant"
+        ),
+        train=TrainConfig(
+            steps=20, steps_per_loop=5, log_every=5, eval_every=0, checkpoint_every=0
+        ),
     )
 """
 EXACT = 2e-5

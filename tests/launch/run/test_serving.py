@@ -21,7 +21,7 @@ import tftpu
 
 
 @dataclasses.dataclass
-class Rows(tftpu.Data):
+class Rows(tftpu.DataConfig):
     """Eight numbers or tokens, and a label for each row or token."""
 
     vocabulary: int = 0
@@ -40,7 +40,7 @@ class Rows(tftpu.Data):
 
 
 @dataclasses.dataclass
-class Kind(tftpu.Model):
+class Kind(tftpu.ModelConfig):
     kind: str = "subclass"
 
     def build(self):
@@ -68,7 +68,8 @@ def get_config():
     kind = "KIND"
     tokens = kind != "subclass"
     data = Rows("rows", 8, vocabulary=256 if tokens else 0, per_row=not tokens)
-    return tftpu.Experiment(Kind(kind=kind), data, optimizer="sgd", train=tftpu.Train(steps=4))
+    train = tftpu.TrainConfig(steps=4)
+    return tftpu.Experiment(Kind(kind=kind), data, optimizer="sgd", train=train)
 '''
 
 

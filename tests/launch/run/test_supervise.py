@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tftpu.launch.commands import train
+from tftpu.launch.run import start as starting
 
 # Runs a script of words: "save:N" makes a checkpoint, "exit:N" ends, "kill" dies.
 CHILD = """
@@ -124,9 +124,9 @@ def test_a_supervised_run_imports_modules_of_the_working_directory(tmp_path):
     (tmp_path / "neighbour.py").write_text("print('imported')")
     (tmp_path / "tftpu").mkdir()
     (tmp_path / "tftpu/__init__.py").write_text("raise SystemExit('the wrong tftpu')")
-    code = train._MAIN.replace("run()", "import neighbour")
+    code = starting._MAIN.replace("run()", "import neighbour")
     done = subprocess.run(
-        [sys.executable, *train._list_interpreter_flags(), "-c", code],
+        [sys.executable, *starting._list_interpreter_flags(), "-c", code],
         cwd=tmp_path,
         capture_output=True,
         text=True,

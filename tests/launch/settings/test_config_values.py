@@ -98,7 +98,7 @@ class Options:
     depth: int = 1
 
 @dataclasses.dataclass
-class Linear(tftpu.Model):
+class Linear(tftpu.ModelConfig):
     width: int = 1
     bias: bool = False
     activation: Literal["relu", "tanh"] = "relu"

@@ -413,7 +413,7 @@ def test_a_config_json_is_checked_before_its_data_are_read(field, value, said, t
 
 def validating(folder: Path, part: str) -> Path:
     """Writes a project whose model or data has a mistake in `validate`; returns its config file."""
-    check = "\n    def validate(self, *share):\n        raise ValueError('too few')\n"
+    check = "\n    def validate(self, *batch):\n        raise ValueError('too few')\n"
     texts = {"model": projects.MODEL, "data": projects.DATA}
     return projects.write(folder, "loss='mse'", **{part: texts[part] + check})
 
@@ -452,7 +452,7 @@ def test_a_mistake_in_users_data_is_reported_with_its_line(method, command, tmp_
 
 
 def test_a_mistake_in_an_inherited_method_is_reported_with_its_line(tmp_path):
-    base = f"{projects.MODEL}\n    def validate(self, share):\n        1 / 0\n"
+    base = f"{projects.MODEL}\n    def validate(self, batch):\n        1 / 0\n"
     files = {"net/__init__.py": "", "net/base.py": base}
     files["model.py"] = "from net import base\n\nclass Linear(base.Linear):\n    pass\n"
     files["mine.py"] = projects.CONFIG.format(rest="loss='mse'")
@@ -467,7 +467,7 @@ def test_a_mistake_in_a_class_without_a_file_is_raised_as_it_is(tmp_path):
     """A notebook defines its classes in a module that has no file."""
     experiment = config_flags.load(str(projects.write(tmp_path, "loss='mse'")), [])
     base, cells = type(experiment.model), {"__name__": "cells"}
-    exec("def validate(self, share):\n    1 / 0", cells)
+    exec("def validate(self, batch):\n    1 / 0", cells)
     model: Any = type("Cells", (base,), {"__module__": "cells", "validate": cells["validate"]})()
     with pytest.raises(ZeroDivisionError):
         own_code.validate(tftpu.Experiment(model, experiment.data, loss="mse"))
@@ -498,7 +498,7 @@ def test_of_a_users_parts_a_config_json_is_validated_by_the_model_alone(tmp_path
 def test_fields_that_users_data_derive_are_validated_by_the_class_that_has_them(
     field, value, tmp_path
 ):
-    derived = projects.DATA.replace("(tftpu.Data)", "(Records)")
+    derived = projects.DATA.replace("(tftpu.DataConfig)", "(Records)")
     derived += "\n    def validate(self):\n        super().validate()\n        1 / 0\n"
     derived = f"from tftpu.input_pipelines.sources import Records\n{derived}"
     path = projects.write(tmp_path, "loss='mse'", data=derived)

@@ -1,6 +1,7 @@
 """Models, data, losses and metrics of a user's own, through the commands of tftpu."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ SGD = "optimizer=keras.optimizers.SGD(0.05, momentum=0.5)"
 OBJECTS = f"""
     {SGD}, loss=losses.Scaled(scale=2.0),
     metrics=("mae", keras.metrics.RootMeanSquaredError(name="rmse")),
-    train=tftpu.Train(epochs=4, steps_per_loop=3),
+    train=tftpu.TrainConfig(epochs=4, steps_per_loop=3),
 """
 IMPORTS = "import keras\nimport losses\nimport tftpu"
 
@@ -83,6 +84,44 @@ def test_a_config_of_own_parts_trains_as_keras_does_and_every_step_of_it_is_reco
     assert "another loss configuration" in capsys.readouterr().err
 
 
+def old_names(text: str) -> str:
+    """Returns a config.json with the names that the classes of configs had before."""
+    return re.sub(r"(tftpu\.config\.\w+\.)(Cluster|Optimizer|Train)Config", r"\1\2", text)
+
+
+def test_a_run_that_holds_old_names_is_evaluated_and_resumes(tmp_path, capsys):
+    rest = "loss='mse', optimizer=tftpu.OptimizerConfig(warmup_steps=2), {train}"
+    train = "train=tftpu.TrainConfig(steps={}, checkpoint_every=3)"
+    path = write(tmp_path, rest.format(train=train.format(6)))
+    assert main(["train", f"--config={path}", "--workdir=run"]) == 0
+    assert main(["evaluate", "--workdir=run"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    recorded = Path("run/config.json")
+    recorded.write_text(old_names(recorded.read_text()))
+    assert 'tftpu.config.options.Train"' in recorded.read_text()
+    assert main(["evaluate", "--workdir=run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    path = write(tmp_path, rest.format(train=train.format(9)))
+    assert main(["train", f"--config={path}", "--workdir=run"]) == 0
+    assert "Resuming from the checkpoint of step 6" in capsys.readouterr().out
+    assert json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])["step"] == 9
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tftpu.Train(steps=5)", "TrainOptions(steps=5)", "tftpu.Optimizer()"],
+)
+def test_a_config_of_old_names_is_one_message_with_the_new_ones(tmp_path, capsys, text):
+    (tmp_path / "mine.py").write_text(f"import tftpu\ndef get_config():\n    return {text}\n")
+    if text.startswith("TrainOptions"):
+        (tmp_path / "mine.py").write_text("from tftpu import TrainOptions\n")
+    assert main(["train", "--config=mine.py", "--workdir=run"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and " is now tftpu." in said
+    for name in ("ModelConfig", "DataConfig", "OptimizerConfig", "TrainConfig", "ClusterConfig"):
+        assert name in said
+
+
 OBJECTIVES = """
     def objectives(self, model):
         import tftpu
@@ -96,7 +135,7 @@ OBJECTIVES = """
 
 
 def test_a_model_brings_loss_functions_of_its_own(tmp_path, capsys):
-    rest = "train=tftpu.Train(epochs=4)"
+    rest = "train=tftpu.TrainConfig(epochs=4)"
     path = write(tmp_path, rest, model=projects.MODEL + OBJECTIVES)
     assert main(["train", f"--config={path}", "--workdir=run"]) == 0
     capsys.readouterr()
@@ -122,7 +161,7 @@ class EndsAtOnce(keras.callbacks.Callback):
         assert set(logs) >= {"loss", "val_loss"}
         self.model.stop_training = True
 """
-    rest = 'loss="mse", callbacks=[mine_callbacks.EndsAtOnce(2)], train=tftpu.Train(epochs=9)'
+    rest = 'loss="mse", callbacks=[mine_callbacks.EndsAtOnce(2)], train=tftpu.TrainConfig(epochs=9)'
     text = projects.CONFIG.format(rest=rest).replace(
         "import tftpu", "import tftpu\nimport mine_callbacks"
     )
@@ -186,7 +225,7 @@ def test_every_model_gets_an_optimizer_and_metrics_of_its_own(tmp_path):
         ("loss=lambda y, p: y", "is the function"),
         ("loss=losses.Scaled", "loss is the class Scaled: write Scaled()"),
         ("loss=5", "loss is a int: give one of Keras's names"),
-        ("train=tftpu.Train(steps=5, epochs=5)", "set only one of them"),
+        ("train=tftpu.TrainConfig(steps=5, epochs=5)", "set only one of them"),
     ],
 )
 def test_a_wrong_loss_or_length_is_named(rest, message, tmp_path):
@@ -246,7 +285,7 @@ def test_wrong_flags_of_own_classes_are_named(flag, message, tmp_path):
 
 
 def test_the_last_length_on_the_command_line_wins_over_the_config(tmp_path):
-    path = write(tmp_path, "train=tftpu.Train(epochs=5)")
+    path = write(tmp_path, "train=tftpu.TrainConfig(epochs=5)")
 
     def length(*flags: str) -> tuple[int | None, int | None]:
         train = config_flags.load(path, [f"--config.train.{flag}" for flag in flags]).train
@@ -310,7 +349,7 @@ def test_a_run_that_a_script_made_is_evaluated_with_a_config(tmp_path, capsys):
 
 
 def test_a_run_whose_code_has_moved_is_evaluated_from_there(tmp_path, capsys):
-    rest = "loss='mse', train=tftpu.Train(steps=6)"
+    rest = "loss='mse', train=tftpu.TrainConfig(steps=6)"
     path = write(tmp_path / "here", rest)
     assert main(["train", f"--config={path}", "--workdir=run"]) == 0
     (tmp_path / "here").rename(tmp_path / "there")
@@ -327,7 +366,7 @@ def test_a_run_whose_code_has_moved_is_evaluated_from_there(tmp_path, capsys):
 
 def test_a_workdir_from_elsewhere_imports_no_file_that_was_not_named(tmp_path, capsys, monkeypatch):
     """Nor one beside the config that this does not import; what it imports later, it does."""
-    rest = "loss='mse', train=tftpu.Train(steps=6)"
+    rest = "loss='mse', train=tftpu.TrainConfig(steps=6)"
     later = projects.CONFIG.format(rest=rest).replace("from model import Linear\n", "")
     later = later.replace("    return", "    from model import Linear\n    return")
     other = projects.MODEL + f"\nopen({str(tmp_path / 'ran')!r}, 'w')"
@@ -355,7 +394,7 @@ def test_a_workdir_from_elsewhere_imports_no_file_that_was_not_named(tmp_path, c
 
 def test_data_without_an_evaluation_split_train_and_export(tmp_path, capsys):
     text = projects.DATA.replace("def evaluation", "def unused")
-    path = write(tmp_path, "loss='mse', train=tftpu.Train(steps=6)", data=text)
+    path = write(tmp_path, "loss='mse', train=tftpu.TrainConfig(steps=6)", data=text)
     assert main(["train", f"--config={path}", "--workdir=run"]) == 0
     assert main(["export-weights", "--workdir=run", "--to=w.safetensors"]) == 0
     capsys.readouterr()
@@ -393,7 +432,7 @@ def test_functions_and_objects_are_described_as_plain_data(tmp_path):
 
 @pytest.mark.parametrize(("named", "marking"), [("acc", "accuracy"), ("accuracy", "acc")])
 def test_the_best_checkpoint_is_marked_by_accuracy_however_it_is_spelled(named, marking, tmp_path):
-    rest = f"loss='mse', metrics='mae', train=tftpu.Train(steps=6, best_metric={marking!r})"
+    rest = f"loss='mse', metrics='mae', train=tftpu.TrainConfig(steps=6, best_metric={marking!r})"
     path = write(tmp_path, rest)
     given = [f"--config={path}", "--workdir=run", f"--config.metrics={named}"]
     assert main(["train", *given]) == 0

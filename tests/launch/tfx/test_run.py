@@ -195,7 +195,7 @@ import tftpu
 from tftpu.launch.tfx import Examples
 
 @dataclasses.dataclass
-class Linear(tftpu.Model):
+class Linear(tftpu.ModelConfig):
     def build(self):
         import keras
         given = {n: keras.Input((1,), name=n) for n in ("petal_length", "sepal_length")}

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.support.models.strategies import relative
 from tftpu import models
-from tftpu.config import Share
+from tftpu.config import PerReplicaBatch
 from tftpu.errors import UserError
 
 
@@ -80,7 +80,7 @@ def test_the_stem_and_its_gradients_are_those_of_kerass_layers(stem, size, norm_
 
 
 def test_an_impossible_stem_fails_with_a_clear_error():
-    share = Share(32, 1, 1)
+    share = PerReplicaBatch(32, 1, 1)
     with pytest.raises(UserError, match="space_to_depth"):
         models.config("resnet18", stem="space2depth").validate(share)
     with pytest.raises(UserError, match="not 33"):

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.models.kernels import interpreted
-from tftpu import models, preflight
+from tftpu import models, preflight, sharding
 from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.errors import UserError
 from tftpu.models.families import llama
@@ -19,7 +19,6 @@ from tftpu.models.kernels import flash, functions, internals
 from tftpu.models.layers.attention import attention, choose_rotation_kernel
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
-from tftpu.tpu import target
 from tftpu.tpu.slices import parse_slice
 
 __all__ = ["interpreted"]  # a fixture
@@ -32,7 +31,7 @@ def test_a_jax_too_new_for_tensorflow_fails_with_the_versions_to_install(monkeyp
 
         monkeypatch.setattr(export, "maximum_supported_calling_convention_version", 99)
     message = r"cannot read what this jax writes.*jax==0\.6\.0"
-    with target.compiling_for("tpu"), pytest.raises(UserError, match=message):
+    with sharding.compiling_for("tpu"), pytest.raises(UserError, match=message):
         attention(query, query, query, implementation="flash")
 
 
@@ -166,8 +165,8 @@ def test_without_jax_the_error_says_how_to_install_it(interpreted, monkeypatch):
 )
 def test_keys_are_repeated_only_for_devices_and_memory(key_heads, dtype, time, devices, times):
     query = keras.KerasTensor((1, time, 16, 128), dtype)
-    sharing = target.Sharing({target.HEADS: devices}, None, None, None)
-    with target.compiling_for("tpu", sharing):
+    sharing = sharding.Sharding({sharding.HEADS: devices}, None, None, None)
+    with sharding.compiling_for("tpu", sharing):
         assert functions._count_repeats(query, key_heads, flash) == times
 
 

@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from tftpu import models, preflight
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.tensorflow.lowering.lower import TensorFlowLowering, lower
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
@@ -65,7 +65,7 @@ def examine(model_fn, spec, slice_name="v3-8", **options):
 
 
 def accumulating(microbatches):
-    return TrainOptions(gradient_accumulation_steps=microbatches)
+    return TrainConfig(gradient_accumulation_steps=microbatches)
 
 
 class NoUpdate(keras.optimizers.Optimizer):

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tftpu
 from tests.support.models import foreign_models
 from tests.support.steps.closed_form import forward_flops
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.tensorflow.lowering import lower
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.train_step import TrainStep
@@ -56,7 +56,7 @@ def test_the_model_flops_are_those_of_the_layers_on_paper(name):
         batch: Any = keras.tree.map_structure(lambda s: tf.ones(s.shape, s.dtype), spec)
 
         expected = gan(built, batch) if objectives else 3 * forward_flops(lambda: built(batch[0]))
-        state = ModelState(built, spec, TrainOptions(), objectives)
+        state = ModelState(built, spec, TrainConfig(), objectives)
         trained = TrainStep(state, spec).model_flops
     step = lower.lower(model.build, spec, 1, "mixed_bfloat16", objectives=model.objectives)
     assert expected

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tftpu import preflight
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.tensorflow.lowering import lower
 from tftpu.preflight import examine
 from tftpu.preflight.options import PreflightOptions
@@ -29,7 +29,7 @@ def uncompiled(monkeypatch):
 
 
 def test_what_a_device_holds_is_known_before_the_step_is_compiled():
-    options = TrainOptions(ema_momentum=0.9)
+    options = TrainConfig(ema_momentum=0.9)
     held = lower.lower(model, BATCH, 1, "float32", options).held
     weights = 4 * WIDTH**2
     assert (held.weights, held.averages) == (weights, weights)
@@ -50,6 +50,6 @@ def test_a_state_that_does_not_fit_is_answered_with_what_would(uncompiled):
 
 
 def test_an_optimizer_without_state_is_not_advised_twice(uncompiled):
-    options = PreflightOptions(train=TrainOptions(ema_momentum=0.9))
+    options = PreflightOptions(train=TrainConfig(ema_momentum=0.9))
     [item] = preflight.check(lambda: model("sgd"), BATCH, ["v3-8"], options).slices
     assert not any("optimizer with less state" in line for line in item.advice)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.support.programs.collectives import ESTIMATED, FUSIONS, GATHER, PAIR, SLICE, compiled
 from tftpu import preflight
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.lowered import Held, LoweredStep
 from tftpu.preflight import PreflightOptions
 from tftpu.preflight.plots import MAX_PLACES, plots_of
@@ -78,7 +78,7 @@ def perceptron():
 def test_the_peak_of_a_compiled_program_is_the_compilers_own(microbatches):
     count = 8 * 4096 * microbatches
     spec = tf.TensorSpec((count, 1024)), tf.TensorSpec((count,), tf.int32)
-    train = TrainOptions(gradient_accumulation_steps=microbatches)
+    train = TrainConfig(gradient_accumulation_steps=microbatches)
     [item] = preflight.check(perceptron, spec, ["v3-8"], PreflightOptions(train=train)).slices
     curve = item.plots.memory
     assert item.hbm["temporaries"] > 40 * MIB

@@ -11,6 +11,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 
 from tests.support.fakes.fake_google_cloud import Fault, grpc_service, storage
+from tftpu.launch.cloud import waiting
 from tftpu.launch.cloud.tpu_vm import client as tpu_vm_client
 
 QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")  # states before capacity is found
@@ -114,8 +115,8 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudTpu]:
             operation,
         ),
     }
-    monkeypatch.setattr(tpu_vm_client, "POLL_S", 0.01)
-    monkeypatch.setattr(tpu_vm_client, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(waiting, "POLL_S", 0.01)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.3)
     with grpc_service("google.cloud.tpu.v2.Tpu", methods) as channel, storage(fake.objects) as host:
         client = tpu_v2.TpuClient(transport=transports.TpuGrpcTransport(channel=channel))
         monkeypatch.setattr(tpu_vm_client, "create_client", lambda: client)

@@ -32,7 +32,7 @@ def write_modules(folder: Path) -> Path:
     ran = folder / "ran"
     text = (
         f"open({str(ran)!r}, 'a').write(__name__ + '\\n')\nimport dataclasses, tftpu\n"
-        "@dataclasses.dataclass\nclass Model(tftpu.Model):\n    pass\n"
+        "@dataclasses.dataclass\nclass Model(tftpu.ModelConfig):\n    pass\n"
         "def get_config():\n    return None\n"
     )
     (folder / "canary_package").mkdir(parents=True)

@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
+from tftpu import sharding
 from tftpu.models.kernels import flash, functions, internals
-from tftpu.tpu import target
 
 
 @pytest.fixture
@@ -21,5 +21,5 @@ def interpreted(monkeypatch):
 
     monkeypatch.setattr(flash, "BLOCK", 128)
     monkeypatch.setattr(functions, "_call", call)
-    with target.compiling_for("tpu"):
+    with sharding.compiling_for("tpu"):
         yield

@@ -102,7 +102,7 @@ def fitted(case: str, engine: Any = None, microbatches: int = 1) -> list[np.ndar
     if engine is None:
         losses = model.fit(X, y, **options).history
     else:
-        trained = tftpu.TrainOptions(gradient_accumulation_steps=microbatches)
+        trained = tftpu.TrainConfig(gradient_accumulation_steps=microbatches)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a loss that is one number
             losses = tftpu.Trainer(model, None, trained).fit(X, y, **options).history

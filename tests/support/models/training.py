@@ -33,12 +33,12 @@ def compiled(model: keras.Model | None = None, **options) -> keras.Model:
 def make_trainer(
     model: keras.Model, workdir=None, *, writers=(), sample=None, hyperparameters=None, **options
 ) -> tftpu.Trainer:
-    """Returns a trainer; `options` are the fields of `TrainOptions`, `writers` names or objects."""
+    """Returns a trainer; `options` are the fields of `TrainConfig`, `writers` names or objects."""
     names = tuple(writer for writer in writers if isinstance(writer, str))
     return tftpu.Trainer(
         model,
         workdir,
-        tftpu.TrainOptions(writers=names, **options),
+        tftpu.TrainConfig(writers=names, **options),
         writers=[writer for writer in writers if not isinstance(writer, str)],
         sample=sample,
         hyperparameters=hyperparameters,

@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.models import zoo
 from tftpu import models
-from tftpu.config import Model
+from tftpu.config import ModelConfig
 from tftpu.models import sizes
 
 torch = pytest.importorskip("torch", reason="make test-parity installs it")
@@ -40,7 +40,7 @@ TINY = {
 }
 
 
-def configuration(name: str) -> Model:
+def configuration(name: str) -> ModelConfig:
     config = TINY.get(name) or models.config(name)
     for field in ("dropout", "stochastic_depth"):
         if hasattr(config, field):
@@ -48,7 +48,7 @@ def configuration(name: str) -> Model:
     return config
 
 
-def peer(config: Model):
+def peer(config: ModelConfig):
     """Returns the model of Transformers of the same shape, with random weights."""
     torch.manual_seed(0)
     model = _peer(config).eval()
@@ -64,7 +64,7 @@ def peer(config: Model):
     return model
 
 
-def _peer(c: Model):
+def _peer(c: ModelConfig):
     t = transformers
     if isinstance(c, sizes.GPT):
         return t.GPT2LMHeadModel(
@@ -151,7 +151,7 @@ def _peer(c: Model):
     )
 
 
-def features(config: Model) -> np.ndarray:
+def features(config: ModelConfig) -> np.ndarray:
     rng = np.random.default_rng(3)
     if hasattr(config, "image_size"):
         shape = (2, config.image_size, config.image_size, 3)

@@ -42,7 +42,7 @@ def losses(config: str, engine: Engine) -> list[float]:
         model = experiment.build_model(settings)
     batch = _drawn(_spec(settings), _classes(settings))
     dataset = tf.data.Dataset.from_tensors(batch).repeat()
-    options = tftpu.TrainOptions(log_every=1, global_clipnorm=settings.train.global_clipnorm)
+    options = tftpu.TrainConfig(log_every=1, global_clipnorm=settings.train.global_clipnorm)
     trainer = tftpu.Trainer(model, None, options, engine=engine)
     history = trainer.fit(dataset, steps_per_epoch=1, epochs=STEPS, verbose=0)
     return history.history["loss"]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.support.models import foreign_models
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.jax import jaxprs
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.origins import Origin
@@ -67,7 +67,7 @@ def of_foreign(name: str) -> int:
     spec = model.batch(EXAMPLES)
     lowering = JaxLowering("data:-1")
     step = lowering.lower(
-        model.build, spec, 4, "mixed_bfloat16", TrainOptions(), objectives=model.objectives
+        model.build, spec, 4, "mixed_bfloat16", TrainConfig(), objectives=model.objectives
     )
     return step.model_flops
 

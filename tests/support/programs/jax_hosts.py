@@ -48,7 +48,7 @@ def trainer_of(mesh: str, workdir: Path, count: int) -> tftpu.Trainer:
         model = Cut(layers)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.1, 0.9), loss, metrics=["accuracy"])
-    options = tftpu.TrainOptions(
+    options = tftpu.TrainConfig(
         ema_momentum=0.9, checkpoint_every=4, steps_per_loop=2, global_clipnorm=1.0
     )
     return tftpu.Trainer(model, str(workdir), options, engine=engine)

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 
 import tftpu
+from tftpu import sharding
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.models.families import llama
 from tftpu.models.kernels import flash, functions
 from tftpu.models.layers.attention import attention
 from tftpu.models.layers.self_attention import SelfAttention
-from tftpu.tpu import target
 
 SEGMENTS = np.sort(np.random.default_rng(1).integers(0, 3, (8, 256)), axis=1)
 DIVIDED: set[str] = set()
@@ -27,7 +27,7 @@ DIVIDED: set[str] = set()
 
 def interpreted(function: functools.partial, inputs: Any, outputs: Any) -> Callable:
     """Stands for `functions._call`: the kernel by Pallas's interpreter."""
-    divided = target.divided(functools.partial(function, interpret=True), inputs, outputs)
+    divided = sharding.shard_function(functools.partial(function, interpret=True), inputs, outputs)
 
     def run(*given):
         here = jax.make_jaxpr(divided)(*given)

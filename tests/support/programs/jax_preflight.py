@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.support.sums_over_devices import sums
 from tftpu import models, preflight
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
@@ -55,7 +55,7 @@ def gpt(width: int = 256) -> keras.Model:
 def constraints() -> list[str]:
     """Returns the shapes that a program for two devices along `tensor` cuts in the middle."""
     share = (tf.TensorSpec((2, 512), tf.int32),) * 2
-    step = JaxLowering("tensor:2").lower(gpt, share, 2, "mixed_bfloat16", TrainOptions())
+    step = JaxLowering("tensor:2").lower(gpt, share, 2, "mixed_bfloat16", TrainConfig())
     cut = r'sharding_constraint .*\[\{\?\}, \{"tensor"\}, \{\?\}\]> : tensor<([\dx]+)x'
     return re.findall(cut, step.program.decode())
 
@@ -65,7 +65,7 @@ def kernels() -> list[int]:
     slice_ = parse_slice("v5e-8")
     share = (tf.TensorSpec((2, 512), tf.int32),) * 2
     lowering = JaxLowering("fsdp:4,tensor:2")
-    step = lowering.lower(gpt, share, 8, "mixed_bfloat16", TrainOptions())
+    step = lowering.lower(gpt, share, 8, "mixed_bfloat16", TrainConfig())
     compiled = compiler.compile_program(step, slice_)
     found = cost.price(step, compiled, slice_).instructions
     return sorted(p.flops for p in found if p.kind == "kernel" and p.flops)
@@ -76,7 +76,7 @@ def scattered() -> list[tuple[str, str]]:
     slice_ = parse_slice("v6e-8")
     share = (tf.TensorSpec((2, 512), tf.int32),) * 2
     lowering = JaxLowering("fsdp:8")
-    step = lowering.lower(lambda: gpt(2048), share, 8, "mixed_bfloat16", TrainOptions())
+    step = lowering.lower(lambda: gpt(2048), share, 8, "mixed_bfloat16", TrainConfig())
     return sums(compiler.compile_program(step, slice_).text)
 
 
@@ -92,7 +92,7 @@ def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
         print(preflight.check(wide, (images, images), ["v5e-8"], options).to_json())
         return
     batch = tf.TensorSpec((BATCH, INPUTS)), tf.TensorSpec((BATCH,), tf.int32)
-    train = TrainOptions(gradient_accumulation_steps=2, global_clipnorm=1.0)
+    train = TrainConfig(gradient_accumulation_steps=2, global_clipnorm=1.0)
     options = preflight.PreflightOptions(
         train=train, engine="jax", mesh=mesh, compiler_options=compiler_options
     )

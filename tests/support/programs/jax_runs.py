@@ -55,7 +55,7 @@ def trainer_of(mesh: str | None, workdir: Path | None, **cluster: Any) -> tftpu.
     for index, variable in enumerate(model.trainable_variables):
         rng = np.random.default_rng(index)  # Keras's backends draw different numbers
         variable.assign(rng.uniform(-0.2, 0.2, variable.shape).astype("float32"))
-    options = tftpu.TrainOptions(ema_momentum=0.9, checkpoint_every=HALF, steps_per_loop=3)
+    options = tftpu.TrainConfig(ema_momentum=0.9, checkpoint_every=HALF, steps_per_loop=3)
     return tftpu.Trainer(model, str(workdir) if workdir else None, options, engine=engine)
 
 
@@ -80,7 +80,7 @@ def losses_with_random_depth(mesh: str, microbatches: int, devices: int) -> list
     branch = StochasticDepth(0.5, name="depth")(keras.layers.Dense(6, "tanh", True, ones)(inputs))
     model = keras.Model(inputs, keras.layers.Dense(3, None, True, ones)(inputs + branch))
     model.compile("sgd", keras.losses.MeanSquaredError())
-    options = tftpu.TrainOptions(gradient_accumulation_steps=microbatches)
+    options = tftpu.TrainConfig(gradient_accumulation_steps=microbatches)
     x, y = data()
     trainer = tftpu.Trainer(model, None, options, engine=engine)
     history = trainer.fit(x[:48], np.eye(3)[y[:48]], batch_size=16, epochs=3, verbose=0)

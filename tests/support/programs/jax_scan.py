@@ -85,7 +85,7 @@ def whole_weights_kept(remat: str) -> int:
         model = models.build("gpt2_small", scan="block", remat=remat, **fields)
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     tokens = tf.TensorSpec((BATCH, TIME), "int32")
-    state = engine.prepare(model, tftpu.TrainOptions(), (tokens, tokens)).variables
+    state = engine.prepare(model, tftpu.TrainConfig(), (tokens, tokens)).variables
     variables, x = model.trainable_variables, features("gpt")
 
     def outputs(values: list[Any]) -> Any:

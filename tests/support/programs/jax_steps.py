@@ -16,7 +16,7 @@ import numpy as np
 from tests.support.models.strategies import dataset
 from tests.support.steps import step_cases
 from tests.support.steps.step_cases import Case
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.jax import cluster
 
 
@@ -39,7 +39,7 @@ def _trained(case: Case, weights: dict[str, np.ndarray]) -> dict[str, Any]:
             variable.assign(weights[f"{case.model} {index}"])
     batches = step_cases.batches_of(case)
     data = dataset(batches)
-    options = TrainOptions(
+    options = TrainConfig(
         gradient_accumulation_steps=case.gradient_accumulation_steps,
         global_clipnorm=case.global_clipnorm,
         ema_momentum=case.ema_momentum,

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tests.support.models.strategies import dataset
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.train_step import TrainStep
 
@@ -14,15 +14,15 @@ def train_step(model, spec, **options) -> TrainStep:
     Args:
         model: a compiled model.
         spec: of one replica's share.
-        options: fields of `TrainOptions`.
+        options: fields of `TrainConfig`.
     """
-    return TrainStep(ModelState(model, spec, TrainOptions(**options)), spec)
+    return TrainStep(ModelState(model, spec, TrainConfig(**options)), spec)
 
 
 def make_step(engine, model, batches, **options) -> TrainStep:
     """Returns the step of a compiled model for batches of (x, y, weight or None)."""
     spec = dataset(batches).element_spec
-    share = spec[0].shape[0] // engine.data_shares
+    share = spec[0].shape[0] // engine.data_shards
     spec = tuple(tf.TensorSpec((share, *s.shape[1:]), s.dtype) for s in spec)
     with engine.scope():
         return train_step(model, spec, **options)

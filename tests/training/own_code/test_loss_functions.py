@@ -72,7 +72,7 @@ def trained(replicas, make, steps=STEPS, workdir=None, **logic):
         if "objectives" in given:
             given["objectives"] = given["objectives"](model)
         trainer = tftpu.Trainer(
-            model, workdir, tftpu.TrainOptions(log_every=1, steps_per_loop=2), **given
+            model, workdir, tftpu.TrainConfig(log_every=1, steps_per_loop=2), **given
         )
     history = trainer.fit(batches(), steps=steps, validation_data=batches(40), verbose=False)
     return trainer, history.history
@@ -172,7 +172,7 @@ def test_the_losses_of_objectives_are_means_over_the_steps_they_are_due():
             tftpu.Objective(critic_loss, model.critic, keras.optimizers.SGD(0.0)),
             tftpu.Objective(generator_loss, model.generator, keras.optimizers.SGD(0.0), every=3),
         ]
-        trainer = tftpu.Trainer(model, objectives=parts, options=tftpu.TrainOptions(log_every=6))
+        trainer = tftpu.Trainer(model, objectives=parts, options=tftpu.TrainConfig(log_every=6))
     data = tf.data.Dataset.from_tensors((X[:BATCH], NOISE[:BATCH]))
     history = trainer.fit(data, steps=6, verbose=False).history
     expected = float(ops.mean(generator_loss(model, (X[:BATCH], NOISE[:BATCH]), False)))
@@ -287,7 +287,7 @@ def test_microbatches_cannot_gather():
 
 
 def make_trainer_with(model, loss_fn, **options):
-    return tftpu.Trainer(model, None, tftpu.TrainOptions(**options), loss_fn=loss_fn)
+    return tftpu.Trainer(model, None, tftpu.TrainConfig(**options), loss_fn=loss_fn)
 
 
 def compiled_encoder(**arguments) -> keras.Model:

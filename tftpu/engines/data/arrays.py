@@ -68,8 +68,8 @@ class Arrays:
             raise UserError(
                 f"A global batch of {self.global_batch_size} cannot be shared by {hosts} hosts."
             )
-        share = self.global_batch_size // hosts
-        places = tf.range(share, dtype=tf.int64) + host * share
+        shard = self.global_batch_size // hosts
+        places = tf.range(shard, dtype=tf.int64) + host * shard
         examples = self._tensors
         return _count_steps(step).map(
             lambda step: self._gather(examples, step * self.global_batch_size + places),

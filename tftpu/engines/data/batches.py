@@ -203,18 +203,18 @@ def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def epoch_batches(
-    dataset: tf.data.Dataset, epoch: Epoch, start: int, shares: int
+    dataset: tf.data.Dataset, epoch: Epoch, start: int, shards: int
 ) -> tf.data.Dataset:
     """Returns batches of one static size, with the smaller last batch of an epoch padded.
 
-    The examples of the smaller one are divided like those of the others: the first of each share
+    The examples of the smaller one are divided like those of the others: the first of each shard
     are the data, and the rest is padding, which the step of that spec leaves out.
 
     Args:
         dataset: endless, from batch `start` on; only the last batch of an epoch may be smaller.
         epoch: of the data set.
         start: number of batches before.
-        shares: number of shares that a batch is cut into.
+        shards: number of shards that a batch is cut into.
 
     Raises:
         UserError: the batches are not batched tensors.
@@ -222,9 +222,9 @@ def epoch_batches(
     specs = keras.tree.flatten(dataset.element_spec)
     if epoch.last is None and all(spec.shape[0] == epoch.examples for spec in specs):
         return dataset
-    padded_share = epoch.examples // shares
+    padded_shard = epoch.examples // shards
 
-    def pad_shares(index, batch):
+    def pad_shards(index, batch):
         last = epoch.last if epoch.last is not None else epoch.examples
         expected = tf.where(index % epoch.steps == epoch.steps - 1, last, epoch.examples)
         found = tf.shape(keras.tree.flatten(batch)[0])[0]
@@ -236,16 +236,16 @@ def epoch_batches(
             "steps_per_epoch=, which need no epochs of one size.",
         )
         with tf.control_dependencies([same]):
-            share = tf.identity(found) // shares
+            shard = tf.identity(found) // shards
 
         def pad_one(tensor):
-            cut = tf.reshape(tensor, (shares, share, *tensor.shape[1:]))
-            fill = [[0, 0], [0, padded_share - share], *[[0, 0]] * len(tensor.shape[1:])]
+            cut = tf.reshape(tensor, (shards, shard, *tensor.shape[1:]))
+            fill = [[0, 0], [0, padded_shard - shard], *[[0, 0]] * len(tensor.shape[1:])]
             return tf.reshape(tf.pad(cut, fill), (epoch.examples, *tensor.shape[1:]))
 
         return keras.tree.map_structure(pad_one, batch)
 
-    return dataset.enumerate(start).map(pad_shares)
+    return dataset.enumerate(start).map(pad_shards)
 
 
 def static_batch_size(dataset: tf.data.Dataset) -> int:

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import keras
 import tensorflow as tf
 
-from tftpu.config import Share
+from tftpu.config import PerReplicaBatch
 from tftpu.engines import checks
 from tftpu.engines.data.arrays import alone
 from tftpu.engines.data.batches import (
@@ -115,7 +115,7 @@ def for_epochs(
     dataset: Any,
     start: int,
     epoch: Epoch,
-    shares: int,
+    shards: int,
     class_weight: dict[int, float] | None = None,
     gate: Gate | None = None,
 ) -> tf.data.Dataset:
@@ -124,7 +124,7 @@ def for_epochs(
     Args:
         dataset, start, class_weight, gate: as for `for_training`.
         epoch: of the data set; its smaller last batch is padded as `epoch_batches` does.
-        shares: number of shares that a batch is cut into.
+        shards: number of shards that a batch is cut into.
     """
     if isinstance(dataset, Epochs):
         batches = dataset.from_step(start)
@@ -132,7 +132,7 @@ def for_epochs(
         batches = checked(dataset).repeat().skip(start)
     batches = gate.guard(batches) if gate is not None else batches
     batches = _weigh_batches(batches, class_weight)
-    return narrow(epoch_batches(batches, epoch, start, shares))
+    return narrow(epoch_batches(batches, epoch, start, shards))
 
 
 def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
@@ -140,7 +140,7 @@ def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
 
     Args:
         dataset: finite. The batch is rounded up to a multiple of `replicas`.
-        replicas: number of shares that a batch is cut into.
+        replicas: number of shards that a batch is cut into.
 
     Raises:
         UserError: not a data set, or one that never ends.
@@ -157,30 +157,30 @@ def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     return narrow(dataset).map(padded)
 
 
-def share_spec(batches: tf.data.Dataset, replicas: int, microbatches: int = 1) -> Nest:
-    """Returns the spec of one replica's share of a batch, as `tf.TensorSpec`s.
+def build_shard_spec(batches: tf.data.Dataset, replicas: int, microbatches: int = 1) -> Nest:
+    """Returns the spec of one replica's shard of a batch, as `tf.TensorSpec`s.
 
     Args:
         batches: global batches of static shape.
         replicas: number of replicas that share a batch.
-        microbatches: number of microbatches that each share is cut into.
+        microbatches: number of microbatches that each shard is cut into.
 
     Raises:
         UserError: the replicas and microbatches do not divide the global batch.
     """
     spec = batches.element_spec
     size = examples_of(spec)
-    share = Share(size, replicas, microbatches).examples * microbatches
+    shard = PerReplicaBatch(size, replicas, microbatches).examples * microbatches
     keras.tree.map_structure(checks.refuse_spec, spec)
-    return with_examples(spec, share)
+    return with_examples(spec, shard)
 
 
-def cut_spec(spec: Nest, replicas: int) -> Nest:
-    """Returns the spec of one replica's share of a padded batch.
+def build_padded_shard_spec(spec: Nest, replicas: int) -> Nest:
+    """Returns the spec of one replica's shard of a padded batch.
 
     Args:
         spec: of a batch whose size `replicas` divides.
-        replicas: number of shares.
+        replicas: number of shards.
     """
     return with_examples(spec, examples_of(spec) // replicas)
 
@@ -192,14 +192,14 @@ def with_examples(spec: Nest, examples: int) -> Nest:
     )
 
 
-def last_share_spec(spec: Nest, examples: int, replicas: int, microbatches: int = 1) -> Nest:
-    """Returns the spec of one replica's share of the smaller batch that an epoch ends with.
+def build_last_shard_spec(spec: Nest, examples: int, replicas: int, microbatches: int = 1) -> Nest:
+    """Returns the spec of one replica's shard of the smaller batch that an epoch ends with.
 
     Args:
-        spec: of one share of a complete batch.
+        spec: of one shard of a complete batch.
         examples: number of examples of the smaller batch.
         replicas: number of replicas that share a batch.
-        microbatches: number of microbatches that each share is cut into.
+        microbatches: number of microbatches that each shard is cut into.
 
     Raises:
         UserError: the replicas and microbatches do not divide it.
@@ -213,8 +213,8 @@ def last_share_spec(spec: Nest, examples: int, replicas: int, microbatches: int 
             "steps_per_epoch=, which fills every batch up from the next epoch; or another batch "
             f"size than {size}; or leave {examples % parts} examples out."
         )
-    share = examples // replicas
-    return keras.tree.map_structure(lambda s: tf.TensorSpec((share, *s.shape[1:]), s.dtype), spec)
+    shard = examples // replicas
+    return keras.tree.map_structure(lambda s: tf.TensorSpec((shard, *s.shape[1:]), s.dtype), spec)
 
 
 def features_of(batch: Nest) -> Nest:

@@ -2,25 +2,41 @@
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from tftpu.tensors import Tensor
+
+
+class Exchange(NamedTuple):
+    """Exchange between replicas inside a loss function.
+
+    Attributes:
+        gather: returns the rows of all replicas, of those of this one and the number of replicas.
+        find_index: returns the number of this replica.
+    """
+
+    gather: Callable[[Tensor, int], Tensor]
+    find_index: Callable[[], Tensor]
 
 
 class Division(NamedTuple):
     """The division of a global batch.
 
     Attributes:
-        shares: number of shares that are computed apart, one for each replica.
-        microbatches: number of microbatches that each share is cut into.
+        shards: number of shards that are computed apart, one for each replica.
+        microbatches: number of microbatches that each shard is cut into.
+        exchange: between the replicas that compute them; None: one program computes the batch.
     """
 
-    shares: int = 1
+    shards: int = 1
     microbatches: int = 1
+    exchange: Exchange | None = None
 
     @property
     def parts(self) -> int:
         """The number of parts of the global batch that are computed apart."""
-        return self.shares * self.microbatches
+        return self.shards * self.microbatches
 
 
 _DIVISION: contextvars.ContextVar[Division] = contextvars.ContextVar("division")

@@ -83,11 +83,6 @@ def resolve_engine() -> JaxEngine:
     return _connected[0]
 
 
-def forget_connected() -> None:
-    """Forgets the engine of the last `connect`, as in a new process."""
-    _connected.clear()
-
-
 def detect_platform() -> str:
     """Returns the platform that JAX sees: "tpu", "gpu" or "cpu"."""
     return _find_devices()[0].platform

@@ -8,7 +8,7 @@ import jax
 import keras
 from jax.sharding import Mesh
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
 from tftpu.engines.data.gate import Gate
@@ -46,7 +46,7 @@ class JaxEngine(BaseEngine):
     def __init__(self, mesh: Mesh, setting: str = AUTO, hosts: JaxHosts | None = None):
         end_iterators_at_exit()
         self.mesh = mesh
-        self.data_shares: int = meshes.count_batch_shares(mesh)
+        self.data_shards: int = meshes.count_batch_shards(mesh)
         self.hosts: Hosts = hosts or OneHost()
         self._part = meshes.find_batch_shard(mesh, self.hosts.index)
         self.tracer = JaxTracer()
@@ -71,7 +71,7 @@ class JaxEngine(BaseEngine):
         """Enters the context in which models are built."""
         with (
             building_for(self._platform, self.mesh),
-            creation.cut(self.mesh),
+            creation.sharded_variables(self.mesh),
             initial.as_tensorflow(),
         ):
             yield
@@ -90,13 +90,13 @@ class JaxEngine(BaseEngine):
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches."""
         return feed.iterate_training_batches(
-            dataset, position, self.data_shares, self._part, class_weight, epoch, gate
+            dataset, position, self.data_shards, self._part, class_weight, epoch, gate
         )
 
     def prepare(
         self,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,

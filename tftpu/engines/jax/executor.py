@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
@@ -38,7 +38,7 @@ class JaxExecutor(BaseExecutor):
     Args:
         mesh: the devices.
         part: of each global batch that this process feeds.
-        platform: the platform of the devices, as `tftpu.tpu.target` names it.
+        platform: the platform of the devices, as `tftpu.sharding` names it.
         model: compiled.
         options: those of its step.
         batch_spec: spec of a batch; a model that is not built yet is built for it.
@@ -55,7 +55,7 @@ class JaxExecutor(BaseExecutor):
         part: BatchShard,
         platform: str,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
@@ -67,9 +67,9 @@ class JaxExecutor(BaseExecutor):
         with tracing_for(platform, mesh):
             self.variables = JaxState(mesh, model, batch_spec, options, objectives, labelled)
         self.variables.place()
-        self._shares = meshes.count_batch_shares(mesh)
+        self._shards = meshes.count_batch_shards(mesh)
         self._eval_step = EvalStep(self.variables)
-        self.train_sums = TrainSums(self.variables.parts)
+        self.train_sums = TrainSums(self.variables.groups)
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
         self._separable: dict[str, bool] = {}
@@ -105,10 +105,10 @@ class JaxExecutor(BaseExecutor):
         batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
         self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(batches())))
 
-    def training(self, share_spec: Nest) -> "JaxTrainLoop":
+    def training(self, shard_spec: Nest) -> "JaxTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
         with tracing_for(self._platform, self.variables.layout.mesh):
-            step = TrainStep(self.variables, share_spec)
+            step = TrainStep(self.variables, shard_spec)
         return JaxTrainLoop(
             self.variables, self._part, self._platform, step, self._compiler_options
         )
@@ -119,7 +119,7 @@ class JaxExecutor(BaseExecutor):
         compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
-        padded = conversion.for_evaluation(dataset, self._shares)
+        padded = conversion.for_evaluation(dataset, self._shards)
         spec: Any = padded.element_spec
         if self._is_separable(spec[0]):
             batches = feed.iterate_arrays(padded)
@@ -147,7 +147,7 @@ class JaxExecutor(BaseExecutor):
     def predictions(self, dataset: Any) -> Iterator[Nest]:
         """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
         values = self._eval_step.read_values()
-        padded = conversion.for_evaluation(dataset, self._shares)
+        padded = conversion.for_evaluation(dataset, self._shards)
         batches = feed.iterate_arrays(padded)
 
         def compute_outputs() -> Iterator[tuple[Nest, Any]]:
@@ -161,10 +161,6 @@ class JaxExecutor(BaseExecutor):
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        return self.predict_replicated(x)
-
-    def predict_replicated(self, x: Nest) -> Nest:
-        """Returns the output for one batch of any size."""
         given = keras.tree.map_structure(np.asarray, x)
         return jax.tree.map(np.asarray, self._predict(self._eval_step.read_values(), given))
 
@@ -218,7 +214,7 @@ class JaxTrainLoop(BaseTrainLoop):
     Args:
         state: the variables.
         part: of each global batch that this process feeds.
-        platform: the platform of the devices, as `tftpu.tpu.target` names it.
+        platform: the platform of the devices, as `tftpu.sharding` names it.
         step: the train step.
         compiler_options: XLA's options for it, by name.
 
@@ -242,7 +238,9 @@ class JaxTrainLoop(BaseTrainLoop):
 
         def train(values, sums, number, batch, due):
             with tracing_for(platform, state.layout.mesh):
-                return step.train(values, sums, number, step.cut.remove_padding(batch), due)
+                return step.train(
+                    values, sums, number, step.microbatching.remove_padding(batch), due
+                )
 
         shardings = (state.shardings, state.layout.whole)
         self._train = jax.jit(

@@ -29,7 +29,7 @@ def iterate_arrays(batches: tf.data.Dataset) -> Iterator[Nest]:
 def iterate_training_batches(
     dataset: Any,
     start: int,
-    shares: int,
+    shards: int,
     part: BatchShard,
     class_weight: dict[int, float] | None = None,
     epoch: Epoch | None = None,
@@ -41,13 +41,13 @@ def iterate_training_batches(
 
     Args:
         dataset, start, class_weight: as for `tftpu.engines.data.conversion.for_training`.
-        shares: number of shares that a batch is cut into.
+        shards: number of shards that a batch is cut into.
         part: of each batch that this process feeds.
         epoch, gate: as for `tftpu.engines.engine.Engine.batches`.
     """
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
         batches = iterate_arrays(
-            conversion.for_epochs(dataset, start, epoch, shares, class_weight, gate)
+            conversion.for_epochs(dataset, start, epoch, shards, class_weight, gate)
         )
     elif isinstance(dataset, Pipeline):
         return iterate_arrays(
@@ -85,7 +85,7 @@ def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
         layout: where batches lie.
         part: that this process feeds.
     """
-    if examples_of(batch) % meshes.count_batch_shares(layout.mesh) == 0:
+    if examples_of(batch) % meshes.count_batch_shards(layout.mesh) == 0:
         return place_shard(_slice_shard(batch, part), layout, part)
     return keras.tree.map_structure(lambda array: placing.put(array, layout.whole), batch)
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import AbstractMesh
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.config.mesh import (
     DATA,
     FSDP,
-    batch_shares,
     check_between_slices,
+    count_batch_shards,
     mesh_sizes,
     mesh_text,
 )
@@ -48,11 +48,11 @@ class JaxLowering:
         self._setting = setting
         cluster.use_cpu()
 
-    def count_shares(self, target: Slice) -> int:
-        """Returns the number of shares that the mesh of a slice cuts a batch into."""
+    def count_data_shards(self, target: Slice) -> int:
+        """Returns the number of shards that the mesh of a slice cuts a batch into."""
         sizes = mesh_sizes(self._mesh, target.replicas)
         check_between_slices(sizes, target.slices)
-        return batch_shares(sizes)
+        return count_batch_shards(sizes)
 
     def format_mesh(self, devices: int) -> str:
         """Returns the mesh of a number of devices."""
@@ -75,10 +75,10 @@ class JaxLowering:
     def lower(
         self,
         model_fn: ModelFn,
-        share_spec: Nest,
+        shard_spec: Nest,
         devices: int,
         precision: str,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: ObjectivesOf | None = None,
     ) -> LoweredStep:
         """Lowers the train step of all devices together."""
@@ -86,7 +86,7 @@ class JaxLowering:
         before = keras.config.dtype_policy()
         keras.config.set_dtype_policy(precision)
         try:
-            state, step, shapes = _trace_step(model_fn, share_spec, mesh, options, objectives)
+            state, step, shapes = _trace_step(model_fn, shard_spec, mesh, options, objectives)
             program, arguments = _lower_train_step(state, step, shapes)
             forward = _lower_forward(step, shapes)
             model_flops = step.model_flops // mesh.size
@@ -127,9 +127,9 @@ class JaxLowering:
 
 def _trace_step(
     model_fn: ModelFn,
-    share_spec: Nest,
+    shard_spec: Nest,
     mesh: AbstractMesh,
-    options: TrainOptions,
+    options: TrainConfig,
     objectives: ObjectivesOf | None,
 ) -> tuple[JaxState, TrainStep, StateValues]:
     """Returns the variables and the step of a model, and the shapes of its values."""
@@ -139,8 +139,8 @@ def _trace_step(
         with keras_internals.fresh_names(), tracing_for("tpu", mesh):
             model = model_fn()
             found = objectives(model) if objectives is not None else ()
-            state = JaxState(mesh, model, share_spec, options, found)
-            made.append((state, TrainStep(state, share_spec)))
+            state = JaxState(mesh, model, shard_spec, options, found)
+            made.append((state, TrainStep(state, shard_spec)))
         return state.read_values()
 
     shapes: Any = jax.eval_shape(build)
@@ -162,11 +162,11 @@ def _lower_train_step(
         lambda s: jax.ShapeDtypeStruct(
             s.shape, s.dtype, sharding=layout.build_batch_sharding(len(s.shape))
         ),
-        step.cut.batch,
+        step.microbatching.batch,
     )
     sums = jax.ShapeDtypeStruct((step.sums.size,), jnp.float32, sharding=layout.whole)
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.whole)
-    due = tuple(range(len(state.parts)))
+    due = tuple(range(len(state.groups)))
 
     def train(values: StateValues, sums: Any, number: Any, batch: Nest) -> tuple[StateValues, Any]:
         with tracing_for("tpu", layout.mesh):
@@ -210,7 +210,7 @@ def _is_shape(value: Any) -> bool:
 def _list_names(state: JaxState) -> list[str]:
     """Returns the names of the variables in the order of `JaxState.values`."""
     trainable = state.model.trainable_variables
-    optimizers = [v.path for part in state.parts for v in part.optimizer.variables]
+    optimizers = [v.path for group in state.groups for v in group.optimizer.variables]
     scales = jax.tree.leaves(state.shardings.scales)
     return [
         *(v.path for v in trainable),
@@ -226,6 +226,6 @@ def _lower_forward(step: TrainStep, shapes: StateValues) -> str:
 
     Not for a TPU: a kernel of ours would hide products.
     """
-    lowered = jax.jit(step.forward).lower(shapes, step.cut.microbatch)
+    lowered = jax.jit(step.forward).lower(shapes, step.microbatching.microbatch)
     computation: Any = lowered.compiler_ir("hlo")
     return computation.get_hlo_module().to_string()

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseState
 from tftpu.engines.jax import internals
 from tftpu.engines.jax.placement import leaves, placing
@@ -53,12 +53,12 @@ class JaxState(BaseState):
         batch_spec: spec of a batch, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s.
         options: `ema_momentum` says whether averages of the weights are kept.
         objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone; the model is built, and has no parts.
+        labelled: False: the batch holds features alone; the model is built, and has no groups.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
-        parts: the objectives in the order of a step; what a model was compiled with is one.
+        groups: the objectives in the order of a step; what a model was compiled with is one.
         layout: the shardings of the variables.
         gathering: makes the weights whole that a forward pass reads.
         step: number of training steps done.
@@ -74,7 +74,7 @@ class JaxState(BaseState):
         mesh: Mesh | AbstractMesh,
         model: keras.Model,
         batch_spec: Nest,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):
@@ -99,10 +99,10 @@ class JaxState(BaseState):
             weights,
             [of_weight(v) for v in self.untrained],
             [
-                [self.layout.find_slot_sharding(v) for v in part.optimizer.variables]
-                for part in self.parts
+                [self.layout.find_slot_sharding(v) for v in group.optimizer.variables]
+                for group in self.groups
             ],
-            [[whole for _ in _list_scale_variables(part)] for part in self.parts],
+            [[whole for _ in _list_scale_variables(group)] for group in self.groups],
             weights if self.averages else [],
         )
 
@@ -119,8 +119,8 @@ class JaxState(BaseState):
         return StateValues(
             self.read_trained_values(),
             [v.value for v in self.untrained],
-            [[v.value for v in part.optimizer.variables] for part in self.parts],
-            [[v.value for v in _list_scale_variables(part)] for part in self.parts],
+            [[v.value for v in group.optimizer.variables] for group in self.groups],
+            [[v.value for v in _list_scale_variables(group)] for group in self.groups],
             self.averages,
         )
 
@@ -194,8 +194,8 @@ class JaxState(BaseState):
     def _list_variables(self) -> list[keras.Variable]:
         """Returns all variables that a step changes, in the order of `_list_in_order`."""
         variables = [*self.model.trainable_variables, *self.untrained]
-        for part in self.parts:
-            variables += [*part.optimizer.variables, *_list_scale_variables(part)]
+        for group in self.groups:
+            variables += [*group.optimizer.variables, *_list_scale_variables(group)]
         return variables
 
     def _list_in_order(self, values: StateValues) -> Arrays:
@@ -206,6 +206,6 @@ class JaxState(BaseState):
         return arrays
 
 
-def _list_scale_variables(part: Any) -> list[keras.Variable]:
+def _list_scale_variables(group: Any) -> list[keras.Variable]:
     """Returns the factor of an objective's loss and its counter; none without a dynamic scale."""
-    return [part.scaler.dynamic_scale, part.scaler.step_counter] if part.scaler else []
+    return [group.scaler.dynamic_scale, group.scaler.step_counter] if group.scaler else []

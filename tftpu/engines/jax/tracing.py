@@ -10,11 +10,11 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from tftpu import sharding
 from tftpu.config.mesh import SEQUENCE, TENSOR
 from tftpu.engines import keras_internals
 from tftpu.engines.jax.placement import mesh as meshes
-from tftpu.tpu import target
-from tftpu.tpu.target import EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharing
+from tftpu.sharding import EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharding
 
 
 @contextlib.contextmanager
@@ -32,17 +32,17 @@ def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Sets the platform and the division of kernels within the block.
 
     Args:
-        platform: of the devices, as `tftpu.tpu.target` names it.
+        platform: of the devices, as `tftpu.sharding` names it.
         mesh: the devices.
     """
-    with target.compiling_for(platform, _describe_sharing(mesh) if mesh.size > 1 else None):
+    with sharding.compiling_for(platform, _describe_sharding(mesh) if mesh.size > 1 else None):
         yield
 
 
-def _describe_sharing(mesh: Mesh | AbstractMesh) -> Sharing:
+def _describe_sharding(mesh: Mesh | AbstractMesh) -> Sharding:
     named = {name: axes for name, axes in _map_axes(mesh).items() if axes and name != EXAMPLES}
     devices = mesh.shape[SEQUENCE]
-    return Sharing(
+    return Sharding(
         {name: _count_parts(mesh, axes) for name, axes in named.items()},
         Ring(SEQUENCE, devices) if devices > 1 else None,
         functools.partial(_divide_function, mesh),
@@ -64,7 +64,7 @@ def _count_parts(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
 
 
 def _shard_array(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> Any:
-    """Returns what `tftpu.tpu.target.cut` promises, in a program; other sizes stay whole.
+    """Returns what `tftpu.sharding.shard` promises, in a program; other sizes stay whole.
 
     What else is shared, the examples included, is for XLA to decide.
     """
@@ -82,7 +82,7 @@ def _shard_array(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | Non
 def _divide_function(
     mesh: Mesh | AbstractMesh, function: Callable[..., Any], inputs: Sequence[Any], outputs: Any
 ) -> Callable[..., Any]:
-    """Returns what `tftpu.tpu.target.divided` promises.
+    """Returns what `tftpu.sharding.shard_function` promises.
 
     Devices share the examples along the axes that share the batch, the heads along `tensor`, and
     the time along `sequence`. What does not divide is computed by each in full.

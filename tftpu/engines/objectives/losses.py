@@ -126,22 +126,22 @@ class Losses(Protocol):
         ...
 
 
-def divisor(term: Term, elements: Elements, shares: int, microbatches: int = 1) -> Any:
-    """Returns the summand of one share's elements in the global divisor of a term.
+def divisor(term: Term, elements: Elements, shards: int, microbatches: int = 1) -> Any:
+    """Returns the summand of one shard's elements in the global divisor of a term.
 
     It is a Python float if it does not depend on the data, so that the usual case needs no
     communication before the backward pass; otherwise it is a scalar tensor.
 
     Args:
         term: the term.
-        elements: of one share, or of one microbatch.
-        shares: number of parts that add up to the global divisor.
+        elements: of one shard, or of one microbatch.
+        shards: number of parts that add up to the global divisor.
         microbatches: number of parts among which an element that is one number occurs.
     """
     if elements.is_scalar:
         return float(microbatches)
     if term.reduction == "sum":
-        return 1.0 / shares
+        return 1.0 / shards
     if elements.count is None:
         return float(math.prod(elements.values.shape))
     return ops.sum(elements.count)
@@ -181,20 +181,20 @@ def summed_loss(
 def sum_and_count(
     term: Term, elements: Elements, examples: Tensor, batch_size: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns what a share of an evaluated batch adds to the sum of a term, and to its divisor.
+    """Returns what a shard of an evaluated batch adds to the sum of a term, and to its divisor.
 
     Args:
         term: the term.
-        elements: of the share.
+        elements: of the shard.
         examples: number of examples of the share that are no padding, ().
         batch_size: the same of the global batch, ().
     """
-    if elements.is_scalar:  # a mean over the share, whose examples it stands for
+    if elements.is_scalar:  # a mean over the shard, whose examples it stands for
         return elements.values * examples, examples
     if term.reduction == "sum":  # Keras weights the sum of a batch by its examples
         return weighted_sum(elements) * batch_size, examples
     return weighted_sum(elements), ops.convert_to_tensor(
-        divisor(term, elements, shares=1), "float32"
+        divisor(term, elements, shards=1), "float32"
     )
 
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from tftpu.engines.names import without_counters
 from tftpu.engines.objectives.losses import Losses, Term
-from tftpu.engines.objectives.parts import Part
+from tftpu.engines.objectives.parameter_groups import ParameterGroup
 from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
 
 
-class PartSums(NamedTuple):
+class GroupSums(NamedTuple):
     """The summands of one objective in the sums of a training step, on one replica.
 
     Attributes:
@@ -75,32 +75,32 @@ class TrainSums(_Sums):
     A step of a smaller batch counts as a part of a step.
 
     Args:
-        parts: the objectives.
+        groups: the objectives.
     """
 
-    def __init__(self, parts: Sequence[Part]):
-        losses = [part.losses for part in parts]
+    def __init__(self, groups: Sequence[ParameterGroup]):
+        losses = [group.losses for group in groups]
         super().__init__(losses, 3 + sum(2 + len(one.terms) for one in losses))
-        self._may_skip = any(part.scaler is not None for part in parts)
+        self._may_skip = any(group.scaler is not None for group in groups)
 
     def vector(
         self,
-        shares: int,
+        shards: int,
         norm: Tensor,
         skipped: Tensor,
-        parts: Sequence[PartSums],
+        groups: Sequence[GroupSums],
         metrics: list[Tensor],
     ) -> Tensor:
         """Returns the summands of one step on one replica, (size,), float32.
 
         Args:
-            shares: number of data shares.
+            shards: number of data shards.
             norm, skipped: the gradient's norm, and 1.0 for a skipped step; equal on all replicas.
-            parts: of each objective.
+            groups: of each objective.
             metrics: states of the metrics for this replica's examples.
         """
-        shared = [value / shares for value in (ops.ones(()), norm, skipped)]
-        each = [value for part in parts for value in (part.taken / shares, *part.losses)]
+        shared = [value / shards for value in (ops.ones(()), norm, skipped)]
+        each = [value for group in groups for value in (group.taken / shards, *group.losses)]
         return self._flatten_values([*shared, *each, *metrics])
 
     def weighted(self, sums: np.ndarray, weight: float) -> np.ndarray:
@@ -183,7 +183,7 @@ class EvalSums(_Sums):
         """Returns the summands of one batch on one replica, (size,), float32.
 
         Args:
-            examples: number of examples of this replica's share.
+            examples: number of examples of this replica's shard.
             added: the model's own losses.
             sums, counts: the weighted sum and the divisor of each term.
             metrics: states of the metrics for this replica's examples.

@@ -13,7 +13,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from tftpu.config import Cluster
+from tftpu.config import ClusterConfig
 from tftpu.config.validation import check_types
 from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.engine import TensorFlowEngine, format_scope_error
@@ -67,7 +67,7 @@ def forget_connected() -> None:
 
 def choose_strategy(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
     """Returns the strategy for the available hardware; arguments as for `connect`."""
-    devices = Cluster(tpu, virtual_devices)
+    devices = ClusterConfig(tpu, virtual_devices)
     check_types("cluster", devices)
     devices.validate()
     if virtual_devices is not None:

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.config import TrainOptions
+from tftpu import sharding
+from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
 from tftpu.engines.data.gate import Gate
@@ -20,7 +21,7 @@ from tftpu.engines.tensorflow.hosts import StrategyHosts
 from tftpu.engines.tensorflow.tracer import TensorFlowTracer
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
-from tftpu.tpu import hardware, target
+from tftpu.tpu import hardware
 
 # Raised by the collectives of the remaining hosts.
 _LOST = (
@@ -48,15 +49,15 @@ class TensorFlowEngine(BaseEngine):
     def __init__(self, strategy: tf.distribute.Strategy):
         end_iterators_at_exit()
         self.strategy = strategy
-        self.data_shares: int = strategy.num_replicas_in_sync
-        self.description = f"{self.data_shares} replica(s)"
+        self.data_shards: int = strategy.num_replicas_in_sync
+        self.description = f"{self.data_shards} replica(s)"
         self.hosts = StrategyHosts(strategy)
         self.tracer = TensorFlowTracer()
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         self.compiler_options: dict[str, str] = {}
-        self.distributes: bool = on_tpu or self.data_shares > 1
+        self.distributes: bool = on_tpu or self.data_shards > 1
         self._platform = "tpu" if on_tpu else None
-        self.hardware = hardware.of_devices(self.data_shares, on_tpu)
+        self.hardware = hardware.of_devices(self.data_shards, on_tpu)
 
     def lost_host(self, error: BaseException) -> bool:
         """Returns whether an exception means that another host is lost."""
@@ -65,7 +66,7 @@ class TensorFlowEngine(BaseEngine):
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Enters the strategy's scope, in which models are built."""
-        with target.compiling_for(self._platform), self.strategy.scope():
+        with sharding.compiling_for(self._platform), self.strategy.scope():
             yield
 
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
@@ -96,7 +97,7 @@ class TensorFlowEngine(BaseEngine):
     def prepare(
         self,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,

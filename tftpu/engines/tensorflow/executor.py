@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.config import TrainOptions
+from tftpu import sharding
+from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import data_errors, finite_dataset, narrow, warn_if_endless
@@ -30,7 +31,6 @@ from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.engines.tensorflow.whole_batches import WholeBatches
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
-from tftpu.tpu import target
 
 
 class TensorFlowExecutor(BaseExecutor):
@@ -38,10 +38,10 @@ class TensorFlowExecutor(BaseExecutor):
 
     Args:
         strategy: in whose scope the model was built.
-        platform: the platform of its devices, as `tftpu.tpu.target` names it.
+        platform: the platform of its devices, as `tftpu.sharding` names it.
         model: compiled.
         options: those of its step.
-        batch_spec: spec of one share of a batch; a model that is not built yet is built for it.
+        batch_spec: spec of one shard of a batch; a model that is not built yet is built for it.
         objectives: instead of what the model was compiled with.
         labelled: False: the batch holds features alone, and nothing is trained or evaluated.
     """
@@ -53,22 +53,22 @@ class TensorFlowExecutor(BaseExecutor):
         strategy: tf.distribute.Strategy,
         platform: str | None,
         model: keras.Model,
-        options: TrainOptions,
+        options: TrainConfig,
         batch_spec: Nest,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):
         self._strategy: Any = strategy
         self._platform = platform
-        with target.compiling_for(platform), strategy.scope():
+        with sharding.compiling_for(platform), strategy.scope():
             self.variables = ModelState(model, batch_spec, options, objectives, labelled)
             self._eval_step = EvalStep(self.variables)
-        self.train_sums = TrainSums(self.variables.parts)
+        self.train_sums = TrainSums(self.variables.groups)
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
-        shares = strategy.num_replicas_in_sync
+        shards = strategy.num_replicas_in_sync
         evaluate = wrap_for_platform(
-            platform, lambda pair: self._eval_step.evaluate(pair[0], pair[1], shares)
+            platform, lambda pair: self._eval_step.evaluate(pair[0], pair[1], shards)
         )
         self._eval_loop = build_device_loop(strategy, evaluate)
         self._separable: dict[str, bool] = {}
@@ -83,7 +83,7 @@ class TensorFlowExecutor(BaseExecutor):
             )
 
         self._predict = internals.build_graph_function(predict)
-        self._predict_replicated = self._compile_on_replicas(step)
+        self._predict_batch = self._compile_on_replicas(step)
         self._weight_norm = self._compile_on_replicas(self._eval_step.compute_weight_norm)
 
     @property
@@ -103,15 +103,15 @@ class TensorFlowExecutor(BaseExecutor):
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns if examples of a batch depend on each other; refuses metrics that are no sums."""
         batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
-        with target.compiling_for(self._platform), self._strategy.scope():
+        with sharding.compiling_for(self._platform), self._strategy.scope():
             mixing.check_metrics(self.variables, batches)
             mixing.warn_of_mixing(self.variables, batches)
 
-    def training(self, share_spec: Nest) -> "TensorFlowTrainLoop":
+    def training(self, shard_spec: Nest) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shares have this spec."""
-        with target.compiling_for(self._platform), self._strategy.scope():
-            step = TrainStep(self.variables, share_spec)
-        examples = examples_of(share_spec)
+        with sharding.compiling_for(self._platform), self._strategy.scope():
+            step = TrainStep(self.variables, shard_spec)
+        examples = examples_of(shard_spec)
         return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
 
     def evaluate(
@@ -126,7 +126,7 @@ class TensorFlowExecutor(BaseExecutor):
             def build_dataset():
                 return narrow(finite_dataset(dataset))
 
-            with target.compiling_for(self._platform), self._strategy.scope():
+            with sharding.compiling_for(self._platform), self._strategy.scope():
                 mixing.check_metrics(self.variables, build_dataset)
                 self._mixes = mixing.is_mixed_in_evaluation(self.variables, build_dataset)
         padded: Any = conversion.for_evaluation(
@@ -177,12 +177,8 @@ class TensorFlowExecutor(BaseExecutor):
             yield keras.tree.map_structure(lambda t, kept=kept: t[kept], outputs)
 
     def predict_batch(self, x: Nest) -> Nest:
-        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        return next(self.predictions(tf.data.Dataset.from_tensors(x)))
-
-    def predict_replicated(self, x: Nest) -> Nest:
-        """Returns the output for one batch, which every replica receives in full."""
-        outputs = self._predict_replicated(keras.tree.map_structure(tf.convert_to_tensor, x))
+        """Returns the outputs for one batch, which every replica receives in full."""
+        outputs = self._predict_batch(keras.tree.map_structure(tf.convert_to_tensor, x))
         return keras.tree.map_structure(lambda value: self._read_local(value).numpy(), outputs)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,11 +203,11 @@ class TensorFlowExecutor(BaseExecutor):
 
     def _is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether an evaluation can be padded: no number depends on the padding."""
-        share = conversion.cut_spec(batch_spec, self._strategy.num_replicas_in_sync)
-        key = str(share)
+        shard = conversion.build_padded_shard_spec(batch_spec, self._strategy.num_replicas_in_sync)
+        key = str(shard)
         if key not in self._separable:
-            with target.compiling_for(self._platform), self._strategy.scope():
-                self._separable[key] = self._eval_step.is_separable(share)
+            with sharding.compiling_for(self._platform), self._strategy.scope():
+                self._separable[key] = self._eval_step.is_separable(shard)
         return self._separable[key]
 
     def _compile_on_replicas(self, function: Callable[..., Any]) -> Any:
@@ -231,9 +227,9 @@ class TensorFlowTrainLoop(BaseTrainLoop):
 
     Args:
         strategy: runs the step.
-        platform: the platform of its devices, as `tftpu.tpu.target` names it.
+        platform: the platform of its devices, as `tftpu.sharding` names it.
         step: the train step.
-        examples: number of examples of a share; what a batch holds beyond them is padding.
+        examples: number of examples of a shard; what a batch holds beyond them is padding.
 
     Attributes:
         step: the train step that it runs.

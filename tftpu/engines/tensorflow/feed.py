@@ -1,4 +1,4 @@
-"""Gives each replica its shares of static batches."""
+"""Gives each replica its shards of static batches."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,15 +23,15 @@ def iterate_training_batches(
     epoch: Epoch | None = None,
     gate: Gate | None = None,
 ) -> Iterator[Any]:
-    """Returns an iterator over the shares of the global batches from step `start`.
+    """Returns an iterator over the shards of the global batches from step `start`.
 
     Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read in full.
     With an epoch, its batches are those of `for_epochs`. A gate holds back what this machine reads.
     """
     gate = None if is_read_remotely(strategy) else gate
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
-        shares = strategy.num_replicas_in_sync
-        batches = for_epochs(dataset, start, epoch, shares, class_weight, gate)
+        shards = strategy.num_replicas_in_sync
+        batches = for_epochs(dataset, start, epoch, shards, class_weight, gate)
         return iter(distribute(batches, strategy))
     if not isinstance(dataset, Pipeline):
         batches = for_training(dataset, start, class_weight, gate=gate)
@@ -39,11 +39,11 @@ def iterate_training_batches(
 
     def build_host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines
-        share = context.get_per_replica_batch_size(dataset.global_batch_size)
+        shard = context.get_per_replica_batch_size(dataset.global_batch_size)
         # Consecutive shares go to consecutive replicas.
         batches = for_training(dataset, start, class_weight, host, hosts)
-        if share * hosts < dataset.global_batch_size:
-            batches = batches.rebatch(share, drop_remainder=True)
+        if shard * hosts < dataset.global_batch_size:
+            batches = batches.rebatch(shard, drop_remainder=True)
         return endless(batches).prefetch(tf.data.AUTOTUNE)
 
     return iter(strategy.distribute_datasets_from_function(build_host_dataset))
@@ -63,7 +63,7 @@ def build_evaluation_batches(
 
 
 def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
-    """Returns the data set with each global batch cut into consecutive shares, one per replica."""
+    """Returns the data set with each global batch cut into consecutive shards, one per replica."""
     if count_input_hosts(strategy) > 1:
         return strategy.distribute_datasets_from_function(
             lambda context: _select_part_of_host(dataset, context)
@@ -78,13 +78,13 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 def _select_part_of_host(
     dataset: tf.data.Dataset, context: tf.distribute.InputContext
 ) -> tf.data.Dataset:
-    """Returns the consecutive shares of one host's replicas, one after the other.
+    """Returns the consecutive shards of one host's replicas, one after the other.
 
     Every host reads the full data set, which is endless: otherwise the order would not be that of
     one host.
     """
     size = examples_of(dataset.element_spec)
-    share = context.get_per_replica_batch_size(size)
+    shard = context.get_per_replica_batch_size(size)
     held = size // context.num_input_pipelines
     first = context.input_pipeline_id * held
 
@@ -92,6 +92,6 @@ def _select_part_of_host(
         cut: Any = keras.tree.map_structure(lambda t: t[first : first + held], alone(batch))
         return cut
 
-    return endless(dataset.map(slice_shard).rebatch(share, drop_remainder=True)).prefetch(
+    return endless(dataset.map(slice_shard).rebatch(shard, drop_remainder=True)).prefetch(
         tf.data.AUTOTUNE
     )

@@ -1,6 +1,6 @@
 """A guard: finds models whose examples depend on each other, before they are divided.
 
-Such a model gives other numbers on another number of devices, because each sees only its share.
+Such a model gives other numbers on another number of devices, because each sees only its shard.
 """
 
 import warnings
@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import checks, keras_internals
+from tftpu.engines.collectives import gathering
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import ForwardPass, Values
 from tftpu.engines.objectives.losses import Losses, examples_of, sum_of_own
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.engines.tensorflow.step.collectives import gathering
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 

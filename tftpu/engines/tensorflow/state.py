@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseState
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.objectives.objective import Objective
@@ -22,17 +22,17 @@ class ModelState(BaseState):
 
     Args:
         model: compiled, unless there are objectives; it is built here if it is not yet.
-        batch_spec: spec of one replica's share, `(x, y)` or `(x, y, sample_weight)` of
+        batch_spec: spec of one replica's shard, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape, nested as the model takes them.
         options: `ema_momentum` says whether averages of the weights are kept.
         objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone; the model is built, and has no parts.
+        labelled: False: the batch holds features alone; the model is built, and has no groups.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
         replicas: number of replicas that share a global batch.
-        parts: the objectives in the order of a step; what a model was compiled with is one.
+        groups: the objectives in the order of a step; what a model was compiled with is one.
         step: number of training steps done, () int64.
         averages: moving averages of the trainable weights; empty if none are kept.
         drawn_apart: states of seed generators whose draws differ by replica and microbatch.
@@ -46,7 +46,7 @@ class ModelState(BaseState):
         self,
         model: keras.Model,
         batch_spec: Nest,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):
@@ -65,11 +65,6 @@ class ModelState(BaseState):
                 )
                 for v in model.trainable_variables
             ]
-
-    @property
-    def untrained(self) -> list[keras.Variable]:
-        """The variables of the model that are neither trained nor states of seed generators."""
-        return self.list_untrained()
 
     def read_trained_values(self) -> Tensors:
         """Returns the values of the trainable weights as tensors."""

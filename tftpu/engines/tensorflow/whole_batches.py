@@ -13,21 +13,21 @@ from tftpu.engines.tensorflow.step.loops import wrap_for_platform
 
 
 class WholeBatches:
-    """Evaluates batches as they are: cut into equal shares, or else whole on every replica.
+    """Evaluates batches as they are: cut into equal shards, or else whole on every replica.
 
     The last batch of a data set often cannot be cut. Every replica then computes all of it, and
     the sums are divided by the number of replicas.
 
     Args:
         strategy: runs the step on its replicas.
-        platform: as `tftpu.tpu.target` names it.
+        platform: as `tftpu.sharding` names it.
         step: the evaluation step.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, platform: str | None, step: EvalStep):
         self._strategy: Any = strategy
         replicas = strategy.num_replicas_in_sync
-        shared = wrap_for_platform(platform, lambda share: step.evaluate(share, None, replicas))
+        shared = wrap_for_platform(platform, lambda shard: step.evaluate(shard, None, replicas))
         alike = wrap_for_platform(platform, lambda batch: step.evaluate(batch, None, 1, replicas))
         self._run_shared = self._compile_step(shared)
         self._run_alike = self._compile_step(alike)
@@ -37,7 +37,7 @@ class WholeBatches:
 
         Args:
             dataset: of batches.
-            divides: whether batches are cut into shares where they can be.
+            divides: whether batches are cut into shards where they can be.
         """
         replicas = self._strategy.num_replicas_in_sync
         batches = narrow(finite_dataset(dataset))
@@ -47,7 +47,7 @@ class WholeBatches:
             if not divides or examples_of(batch) % replicas:
                 self._run_alike(batch)
             else:
-                self._run_shared(self._split_shares(batch, examples_of(batch) // replicas))
+                self._run_shared(self._split_shards(batch, examples_of(batch) // replicas))
 
     def _compile_step(self, step: Any) -> Any:
         # A batch may be a tuple: `strategy.run` gets it as one argument.
@@ -56,16 +56,16 @@ class WholeBatches:
 
         return tf.function(run, autograph=False)
 
-    def _split_shares(self, batch: Any, size: int) -> Any:
-        """Returns a batch cut into consecutive shares, one for each replica."""
+    def _split_shards(self, batch: Any, size: int) -> Any:
+        """Returns a batch cut into consecutive shards, one for each replica."""
         if self._strategy.num_replicas_in_sync == 1:
             return batch
 
-        def slice_share(context: Any) -> Any:
+        def slice_shard(context: Any) -> Any:
             first = context.replica_id_in_sync_group * size
             return keras.tree.map_structure(lambda t: t[first : first + size], batch)
 
-        return self._strategy.experimental_distribute_values_from_function(slice_share)
+        return self._strategy.experimental_distribute_values_from_function(slice_shard)
 
 
 def _iterate_items(batches: tf.data.Dataset) -> Iterator[Any]:

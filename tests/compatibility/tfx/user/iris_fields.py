@@ -19,7 +19,7 @@ def preprocessing_fn(inputs):
 
 
 @dataclasses.dataclass
-class Classifier(tftpu.Model):
+class Classifier(tftpu.ModelConfig):
     """A network of one hidden layer over the measures, with an embedding of the field."""
 
     width: int = 16
@@ -42,8 +42,8 @@ def get_config() -> tftpu.Experiment:
     return tftpu.Experiment(
         model=Classifier(),
         data=tfx.Examples(label="species_id", global_batch_size=16),
-        optimizer=tftpu.Optimizer(name="adam", learning_rate=0.02),
-        train=tftpu.Train(steps=200, eval_every=50, best_metric="accuracy"),
+        optimizer=tftpu.OptimizerConfig(name="adam", learning_rate=0.02),
+        train=tftpu.TrainConfig(steps=200, eval_every=50, best_metric="accuracy"),
     )
 
 

@@ -20,7 +20,7 @@ from tests.support.steps.simulated_slice import (
 )
 from tests.support.steps.step_cases import covering_set, optimizer_named
 from tftpu import input_pipelines
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.tensorflow import feed, internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
@@ -119,7 +119,7 @@ def test_the_trainers_loop_measures_time_only_on_the_host(slice_of_eight):
     data = tf.data.Dataset.from_tensor_slices((tf.zeros((128, 6)), tf.zeros(128, tf.int64)))
     data = data.batch(64, drop_remainder=True)
     engine = slice_of_eight
-    executor = engine.prepare(model, TrainOptions(), engine.training_spec(data))
+    executor = engine.prepare(model, TrainConfig(), engine.training_spec(data))
     train = executor.training(engine.training_spec(data))
     loop = build_device_loop(slice_of_eight.strategy, train.step.train, train.step.synchronise)
     iterator = iter(feed.distribute(data, slice_of_eight.strategy))
@@ -136,7 +136,7 @@ def test_the_weight_norm_traces(slice_of_eight):
         model = mlp()
         model.compile(optimizer_named("sgd"), "mse")
         spec = tf.TensorSpec((8, 6)), tf.TensorSpec((8, 4))
-        step = EvalStep(ModelState(model, spec, TrainOptions()))
+        step = EvalStep(ModelState(model, spec, TrainConfig()))
 
     @tf.function(autograph=False)
     def norm():

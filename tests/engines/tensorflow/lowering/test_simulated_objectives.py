@@ -12,7 +12,7 @@ from tests.support.models.own_losses import (
     generator_loss,
 )
 from tests.support.steps.simulated_slice import REPLICAS, TPU_ONLY, replica_ops
-from tftpu.config import TrainOptions
+from tftpu.config import TrainConfig
 from tftpu.engines.tensorflow import feed, internals
 from tftpu.engines.tensorflow.step.loops import build_device_loop
 
@@ -21,7 +21,7 @@ SHARE = (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 3)))
 
 def traced(engine, model, objectives) -> list[tf.Operation]:
     """Returns the ops of the programs of a device loop."""
-    executor = engine.prepare(model, TrainOptions(), SHARE, objectives)
+    executor = engine.prepare(model, TrainConfig(), SHARE, objectives)
     step = executor.training(SHARE).step
     whole = [tf.zeros((2, REPLICAS * s.shape[0], *s.shape[1:])) for s in SHARE]
     data = tf.data.Dataset.from_tensor_slices(tuple(whole))

@@ -11,7 +11,8 @@ from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, storage
 from tests.support.fakes.fake_kubernetes import RUNS, Kubernetes, Moment, ended, pod, serving
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
-from tftpu.launch.cloud.gke import client, follow
+from tftpu.launch.cloud import waiting
+from tftpu.launch.cloud.gke import follow
 
 FLAGS = (
     *("--config=digits_resnet", "--config.model.norm_batch=8", "--config.cluster.engine=jax"),
@@ -26,8 +27,8 @@ QUEUED = Moment([pod(i) for i in range(4)])
 def cluster(monkeypatch, tmp_path):
     fake = Kubernetes()
     fake.moments = [QUEUED, ALL_RUN, ALL_ENDED]
-    monkeypatch.setattr(client, "POLL_S", 0.01)
-    monkeypatch.setattr(client, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(waiting, "POLL_S", 0.01)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.3)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with serving(fake, tmp_path) as kubeconfig, storage({}) as host:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
@@ -311,7 +312,7 @@ def test_a_deletion_that_is_refused_names_what_runs_on(cluster, capsys, monkeypa
 
 
 def test_a_lost_network_that_recovers_is_tolerated(cluster, capsys, monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE_S", 120)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 120)
     cluster.after_creation = {"GET": [0, 503, 429]}
     assert launch() == 0
     said = capsys.readouterr().out

@@ -25,7 +25,7 @@ from tests.support.fakes.fake_google_cloud import grpc_service, storage
 from tests.support.fakes.fake_kubernetes import Kubernetes, serving
 from tests.support.fakes.rented_machine import RentedMachine
 from tftpu.launch import main
-from tftpu.launch.cloud import job
+from tftpu.launch.cloud import job, waiting
 from tftpu.launch.cloud.shipping import shipment
 from tftpu.launch.cloud.tpu_vm import client as tpu_vm_client
 from tftpu.launch.cloud.vertex import client as vertex_client
@@ -89,7 +89,7 @@ def check_files(objects: dict[str, bytes], sums: str) -> None:
     found = {f"{hashlib.sha256(data).hexdigest()}  {n}" for n, data in received.items()}
     assert found == set(sums.splitlines())
     (wheel,) = (data for name, data in received.items() if name.endswith(".whl"))
-    assert "tftpu/launch/cloud/machine.sh" in zipfile.ZipFile(io.BytesIO(wheel)).namelist()
+    assert "tftpu/launch/cloud/shipping/machine.sh" in zipfile.ZipFile(io.BytesIO(wheel)).namelist()
     with tarfile.open(fileobj=io.BytesIO(received["code.tar.gz"])) as tar:
         assert tar.getnames() == [
             f"my digits/{name}" for name in (".gitignore", "digits.py", "lengths.py")
@@ -128,7 +128,7 @@ def test_a_tpu_vm_receives_wheel_and_code_and_trains_to_the_end(own, machine, mo
             operations_pb2.Operation,
         ),
     }
-    monkeypatch.setattr(tpu_vm_client, "POLL_S", 0.2)
+    monkeypatch.setattr(waiting, "POLL_S", 0.2)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with grpc_service("google.cloud.tpu.v2.Tpu", methods) as channel, storage(objects) as host:
         client = tpu_v2.TpuClient(transport=tpu_transports.TpuGrpcTransport(channel=channel))

@@ -11,6 +11,7 @@ from tests.support.fakes.fake_cloud_tpu import QUEUED, serving
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, Fault, storage
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
+from tftpu.launch.cloud import waiting
 from tftpu.launch.cloud.tpu_vm import client
 
 FLAGS = (
@@ -265,7 +266,7 @@ def test_the_network_is_lost_while_it_trains(service, capsys):
 
 
 def test_a_lost_network_that_recovers_is_tolerated(service, monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE_S", 5)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 5)
     service.faults["get"] = [UNREACHABLE] * 3
     service.faults["delete"] = [UNREACHABLE] * 3
     assert launch() == 0

@@ -183,7 +183,7 @@ def test_the_price_of_epochs_is_that_of_their_steps(training, total, tmp_path, m
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     size = "context.global_batch_size\n        )"
     data = projects.DATA.replace(size, size + training, 1)
-    rest = "loss='mse', train=tftpu.Train(epochs=4)"  # of 96 examples in batches of 16
+    rest = "loss='mse', train=tftpu.TrainConfig(epochs=4)"  # of 96 examples in batches of 16
     config = projects.write(tmp_path, rest, data=data)
     file = tmp_path / "preflight.json"
     file.write_text(json.dumps({"slices": [{"slice": "v5e-8", "usd_per_1000_steps": 10.0}]}))

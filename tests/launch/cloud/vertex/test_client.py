@@ -10,6 +10,7 @@ from google.protobuf import json_format
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, Fault, grpc_service, storage
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
+from tftpu.launch.cloud import waiting
 from tftpu.launch.cloud.vertex import client as vertex_client
 
 FLAGS = (
@@ -68,7 +69,7 @@ def service(monkeypatch):
     }
     objects = {}
     fake.objects = objects
-    monkeypatch.setattr(vertex_client, "POLL_S", 0.01)
+    monkeypatch.setattr(waiting, "POLL_S", 0.01)
     with grpc_service("google.cloud.aiplatform.v1.JobService", methods) as channel:
         transport = transports.JobServiceGrpcTransport(channel=channel)
         client = v1.JobServiceClient(transport=transport)
@@ -175,7 +176,7 @@ def test_it_outlasts_a_connection_that_comes_back(service, capsys):
 
 
 def test_it_gives_up_watching_and_says_that_the_job_keeps_running(service, capsys, monkeypatch):
-    monkeypatch.setattr(vertex_client, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.05)
     service.unreachable = 10**6
     assert launch() == 2
     assert f"The job keeps running. The job is {NAME}" in capsys.readouterr().err

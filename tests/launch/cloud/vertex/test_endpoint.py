@@ -15,7 +15,7 @@ from google.rpc import status_pb2
 
 from tests.support.fakes.fake_google_cloud import Fault, grpc_service
 from tftpu.checkpoint import manifest
-from tftpu.config import Data, Experiment, Model, to_json
+from tftpu.config import DataConfig, Experiment, ModelConfig, to_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.launch import main
@@ -217,7 +217,7 @@ def test_exactly_the_file_that_is_named_is_there(tmp_path, capsys):
     assert "holds 2 models" in refusal(model=folder)
 
 
-def run_of(folder: Path, model: Model, data: Data) -> str:
+def run_of(folder: Path, model: ModelConfig, data: DataConfig) -> str:
     """Writes what is looked at of a run with a checkpoint."""
     step = folder / "checkpoints" / "1"
     step.mkdir(parents=True)

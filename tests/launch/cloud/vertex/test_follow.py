@@ -10,6 +10,7 @@ from google.protobuf import json_format
 from tests.support.fakes.fake_google_cloud import Fault, grpc_service, storage
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
+from tftpu.launch.cloud import waiting
 from tftpu.launch.cloud.vertex import client as vertex_client
 from tftpu.launch.settings import config_flags
 
@@ -100,7 +101,7 @@ def service(monkeypatch):
         ),
     }
     fake.objects = {}
-    monkeypatch.setattr(vertex_client, "POLL_S", 0.01)
+    monkeypatch.setattr(waiting, "POLL_S", 0.01)
     with grpc_service("google.cloud.aiplatform.v1.JobService", methods) as channel:
         transport = transports.JobServiceGrpcTransport(channel=channel)
         client = v1.JobServiceClient(transport=transport)

@@ -18,7 +18,7 @@ from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, Fault, grpc_s
 from tests.support.fakes.rented_machine import RentedMachine
 from tests.support.vertex_pipelines import FLAGS, SOURCE
 from tftpu.launch import main
-from tftpu.launch.cloud.vertex import client as vertex_client
+from tftpu.launch.cloud import waiting
 from tftpu.launch.cloud.vertex import pipeline_client
 
 PARENT = "projects/p/locations/europe-west4"
@@ -33,7 +33,7 @@ print("config of", os.path.dirname(os.path.abspath(__file__)), "with", tftpu.__f
 
 
 @dataclasses.dataclass
-class Net(tftpu.Model):
+class Net(tftpu.ModelConfig):
     def build(self):
         from keras import Input, Sequential, layers
 
@@ -101,7 +101,7 @@ def service(monkeypatch):
         "GetPipelineJob": (fake.get, v1.GetPipelineJobRequest, v1.PipelineJob),
     }
     schedules = {"CreateSchedule": (fake.schedule, v1.CreateScheduleRequest, v1.Schedule)}
-    monkeypatch.setattr(vertex_client, "POLL_S", 0.01)
+    monkeypatch.setattr(waiting, "POLL_S", 0.01)
     with contextlib.ExitStack() as stack:
         channel = stack.enter_context(grpc_service(f"{PACKAGE}.PipelineService", pipelines))
         other = stack.enter_context(grpc_service(f"{PACKAGE}.ScheduleService", schedules))
@@ -325,7 +325,7 @@ def test_it_outlasts_a_connection_that_comes_back_and_gives_up_on_one_that_does_
 ):
     service.unreachable = 3
     assert launch() == 0
-    monkeypatch.setattr(vertex_client, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.05)
     service.unreachable = 10**6
     assert launch() == 2
     assert "The pipeline keeps running. It is" in capsys.readouterr().err

@@ -168,8 +168,8 @@ def test_a_search_needs_a_space_and_an_evaluation(capsys, tmp_path):
     assert "There is nothing to search" in capsys.readouterr().err
     (tmp_path / "mine.py").write_text(
         "import dataclasses\nimport tftpu\n"
-        "@dataclasses.dataclass\nclass Own(tftpu.Data):\n    pass\n"
-        "@dataclasses.dataclass\nclass Net(tftpu.Model):\n    pass\n"
+        "@dataclasses.dataclass\nclass Own(tftpu.DataConfig):\n    pass\n"
+        "@dataclasses.dataclass\nclass Net(tftpu.ModelConfig):\n    pass\n"
         "def get_config():\n    return tftpu.Experiment(Net(), Own(), optimizer='adam')\n"
     )
     words = ["--space=data.global_batch_size=choice:64,128", "--dry_run", "--slice=v5e-1"]

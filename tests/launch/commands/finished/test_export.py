@@ -84,7 +84,7 @@ def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
 
 
 SENTENCES = """
-from tftpu.config import Experiment, Train
+from tftpu.config import Experiment, TrainConfig
 from tftpu.input_pipelines.sources import Synthetic
 from tftpu.models.sizes import BERT
 
@@ -98,7 +98,7 @@ def get_config():
             name="sentences", global_batch_size=8, examples=16, features=("tokens", "segments"),
             spec=(f"tokens: {tokens}=20", f"segments: {tokens}=2", "y: int32 num_classes=3"),
         ),
-        train=Train(steps=2, steps_per_loop=1, log_every=1),
+        train=TrainConfig(steps=2, steps_per_loop=1, log_every=1),
     )
 """
 

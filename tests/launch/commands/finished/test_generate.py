@@ -142,7 +142,7 @@ def test_what_would_control_a_terminal_is_shown_as_a_sign():
 
 
 CONFIG = """\
-from tftpu.config import Experiment, Optimizer, Train
+from tftpu.config import Experiment, OptimizerConfig, TrainConfig
 from tftpu.input_pipelines.sources import Tokens
 from tftpu.models.sizes import GPT
 
@@ -151,8 +151,8 @@ def get_config():
     return Experiment(
         model=GPT("tiny", vocabulary=256, context=32, layers=1, width=32, heads=2),
         data=Tokens("texts", 8, context=32, train_text="FOLDER/a.txt", eval_text="FOLDER/b.txt"),
-        optimizer=Optimizer(name="adamw"),
-        train=Train(epochs=1, log_every=1),
+        optimizer=OptimizerConfig(name="adamw"),
+        train=TrainConfig(epochs=1, log_every=1),
     )
 """
 

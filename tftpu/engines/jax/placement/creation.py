@@ -19,7 +19,7 @@ from tftpu.engines.jax.placement.sharding import SMALLEST
 
 
 @contextlib.contextmanager
-def cut(mesh: Mesh) -> Iterator[None]:
+def sharded_variables(mesh: Mesh) -> Iterator[None]:
     """Cuts every variable that is made while the block runs."""
     before = keras.distribution.distribution()
     keras.distribution.set_distribution(CreationDistribution(mesh))

@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tftpu.config.mesh import TENSOR
 from tftpu.engines import keras_internals
 from tftpu.engines.jax.placement.sharding import Layout
+from tftpu.sharding import GATHERED
 from tftpu.tensors import Tensor
-from tftpu.tpu.target import GATHERED
 
 
 class Gathering:

@@ -62,14 +62,14 @@ def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
     Raises:
         UserError: the devices that share the model are of one process and a part of another.
     """
-    shares = mesh.devices.reshape(count_batch_shares(mesh), -1)
-    feeders = [{device.process_index for device in row} for row in shares]
-    mine = [share for share, processes in enumerate(feeders) if process in processes]
-    everywhere = [set(feeders[share]) == set(feeders[mine[0]]) for share in mine]
+    shards = mesh.devices.reshape(count_batch_shards(mesh), -1)
+    feeders = [{device.process_index for device in row} for row in shards]
+    mine = [shard for shard, processes in enumerate(feeders) if process in processes]
+    everywhere = [set(feeders[shard]) == set(feeders[mine[0]]) for shard in mine]
     if not all(everywhere) or mine[0] % len(mine) or len(feeders) % len(mine):
         each = mesh.devices.size // len({device.process_index for device in mesh.devices.flat})
         raise UserError(
-            f"The mesh has {len(shares[0])} devices for each share of the batch, along "
+            f"The mesh has {len(shards[0])} devices for each share of the batch, along "
             f"{SEQUENCE!r} and {TENSOR!r}, and each host has {each} device(s): one of the two "
             "numbers must divide the other."
         )
@@ -86,6 +86,6 @@ def list_weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     return tuple(axis for axis in WEIGHT_AXES if mesh.shape[axis] > 1)
 
 
-def count_batch_shares(mesh: Mesh | AbstractMesh) -> int:
+def count_batch_shards(mesh: Mesh | AbstractMesh) -> int:
     """Returns the number of parts that a global batch is cut into."""
-    return sizes_of.batch_shares(mesh.shape)
+    return sizes_of.count_batch_shards(mesh.shape)

@@ -28,7 +28,7 @@ class EvalStep:
 
     def __init__(self, state: JaxState):
         self._state = state
-        optimizers = [v for part in state.parts for v in part.optimizer.variables]
+        optimizers = [v for group in state.groups for v in group.optimizer.variables]
         # Which own losses and layers may read: a program would hold the values of its first run.
         self._untrained = [*state.untrained, *optimizers]
         self._passes = [ForwardPass(state, losses, self._untrained) for losses in state.losses]

@@ -1,7 +1,7 @@
 """The train step: its only definition on this engine, one program over the whole mesh.
 
 It means what the step of `tftpu.engines.tensorflow.step.train_step` means, in the same order. There
-is one share: XLA divides the program, and puts the exchange between devices where the shardings of
+is one shard: XLA divides the program, and puts the exchange between devices where the shardings of
 batch and weights ask for it.
 """
 
@@ -14,8 +14,8 @@ import keras
 
 from tftpu.engines import checks
 from tftpu.engines.jax.state import JaxState, StateValues
-from tftpu.engines.jax.step.cut import MicrobatchLayout
-from tftpu.engines.jax.step.part_step import ObjectiveStep
+from tftpu.engines.jax.step.microbatches import MicrobatchLayout
+from tftpu.engines.jax.step.objective_step import ObjectiveStep
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
@@ -26,40 +26,42 @@ class TrainStep:
 
     Args:
         state: the variables.
-        share_spec: spec of one share of a batch, `(x, y)` or `(x, y, sample_weight)` of
+        shard_spec: spec of one shard of a batch, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
 
     Attributes:
         state: the variables.
-        cut: the division of a batch into microbatches.
+        microbatching: the division of a batch into microbatches.
         sums: the layout of what is added up over steps.
 
     Raises:
         UserError: the shape or a layer cannot be trained on.
     """
 
-    def __init__(self, state: JaxState, share_spec: Nest):
-        keras.tree.map_structure(checks.refuse_spec, share_spec)
-        checks.refuse_frozen(state.model, state.parts)
+    def __init__(self, state: JaxState, shard_spec: Nest):
+        keras.tree.map_structure(checks.refuse_spec, shard_spec)
+        checks.refuse_frozen(state.model, state.groups)
         self.state = state
-        self.cut = MicrobatchLayout(
-            state.layout, share_spec, state.options.gradient_accumulation_steps
+        self.microbatching = MicrobatchLayout(
+            state.layout, shard_spec, state.options.gradient_accumulation_steps
         )
-        self._parts = [ObjectiveStep(state, i, self.cut) for i in range(len(state.parts))]
+        self._steps = [
+            ObjectiveStep(state, i, self.microbatching) for i in range(len(state.groups))
+        ]
         checks.refuse_counters(
-            [state.untrained[i] for part in self._parts for i in part.changed], "microbatches"
+            [state.untrained[i] for one in self._steps for i in one.changed], "microbatches"
         )
-        self.sums = TrainSums(state.parts)
-        self._every = [part.every for part in state.parts]
+        self.sums = TrainSums(state.groups)
+        self._every = [group.every for group in state.groups]
 
     @functools.cached_property
     def model_flops(self) -> int:
         """The model FLOPs of a global batch, forward and backward."""
-        return self.cut.microbatches * sum(part.count_flops() for part in self._parts)
+        return self.microbatching.microbatches * sum(one.count_flops() for one in self._steps)
 
     def forward(self, values: StateValues, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""
-        return [part.compute_outputs(values, microbatch) for part in self._parts]
+        return [one.compute_outputs(values, microbatch) for one in self._steps]
 
     def select_due(self, step: int) -> tuple[int, ...]:
         """Returns the objectives that are due after this many steps."""
@@ -77,25 +79,25 @@ class TrainStep:
             batch: the global batch.
             due: the objectives that are due.
         """
-        results, sums_of_parts = [], []
+        results, sums_of_groups = [], []
         before = values
-        for index, part in enumerate(self._parts):
+        for index, one in enumerate(self._steps):
             if index in due:
-                results.append(part.train(values, step, batch))
+                results.append(one.train(values, step, batch))
                 values = results[-1].values
-                sums_of_parts.append(results[-1].sums)
+                sums_of_groups.append(results[-1].sums)
             else:
-                sums_of_parts.append(part.create_idle_sums())
+                sums_of_groups.append(one.create_idle_sums())
         finite = functools.reduce(jnp.logical_and, [result.finite for result in results])
         values = values._replace(averages=self._update_averages(before, values, finite))
         norm = jnp.sqrt(sum(result.norm**2 for result in results))
         skipped = 1.0 - finite.astype("float32")
         metrics = [value for result in results for value in result.metrics]
-        return values, sums + self.sums.vector(1, norm, skipped, sums_of_parts, metrics)
+        return values, sums + self.sums.vector(1, norm, skipped, sums_of_groups, metrics)
 
     def check_constants(self) -> None:
         """Raises `UserError` if a variable outside of the model changed that the program holds."""
-        for variable, value in (pair for part in self._parts for pair in part.constants):
+        for variable, value in (pair for one in self._steps for pair in one.constants):
             if variable.value is not value:
                 raise UserError(
                     f"The variable {variable.path!r}, which the loss reads, has changed, and it is "
@@ -113,6 +115,6 @@ class TrainStep:
             average - (average - value) * (1.0 - momentum)
             for average, value in zip(before.averages, values.trainable)
         ]
-        if all(part.scaler is None for part in self.state.parts):
+        if all(group.scaler is None for group in self.state.groups):
             return new
         return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, before.averages)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import keras
 
 from tftpu.engines import keras_internals
-from tftpu.engines.objectives.parts import Part
+from tftpu.engines.objectives.parameter_groups import ParameterGroup
 
 Arrays = list[Any]  # a list of jax.Array
 
@@ -24,21 +24,21 @@ class UpdateResult(NamedTuple):
 
 
 def apply_gradients(
-    part: Part, grads: Arrays, reached: list[bool], variables: Arrays, optimizer: Arrays
+    group: ParameterGroup, grads: Arrays, reached: list[bool], variables: Arrays, optimizer: Arrays
 ) -> UpdateResult:
     """Returns the values of an objective's variables after a step of its optimizer.
 
     Args:
-        part: the objective.
+        group: the objective.
         grads: gradients of its variables.
         reached: for each, whether the loss depends on the variable; the others do not change.
         variables: values of its variables.
         optimizer: values of its optimizer's variables.
     """
-    own: Any = part.optimizer
-    mapping = [*zip(part.variables, variables), *zip(own.variables, optimizer)]
+    own: Any = group.optimizer
+    mapping = [*zip(group.variables, variables), *zip(own.variables, optimizer)]
     with keras.StatelessScope(state_mapping=mapping) as scope:
-        used = [(grad, v) for grad, v, reaches in zip(grads, part.variables, reached) if reaches]
+        used = [(grad, v) for grad, v, reaches in zip(grads, group.variables, reached) if reaches]
         clipped = keras_internals.clip(own, [grad for grad, _ in used])
         rate = own.learning_rate
         keras_internals.apply_weight_decay(own, [variable for _, variable in used])
@@ -48,23 +48,23 @@ def apply_gradients(
                 variable.assign(variable.constraint(variable.value))
         own.iterations.assign_add(1)
         return UpdateResult(
-            [scope.get_current_value(v) for v in part.variables],
+            [scope.get_current_value(v) for v in group.variables],
             [scope.get_current_value(v) for v in own.variables],
         )
 
 
-def adjust_loss_scale(part: Part, scale: Arrays, finite: Any) -> Arrays:
+def adjust_loss_scale(group: ParameterGroup, scale: Arrays, finite: Any) -> Arrays:
     """Returns a dynamic loss scale after a step: halved by an overflow, doubled after enough
     steps without one.
 
     Args:
-        part: the objective.
+        group: the objective.
         scale: the factor, and the steps since it changed.
         finite: whether the gradients of this step were finite, () bool.
     """
     factor, count = scale
     good = jnp.where(finite, count + 1, 0)
-    grow = good >= part.scaler.dynamic_growth_steps
+    grow = good >= group.scaler.dynamic_growth_steps
     grown = jnp.where(grow, factor * 2.0, factor)
     return [
         jnp.where(finite, grown, jnp.maximum(factor / 2.0, 1.0)),

@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.config import TrainOptions
+from tftpu import sharding
+from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.conversion import with_examples
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf, layer_path
@@ -22,7 +23,6 @@ from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.errors import UserError
-from tftpu.tpu import target
 from tftpu.tpu.slices import Slice
 
 _LARGE = 4096  # elements of a variable whose values are not made
@@ -35,14 +35,14 @@ def lower(
     batch_spec: BatchSpec,
     replicas: int,
     precision: str,
-    options: TrainOptions | None = None,
+    options: TrainConfig | None = None,
     objectives: ObjectivesOf | None = None,
 ) -> LoweredStep:
     """Lowers the train step of one replica.
 
     Args:
         model_fn: returns a newly built and compiled Keras model.
-        batch_spec: one replica's share of the global batch.
+        batch_spec: one replica's shard of the global batch.
         replicas: number of replicas that share the global batch.
         precision: dtype policy under which the model is built.
         options: options of the trainer; None takes the defaults. The step depends on
@@ -53,12 +53,12 @@ def lower(
     Raises:
         UserError: XLA cannot compile the step. The message names the layer and the op.
     """
-    options = options or TrainOptions()
+    options = options or TrainConfig()
     strategy = OneReplicaStrategy(replicas)
     model, step = _build(model_fn, batch_spec, precision, options, strategy, objectives)
     flat = keras_internals.flat_layers(model)
     layers = {layer.name: type(layer).__name__ for layer in flat}
-    with target.compiling_for("tpu"):
+    with sharding.compiling_for("tpu"):
         hlo, arguments = to_hlo(
             lambda batch: strategy.run(step.train, args=(batch,)),
             (batch_spec,),
@@ -87,7 +87,7 @@ def lower(
 
 def _describe_held(state: ModelState) -> Held:
     """Returns what a device holds: everything, as each has the whole model."""
-    optimizers = [v for part in state.parts for v in part.optimizer.variables]
+    optimizers = [v for group in state.groups for v in group.optimizer.variables]
     return Held(
         count_bytes(state.model.variables), count_bytes(optimizers), count_bytes(state.averages)
     )
@@ -99,11 +99,11 @@ def count_bytes(variables: Iterable[Any]) -> int:
 
 
 class TensorFlowLowering:
-    """See `tftpu.engines.lowered.Lowering`: each device holds the model and one share."""
+    """See `tftpu.engines.lowered.Lowering`: each device holds the model and one shard."""
 
     remats = ("block",)
 
-    def count_shares(self, target: Slice) -> int:
+    def count_data_shards(self, target: Slice) -> int:
         """Returns the number of devices.
 
         Raises:
@@ -131,14 +131,14 @@ class TensorFlowLowering:
     def lower(
         self,
         model_fn: ModelFn,
-        share_spec: BatchSpec,
+        shard_spec: BatchSpec,
         devices: int,
         precision: str,
-        options: TrainOptions,
+        options: TrainConfig,
         objectives: ObjectivesOf | None = None,
     ) -> LoweredStep:
         """Lowers the train step of one of the devices."""
-        return lower(model_fn, share_spec, devices, precision, options, objectives)
+        return lower(model_fn, shard_spec, devices, precision, options, objectives)
 
 
 class OneReplicaStrategy(tf.distribute.Strategy):
@@ -201,7 +201,7 @@ def _build(
     model_fn: ModelFn,
     batch_spec: BatchSpec,
     precision: str,
-    options: TrainOptions,
+    options: TrainConfig,
     strategy: tf.distribute.Strategy,
     objectives: ObjectivesOf | None,
 ) -> tuple[keras.Model, TrainStep]:
@@ -209,7 +209,7 @@ def _build(
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        with strategy.scope(), keras_internals.fresh_names(), target.compiling_for("tpu"):
+        with strategy.scope(), keras_internals.fresh_names(), sharding.compiling_for("tpu"):
             model = model_fn()
             found = objectives(model) if objectives is not None else ()
             step = TrainStep(ModelState(model, batch_spec, options, found), batch_spec)

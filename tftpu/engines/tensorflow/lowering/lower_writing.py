@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tftpu import sharding
 from tftpu.engines import keras_internals
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn
 from tftpu.engines.tensorflow.lowering.lower import OneReplicaStrategy, count_bytes, to_hlo
 from tftpu.inference.decoding import decoding_of
 from tftpu.inference.loop import Loop
 from tftpu.inference.sampling import Sampling, rules
-from tftpu.tpu import target
 
 _TOKENS = 64  # that the loop writes, so that what comes before it does not count
 
@@ -65,7 +65,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
         numbers,
         build_spec(rows, dtype=tf.bool),
     )
-    with target.compiling_for("tpu"):
+    with sharding.compiling_for("tpu"):
         traced: Any = tf.function(read, autograph=False).get_concrete_function(*prompts)
         state = tf.nest.map_structure(
             lambda x: tf.TensorSpec(x.shape, x.dtype), traced.structured_outputs
@@ -87,7 +87,7 @@ def _build_model(model_fn: ModelFn, precision: str) -> keras.Model:
     keras.config.set_dtype_policy(precision)
     try:
         strategy = OneReplicaStrategy(1)
-        with strategy.scope(), keras_internals.fresh_names(), target.compiling_for("tpu"):
+        with strategy.scope(), keras_internals.fresh_names(), sharding.compiling_for("tpu"):
             return model_fn()
     finally:
         keras.config.set_dtype_policy(before)

@@ -14,6 +14,7 @@ from tftpu.engines.objectives.sums import EvalSums
 from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.accumulator import Accumulator
+from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
 
 
@@ -37,7 +38,7 @@ class EvalStep:
         If not, `evaluate` has to run without padding.
 
         Args:
-            batch_spec: spec of one replica's share.
+            batch_spec: spec of one replica's shard.
         """
         found: list[bool] = []
 
@@ -49,19 +50,19 @@ class EvalStep:
         checks.refuse_outside(internals.list_changed_resources(graph))
         return all(found)
 
-    def evaluate(self, batch: Nest, valid: Tensor | None, shares: int, repeats: int = 1) -> None:
-        """Adds one replica's share of a batch to `accumulator`, in replica context.
+    def evaluate(self, batch: Nest, valid: Tensor | None, shards: int, repeats: int = 1) -> None:
+        """Adds one replica's shard of a batch to `accumulator`, in replica context.
 
         Args:
-            batch: the share, `(x, y)` or `(x, y, sample_weight)`.
+            batch: the shard, `(x, y)` or `(x, y, sample_weight)`.
             valid: (batch,) float32, 1.0 for examples and 0.0 for padding; None: no padding.
-            shares: number of shares that the batch is cut into.
-            repeats: number of replicas that evaluate this same share.
+            shards: number of shards that the batch is cut into.
+            repeats: number of replicas that evaluate this same shard.
         """
-        runs = self._run(batch, valid, shares)
+        runs = self._run(batch, valid, shards)
         size = float(examples_of(batch))
         examples = tf.constant(size) if valid is None else tf.reduce_sum(valid)
-        batch_size = self._count_examples(examples, size, valid, shares)
+        batch_size = self._count_examples(examples, size, valid, shards)
         sums, counts = [], []
         for losses, run in zip(self._state.losses, runs):
             for term, elements in zip(losses.terms, run.computed.elements):
@@ -74,7 +75,7 @@ class EvalStep:
         self.accumulator.add(vector / repeats)
 
     def predict(self, x: Nest) -> Nest:
-        """Returns the model's output for one replica's share of the features."""
+        """Returns the model's output for one replica's shard of the features."""
         return forward.predict(self._state, x)
 
     def compute_weight_norm(self) -> tf.Tensor:
@@ -82,18 +83,19 @@ class EvalStep:
         return tf.linalg.global_norm(self._state.read_trained_values())
 
     def _count_examples(
-        self, examples: Tensor, size: float, valid: Tensor | None, shares: int
+        self, examples: Tensor, size: float, valid: Tensor | None, shards: int
     ) -> Tensor:
         """Returns the number of examples of the global batch, for the terms that are sums."""
         summed = any(term.reduction == "sum" for one in self._state.losses for term in one.terms)
         if valid is None or not summed:
-            return tf.constant(size * shares)
+            return tf.constant(size * shards)
         context: Any = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, examples)
 
-    def _run(self, batch: Nest, valid: Tensor | None, shares: int) -> list[Forward]:
+    def _run(self, batch: Nest, valid: Tensor | None, shards: int) -> list[Forward]:
         values = Values(self._state.select_evaluated_weights())
+        division = Division(shards, exchange=EXCHANGE)
         return [
-            one.run(batch, values, training=False, division=Division(shares), valid=valid)
+            one.run(batch, values, training=False, division=division, valid=valid)
             for one in self._passes
         ]

@@ -1,4 +1,4 @@
-"""Gradients of one replica's share of a global batch, in microbatches."""
+"""Gradients of one replica's shard of a global batch, in microbatches."""
 
 import functools
 from collections.abc import Callable
@@ -13,13 +13,14 @@ from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
 from tftpu.engines.objectives.losses import divisor, summed_loss
 from tftpu.engines.tensorflow.state import ModelState
+from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
 
 Context = Any  # tf.distribute.ReplicaContext
 
 
-class ShareResult(NamedTuple):
-    """The results of one share.
+class ShardResult(NamedTuple):
+    """The results of one shard.
 
     Attributes:
         grads: gradients of the objective's variables, zeros where the loss does not reach one.
@@ -50,12 +51,12 @@ class ForwardProperties(NamedTuple):
     divisors: list[float | None]
 
 
-class ShareGradients:
-    """The computation of losses and gradients of one replica's share, in replica context.
+class ShardGradients:
+    """The computation of losses and gradients of one replica's shard, in replica context.
 
     Args:
         state: the variables.
-        part: number of the objective.
+        group: number of the objective.
         forward: its forward pass.
         described: the properties of that.
         examples: number of examples of a microbatch.
@@ -64,32 +65,32 @@ class ShareGradients:
     def __init__(
         self,
         state: ModelState,
-        part: int,
+        group: int,
         forward: ForwardPass,
         described: ForwardProperties,
         examples: int,
     ):
         self._state = state
-        self._part = part
+        self._group = group
         self._forward = forward
         self._described = described
         self._examples = examples
         self._microbatches = state.options.gradient_accumulation_steps
-        self._division = Division(state.replicas, self._microbatches)
-        self._losses = state.parts[part].losses
+        self._division = Division(state.replicas, self._microbatches, EXCHANGE)
+        self._losses = state.groups[group].losses
         self._terms = self._losses.terms
         place = {id(v): index for index, v in enumerate(state.model.trainable_variables)}
-        self._own = [place[id(v)] for v in state.parts[part].variables]
+        self._own = [place[id(v)] for v in state.groups[group].variables]
 
     def compute(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor],
         scale: Tensor | float | None,
-    ) -> ShareResult:  # fmt: skip
-        """Returns gradients, new statistics, metric states and losses of the share.
+    ) -> ShardResult:  # fmt: skip
+        """Returns gradients, new statistics, metric states and losses of the shard.
 
         Args:
             context: the replica context.
-            batch: the share, `(x, y)` or `(x, y, sample_weight)`.
+            batch: the shard, `(x, y)` or `(x, y, sample_weight)`.
             trainable, statistics: values of the variables of the model.
             scale: factor of the loss, for float16; None: 1.
         """
@@ -122,7 +123,7 @@ class ShareGradients:
             grads, stats, metrics, losses = self._accumulate(
                 compute_microbatch, batch, watched, statistics, zero_metrics
             )
-        return ShareResult(grads, reached, stats, metrics, losses)
+        return ShardResult(grads, reached, stats, metrics, losses)
 
     def _run(self, batch: Nest, values: Values) -> Forward:
         return self._forward.run(batch, values, training=True, division=self._division)
@@ -151,7 +152,7 @@ class ShareGradients:
     def _accumulate(
         self, microbatch: Callable, batch: Nest, trainable: list, statistics: list, metrics: list
     ) -> tuple:
-        """Adds up `microbatch` over the share in one device loop; averages the statistics."""
+        """Adds up `microbatch` over the shard in one device loop; averages the statistics."""
         count = self._microbatches
         cut = keras.tree.map_structure(lambda t: tf.reshape(t, (count, -1, *t.shape[1:])), batch)
 
@@ -182,4 +183,4 @@ class ShareGradients:
     def _compute_seeds(self, context: Context, microbatch: Any) -> list[Tensor]:
         replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
         first = (replica * self._microbatches + microbatch) * self._examples
-        return self._state.compute_seeds(replica, microbatch, first, self._part)
+        return self._state.compute_seeds(replica, microbatch, first, self._group)

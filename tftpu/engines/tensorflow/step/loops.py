@@ -5,20 +5,20 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tftpu import sharding
 from tftpu.engines.tensorflow import internals
-from tftpu.tpu import target
 
 
 def wrap_for_platform(platform: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function to announce the platform that it is traced for.
 
     Args:
-        platform: as `tftpu.tpu.target` names it.
+        platform: as `tftpu.sharding` names it.
         function: to be traced.
     """
 
     def traced(*args):
-        with target.compiling_for(platform):
+        with sharding.compiling_for(platform):
             return function(*args)
 
     return traced
@@ -46,7 +46,7 @@ def build_device_loop(
 
     Args:
         strategy: runs the step on its replicas.
-        step: takes one replica's share of what the iterator yields.
+        step: takes one replica's shard of what the iterator yields.
         afterwards: runs on every replica at the end of the loop.
         turns: the variants of the step that take turns; None: there is one.
 
@@ -106,6 +106,6 @@ def _build_branch(
     strategy: tf.distribute.Strategy, step: Callable[..., None], batch: Any, due: tuple[int, ...]
 ) -> Callable[[], None]:
     def run_branch() -> None:
-        strategy.run(lambda share: step(share, due), args=(batch,))
+        strategy.run(lambda shard: step(shard, due), args=(batch,))
 
     return run_branch

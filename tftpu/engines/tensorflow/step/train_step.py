@@ -3,7 +3,7 @@
 The trainer runs it, preflight compiles it, the tests compare it with plain TensorFlow. Its result
 does not depend on how many replicas share the global batch. In order:
 
-1. the forward pass over the replica's share, in microbatches, in one device loop;
+1. the forward pass over the replica's shard, in microbatches, in one device loop;
 2. losses as sums over elements, divided by a divisor of the global batch (`losses.py`);
 3. gradients, added up over the microbatches, then once over the replicas;
 4. loss unscaling and the overflow test, on the sum, so that all replicas skip or none;
@@ -11,7 +11,8 @@ does not depend on how many replicas share the global batch. In order:
    the weights;
 6. metrics, added up on each replica, and over replicas when they are read.
 
-With several objectives, 1 to 5 happen for each that is due, one after the other (`part_step.py`).
+With several objectives, 1 to 5 happen for each that is due, one after the other
+(`objective_step.py`).
 """
 
 import functools
@@ -27,7 +28,7 @@ from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step import update
 from tftpu.engines.tensorflow.step.accumulator import Accumulator
 from tftpu.engines.tensorflow.step.loops import StepVariants
-from tftpu.engines.tensorflow.step.part_step import ObjectiveStep
+from tftpu.engines.tensorflow.step.objective_step import ObjectiveStep
 from tftpu.tensors import Nest
 
 
@@ -39,7 +40,7 @@ class TrainStep:
 
     Args:
         state: the variables.
-        batch_spec: spec of one replica's share, `(x, y)` or `(x, y, sample_weight)` of
+        batch_spec: spec of one replica's shard, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
 
     Attributes:
@@ -55,18 +56,18 @@ class TrainStep:
 
     def __init__(self, state: ModelState, batch_spec: Nest):
         keras.tree.map_structure(checks.refuse_spec, batch_spec)
-        checks.refuse_frozen(state.model, state.parts)
+        checks.refuse_frozen(state.model, state.groups)
         self.state = state
         microbatches = state.options.gradient_accumulation_steps
         self._microbatch = keras.tree.map_structure(
             lambda s: tf.TensorSpec((s.shape[0] // microbatches, *s.shape[1:]), s.dtype), batch_spec
         )
-        self._parts = [ObjectiveStep(state, i, self._microbatch) for i in range(len(state.parts))]
-        changed = {id(v): v for part in self._parts for v in part.statistics}
+        self._steps = [ObjectiveStep(state, i, self._microbatch) for i in range(len(state.groups))]
+        changed = {id(v): v for one in self._steps for v in one.statistics}
         self.statistics = [v for v in changed.values() if not v.trainable]
         checks.refuse_counters(self.statistics, "replicas")
-        self.divisors = [value for part in self._parts for value in part.divisors]
-        self.sums = TrainSums(state.parts)
+        self.divisors = [value for one in self._steps for value in one.divisors]
+        self.sums = TrainSums(state.groups)
         self.accumulator = Accumulator(self.sums.size, "train_sums")
 
     @functools.cached_property
@@ -76,16 +77,16 @@ class TrainStep:
         Traces the model as in evaluation: batch statistics do not count as model FLOPs.
         """
         parts = self.state.options.gradient_accumulation_steps * self.state.replicas
-        return parts * sum(part.count_flops(self._microbatch) for part in self._parts)
+        return parts * sum(one.count_flops(self._microbatch) for one in self._steps)
 
     def forward(self, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""
-        return [part.forward.outputs(microbatch) for part in self._parts]
+        return [one.forward.outputs(microbatch) for one in self._steps]
 
     @property
     def turns(self) -> StepVariants | None:
         """The sets of objectives that are due in turn; None if all are due at every step."""
-        every = [part.every for part in self.state.parts]
+        every = [group.every for group in self.state.groups]
         cycle = math.lcm(*every)
         if cycle == 1:
             return None
@@ -95,25 +96,25 @@ class TrainStep:
         return StepVariants(variants, lambda: order[tf.cast(self.state.step, tf.int32) % cycle])
 
     def train(self, batch: Nest, due: tuple[int, ...] | None = None) -> None:
-        """Updates the model once, from one replica's share of the global batch.
+        """Updates the model once, from one replica's shard of the global batch.
 
         Runs in replica context. Losses and metrics are added to `accumulator`.
 
         Args:
-            batch: the share.
+            batch: the shard.
             due: the objectives that are due; None: all.
         """
         context: Any = tf.distribute.get_replica_context()
         state = self.state
         results, sums = [], []
-        for index, part in enumerate(self._parts):
+        for index, one in enumerate(self._steps):
             if due is None or index in due:
-                results.append(part.train(context, batch))
+                results.append(one.train(context, batch))
                 sums.append(results[-1].sums)
             else:
-                sums.append(part.create_idle_sums())
+                sums.append(one.create_idle_sums())
         finite = functools.reduce(tf.logical_and, [result.finite for result in results])
-        if all(part.scaler is None for part in state.parts):
+        if all(group.scaler is None for group in state.groups):
             update.update_averages(state)
         elif state.averages:
             tf.cond(finite, lambda: update.update_averages(state), lambda: None)

@@ -5,21 +5,21 @@ from typing import Any
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
-from tftpu.engines.objectives.parts import Part
+from tftpu.engines.objectives.parameter_groups import ParameterGroup
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Tensor
 
 
-def apply_gradients(part: Part, grads: list[Tensor], reached: list[bool]) -> None:
+def apply_gradients(group: ParameterGroup, grads: list[Tensor], reached: list[bool]) -> None:
     """Updates the variables of an objective by its optimizer.
 
     Args:
-        part: the objective.
+        group: the objective.
         grads: gradients of its variables.
         reached: for each, whether the loss depends on the variable; the others do not change.
     """
-    optimizer = part.optimizer
-    used = [(grad, v) for grad, v, reaches in zip(grads, part.variables, reached) if reaches]
+    optimizer = group.optimizer
+    used = [(grad, v) for grad, v, reaches in zip(grads, group.variables, reached) if reaches]
     clipped = keras_internals.clip(optimizer, [grad for grad, _ in used])
     rate = tf.convert_to_tensor(optimizer.learning_rate)
     keras_internals.apply_weight_decay(optimizer, [variable for _, variable in used])
@@ -38,11 +38,11 @@ def update_averages(state: ModelState) -> None:
             average.assign_sub((average - variable.value) * (1.0 - momentum))
 
 
-def read_loss_scale(part: Part) -> Tensor | float | None:
+def read_loss_scale(group: ParameterGroup) -> Tensor | float | None:
     """Returns the factor of an objective's loss; None where there is none."""
-    if part.scaler is not None:
-        return tf.convert_to_tensor(part.scaler.dynamic_scale.value)
-    return part.optimizer.loss_scale_factor
+    if group.scaler is not None:
+        return tf.convert_to_tensor(group.scaler.dynamic_scale.value)
+    return group.optimizer.loss_scale_factor
 
 
 def adjust_loss_scale(scaler: Any, finite: Tensor) -> None:

@@ -5,20 +5,21 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tftpu import sharding
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
 from tftpu.engines.objectives.losses import divisor, examples_of
-from tftpu.engines.objectives.parts import Part
-from tftpu.engines.objectives.sums import PartSums
+from tftpu.engines.objectives.parameter_groups import ParameterGroup
+from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.lowering import flops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step import update
-from tftpu.engines.tensorflow.step.gradients import ForwardProperties, ShareGradients
+from tftpu.engines.tensorflow.step.gradients import ForwardProperties, ShardGradients
+from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
-from tftpu.tpu import target
 
 
 class ObjectiveResult(NamedTuple):
@@ -31,7 +32,7 @@ class ObjectiveResult(NamedTuple):
         metrics: states of the metrics.
     """
 
-    sums: PartSums
+    sums: GroupSums
     norm: Tensor
     finite: Tensor
     metrics: list[Tensor]
@@ -55,32 +56,30 @@ class ObjectiveStep:
 
     def __init__(self, state: ModelState, index: int, microbatch: Nest):
         self._state = state
-        self._part = state.parts[index]
-        losses = self._part.losses
-        everything = ForwardPass(
-            state, losses, [*state.untrained, *state.model.trainable_variables]
-        )
+        self._group = state.groups[index]
+        losses, untrained = self._group.losses, state.list_untrained()
+        everything = ForwardPass(state, losses, [*untrained, *state.model.trainable_variables])
         traced = _trace_forward(everything, state, microbatch)
-        checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
-        checks.warn_of_means(self._part, traced.computed)
+        checks.refuse_updates(traced.updated, state.model, untrained, state.seed_states)
+        checks.warn_of_means(self._group, traced.computed)
         updated = {id(v) for v in traced.updated}
         self.statistics = [v for v in everything.statistics if id(v) in updated]
         self.forward = ForwardPass(state, losses, self.statistics)
-        described = _describe(state, self._part, traced)
+        described = _describe(state, self._group, traced)
         self.divisors = described.divisors
         examples = examples_of(microbatch)
-        self._gradients = ShareGradients(state, index, self.forward, described, examples)
+        self._gradients = ShardGradients(state, index, self.forward, described, examples)
 
     def train(self, context: Any, batch: Nest) -> ObjectiveResult:
         """Updates the objective's variables once, in replica context.
 
         Args:
             context: the replica context.
-            batch: one replica's share of the global batch.
+            batch: one replica's shard of the global batch.
         """
-        state, part = self._state, self._part
+        state, group = self._state, self._group
         before = [tf.convert_to_tensor(v.value) for v in self.statistics]
-        scale = update.read_loss_scale(part)
+        scale = update.read_loss_scale(group)
         result = self._gradients.compute(context, batch, state.read_trained_values(), before, scale)
         grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, result.grads))
         grads = [grad / scale for grad in grads] if scale is not None else grads
@@ -91,30 +90,30 @@ class ObjectiveStep:
             grads = [grad * (limit / tf.maximum(norm, limit)) for grad in grads]
         statistics, metrics, losses = result.statistics, result.metrics, result.losses
         taken = tf.ones(())
-        if part.scaler is not None:
+        if group.scaler is not None:
             # A skipped step must change neither the moving statistics nor what is logged.
             statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
         # Before the update, which changes weights that layers have assigned.
         for variable, value in zip(self.statistics, statistics):
             variable.value.assign(value)
-        if part.scaler is not None:
+        if group.scaler is not None:
             tf.cond(
                 finite,
-                lambda: update.apply_gradients(part, grads, result.reached),
+                lambda: update.apply_gradients(group, grads, result.reached),
                 lambda: None,
             )
-            update.adjust_loss_scale(part.scaler, finite)
-            iterations = part.optimizer.iterations
+            update.adjust_loss_scale(group.scaler, finite)
+            iterations = group.optimizer.iterations
             iterations.assign_add(tf.cast(finite, iterations.dtype))
             norm, *losses = (tf.where(finite, value, 0.0) for value in (norm, *losses))
             metrics = [tf.where(finite, value, tf.zeros_like(value)) for value in metrics]
             taken = tf.cast(finite, tf.float32)
         else:
             with tf.name_scope("optimizer"):
-                update.apply_gradients(part, grads, result.reached)
+                update.apply_gradients(group, grads, result.reached)
                 # A Python number: a tensor would be broadcast from the first replica, a collective.
-                part.optimizer.iterations.value.assign_add(1)
-        return ObjectiveResult(PartSums(taken, losses), norm, finite, metrics)
+                group.optimizer.iterations.value.assign_add(1)
+        return ObjectiveResult(GroupSums(taken, losses), norm, finite, metrics)
 
     def count_flops(self, microbatch: Nest) -> int:
         """Returns the model FLOPs of a microbatch, forward and backward.
@@ -123,7 +122,7 @@ class ObjectiveStep:
             microbatch: its spec.
         """
         variables = self._state.model.trainable_variables
-        own = {id(v) for v in self._part.variables}
+        own = {id(v) for v in self._group.variables}
         traced = tf.function(
             lambda batch, values: self.forward.outputs(batch, Values(values)), autograph=False
         )
@@ -134,16 +133,16 @@ class ObjectiveStep:
         captured = [Origin.FIXED] * (len(graph.inputs) - len(data) - len(variables))
         return flops.count_step_flops(graph, [*data, *of_variables, *captured])
 
-    def create_idle_sums(self) -> PartSums:
+    def create_idle_sums(self) -> GroupSums:
         """Returns the sums of a step in which the objective is not due."""
         zero = tf.zeros(())
-        return PartSums(zero, [zero] * (1 + len(self._part.losses.terms)))
+        return GroupSums(zero, [zero] * (1 + len(self._group.losses.terms)))
 
 
 def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forward:
     """Traces a forward pass once, and rejects ops that XLA cannot compile if it is for a TPU."""
     results = []
-    division = Division(state.replicas, state.options.gradient_accumulation_steps)
+    division = Division(state.replicas, state.options.gradient_accumulation_steps, EXCHANGE)
 
     def trace(batch, seeds):
         # Regularizers read the weights' values from the scope.
@@ -156,7 +155,7 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
     seeds = [tf.TensorSpec(v.shape, v.dtype) for v in state.seed_states]
     graph = traced.get_concrete_function(microbatch, seeds).graph
     checks.refuse_outside(internals.list_changed_resources(graph))
-    if target.platform() == "tpu":
+    if sharding.get_platform() == "tpu":
         xla_ops.check_ops(xla_ops.list_graph_ops(graph))
     updated = {id(v) for v in results[-1].updated}
     # What differs by replica.
@@ -169,7 +168,7 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
     return results[-1]
 
 
-def _describe(state: ModelState, part: Part, traced: Forward) -> ForwardProperties:
+def _describe(state: ModelState, group: ParameterGroup, traced: Forward) -> ForwardProperties:
     outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
     parts = state.replicas * state.options.gradient_accumulation_steps
 
@@ -187,6 +186,6 @@ def _describe(state: ModelState, part: Part, traced: Forward) -> ForwardProperti
         masked=any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
         divisors=[
             compute_divisor(term, elements)
-            for term, elements in zip(part.losses.terms, traced.computed.elements)
+            for term, elements in zip(group.losses.terms, traced.computed.elements)
         ],
     )

@@ -3,9 +3,6 @@
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import Any
-
-import tensorflow as tf
 
 from tftpu.engines.data import division
 from tftpu.errors import UserError
@@ -33,7 +30,7 @@ def all_gather(x: Tensor) -> Tensor:
     and evaluation, it returns its argument.
 
     Args:
-        x: (examples, ...), computed from this replica's share of the batch.
+        x: (examples, ...), computed from this replica's shard of the batch.
 
     Returns:
         (examples of the global batch, ...), of the same dtype.
@@ -58,45 +55,23 @@ def all_gather(x: Tensor) -> Tensor:
             f"tftpu.all_gather() needs the whole batch at once, and it is computed in "
             f"{announced.microbatches} microbatches: set gradient_accumulation_steps=1."
         )
-    if announced.shares == 1:
+    if announced.shards == 1 or announced.exchange is None:
         return x
-    context: Any = tf.distribute.get_replica_context()
-    if context is None:  # traced for its shapes only
-        return ops.concatenate([x] * announced.shares)
-    return _gather(x, context, announced.shares)
+    return announced.exchange.gather(x, announced.shards)
 
 
 def positions(x: Tensor) -> Tensor:
     """Returns the positions of this replica's examples in what `all_gather` returns.
 
     Args:
-        x: (examples, ...), computed from this replica's share of the batch.
+        x: (examples, ...), computed from this replica's shard of the batch.
 
     Returns:
         (examples,), int32.
     """
     examples = ops.convert_to_tensor(x).shape[0]
     own = ops.arange(examples, dtype="int32")
-    context = tf.distribute.get_replica_context()
-    if context is None or division.announced().shares == 1:
+    announced = division.announced()
+    if announced.shards == 1 or announced.exchange is None:
         return own
-    return own + tf.cast(context.replica_id_in_sync_group, tf.int32) * examples
-
-
-def _gather(x: Tensor, context: Any, shares: int) -> Tensor:
-    replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
-
-    # A sum over replicas of which each fills its own rows: every strategy has this collective.
-    @tf.custom_gradient
-    def gather(value: Any) -> Any:
-        own = tf.one_hot(replica, shares, dtype=value.dtype)
-        placed = tf.reshape(own, (shares, *[1] * value.shape.rank)) * value[None]
-        summed: Any = context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
-
-        def backward(d_gathered):
-            total: Any = context.all_reduce(tf.distribute.ReduceOp.SUM, d_gathered)
-            return tf.reshape(total, (shares, *value.shape))[replica]
-
-        return tf.reshape(summed, (shares * value.shape[0], *value.shape[1:])), backward
-
-    return gather(x)
+    return own + announced.exchange.find_index() * examples

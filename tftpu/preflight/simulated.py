@@ -1,15 +1,15 @@
 """The real TPUStrategy on a simulated slice: steps can be traced, but not run."""
 
 import collections
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from tftpu.engines.tensorflow.engine import TensorFlowEngine
 from tftpu.tpu.slices import parse_slice
 
+if TYPE_CHECKING:
+    from tftpu.engines.tensorflow.engine import TensorFlowEngine
 
-def simulated_slice(name: str) -> TensorFlowEngine:
+
+def simulated_slice(name: str) -> "TensorFlowEngine":
     """Returns an engine of the real TPUStrategy, with made-up metadata of a slice.
 
     Every failure on the Python side of a TPU shows up in tracing: a variable that may not be
@@ -21,6 +21,10 @@ def simulated_slice(name: str) -> TensorFlowEngine:
     Raises:
         UserError: not the name of a slice, or of a size that is not sold.
     """
+    import tensorflow as tf
+
+    from tftpu.engines.tensorflow.engine import TensorFlowEngine
+
     resolver: Any = _SimulatedResolver(parse_slice(name).replicas)
     return TensorFlowEngine(tf.distribute.TPUStrategy(resolver))
 
@@ -43,6 +47,8 @@ class _SimulatedResolver:
         return ""
 
     def get_tpu_system_metadata(self):
+        import tensorflow as tf
+
         prefix = "/job:localhost/replica:0/task:0/device:"
         devices = [_Device(f"{prefix}CPU:0", "CPU")]
         devices += [_Device(f"{prefix}TPU:{core}", "TPU") for core in range(self._replicas)]

@@ -2,38 +2,38 @@
 
 from typing import Any
 
-from tftpu.config.data import Data
-from tftpu.config.model import Model
+from tftpu.config.data import DataConfig
+from tftpu.config.model import ModelConfig
 from tftpu.errors import UserError
 
 _OWN_MODEL = (
     "A config describes how to build a model, because it is built on the devices of the run. Write "
-    "@dataclasses.dataclass class MyModel(tftpu.Model) with `def build(self)` that returns the "
-    "Keras model, and give model=MyModel()."
+    "@dataclasses.dataclass class MyModel(tftpu.ModelConfig) with `def build(self)` that returns "
+    "the Keras model, and give model=MyModel()."
 )
 _OWN_DATA = (
     "A config describes how to read data, because they are read on the machine of the run. Write "
-    "@dataclasses.dataclass class MyData(tftpu.Data) with `def training(self, context)` that "
+    "@dataclasses.dataclass class MyData(tftpu.DataConfig) with `def training(self, context)` that "
     "returns the tf.data.Dataset, and give data=MyData()."
 )
 
 
-def refuse_model(model: Any) -> None:
-    """Raises `UserError` for anything but a dataclass derived from `Model`."""
+def check_model_class(model: Any) -> None:
+    """Raises `UserError` for anything but a dataclass derived from `ModelConfig`."""
     if isinstance(model, str):
         raise UserError(
             f"Experiment(model={model!r}) is a name: write tftpu.models.config({model!r})."
         )
-    if not isinstance(model, Model):
+    if not isinstance(model, ModelConfig):
         raise UserError(f"Experiment(model=…) is {_describe_value(model)}. {_OWN_MODEL}")
-    _refuse_plain_class(model, Model)
+    _check_is_dataclass(model, ModelConfig)
 
 
-def refuse_data(data: Any) -> None:
-    """Raises `UserError` for anything but a dataclass derived from `Data`."""
-    if not isinstance(data, Data):
+def check_data_class(data: Any) -> None:
+    """Raises `UserError` for anything but a dataclass derived from `DataConfig`."""
+    if not isinstance(data, DataConfig):
         raise UserError(f"Experiment(data=…) is {_describe_value(data)}. {_OWN_DATA}")
-    _refuse_plain_class(data, Data)
+    _check_is_dataclass(data, DataConfig)
 
 
 def _describe_value(value: Any) -> str:
@@ -45,7 +45,7 @@ def _describe_value(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _refuse_plain_class(value: Model | Data, base: type) -> None:
+def _check_is_dataclass(value: ModelConfig | DataConfig, base: type) -> None:
     """Raises `UserError` for a class whose own fields no decorator turned into flags."""
     cls = type(value)
     if "__annotations__" in vars(cls) and "__dataclass_fields__" not in vars(cls):

@@ -1,4 +1,4 @@
-"""The block that `tftpu train` prints at the end."""
+"""The summary that `tftpu train` prints at the end."""
 
 from tftpu.config import Experiment
 from tftpu.launch.amounts import format_dollars, format_milliseconds
@@ -10,10 +10,10 @@ from tftpu.runtime import goodput
 from tftpu.training.trainer import Trainer
 
 
-def format_block(
+def format_summary(
     experiment: Experiment, trainer: Trainer, results: dict[str, float], workdir: str
 ) -> str:
-    """Returns the closing block of a run.
+    """Returns the summary of a run.
 
     Args:
         experiment: the experiment of the run.
@@ -50,8 +50,8 @@ def _list_evaluation_rows(
     rows = [("eval, last", f"step {step:,}  {numbers}")]
     best = result.read_best(workdir)
     if best:
-        text = f"step {best['step']:,}  {best['metric']} {best['value']:.4f}"
-        rows.append(("eval, best", f"{text}  (checkpoints/{best['step']})"))
+        text = f"step {best.step:,}  {best.metric} {best.value:.4f}"
+        rows.append(("eval, best", f"{text}  (checkpoints/{best.step})"))
     return rows
 
 
@@ -63,7 +63,7 @@ def _list_speed_rows(
         return []
     text = f"{format_number(rate)} examples/s, without compiling and evaluation"
     rows = [("speed", text)]
-    predicted = predictions.read_step_times(workdir, trainer.engine.data_shares)
+    predicted = predictions.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:
         measured = format_milliseconds(1e3 * experiment.data.global_batch_size / rate)
         rows.append(("step", f"{measured}; preflight predicted {predicted}"))

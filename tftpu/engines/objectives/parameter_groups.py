@@ -13,7 +13,7 @@ from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
 
-class Part(NamedTuple):
+class ParameterGroup(NamedTuple):
     """One objective of a step, with what follows it.
 
     Attributes:
@@ -33,19 +33,23 @@ class Part(NamedTuple):
     every: int
 
 
-def compiled_part(model: keras.Model) -> Part:
+def build_compiled_group(model: keras.Model) -> ParameterGroup:
     """Returns what a built model was compiled with, as the only objective."""
     compiled = CompiledLosses(model)
     losses = ComputedLoss(model, compiled) if overrides_compute_loss(model) else compiled
-    return Part("", losses, model.trainable_variables, *_unwrap_optimizer(model.optimizer), 1)
+    return ParameterGroup(
+        "", losses, model.trainable_variables, *_unwrap_optimizer(model.optimizer), 1
+    )
 
 
-def parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -> list[Part]:
+def build_parameter_groups(
+    model: keras.Model, objectives: Sequence[Objective], batch: Nest
+) -> list[ParameterGroup]:
     """Builds model and optimizers for objectives; all functions run before variables are read."""
     several = len(objectives) > 1
     losses = [FunctionLosses(model, one.loss_fn, one.name, several, batch) for one in objectives]
     known = {id(v) for v in model.trainable_variables}
-    parts = []
+    groups = []
     for one, found in zip(objectives, losses):
         variables = _find_variables(model, one)
         for variable in variables:
@@ -58,8 +62,10 @@ def parts_of(model: keras.Model, objectives: Sequence[Objective], batch: Nest) -
         optimizer: Any = keras.optimizers.get(one.optimizer)
         optimizer.build(variables)
         name = one.name if several else ""
-        parts.append(Part(name, found, variables, *_unwrap_optimizer(optimizer), one.every))
-    return parts
+        groups.append(
+            ParameterGroup(name, found, variables, *_unwrap_optimizer(optimizer), one.every)
+        )
+    return groups
 
 
 def _find_variables(model: keras.Model, objective: Objective) -> list[keras.Variable]:

@@ -20,39 +20,39 @@ class MicrobatchLayout:
 
     Args:
         layout: where batches lie.
-        share_spec: spec of one device's share, nested `tf.TensorSpec`s.
+        shard_spec: spec of one device's shard, nested `tf.TensorSpec`s.
         microbatches: number of microbatches.
 
     Attributes:
         microbatches: their number.
-        share: number of examples of a device's share.
+        shard: number of examples of a device's shard.
         batch: the shapes of a global batch, `jax.ShapeDtypeStruct`s.
         microbatch: those of a microbatch.
     """
 
-    def __init__(self, layout: Layout, share_spec: Nest, microbatches: int):
+    def __init__(self, layout: Layout, shard_spec: Nest, microbatches: int):
         self._layout = layout
-        self._shares = meshes.count_batch_shares(layout.mesh)
-        self.share = examples_of(share_spec)
+        self._shards = meshes.count_batch_shards(layout.mesh)
+        self.shard = examples_of(shard_spec)
         self.microbatches = microbatches
-        self.batch = self._build_shapes(share_spec, self._shares * self.share)
-        self.microbatch = self._build_shapes(share_spec, self._shares * self.share // microbatches)
+        self.batch = self._build_shapes(shard_spec, self._shards * self.shard)
+        self.microbatch = self._build_shapes(shard_spec, self._shards * self.shard // microbatches)
 
     def split_batch(self, batch: Nest) -> Nest:
         """Returns a global batch as (microbatches, examples, ...)."""
         return jax.tree.map(self._split_microbatches, batch)
 
     def remove_padding(self, batch: Nest) -> Nest:
-        """Returns a batch without what its shares hold beyond their examples."""
-        padded = examples_of(batch) // self._shares
-        if padded == self.share:
+        """Returns a batch without what its shards hold beyond their examples."""
+        padded = examples_of(batch) // self._shards
+        if padded == self.shard:
             return batch
 
-        def crop_shares(tensor):
-            apart = tensor.reshape(self._shares, padded, *tensor.shape[1:])[:, : self.share]
+        def crop_shards(tensor):
+            apart = tensor.reshape(self._shards, padded, *tensor.shape[1:])[:, : self.shard]
             return apart.reshape(-1, *tensor.shape[1:])
 
-        return jax.tree.map(crop_shares, batch)
+        return jax.tree.map(crop_shards, batch)
 
     def find_positions(self, number: Any) -> tuple[Any, int, int]:
         """Returns where the examples of a microbatch are in the global batch.
@@ -64,12 +64,12 @@ class MicrobatchLayout:
             The position of the first, the number of consecutive examples, and the distance from
             the first of these to the first of the next.
         """
-        run = self.share // self.microbatches
-        return number * run, run, self.share
+        run = self.shard // self.microbatches
+        return number * run, run, self.shard
 
     def _split_microbatches(self, tensor: Any) -> Any:
         count, rest = self.microbatches, tensor.shape[1:]
-        cut = tensor.reshape(self._shares, count, self.share // count, *rest)
+        cut = tensor.reshape(self._shards, count, self.shard // count, *rest)
         cut = jnp.swapaxes(cut, 0, 1).reshape(count, -1, *rest)
         return jax.lax.with_sharding_constraint(
             cut, self._layout.build_batch_sharding(cut.ndim, before=1)

@@ -1,4 +1,4 @@
-"""The cut of a global batch into data shares and microbatches."""
+"""The part of a global batch that one replica computes at a time."""
 
 import dataclasses
 
@@ -6,13 +6,13 @@ from tftpu.errors import UserError, counted
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """One microbatch of one data share of a global batch.
+class PerReplicaBatch:
+    """One microbatch of one data shard of a global batch.
 
     Attributes:
         global_batch_size: examples per step.
-        replicas: data shares that the global batch is cut into; one per core under TPUStrategy.
-        gradient_accumulation_steps: microbatches that each share is cut into.
+        replicas: data shards that the global batch is cut into; one per core under TPUStrategy.
+        gradient_accumulation_steps: microbatches that each shard is cut into.
         group: number that the examples of a microbatch should be a multiple of, for the advice in
             the error; see `norm_batch` of the models.
         examples: examples of one microbatch.

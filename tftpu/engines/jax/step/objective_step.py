@@ -13,12 +13,12 @@ from tftpu.engines.data.division import Division
 from tftpu.engines.jax import jaxprs
 from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.jax.step import update
-from tftpu.engines.jax.step.cut import MicrobatchLayout
+from tftpu.engines.jax.step.microbatches import MicrobatchLayout
 from tftpu.engines.objectives import forward
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import Forward, ForwardPass
 from tftpu.engines.objectives.losses import divisor, summed_loss
-from tftpu.engines.objectives.sums import PartSums
+from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
 from tftpu.tensors import Nest, Tensor
 
@@ -37,7 +37,7 @@ class ObjectiveResult(NamedTuple):
     """
 
     values: StateValues
-    sums: PartSums
+    sums: GroupSums
     norm: Tensor
     finite: Tensor
     metrics: Arrays
@@ -51,7 +51,7 @@ class ObjectiveStep:
     Args:
         state: the variables.
         index: number of the objective.
-        cut: the division of a global batch into microbatches.
+        microbatching: the division of a global batch into microbatches.
 
     Attributes:
         changed: places, among the variables that are not trained, of those that it changes.
@@ -62,29 +62,29 @@ class ObjectiveStep:
         UserError: the objective cannot be trained.
     """
 
-    def __init__(self, state: JaxState, index: int, cut: MicrobatchLayout):
-        self._state, self._index, self._cut = state, index, cut
-        self._part = state.parts[index]
-        self._losses = self._part.losses
+    def __init__(self, state: JaxState, index: int, microbatching: MicrobatchLayout):
+        self._state, self._index, self._microbatching = state, index, microbatching
+        self._group = state.groups[index]
+        self._losses = self._group.losses
         weights = state.model.trainable_variables
-        optimizers = [v for part in state.parts for v in part.optimizer.variables]
+        optimizers = [v for group in state.groups for v in group.optimizer.variables]
         self._first = len(state.untrained) + len(optimizers)  # of the weights among these:
         self._forward = ForwardPass(state, self._losses, [*state.untrained, *optimizers, *weights])
-        self._division = Division(1, cut.microbatches)
+        self._division = Division(1, microbatching.microbatches)
         places = {id(v): place for place, v in enumerate(weights)}
-        self._own = [places[id(v)] for v in self._part.variables]
+        self._own = [places[id(v)] for v in self._group.variables]
         traced, reached = self._trace_forward()
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         self.constants = _find_constants(state, traced.read)
         checks.refuse_unreached(self._losses.terms, reached)
-        if cut.microbatches > 1:  # else the one number is of the whole batch
-            checks.warn_of_means(self._part, traced.computed)
+        if microbatching.microbatches > 1:  # else the one number is of the whole batch
+            checks.warn_of_means(self._group, traced.computed)
         self._reached = reached
         updated = {id(v) for v in traced.updated}
         self.changed = [i for i, v in enumerate(state.untrained) if id(v) in updated]
         # The weights that layers assign themselves, before the update.
         self._assigned = [i for i, v in enumerate(weights) if id(v) in updated]
-        self._described = _describe(traced, self._losses, cut)
+        self._described = _describe(traced, self._losses, microbatching)
 
     def train(self, values: StateValues, step: Any, batch: Nest) -> ObjectiveResult:
         """Returns the values after an update from a global batch.
@@ -94,8 +94,8 @@ class ObjectiveStep:
             step: number of steps done, () int32.
             batch: the global batch.
         """
-        state, part, index = self._state, self._part, self._index
-        scale = values.scales[index][0] if part.scaler else part.optimizer.loss_scale_factor
+        state, group, index = self._state, self._group, self._index
+        scale = values.scales[index][0] if group.scaler else group.optimizer.loss_scale_factor
         grads, changed, metrics, losses = self._compute_gradients(values, step, batch, scale)
         grads = [grad / scale for grad in grads] if scale is not None else grads
         norm = _compute_global_norm(grads)
@@ -103,7 +103,7 @@ class ObjectiveStep:
         limit = state.options.global_clipnorm
         if limit:
             grads = [grad * (limit / jnp.maximum(norm, limit)) for grad in grads]
-        if part.scaler is not None:
+        if group.scaler is not None:
             # A skipped step must change neither variables nor what is logged.
             changed = _select_where(finite, changed, self._select_changed(values))
         statistics, assigned = changed[: len(self.changed)], changed[len(self.changed) :]
@@ -113,15 +113,15 @@ class ObjectiveStep:
         with jax.named_scope("optimizer"):
             own = [values.trainable[i] for i in self._own]
             updated = update.apply_gradients(
-                part, grads, self._reached, own, values.optimizers[index]
+                group, grads, self._reached, own, values.optimizers[index]
             )
         taken = jnp.ones(())
         scales = values.scales[index]
-        if part.scaler is not None:
+        if group.scaler is not None:
             updated = _select_where(
                 finite, updated, update.UpdateResult(own, values.optimizers[index])
             )
-            scales = update.adjust_loss_scale(part, scales, finite)
+            scales = update.adjust_loss_scale(group, scales, finite)
             norm, losses, metrics = (
                 jax.tree.map(lambda value: jnp.where(finite, value, 0).astype(value.dtype), given)
                 for given in (norm, losses, metrics)
@@ -134,7 +134,7 @@ class ObjectiveStep:
             _replace_entries(values.scales, [index], [scales]),
             values.averages,
         )
-        return ObjectiveResult(values, PartSums(taken, losses), norm, finite, metrics)
+        return ObjectiveResult(values, GroupSums(taken, losses), norm, finite, metrics)
 
     def compute_outputs(self, values: StateValues, batch: Nest) -> Nest:
         """Returns what the forward pass computes, as in evaluation."""
@@ -155,17 +155,17 @@ class ObjectiveStep:
             [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
             for variables in (state.model.trainable_variables, state.untrained)
         )
-        jaxpr = jax.make_jaxpr(trace)(self._cut.microbatch, trainable, untrained).jaxpr
+        jaxpr = jax.make_jaxpr(trace)(self._microbatching.microbatch, trainable, untrained).jaxpr
         origins = [Origin.FIXED] * len(trainable)
         for place in self._own:
             origins[place] = Origin.TRAINED
-        data = [Origin.DATA] * len(jax.tree.leaves(self._cut.microbatch))
+        data = [Origin.DATA] * len(jax.tree.leaves(self._microbatching.microbatch))
         return jaxprs.count_step_flops(jaxpr, [*data, *origins, *[Origin.FIXED] * len(untrained)])
 
-    def create_idle_sums(self) -> PartSums:
+    def create_idle_sums(self) -> GroupSums:
         """Returns the sums of a step in which the objective is not due."""
         zero = jnp.zeros(())
-        return PartSums(zero, [zero] * (1 + len(self._losses.terms)))
+        return GroupSums(zero, [zero] * (1 + len(self._losses.terms)))
 
     def _select_changed(self, values: StateValues) -> Arrays:
         """Returns the values of the variables that the forward pass changes."""
@@ -193,7 +193,7 @@ class ObjectiveStep:
             return self._constrain_gradients(grads), *others
 
         zeros = self._forward.zero_metrics()
-        if self._cut.microbatches == 1:
+        if self._microbatching.microbatches == 1:
             return compute_microbatch(0, zeros, batch)
 
         def body(carry, given):
@@ -209,14 +209,14 @@ class ObjectiveStep:
                 add(losses, new_losses),
             ), None
 
-        count = self._cut.microbatches
+        count = self._microbatching.microbatches
         start = (
             self._constrain_gradients([jnp.zeros_like(value) for value in own]),
             [jnp.zeros_like(value) for value in self._select_changed(values)],
             zeros,
             [jnp.zeros(())] * (1 + len(self._losses.terms)),
         )
-        numbered = (jnp.arange(count), self._cut.split_batch(batch))
+        numbered = (jnp.arange(count), self._microbatching.split_batch(batch))
         (grads, statistics, metrics, losses), _ = jax.lax.scan(body, start, numbered)
         return grads, [value / count for value in statistics], metrics, losses
 
@@ -229,10 +229,11 @@ class ObjectiveStep:
         batch: Nest,
         metrics: Any = None,
     ) -> Forward:
+        positions = self._microbatching.find_positions(number)
         given = forward.Values(
             _replace_entries(values.trainable, self._own, own),
             [*values.untrained, *(v for group in values.optimizers for v in group)],
-            self._state.compute_seeds(step, number, self._cut.find_positions(number), self._index),
+            self._state.compute_seeds(step, number, positions, self._index),
             metrics,
         )
         with self._state.gathering.reading():
@@ -249,7 +250,7 @@ class ObjectiveStep:
             elements = self._run(values, own, step, 0, batch).computed.elements
         else:
             elements = losses.elements_of_zeros(batch, self._described.output)
-        microbatches = self._cut.microbatches
+        microbatches = self._microbatching.microbatches
         return [
             jnp.asarray(divisor(term, found, 1, microbatches), "float32")
             for term, found in zip(losses.terms, elements)
@@ -260,7 +261,7 @@ class ObjectiveStep:
         layout = self._state.layout
         return [
             jax.lax.with_sharding_constraint(grad, layout.find_weight_sharding(variable))
-            for grad, variable in zip(grads, self._part.variables)
+            for grad, variable in zip(grads, self._group.variables)
         ]
 
     def _trace_forward(self) -> tuple[Forward, list[bool]]:
@@ -271,7 +272,7 @@ class ObjectiveStep:
             trainable = _replace_entries(state.read_trained_values(), self._own, own)
             read = [v.value for v in self._forward.statistics[: self._first]]
             given = forward.Values(
-                trainable, read, state.compute_seeds(0, 0, self._cut.find_positions(0))
+                trainable, read, state.compute_seeds(0, 0, self._microbatching.find_positions(0))
             )
             result = self._forward.run(batch, given, training=True, division=self._division)
             results.append(result)
@@ -284,7 +285,7 @@ class ObjectiveStep:
             return jax.tree.leaves((weighed, computed.added))
 
         own = [state.read_trained_values()[i] for i in self._own]
-        jaxpr = jax.make_jaxpr(trace)(own, self._cut.microbatch).jaxpr
+        jaxpr = jax.make_jaxpr(trace)(own, self._microbatching.microbatch).jaxpr
         return results[-1], jaxprs.find_reached(jaxpr, jaxpr.invars[: len(own)])
 
 
@@ -306,14 +307,14 @@ class _ForwardProperties(NamedTuple):
     divisors: list[Any]
 
 
-def _describe(traced: Forward, losses: Any, cut: MicrobatchLayout) -> _ForwardProperties:
+def _describe(traced: Forward, losses: Any, microbatching: MicrobatchLayout) -> _ForwardProperties:
     outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
 
     def compute_divisor(term, elements):
         if elements.count is not None:
             return None
         summed = term.reduction == "sum" and not elements.is_scalar
-        count = cut.microbatches
+        count = microbatching.microbatches
         return divisor(term, elements, count) * count if not summed else 1.0
 
     return _ForwardProperties(

@@ -1,0 +1,86 @@
+"""The flags that all launchers share."""
+
+import dataclasses
+import os
+from typing import Any
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud import google_cloud, job
+from tftpu.launch.cloud.shipping import shipment
+from tftpu.launch.settings.options import ConfigOptions, flag
+from tftpu.tpu.slices import Slice
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProjectOptions:
+    """Who pays."""
+
+    project: str | None = flag(
+        None, "project of Google Cloud that pays", metavar="PROJECT", shown="GOOGLE_CLOUD_PROJECT"
+    )
+
+    def resolve_project(self, client: str, dry_run: bool) -> str:
+        """Returns `--project`, else GOOGLE_CLOUD_PROJECT; a dry run has a placeholder for none.
+
+        Args:
+            client: module of the client library that the request needs.
+            dry_run: whether nothing is sent.
+
+        Raises:
+            UserError: there is no project, or the library is not installed.
+        """
+        if dry_run:
+            return self.project or "PROJECT"
+        google_cloud.require(client)
+        found = self.project or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        if not found:
+            raise UserError("No project of Google Cloud is given: write --project=PROJECT.")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions(ConfigOptions):
+    """The config to run, and the machines for it."""
+
+    slice: str = flag("v3-8", "TPU slice, such as v5e-4", metavar="SLICE")
+    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (needed)", metavar="DIR")
+    package: str | None = flag(
+        None,
+        "wheel, here or in a bucket, or requirement to install there",
+        metavar="PACKAGE",
+        shown="the tftpu that is running",
+    )
+    service_account: str | None = flag(
+        None, "e-mail address that the machine runs as", metavar="EMAIL", shown="the default one"
+    )
+    labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
+    timeout: str = flag("7d", "when the run is ended: 90m, 24h, 7d", metavar="TIME")
+    spot: bool = flag(False, "use cheaper machines, which may be preempted")
+    send_data: bool = flag(False, "send data in the folder of the config without asking")
+    dry_run: bool = flag(False, "print the request, and send nothing")
+
+    def build_fields(self, wanted: Slice, trained_by: str) -> dict[str, Any]:
+        """Returns the fields of a `CloudJob`; a dry run has a placeholder for the workdir.
+
+        Args:
+            wanted: the slice.
+            trained_by: name of the engine.
+
+        Raises:
+            UserError: there is no workdir, or it is not in a bucket, or something cannot travel.
+        """
+        workdir = self.workdir or ""
+        if self.dry_run:
+            workdir = workdir or f"gs://BUCKET/{job.to_resource_name(self.config)}"
+        job.check_bucket_folder("workdir", workdir)
+        return {
+            "config": self.config,
+            "overrides": self.overrides,
+            "slice": wanted,
+            "workdir": workdir.rstrip("/"),
+            "shipment": shipment.pack(self.config, self.package, trained_by),
+            "service_account": self.service_account,
+            "labels": self.labels,
+            "timeout": self.timeout,
+            "spot": self.spot,
+        }

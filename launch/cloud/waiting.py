@@ -1,0 +1,96 @@
+"""Waiting for machines: one loop for all launchers, and what is said when the wait ends early."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from tftpu.errors import UserError
+from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError, RefusedError
+
+POLL_S = 10.0
+# A connection that is lost for longer ends the wait, not the run.
+PATIENCE_S = 600.0
+LAST_LINES = 20  # of what a machine printed that failed
+T = TypeVar("T")
+
+
+def poll(look: Callable[[], T]) -> Iterator[T]:
+    """Yields what a function returns, every few seconds, and outlasts a lost connection.
+
+    Raises:
+        ConnectionLost: no answer came for `PATIENCE_S`.
+    """
+    lost_since = None
+    while True:
+        began = time.monotonic()
+        try:
+            found = look()
+        except ConnectionLost as lost:
+            if lost_since is None:
+                lost_since = began
+                print(f"{lost} Trying again for {PATIENCE_S / 60:.0f} minutes.", flush=True)
+            if time.monotonic() - lost_since > PATIENCE_S:
+                raise
+        else:
+            lost_since = None
+            yield found
+        time.sleep(POLL_S)
+
+
+def retry(function: Callable[[], T]) -> T:
+    """Repeats a request while no answer comes; raises `ConnectionLost` after `PATIENCE_S`."""
+    return next(poll(function))
+
+
+class StateLog:
+    """The states of what is waited for, printed with the time whenever they change."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, str] = {}
+
+    def print(self, state: str, name: str = "") -> None:
+        """Prints a state, unless it is the last one of that name."""
+        if self._shown.get(name) != state:
+            self._shown[name] = state
+            print(f"{time.strftime('%H:%M:%S')}  {f'{name} {state}'.lstrip()}", flush=True)
+
+
+def print_last_lines(machine: str, log: str) -> None:
+    """Prints the end of what a machine printed."""
+    lines = log.splitlines()[-LAST_LINES:]
+    print(f"The last lines of {machine}:", *lines, sep="\n", flush=True)
+
+
+@contextlib.contextmanager
+def watching(running: str) -> Iterator[None]:
+    """Says what still runs if watching it, inside, ends early; Ctrl-C ends the watching only.
+
+    Args:
+        running: what runs, and the command that ends it.
+
+    Raises:
+        UserError: a request was refused, or a connection stays lost.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nNo longer watching. {running}", flush=True)
+    except NotFoundError:
+        raise
+    except (ConnectionLost, RefusedError) as error:
+        raise UserError(f"{error} {running}") from error
+
+
+@contextlib.contextmanager
+def creating(possible: str) -> Iterator[None]:
+    """Raises `UserError` if a request, inside, is interrupted or gets no answer.
+
+    Args:
+        possible: what may exist now, and the command that ends it.
+    """
+    try:
+        yield
+    except (ConnectionLost, KeyboardInterrupt) as error:
+        why = "Interrupted." if isinstance(error, KeyboardInterrupt) else str(error)
+        raise UserError(f"{why} {possible}") from error

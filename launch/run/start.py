@@ -1,0 +1,166 @@
+"""Starts or resumes a run: checks what its workdir holds, claims it, and trains in this process.
+
+The options are those of `tftpu train`, which a trial of a search has as well.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tftpu.checkpoint import manifest
+from tftpu.config import Experiment, TrainConfig, operational_fields, renamed, to_plain
+from tftpu.config.mesh import AUTO
+from tftpu.engines import backend, selection
+from tftpu.errors import UserError
+from tftpu.launch import startup
+from tftpu.launch.diagnosis import quick
+from tftpu.launch.diagnosis.machine import Machine
+from tftpu.launch.preflight import mesh_choice
+from tftpu.launch.settings import options as command_options
+from tftpu.launch.settings.options import RunOptions, flag
+from tftpu.storage import files, locks, side_files
+
+# The working directory comes last, and after the package: a folder `tftpu` in it is not that.
+_MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
+_GROUPS = ("model", "data", "optimizer")  # a run resumes only with the same ones
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(RunOptions):
+    """The config to train, the workdir, and the handling of crashes and hangs."""
+
+    workdir: str | None = flag(
+        None, "folder of the run, local or gs://", metavar="DIR", shown="runs/<config>"
+    )
+    restarts: int = flag(0, "how often a crashed run is restarted", minimum=0, metavar="N")
+    watchdog: float | None = flag(
+        None,
+        "end a run that finishes no step for this long",
+        minimum=1,
+        metavar="SECONDS",
+        shown="never",
+    )
+
+
+def run_training(options: Options, experiment: Experiment, callbacks: Sequence[Any] = ()) -> None:
+    """Trains the experiment of options, with callbacks of Keras in addition to its own."""
+    if options.watchdog is not None:
+        experiment.train.watchdog_seconds = options.watchdog
+        experiment.train.validate()
+    startup.require_tensorflow()
+    backend.check_keras()
+    quick.check(Machine())
+    workdir = options.workdir or options.default_workdir
+    if options.restarts:
+        _supervise(options, workdir)
+    from tftpu.runtime import preemption
+
+    engine = selection.choose_backend(experiment.cluster)
+    task = selection.task(experiment.cluster)
+    if task.count > 1 and engine == "jax" and experiment.cluster.mesh == AUTO:
+        raise UserError(
+            f"cluster.mesh=auto knows the devices of one host, and {task.count} train together: "
+            "set the mesh that `tftpu preflight` chooses for the slice, such as "
+            "--config.cluster.mesh=fsdp:-1."
+        )
+    chief = task.chief
+    if chief:
+        print(
+            f"tftpu train {options.name}: {_format_length(experiment.train)} steps of "
+            f"{experiment.data.global_batch_size:,} examples, in {workdir}",
+            flush=True,
+        )
+    claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
+    with preemption.exit_on_notice(), claimed:
+        _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
+        argv = [f"--config={options.config}", *options.overrides]
+        experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, argv)
+        startup.import_tensorflow()
+        from tftpu.launch.run import training
+
+        training.train(experiment, workdir, callbacks=callbacks)
+
+
+def _supervise(options: Options, workdir: str) -> None:
+    """Runs the command in a separate process, which is restarted if it crashes; exits."""
+    from tftpu.launch.run import supervise
+
+    again = command_options.to_argv(dataclasses.replace(options, restarts=0))
+    command = [sys.executable, *_list_interpreter_flags(), "-c", _MAIN, "train", *again]
+    sys.exit(supervise.run(command, workdir, options.restarts))
+
+
+def _list_interpreter_flags() -> list[str]:
+    """Returns the flags of this interpreter, and -P: `_MAIN` adds the working directory."""
+    return ["-P", *["-O"] * sys.flags.optimize]
+
+
+def _format_length(train: TrainConfig) -> str:
+    return f"{train.steps:,}" if train.steps is not None else f"{train.epochs:,} epochs in"
+
+
+def _check_same_run(
+    experiment: Experiment,
+    workdir: str,
+    read: Callable[..., dict[str, Any] | None] = side_files.read,
+) -> None:
+    """Raises `UserError` if the workdir holds checkpoints of another model, data or objective.
+
+    Args:
+        experiment: to train.
+        workdir: of the run.
+        read: of `side_files`; a process that writes to the workdir takes its config.json.
+    """
+    if not manifest.steps(files.join(workdir, "checkpoints")):
+        return  # nothing to resume, such as after a run that diverged at once
+    before = read(files.join(workdir, "config.json"), **dict.fromkeys(_GROUPS, object))
+    if before is None:  # the checkpoint itself rejects another model
+        return
+    for group in (*_GROUPS, "loss"):  # a run from before configs had losses has none
+        now = getattr(experiment, group)
+        recorded = _extract_fields(renamed.update_classes(before.get(group)))
+        fields = _extract_fields(to_plain(now))
+        if dataclasses.is_dataclass(now):
+            recorded = _list_defaults(now) | recorded  # of fields newer than the run
+            for name in operational_fields(now):
+                recorded.pop(name, None)
+                fields.pop(name, None)
+        if group == "model" and experiment.model.lora:  # the digest of these weights is compared
+            recorded, fields = {**recorded, "init_from": ""}, {**fields, "init_from": ""}
+        differing = _list_differences(group, recorded, fields)
+        if differing:
+            shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")
+            raise UserError(
+                f"The workdir {workdir!r} holds a run with another {group} configuration: "
+                f"{shown}. Give this one its own workdir with --workdir=DIR, or remove that run."
+            )
+
+
+def _extract_fields(plain: Any) -> dict[str, Any]:
+    """Returns the fields of a group of a config, as JSON; "" is the group itself without fields."""
+    if not isinstance(plain, dict) or "class" not in plain:
+        return {"": plain}
+    description = plain.get("description")
+    if isinstance(description, dict):  # a Keras object, whose name Keras numbers in a process
+        settings = description.get("config")
+        settings = settings if isinstance(settings, dict) else {}
+        settings = {name: value for name, value in settings.items() if name != "name"}
+        return {"": description.get("class_name"), **settings}
+    return plain
+
+
+def _list_differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns the fields that change the numbers of a run, as "model.width was 8 and is 16"."""
+    return [
+        f"{f'{group}.{name}'.rstrip('.')} was {before.get(name)!r} and is {now.get(name)!r}"
+        for name in now | before
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _list_defaults(config: Any) -> dict[str, Any]:
+    """Returns the defaults of a dataclass as JSON has them."""
+    fields = dataclasses.fields(config)
+    return {f.name: to_plain(f.default) for f in fields if f.default is not dataclasses.MISSING}

@@ -1,0 +1,48 @@
+"""Exchange between the replicas of `tf.distribute`, for `tftpu.engines.collectives`."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tftpu.engines.data.division import Exchange
+from tftpu.tensors import Tensor
+
+
+def find_index() -> Tensor:
+    """Returns the number of this replica; 0 where a step is traced for its shapes only."""
+    context = tf.distribute.get_replica_context()
+    return 0 if context is None else tf.cast(context.replica_id_in_sync_group, tf.int32)
+
+
+def gather(x: Tensor, shards: int) -> Tensor:
+    """Gathers the examples of all replicas.
+
+    Args:
+        x: (examples, ...), those of this replica.
+        shards: number of replicas.
+
+    Returns:
+        (shards * examples, ...), from which gradients flow back to each replica.
+    """
+    context: Any = tf.distribute.get_replica_context()
+    if context is None:  # traced for its shapes only
+        return tf.concat([x] * shards, 0)
+    replica = find_index()
+
+    # A sum over replicas of which each fills its own rows: every strategy has this collective.
+    @tf.custom_gradient
+    def gather_rows(value: Any) -> Any:
+        own = tf.one_hot(replica, shards, dtype=value.dtype)
+        placed = tf.reshape(own, (shards, *[1] * value.shape.rank)) * value[None]
+        summed: Any = context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
+
+        def backward(d_gathered):
+            total: Any = context.all_reduce(tf.distribute.ReduceOp.SUM, d_gathered)
+            return tf.reshape(total, (shards, *value.shape))[replica]
+
+        return tf.reshape(summed, (shards * value.shape[0], *value.shape[1:])), backward
+
+    return gather_rows(x)
+
+
+EXCHANGE = Exchange(gather, find_index)

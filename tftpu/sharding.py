@@ -1,0 +1,125 @@
+"""The logical axes of arrays, and the devices that a program being traced shards them over.
+
+A program for a TPU may be traced on a machine without one: preflight does so. Layers with a kernel
+for one kind of device query this module, not the machine or a distribution strategy.
+
+    with sharding.compiling_for("tpu"):
+        ...  # trace
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+# Axes that arrays may be sharded along: examples; heads of attention; the time of an example; and
+# the tokens of what blocks add to, which is time sharded further, between two sharded products
+# (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+EXAMPLES, HEADS, TIME, TOKENS = "examples", "heads", "time", "tokens"
+GATHERED = "gathered weight"  # a weight that devices share, made whole where a layer reads it
+
+# From a function of arrays, and the dimensions of its arguments and results, to the same function
+# run by each device on its shard.
+ShardFunction = Callable[[Callable[..., Any], Sequence[Any], Any], Callable[..., Any]]
+
+
+class Ring(NamedTuple):
+    """Devices that share the time of examples, each consecutive tokens.
+
+    Attributes:
+        axis: the name by which JAX's collectives call them.
+        size: their number.
+    """
+
+    axis: str
+    size: int
+
+
+class Sharding(NamedTuple):
+    """The way in which a program that the compiler divides over devices shards its arrays.
+
+    Attributes:
+        shards: number of shards along each sharded axis inside of a layer, `HEADS`, `TIME` and
+            `TOKENS`.
+        ring: the devices that share `TIME`, if any do.
+        shard_function: runs a function such as a kernel, which the compiler cannot divide.
+        shard: constrains an array to be sharded along its dimensions with a name.
+    """
+
+    shards: Mapping[str, int]
+    ring: Ring | None
+    shard_function: ShardFunction
+    shard: Callable[[Any, Sequence[str | None]], Any]
+
+
+_PLATFORM: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+_SHARDING: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar(
+    "sharding", default=None
+)
+
+
+@contextlib.contextmanager
+def compiling_for(platform: str | None, sharding: Sharding | None = None) -> Iterator[None]:
+    """Sets what the functions of this module see while the block runs, in this thread only.
+
+    Args:
+        platform: "tpu", "gpu" or "cpu"; None: unknown.
+        sharding: of a program for several devices; None: the program is that of one device.
+    """
+    tokens = _PLATFORM.set(platform), _SHARDING.set(sharding)
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(tokens[0])
+        _SHARDING.reset(tokens[1])
+
+
+def get_platform() -> str | None:
+    """Returns the platform that is being traced for; None if nobody has set one."""
+    return _PLATFORM.get()
+
+
+def shard_function(
+    function: Callable[..., Any], inputs: Sequence[Any], outputs: Any
+) -> Callable[..., Any]:
+    """Returns a function that each device runs on its shards of the arrays.
+
+    Args:
+        function: of arrays, such as a kernel.
+        inputs: for each argument a tuple of `EXAMPLES`, `HEADS`, `TIME` or None for each dimension,
+            or of a pair of the name and a size that is not sharded, such as that of a column of
+            heads. An argument may be None, or a list of arrays with these dimensions.
+        outputs: the same for the result, or a tuple of these for several.
+    """
+    sharding = _SHARDING.get()
+    return function if sharding is None else sharding.shard_function(function, inputs, outputs)
+
+
+def is_sharded(name: str) -> bool:
+    """Returns whether an axis inside of a layer is sharded: `HEADS`, `TIME`, `TOKENS`."""
+    return count_shards(name) > 1
+
+
+def count_shards(name: str) -> int:
+    """Returns the number of shards along an axis inside of a layer."""
+    sharding = _SHARDING.get()
+    return 1 if sharding is None else sharding.shards.get(name, 1)
+
+
+def get_ring() -> Ring | None:
+    """Returns the devices that share the time of examples; None if each has all of it."""
+    sharding = _SHARDING.get()
+    return None if sharding is None else sharding.ring
+
+
+def shard(array: Any, dims: Sequence[str | None]) -> Any:
+    """Returns an array that is sharded along its named dimensions, where those axes are.
+
+    Args:
+        array: of any kind.
+        dims: for each dimension its name, or None: the compiler decides about it.
+    """
+    sharding = _SHARDING.get()
+    if sharding is None or sharding.shards.keys().isdisjoint(dims):
+        return array
+    return sharding.shard(array, dims)

@@ -1,0 +1,192 @@
+"""The data given to `fit`, `evaluate` and `predict`: Keras's meanings, as an engine takes them."""
+
+import math
+from typing import Any
+
+import keras
+
+from tftpu.engines.data.arrays import as_arrays
+from tftpu.engines.data.py_dataset import PyBatches
+from tftpu.engines.engine import Dataset
+from tftpu.errors import UserError
+from tftpu.tensors import Nest
+from tftpu.training.arguments import check_whole_number
+
+BATCH_SIZE = 32  # Keras's own default
+
+
+def prepare_training_data(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    *,
+    batch_size: int | None,
+    steps_per_epoch: int | None,
+    shuffle: bool,
+    seed: int,
+) -> Dataset:
+    """Returns the data to train on, as an engine takes them.
+
+    Args:
+        x, y, sample_weight, batch_size, steps_per_epoch, shuffle: as for `fit`.
+        seed: of the order.
+
+    Raises:
+        UserError: neither arrays nor a data set, or arguments that do not go with it.
+    """
+    if shuffle not in (True, False):
+        raise UserError(f"shuffle is {shuffle!r}: it must be True or False.")
+    if not _is_arrays(x):
+        _check_dataset(x, y, sample_weight, batch_size, "fit")
+        if isinstance(x, keras.utils.PyDataset):
+            return PyBatches(x, shuffle, seed)
+        return x
+    if y is None and sample_weight is None and _is_like_pair(x):
+        raise UserError(
+            "The arrays came as one tuple: write fit(x, y, ...), with features and labels as two "
+            "arguments (and several features as a list)."
+        )
+    if batch_size is None and steps_per_epoch is not None:
+        batch_size = math.ceil(_count(x) / steps_per_epoch)
+    check_whole_number("batch_size", batch_size, 1)
+    size = batch_size or BATCH_SIZE
+    return as_arrays(x, y, sample_weight, batch_size=size, shuffle=shuffle, seed=seed)
+
+
+def prepare_evaluation_data(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    name: str = "evaluate",
+) -> Dataset:
+    """Returns the data of an evaluation or a prediction as a finite data set of batches.
+
+    Args:
+        x, y, sample_weight, batch_size, steps: as for `evaluate`.
+        name: of the method that they were given to.
+
+    Raises:
+        UserError: neither arrays nor a data set, or arguments that do not go with it.
+    """
+    check_whole_number("steps", steps, 1)
+    if _is_arrays(x):
+        check_whole_number("batch_size", batch_size, 1)
+        if batch_size is None and steps is not None:  # all examples, as in Keras
+            batch_size, steps = math.ceil(_count(x) / steps), None
+        dataset = as_arrays(x, y, sample_weight, batch_size=batch_size or BATCH_SIZE)
+    else:
+        _check_dataset(x, y, sample_weight, batch_size, name)
+        dataset = PyBatches(x) if isinstance(x, keras.utils.PyDataset) else x
+    if steps is None:
+        return dataset
+    if not hasattr(dataset, "take"):
+        raise UserError(f"steps= does not go with a {type(x).__name__}: leave it out.")
+    return dataset.take(steps)
+
+
+def prepare_validation_data(given: Any, *, batch_size: int | None, steps: int | None) -> Dataset:
+    """Returns the data of `validation_data=` as a finite data set of batches; None if None.
+
+    Args:
+        given: `(x, y)`, `(x, y, sample_weight)`, or a data set.
+        batch_size: for arrays.
+        steps: number of batches; None: all.
+
+    Raises:
+        UserError: neither arrays nor a data set.
+    """
+    if given is None:
+        if steps is not None:
+            raise UserError("validation_steps needs validation_data=.")
+        return None
+    if isinstance(given, list | tuple):
+        if len(given) not in (2, 3):
+            raise UserError(
+                f"validation_data has {len(given)} parts: pass (x, y) or "
+                "(x, y, sample_weight), or a data set."
+            )
+        return prepare_evaluation_data(*given, batch_size=batch_size, steps=steps)
+    if _is_arrays(given):
+        raise UserError(
+            "validation_data holds features without labels: pass (x, y) or (x, y, sample_weight)."
+        )
+    return prepare_evaluation_data(given, steps=steps)
+
+
+def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple, tuple]:
+    """Returns the arrays to train on, and the last part of them, to validate on.
+
+    Args:
+        x, y, sample_weight: as for `fit`.
+        fraction: `validation_split`.
+
+    Raises:
+        UserError: no arrays, or a fraction that leaves one part empty.
+    """
+    if not 0 < fraction < 1:
+        raise UserError(f"validation_split is {fraction}: it must be between 0 and 1.")
+    if not _is_arrays(x):
+        raise UserError(
+            f"validation_split cuts arrays, and the data is a {type(x).__name__}: pass "
+            "validation_data=, such as dataset.take(n), and train on dataset.skip(n)."
+        )
+    given = (x, y, sample_weight)
+    count = as_arrays(x, y, sample_weight, batch_size=1).count
+    at = math.floor(count * (1.0 - fraction))
+    if not 0 < at < count:
+        raise UserError(
+            f"validation_split={fraction} of {count} examples leaves one part empty: choose "
+            "another fraction."
+        )
+
+    def slice_all(start: int, end: int) -> tuple:
+        return tuple(None if p is None else _slice_part(p, start, end) for p in given)
+
+    return slice_all(0, at), slice_all(at, count)
+
+
+def _is_arrays(x: Any) -> bool:
+    """Returns whether data are arrays, or nests of them, and not a data set of its own kind."""
+    return isinstance(x, list | tuple | dict) or (hasattr(x, "shape") and hasattr(x, "__array__"))
+
+
+def _is_like_pair(x: Any) -> bool:
+    return isinstance(x, tuple) and len(x) in (2, 3)
+
+
+def _count(x: Nest) -> int:
+    return as_arrays(x, batch_size=1).count
+
+
+def _slice_part(part: Nest, start: int, end: int) -> Nest:
+    if isinstance(part, list | tuple):
+        return [_slice_part(item, start, end) for item in part]
+    if isinstance(part, dict):
+        return {key: _slice_part(item, start, end) for key, item in part.items()}
+    return part[start:end]  # rows, of a pandas frame as well
+
+
+def _check_dataset(x: Any, y: Any, sample_weight: Any, batch_size: Any, name: str) -> None:
+    """Raises `UserError` for what is not a data set, and for arguments that one holds."""
+    kind = type(x).__name__
+    if isinstance(x, type) or x is None or isinstance(x, str | bytes | int | float):
+        raise UserError(f"The data is {x!r}: pass arrays or a data set, {name}(x, y).")
+    if hasattr(x, "__next__"):
+        raise UserError(
+            f"The data is a {kind}, which cannot start at any step: wrap it in a "
+            "keras.utils.PyDataset, or in tf.data.Dataset.from_generator(...).batch(size)."
+        )
+    for argument, value in (("y", y), ("sample_weight", sample_weight)):
+        if value is not None:
+            raise UserError(
+                f"{argument} goes with arrays, and the data is a {kind}: its batches must hold "
+                "(x, y) or (x, y, sample_weight) themselves."
+            )
+    if batch_size is not None:
+        raise UserError(
+            f"batch_size goes with arrays, and the data is a {kind}, which is batched itself: "
+            "leave it out."
+        )
