@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from tftpu.amounts import format_duration
 from tftpu.storage import files, side_files
 
 FILE = "preflight.json"
@@ -11,7 +12,7 @@ FILE = "preflight.json"
 def read_step_times(workdir: str, replicas: int) -> str:
     """Returns the step times predicted for a number of replicas, as "v3-8: 123 ms"; "" if none."""
     found = [
-        f"{item['slice']}: {item['step_ms']:.3g} ms"
+        f"{item['slice']}: {format_duration(item['step_ms'] / 1e3)}"
         for item in _read_slices(workdir)
         if item.get("step_ms") and item.get("replicas") == replicas
     ]
