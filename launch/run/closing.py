@@ -2,7 +2,7 @@
 
 from tftpu.amounts import format_clock, format_duration, format_metric, format_price
 from tftpu.config import Experiment
-from tftpu.launch.preflight import predictions
+from tftpu.launch.preflight import reports
 from tftpu.launch.run import result, sample
 from tftpu.runtime import goodput
 from tftpu.training.trainer import Trainer
@@ -61,7 +61,7 @@ def _list_speed_rows(
         return []
     text = f"{format_metric(rate)} examples/s, without compiling and evaluation"
     rows = [("speed", text)]
-    predicted = predictions.read_step_times(workdir, trainer.engine.data_shares)
+    predicted = reports.read_step_times(workdir, trainer.engine.data_shares)
     if predicted:
         measured = format_duration(experiment.data.global_batch_size / rate)
         rows.append(("step", f"{measured}; preflight predicted {predicted}"))

@@ -18,7 +18,7 @@ import numpy as np
 
 from tftpu.amounts import format_size
 from tftpu.errors import UserError, counted
-from tftpu.launch.preflight import predictions
+from tftpu.launch.preflight import reports
 from tftpu.launch.run import conditions
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import ConfigOptions, flag
@@ -97,7 +97,7 @@ def run(options: Options) -> None:
         found += inspect_evaluation(data)
         found += inspect_region(data.data_dir, options.zone)
         workdir = options.workdir or options.default_workdir
-        needs = {"the TPU": need} if need else predictions.read_rates(workdir)
+        needs = {"the TPU": need} if need else reports.read_rates(workdir)
         found += inspect_speed(measure_speed(pipeline, hosts), needs, hosts)
     for finding in found:
         print(f"  {finding.level:9}{finding.text}")
