@@ -1,7 +1,7 @@
 """The zoo: `names()` lists it, `build(name)` returns a Keras model.
 
-This file, `sizes.py`, `parameters.py` and `checks.py` import no Keras, so that configs load in
-milliseconds; `build` does.
+This file, `sizes.py` and `checks.py` import no Keras, so that configs load in milliseconds; `build`
+does.
 """
 
 import copy
@@ -16,7 +16,6 @@ from tftpu.config import ModelConfig, PerReplicaBatch
 from tftpu.config.validation import check_types
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models import sizes
-from tftpu.models.parameters import PARAMETERS
 
 if TYPE_CHECKING:
     import keras
@@ -37,7 +36,7 @@ def parameters(name: str) -> int:
         UserError: an unknown name.
     """
     config(name)
-    return PARAMETERS[name]
+    return sizes.PARAMETERS[name]
 
 
 def config(name: str, **fields: Any) -> ModelConfig:

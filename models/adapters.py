@@ -16,11 +16,11 @@ import numpy as np
 from keras import quantizers
 
 from tftpu.errors import UserError
+from tftpu.models.kernels.assignment import assign
 from tftpu.models.layers import internals
 from tftpu.models.layers.convolution import QuantizedConvolution
 from tftpu.models.layers.dense import Dense, dequantize_embeddings, dequantize_kernel
 from tftpu.models.layers.heads import UntiedHead
-from tftpu.models.weights.assignment import assign
 
 BASES = ("", "int8", "int4")
 ADAPTERS = ("lora_kernel_a", "lora_kernel_b")

@@ -338,3 +338,31 @@ SIZES: dict[str, ModelConfig] = {
         ),
     )
 }
+
+# The number of trainable parameters of each size, which a test counts again.
+PARAMETERS = {
+    "bert_base": 109_514_298,
+    "bert_large": 335_174_458,
+    "convnext_base": 88_591_464,
+    "convnext_small": 50_223_688,
+    "convnext_tiny": 28_589_128,
+    "efficientnetv2_b0": 7_139_704,
+    "efficientnetv2_m": 54_139_356,
+    "efficientnetv2_s": 21_458_488,
+    "gpt2_large": 774_030_080,
+    "gpt2_medium": 354_823_168,
+    "gpt2_small": 124_439_808,
+    "gpt2_xl": 1_557_611_200,
+    "llama_110m": 109_529_856,
+    "llama_1b": 1_235_814_400,
+    "llama_8b": 8_030_261_248,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "vit_b16": 86_567_656,
+    "vit_l16": 304_326_632,
+    "vit_s16": 22_050_664,
+    "vit_ti16": 5_717_416,
+}

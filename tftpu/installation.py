@@ -1,7 +1,9 @@
-"""The commands that install an extra of tftpu, however tftpu itself was installed."""
+"""This installation of tftpu: the commands that install its extras, and its cache on the disk."""
 
+import os
 import shlex
 from importlib import metadata
+from typing import Literal
 
 
 def command(extra: str) -> str:
@@ -27,3 +29,15 @@ def command(extra: str) -> str:
             found.append(shlex.quote(str(requirement)))
     # What was installed is older than this clone, if it does not know the extra.
     return "pip install " + (" ".join(found) or f"-e '.[{extra}]'")
+
+
+def find_cache_folder(kind: Literal["data", "preflight"]) -> str:
+    """Returns the folder of prepared data, or of compiled programs.
+
+    They are in the user's cache folder, or in $TFTPU_CACHE: data in that itself, programs below.
+    """
+    given = os.environ.get("TFTPU_CACHE")
+    if given and kind == "data":
+        return given
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(given or os.path.join(home, "tftpu"), kind)

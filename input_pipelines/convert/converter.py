@@ -14,9 +14,10 @@ files, and any number of processes, or a Beam job (`beam`), makes the same bytes
 import os
 from collections.abc import Callable
 
+from tftpu.amounts import format_size
 from tftpu.errors import counted
 from tftpu.input_pipelines.convert import processes, publishing, shards, staging
-from tftpu.input_pipelines.convert.conversion import MIB, Conversion
+from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers.reader import Reader
 from tftpu.input_pipelines.convert.staging import Staging
 from tftpu.input_pipelines.formats import manifest
@@ -87,7 +88,7 @@ def _make_shards(conversion: Conversion, staged: Staging, workers: int, say: Say
         if not reader.ordered:
             staged.save_order()
         say(
-            f"{counted(planned.examples, 'example')}, {size / MIB:,.1f} MiB: "
+            f"{counted(planned.examples, 'example')}, {format_size(size)}: "
             f"{counted(planned.shards, 'shard')}"
         )
         existing = shards.list_existing(conversion.output)

@@ -7,7 +7,7 @@ from tftpu.input_pipelines.convert import converter
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers import addresses
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
-from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
+from tftpu.installation import find_cache_folder
 from tftpu.storage import files
 
 
@@ -22,6 +22,6 @@ def prepare_folder(pattern: str, options: ReadOptions) -> str:
     reader = addresses.build_reader(conversion.source, options)
     # Text that has changed gets another name, and is packed again.
     name = hashlib.sha256(conversion.compute_fingerprint(reader).encode()).hexdigest()[:16]
-    output = files.join(find_cache_folder(), "packed", name)
+    output = files.join(find_cache_folder("data"), "packed", name)
     converter.run(dataclasses.replace(conversion, output=output), reader=reader)
     return output

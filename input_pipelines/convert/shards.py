@@ -5,10 +5,9 @@ import os
 from pathlib import Path
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.convert import notes
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
-from tftpu.input_pipelines.convert.staging import Staging
+from tftpu.input_pipelines.convert.staging import Staging, read_note, write_note
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import Shard
 from tftpu.storage import buckets, files
@@ -34,14 +33,14 @@ class ShardWriter:
     def __call__(self, shard: int) -> Shard:
         name = self.conversion.format_shard_name(shard, self.planned.shards)
         note = self.staging.folder / f"{name}.json"
-        kept = notes.read(note)
+        kept = read_note(note)
         if kept is not None:
             made = Shard(**{**kept, "offsets": tuple(kept["offsets"])})
             if self._is_there(made):
                 return made
         records = self.staging.read_records(self.planned, shard)
         made = write_shard(self.conversion, name, records, self.staging.folder)
-        notes.write(note, dataclasses.asdict(made))
+        write_note(note, dataclasses.asdict(made))
         return made
 
     def _is_there(self, made: Shard) -> bool:

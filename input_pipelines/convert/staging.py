@@ -22,20 +22,21 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
 from tftpu.errors import UserError
-from tftpu.input_pipelines.convert import notes
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
 from tftpu.input_pipelines.convert.readers.reader import Reader, SkippedFile
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
-from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
+from tftpu.installation import find_cache_folder
 from tftpu.storage import buckets, files, locks
 from tftpu.storage.owner import LockedError
+from tftpu.storage.side_files import check_seal, seal
 
 _PIECE = 1 << 20  # bytes written at a time
 
@@ -110,11 +111,11 @@ class Staging:
             data = b"".join(pieces)
             files.write_whole(path, data)
             sums[path.name] = [len(data), f"{google_crc32c.value(data):08x}"]
-        notes.write(self._build_note_path(part), sums)
+        write_note(self._build_note_path(part), sums)
 
     def _is_whole(self, part: int) -> bool:
         """Returns whether a part is staged, and its files are as they were written."""
-        sums = notes.read(self._build_note_path(part))
+        sums = read_note(self._build_note_path(part))
         if sums is None:
             return False
         try:
@@ -188,7 +189,7 @@ def choose_folder(conversion: Conversion, given: str | None) -> Path:
     if not given and not files.is_remote(conversion.output):
         return Path(conversion.output) / name
     key = hashlib.sha256(conversion.output.encode()).hexdigest()[:16]
-    return Path(given or find_cache_folder()) / f"{name}-{key}"
+    return Path(given or find_cache_folder("data")) / f"{name}-{key}"
 
 
 @contextlib.contextmanager
@@ -234,3 +235,19 @@ def _encode_npy(array: np.ndarray) -> Iterator[bytes]:
     data = array.reshape(-1).view(np.uint8)
     for start in range(0, len(data), _PIECE):
         yield data[start : start + _PIECE].tobytes()
+
+
+def write_note(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON object with its checksum into a staging folder, atomically."""
+    files.write_whole(path, seal(json.dumps(value)))
+
+
+def read_note(path: Path) -> dict[str, Any] | None:
+    """Returns the object of a note; None if there is none, or not the one that was written."""
+    try:
+        data = files.read(path)
+        if not check_seal(data):
+            return None
+        return {name: item for name, item in json.loads(data).items() if name != "crc32c"}
+    except (OSError, ValueError):
+        return None

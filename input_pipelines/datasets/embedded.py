@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.input_pipelines.reading import damage
-from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
 from tftpu.input_pipelines.tensors import Batch
+from tftpu.installation import find_cache_folder
 from tftpu.storage import files
 
 
@@ -56,7 +56,7 @@ def load_split(name: str, data_dir: str | None, split: str) -> Batch | None:
         data_dir: folder of prepared data; None: the cache folder.
         split: name of the split.
     """
-    folder = data_dir or find_cache_folder()
+    folder = data_dir or find_cache_folder("data")
     if name not in EMBEDDED or files.is_remote(folder):
         return None
     layout = EMBEDDED[name]

@@ -7,6 +7,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
+from tftpu.amounts import format_size
 from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import batches
@@ -47,7 +48,7 @@ def _draw_values(data: "Synthetic") -> Any:
     size = 4 * data.examples * sum(math.prod(feature.shape) for feature in features.values())
     if size > psutil.virtual_memory().available:
         raise UserError(
-            f"data.examples={data.examples} of data.spec are {size / 2**30:,.1f} GiB, more than "
+            f"data.examples={data.examples} of data.spec are {format_size(size)}, more than "
             "the memory that is free: use fewer, or smaller ones."
         )
     for name, feature in features.items():

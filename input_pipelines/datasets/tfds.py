@@ -16,9 +16,9 @@ import tensorflow_datasets as tfds
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.datasets.embedded import EMBEDDED
-from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
 from tftpu.input_pipelines.reading.shards import SHUFFLE, Piece, Shards, check_pieces
 from tftpu.input_pipelines.tensors import Batch
+from tftpu.installation import find_cache_folder
 from tftpu.storage import files
 
 Builder = Any  # a `tfds.core.DatasetBuilder`, whose published types leave out most of its methods
@@ -43,7 +43,7 @@ def open_builder(name: str, data_dir: str | None, download: bool = False) -> Bui
     Raises:
         UserError: an unknown data set, or one that is not prepared.
     """
-    data_dir = data_dir or find_cache_folder()
+    data_dir = data_dir or find_cache_folder("data")
     if name in EMBEDDED:
         builder = _find_embedded(name, data_dir)
         _prepare(builder, download_config=tfds.download.DownloadConfig(try_download_gcs=False))

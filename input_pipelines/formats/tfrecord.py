@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
+from tftpu.amounts import format_size
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Shard
 from tftpu.storage import buckets, files
@@ -162,9 +163,9 @@ def scan_shard(path: str, compression: str = "") -> Shard:
         if seconds >= due:
             due *= 2
             _log.warning(
-                "Counting the records of %s: %s so far, %.0f MiB, in %.0f s; it has %.0f MiB%s.",
-                *(path, f"{examples:,}", position / 2**20, seconds),
-                *(size / 2**20, ", compressed" if compression else ""),
+                "Counting the records of %s: %s so far, %s, in %.0f s; it has %s%s.",
+                *(path, f"{examples:,}", format_size(position), seconds),
+                *(format_size(size), ", compressed" if compression else ""),
             )
     return Shard(
         path, examples, size, compute_checksum(path), () if compression else tuple(offsets)

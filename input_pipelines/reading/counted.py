@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
-from tftpu.input_pipelines.reading.cache_folder import find_cache_folder
+from tftpu.installation import find_cache_folder
 from tftpu.storage import files
 from tftpu.storage.side_files import check_seal, seal
 
@@ -129,7 +129,7 @@ def _count_file(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     changed = os.path.getmtime(path) if not files.is_remote(path) else 0
     key = json.dumps([os.path.abspath(path) if changed else path, size, changed, compression])
     note = files.join(
-        find_cache_folder(), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json"
+        find_cache_folder("data"), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json"
     )
     kept = _read_note(note)
     if kept is not None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tftpu.amounts import format_size
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY, Manifest
@@ -362,7 +363,7 @@ def _build_cached_reader(cache: Cache, data: Manifest, split: str) -> Local:
     if cache.limit < sum(at_once):
         raise UserError(
             f"data.cache_gb is {cache.limit / 2**30:g}, but the {len(at_once)} shards that may be "
-            f"read at once have {sum(at_once) / 2**30:.3g} GiB: give the cache that much, or leave "
+            f"read at once have {format_size(sum(at_once))}: give the cache that much, or leave "
             "data.cache_dir out."
         )
 

@@ -8,7 +8,7 @@ Sizes are those of float32 weights. A config takes a model by name: tftpu.models
 import dataclasses
 
 from tftpu import models
-from tftpu.preflight.units import size
+from tftpu.amounts import format_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,4 +23,4 @@ def run(options: Options) -> None:
     for name in models.names():
         count = models.parameters(name)
         family = type(models.config(name)).__name__
-        print(f"{name:{width}}  {family:14}  {count:>13,} parameters  {size(4 * count):>9}")
+        print(f"{name:{width}}  {family:14}  {count:>13,} parameters  {format_size(4 * count):>9}")

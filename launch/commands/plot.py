@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tftpu import installation
+from tftpu.amounts import format_metric
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.run import result
 from tftpu.launch.settings.options import argument, flag
-from tftpu.observe.writers import THROUGHPUT, format_number
+from tftpu.observe.writers import THROUGHPUT
 from tftpu.storage import files, lines
 
 # Drawn first, in this order, before the others by name.
@@ -173,7 +174,7 @@ def _draw_run(axis: Any, name: str, label: str, found: RunCurves, colour: Any) -
             markerfacecolor=colour,
             markeredgecolor="black",
             zorder=5,
-            label=f"{label} (best: {format_number(best.value)} at step {best.step})",
+            label=f"{label} (best: {format_metric(best.value)} at step {best.step})",
         )
 
 

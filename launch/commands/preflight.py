@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from tftpu.config import ClusterConfig
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch.preflight import known_reports, predictions
+from tftpu.launch.preflight import known_reports
 from tftpu.launch.preflight import reports as preflight_reports
 from tftpu.launch.preflight.check import (
     check,
@@ -132,7 +132,7 @@ def run(options: Options) -> None:
         print_comparison((str(options.compare), other), (name, report))
     text = report.to_json().encode()
     workdir = None if options.report else options.workdir or options.default_workdir
-    for path in {workdir and files.join(workdir, predictions.FILE), options.json}:
+    for path in {workdir and files.join(workdir, preflight_reports.FILE), options.json}:
         if path:
             _write(path, text)
     if options.html:

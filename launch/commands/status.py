@@ -10,10 +10,11 @@ import json
 import time
 from typing import Any
 
+from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.checkpoint import manifest
 from tftpu.errors import UserError
 from tftpu.launch.settings.options import argument, flag
-from tftpu.observe import console, writers
+from tftpu.observe import writers
 from tftpu.runtime import goodput
 from tftpu.storage import files, locks, side_files
 from tftpu.storage import lines as line_files
@@ -103,20 +104,20 @@ def format_status(record: dict[str, Any]) -> list[str]:
     """Formats a status for people."""
     if record["state"] == "starting":
         return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
-    ago = console.duration(max(0.0, time.time() - record["updated"]))
+    ago = format_clock(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
     rows = [("state", _IN_WORDS.get(record["state"], record["state"]))]
     rows.append(("process", f"{record['process']}, last update {ago} ago"))
     step, steps = record.get("step", 0), record.get("steps", 0)
     rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
     if record.get("examples_per_sec"):
-        speed = f"{writers.format_number(record['examples_per_sec'])} examples/s"
+        speed = f"{format_metric(record['examples_per_sec'])} examples/s"
         speed += f" on {record['chips']} chip(s)" if record.get("chips", 1) > 1 else ""
         rows.append(("speed", speed + (f", MFU {record['mfu']:.1%}" if "mfu" in record else "")))
     if running and "eta_seconds" in record:
-        rows.append(("time left", console.duration(record["eta_seconds"])))
+        rows.append(("time left", format_clock(record["eta_seconds"])))
     if "usd" in record:
-        rows.append(("cost", f"${record['usd']:,.2f} so far, list price"))
+        rows.append(("cost", f"{format_price(record['usd'])} so far, list price"))
     if record["restarts"]:
         rows.append(("restarts", str(record["restarts"])))
     checkpoints = record["checkpoints"]
@@ -125,12 +126,12 @@ def format_status(record: dict[str, Any]) -> list[str]:
         kept = f"step {checkpoints['steps'][-1]}"
         if checkpoints["best"]:
             best = checkpoints["best"]
-            number = writers.format_number(best["value"])
+            number = format_metric(best["value"])
             kept += f", best {best['metric']} {number} at step {best['step']}"
     rows.append(("checkpoint", kept))
     for split, metrics in record["metrics"].items():
         shown = {k: v for k, v in metrics.items() if k not in (*writers.CURVES_ONLY, "step")}
-        numbers = "  ".join(f"{k} {writers.format_number(v)}" for k, v in shown.items())
+        numbers = "  ".join(f"{k} {format_metric(v)}" for k, v in shown.items())
         rows.append((split, f"step {metrics['step']}  {numbers}"))
     text = [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     for index, row in enumerate(goodput.table(record["seconds"])):

@@ -20,8 +20,8 @@ from tftpu.config import Experiment, to_json
 from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
+from tftpu.installation import find_cache_folder
 from tftpu.launch.settings import config_flags, keras_objects
-from tftpu.preflight.compiling.compiler import cache_folder
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def keep(name: str | None, report: "Report") -> None:
     """
     if name and all(item.fits for item in report.slices):
         with contextlib.suppress(OSError):  # a full disk is no reason to fail
-            cache_folder().mkdir(parents=True, exist_ok=True)
+            os.makedirs(find_cache_folder("preflight"), exist_ok=True)
             files.write_whole(_locate_report(name), report.to_json().encode())
 
 
 def _locate_report(name: str) -> str:
-    return str(cache_folder() / f"report-{name}.json")
+    return os.path.join(find_cache_folder("preflight"), f"report-{name}.json")
 
 
 def _hash_code() -> str:

@@ -1,11 +1,9 @@
 """The summary that `tftpu train` prints at the end."""
 
+from tftpu.amounts import format_clock, format_duration, format_metric, format_price
 from tftpu.config import Experiment
-from tftpu.launch.amounts import format_dollars, format_milliseconds
-from tftpu.launch.preflight import predictions
+from tftpu.launch.preflight import reports
 from tftpu.launch.run import result, sample
-from tftpu.observe import console
-from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
 from tftpu.training.trainer import Trainer
 
@@ -26,10 +24,10 @@ def format_summary(
     lines.append(f"\nDone: {trainer.step:,} steps.")
     rows = _list_evaluation_rows(trainer.step, results, workdir)
     rows += _list_speed_rows(experiment, trainer, workdir)
-    rows.append(("run", f"{workdir}  ({console.duration(trainer.account.clock.wall())})"))
+    rows.append(("run", f"{workdir}  ({format_clock(trainer.account.clock.wall())})"))
     usd = trainer.account.facts.usd
     if usd is not None:
-        rows.append(("cost", f"{format_dollars(usd)} at list price, on demand"))
+        rows.append(("cost", f"{format_price(usd)} at list price, on demand"))
     restarts = trainer.account.restarts
     over = f", {restarts + 1} starts" if restarts else ""
     for index, row in enumerate(goodput.table(trainer.account.seconds())):
@@ -61,10 +59,10 @@ def _list_speed_rows(
     rate = trainer.account.clock.rate()
     if not rate:
         return []
-    text = f"{format_number(rate)} examples/s, without compiling and evaluation"
+    text = f"{format_metric(rate)} examples/s, without compiling and evaluation"
     rows = [("speed", text)]
-    predicted = predictions.read_step_times(workdir, trainer.engine.data_shards)
+    predicted = reports.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:
-        measured = format_milliseconds(1e3 * experiment.data.global_batch_size / rate)
+        measured = format_duration(experiment.data.global_batch_size / rate)
         rows.append(("step", f"{measured}; preflight predicted {predicted}"))
     return rows

@@ -5,8 +5,8 @@ import shlex
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from tftpu.amounts import format_price
 from tftpu.errors import counted
-from tftpu.launch.amounts import format_dollars
 from tftpu.launch.run import result
 from tftpu.launch.search.plan import Plan
 from tftpu.launch.search.trials import OVERRIDES, STOPPED_AT, USD, WHY
@@ -101,9 +101,9 @@ def _format_counts(plan: Plan, study: optuna.Study, trials: list[FrozenTrial], w
     line = f"{counted(len(trials), 'trial')} of {plan.trials} in {workdir}: {counts or 'none yet'}"
     if plan.slice:
         usd = sum(t.user_attrs.get(USD, 0.0) for t in trials)
-        line += f"; {format_dollars(usd)} on {plan.slice}, as preflight predicts"
+        line += f"; {format_price(usd)} on {plan.slice}, as preflight predicts"
         if plan.budget_usd is not None and study.user_attrs.get(STOPPED_AT) == plan.budget_usd:
-            line += f", and the next trial exceeds the budget of {format_dollars(plan.budget_usd)}"
+            line += f", and the next trial exceeds the budget of {format_price(plan.budget_usd)}"
     return line
 
 

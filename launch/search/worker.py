@@ -10,8 +10,8 @@ from typing import Any
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from tftpu.amounts import format_price
 from tftpu.errors import ExitCode, UserError
-from tftpu.launch.amounts import format_dollars
 from tftpu.launch.run import result
 from tftpu.launch.search import pricing
 from tftpu.launch.search.child import DIVERGED, HELD, PRUNE, TrialProcess
@@ -186,7 +186,7 @@ class Workers:
         while not self._stopped.is_set():
             with contextlib.suppress(LockedError), self._lock:
                 affords = self._trials.reserve_budget(taken.trial, price.usd)
-                cost = f"{format_dollars(price.usd)} on {plan.slice}"
+                cost = f"{format_price(price.usd)} on {plan.slice}"
                 self._print_status(
                     number, cost if affords else f"{cost}: above the budget, the search ends"
                 )

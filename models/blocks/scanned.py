@@ -58,7 +58,7 @@ def run(
         training: as for a model.
         remat: what the backward pass recomputes, as for `BlockModel`.
     """
-    from tftpu.models.kernels.jax_scan import scan
+    from tftpu.models.kernels.jax_checkpoint import scan
 
     first = blocks[0]
 

@@ -1,9 +1,13 @@
-"""Recomputation in the backward pass, by JAX: as `tftpu.models.blocks.recompute` uses it."""
+"""Recomputation in the backward pass, by JAX, of blocks and of loops over blocks.
+
+`tftpu.models.blocks.recompute` and `tftpu.models.blocks.scanned` use it.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 from jax.ad_checkpoint import checkpoint_name
 
@@ -68,3 +72,31 @@ def checkpoint(
     """
     weights, states = ([read_stored_value(v) for v in group] for group in (trained, others))
     return rematerialize(forward, keep_products)(x, weights, states)
+
+
+def scan(
+    body: Callable[[Tensor, list[Tensor]], Tensor],
+    x: Tensor,
+    weights: list[list[Tensor]],
+    remat: str,
+) -> Tensor:
+    """Applies a body once for each set of weights, as one loop of the program.
+
+    Args:
+        body: maps a tensor and a set of weights to a tensor like the first.
+        x: what the first run is given.
+        weights: for each weight of a set, those of all sets.
+        remat: "block": the backward pass recomputes a run from what it was given; "products": from
+            that and the products with weights; "none": it gathers weights again that devices share,
+            and recomputes nothing.
+    """
+    if remat == "none":
+        body = forget_gathered(body)
+    else:
+        body = rematerialize(body, remat == "products")
+
+    def step(x: Any, set_: list[Any]) -> tuple[Any, None]:
+        return body(x, set_), None
+
+    found, _ = jax.lax.scan(step, x, [jnp.stack(same) for same in weights])
+    return found

@@ -18,8 +18,8 @@ from tftpu.config import ModelConfig
 from tftpu.errors import UserError, did_you_mean
 from tftpu.models import adapters
 from tftpu.models.blocks.block_model import BlockModel
+from tftpu.models.kernels.assignment import assign
 from tftpu.models.weights import files
-from tftpu.models.weights.assignment import assign
 from tftpu.models.weights.files import StoredArray
 from tftpu.models.weights.layouts import hugging_face, hugging_face_config, keras_applications
 from tftpu.models.weights.layouts.entry import Entry, map_same

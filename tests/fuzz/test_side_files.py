@@ -13,7 +13,7 @@ from tests.support.models.leaves import leaves
 from tftpu.checkpoint import manifest
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.launch.commands import plot, status
-from tftpu.launch.preflight import predictions
+from tftpu.launch.preflight import reports
 from tftpu.runtime import goodput
 from tftpu.storage import locks
 from tftpu.storage.lines import Lines
@@ -107,9 +107,9 @@ def test_any_manifest_of_a_checkpoint(run, data):
 
 @fuzzed(60, data=content({"slices": [SLICE, SLICE]}))
 def test_any_predictions(run, data):
-    (run / predictions.FILE).write_bytes(data)
-    assert all(math.isfinite(rate) for rate in predictions.read_rates(str(run)).values())
-    predictions.read_step_times(str(run), 8).encode()
+    (run / reports.FILE).write_bytes(data)
+    assert all(math.isfinite(rate) for rate in reports.read_rates(str(run)).values())
+    reports.read_step_times(str(run), 8).encode()
 
 
 @fuzzed(60, data=content(OWNER))

@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 
 from tftpu.engines.tensorflow.lowering import flops
 from tftpu.observe import console
-from tftpu.observe.console import Console, LiveLine, Progress, duration
+from tftpu.observe.console import Console, LiveLine, Progress
 from tftpu.tpu import hardware
 from tftpu.tpu.slices import GENERATIONS
 
@@ -145,14 +145,6 @@ def test_a_terminal_that_is_resized_shows_one_line():
             assert ("━" in line) == (columns > 60)
     finally:
         tmux("kill-server")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (7.4, "0:07"), (725, "12:05"), (12000, "3:20:00"), (184200, "2 d 03:10")],
-)
-def test_durations_are_read_at_a_glance(seconds, text):
-    assert duration(seconds) == text
 
 
 # Peak and price of a chip

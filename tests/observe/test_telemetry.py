@@ -79,7 +79,7 @@ def test_alerts_name_the_problem_and_the_fix():
         "tpu_memory_total_gib": 15.75,
     }
     found = telemetry.alerts(sample, SECONDS)
-    assert "12.0 GiB" in found["memory"]
+    assert "12 GiB" in found["memory"]
     assert "1.5 GiB are left" in found["disk"]
     assert "98 % full" in found["tpu_memory"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.benchmarks.compiled import zoo_preflight
 from tftpu import models, preflight
-from tftpu.models.parameters import PARAMETERS
+from tftpu.models.sizes import PARAMETERS
 from tftpu.preflight import Report, SliceReport
 
 GIB = 2**30

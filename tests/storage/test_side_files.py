@@ -10,7 +10,7 @@ from tests.support.models.leaves import leaves
 from tests.support.models.training import compiled, data, make_trainer
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.launch.commands import plot, status
-from tftpu.launch.preflight import predictions
+from tftpu.launch.preflight import reports
 from tftpu.storage import side_files
 from tftpu.storage.lines import Lines
 
@@ -32,15 +32,15 @@ def test_a_damaged_side_file_is_ignored_with_a_warning(content, tmp_path, caplog
     checkpoints.save(2, leaves(2), {})
     checkpoints.wait()
     assert checkpoints.best() == 1
-    best, preflight = tmp_path / "checkpoints/best", tmp_path / predictions.FILE
+    best, preflight = tmp_path / "checkpoints/best", tmp_path / reports.FILE
     for path in (best, preflight):
         path.write_bytes(content)
     readers = {
         checkpoints.best: best,
         lambda: plot._read_best(str(tmp_path)): best,
         lambda: status._find_checkpoints(str(tmp_path))["best"]: best,
-        lambda: predictions.read_rates(str(tmp_path)): preflight,
-        lambda: predictions.read_step_times(str(tmp_path), 1): preflight,
+        lambda: reports.read_rates(str(tmp_path)): preflight,
+        lambda: reports.read_step_times(str(tmp_path), 1): preflight,
     }
     for read, path in readers.items():
         caplog.clear()
@@ -78,9 +78,9 @@ def test_side_files_that_are_no_files_are_ignored(tmp_path, caplog):
 )
 def test_a_damaged_prediction_is_left_out(item, tmp_path):
     good = '{"slice": "v4-8", "step_ms": 2.0, "replicas": 8, "examples_per_second": 5.0}'
-    (tmp_path / predictions.FILE).write_text(f'{{"slices": [{item}, {good}]}}')
-    assert predictions.read_rates(str(tmp_path)) == {"v4-8": 5.0}
-    assert predictions.read_step_times(str(tmp_path), 8) == "v4-8: 2 ms"
+    (tmp_path / reports.FILE).write_text(f'{{"slices": [{item}, {good}]}}')
+    assert reports.read_rates(str(tmp_path)) == {"v4-8": 5.0}
+    assert reports.read_step_times(str(tmp_path), 8) == "v4-8: 2 ms"
 
 
 @pytest.mark.parametrize(

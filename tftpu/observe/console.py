@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.segment import ControlType, Segment
 from rich.text import Text
 
+from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.observe import writers
 
 _SHORTEST_BAR = 10
@@ -84,7 +85,7 @@ class Console(writers.Writer):
                 return
         text = writers.line(step, self._steps, split, scalars)
         eta = self._line.progress.eta
-        self.say(f"{text}  ETA {duration(eta)}" if split == "train" and eta else text)
+        self.say(f"{text}  ETA {format_clock(eta)}" if split == "train" and eta else text)
 
     def say(self, text: str) -> None:
         """Prints a line, above the live one."""
@@ -133,14 +134,14 @@ class LiveLine:
         if self._phase == "training" or self.over:
             here += f" {100 * min(p.step, self._steps) // self._steps}%"
         else:
-            here += f" {duration(time.monotonic() - self._since)}"  # shows that it is alive
+            here += f" {format_clock(time.monotonic() - self._since)}"  # shows that it is alive
         # The least important come last, and are left out first if the line is too short.
         parts = {
             "loss": f"loss {p.loss:.4g}" if p.loss is not None else "",
-            "eta": f"ETA {duration(p.eta)}" if p.eta is not None and not self.over else "",
+            "eta": f"ETA {format_clock(p.eta)}" if p.eta is not None and not self.over else "",
             "rate": self._format_rate(),
             "metric": f"{self.metric[0]} {self.metric[1]:.4g}" if self.metric else "",
-            "usd": f"${p.usd:,.2f}" if p.usd is not None else "",
+            "usd": format_price(p.usd) if p.usd is not None else "",
             "mfu": f"MFU {p.mfu:.1%}" if p.mfu is not None else "",
         }
         shown: dict[str, str] = {}
@@ -161,26 +162,14 @@ class LiveLine:
         if not rate:
             return ""
         if self._chips is None:
-            return f"{writers.format_number(rate)} ex/s"
-        return f"{writers.format_number(rate / self._chips)} ex/s/chip"
+            return f"{format_metric(rate)} ex/s"
+        return f"{format_metric(rate / self._chips)} ex/s/chip"
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         # One column stays free: in the last one, erasing would take the last character along.
         yield Text(self.text(options.max_width - 1), no_wrap=True, overflow="crop", end="")
         yield _ERASE_BELOW
         yield _TO_FIRST_COLUMN
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration: "0:07", "12:05", "3:20:00", "2 d 03:10"."""
-    minutes, whole_seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours:02}:{minutes:02}"
-    if hours:
-        return f"{hours}:{minutes:02}:{whole_seconds:02}"
-    return f"{minutes}:{whole_seconds:02}"
 
 
 def _find_metric(scalars: Mapping[str, float]) -> tuple[str, float] | None:

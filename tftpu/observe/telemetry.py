@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
+from tftpu.amounts import format_size
 from tftpu.storage import files
 
 _log = logging.getLogger(__name__)
@@ -140,22 +141,22 @@ def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str
             "(TrainConfig.checkpoint_every)."
         )
     if sample.get("memory_percent", 0) > 90:
+        held = format_size(GIB * sample["process_memory_gib"])
         found["memory"] = (
             f"The host's memory is {sample['memory_percent']:.0f} % full, this process holds "
-            f"{sample['process_memory_gib']:.1f} GiB: use smaller shuffle buffers, and do not "
-            "cache() data that does not fit."
+            f"{held}: use smaller shuffle buffers, and do not cache() data that does not fit."
         )
     if sample.get("disk_percent", 0) > 95:
         found["disk"] = (
             f"The workdir's disk is {sample['disk_percent']:.0f} % full, "
-            f"{sample['disk_free_gib']:.1f} GiB are left: keep fewer checkpoints "
+            f"{format_size(GIB * sample['disk_free_gib'])} are left: keep fewer checkpoints "
             "(TrainConfig.keep) or free some space."
         )
     used, total = sample.get("tpu_memory_gib", 0), sample.get("tpu_memory_total_gib", 0)
     if total and used > 0.95 * total:
         found["tpu_memory"] = (
-            f"The TPU's memory is {100 * used / total:.0f} % full ({used:.1f} of {total:.1f} GiB): "
-            "`tftpu preflight` shows what uses it."
+            f"The TPU's memory is {100 * used / total:.0f} % full ({format_size(GIB * used)} of "
+            f"{format_size(GIB * total)}): `tftpu preflight` shows what uses it."
         )
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tftpu.amounts import format_metric
 from tftpu.storage import files
 from tftpu.storage.lines import Lines
 
@@ -270,16 +271,11 @@ def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
 def line(step: int, steps: int, split: str, scalars: Mapping[str, float]) -> str:
     """Formats scalars as a line of the log."""
     numbers = "  ".join(
-        f"{name} {format_number(value)}"
+        f"{name} {format_metric(value)}"
         for name, value in scalars.items()
         if name not in CURVES_ONLY
     )
     return f"{split:5} step {step}/{steps}  {numbers}"
-
-
-def format_number(value: float) -> str:
-    """Formats a number with four significant digits, or as a whole number from 1,000 up."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _build_column(name: str) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 
+from tftpu.amounts import format_duration
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import counted
 from tftpu.preflight.pricing.cost import Cost
@@ -269,8 +270,8 @@ def _find_short_iterations(cost: Cost, total: float) -> list[Lint]:
     return [
         Lint(
             layer,
-            f"{op or 'a loop'} runs as {times:,} iterations of {1e6 * seconds / times:.2g} us, one "
-            "after the other",
+            f"{op or 'a loop'} runs as {times:,} iterations of {format_duration(seconds / times)}, "
+            "one after the other",
             "Use another op, such as nearest or transposed convolution instead of a bilinear "
             "enlargement, or loops with more work in each iteration",
             seconds / total,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from tftpu.amounts import format_duration, format_number, format_price, format_size
 from tftpu.errors import UserError, counted
-from tftpu.preflight import units
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.preflight.table import verdict
@@ -118,17 +118,17 @@ def _build_figures(
     before: SliceReport, after: SliceReport, first: Report, second: Report
 ) -> list[_Row]:
     rows = [
-        _Row("memory", before.hbm_bytes or None, after.hbm_bytes or None, units.size),
+        _Row("memory", before.hbm_bytes or None, after.hbm_bytes or None, format_size),
         _Row("step", before.step_ms, after.step_ms, _time),
         _Row("collectives", before.collective_ms, after.collective_ms, _time),
         _Row("MFU", before.mfu, after.mfu, "{:.1%}".format, shown_change=_format_points),
-        _Row("examples/s", before.examples_per_second, after.examples_per_second, units.number),
-        _Row("cost/1k steps", before.usd_per_1000_steps, after.usd_per_1000_steps, units.price),
-        _Row("cost/run", before.usd_per_run, after.usd_per_run, units.price),
+        _Row("examples/s", before.examples_per_second, after.examples_per_second, format_number),
+        _Row("cost/1k steps", before.usd_per_1000_steps, after.usd_per_1000_steps, format_price),
+        _Row("cost/run", before.usd_per_run, after.usd_per_run, format_price),
     ]
     if first.global_batch_size != second.global_batch_size:  # steps of different work
         old, new = _compute_per_million(before, first), _compute_per_million(after, second)
-        rows.insert(6, _Row("cost/1M examples", old, new, units.price))
+        rows.insert(6, _Row("cost/1M examples", old, new, format_price))
     return rows
 
 
@@ -174,7 +174,7 @@ def _build_table(title: str) -> Table:
 
 
 def _time(milliseconds: float) -> str:
-    return units.duration(milliseconds / 1e3)
+    return format_duration(milliseconds / 1e3)
 
 
 def _format_points(share: float) -> str:

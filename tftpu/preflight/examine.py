@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import keras
 
+from tftpu.amounts import format_duration, format_size
 from tftpu.config import ClusterConfig, PerReplicaBatch
 from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
@@ -28,7 +29,6 @@ from tftpu.preflight.plots import plots_of
 from tftpu.preflight.pricing.cost import memory_of, price
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill, fill_state, fill_unpriced
-from tftpu.preflight.units import duration, size
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice
 
@@ -130,12 +130,11 @@ class Examiner:
         if report.largest_per_core_batch is None:
             self._advise(report, target)
         if wider is not None:
-            report.advice.insert(
-                0,
-                f"cluster.mesh={wider.mesh} makes this batch fit: {size(wider.hbm_bytes)}"
-                + ("" if wider.step_ms is None else f", {duration(wider.step_ms / 1e3)} per step")
-                + ", the same update.",
-            )
+            used = format_size(wider.hbm_bytes)
+            if wider.step_ms is not None:
+                used += f", {format_duration(wider.step_ms / 1e3)} per step"
+            advice = f"cluster.mesh={wider.mesh} makes this batch fit: {used}, the same update."
+            report.advice.insert(0, advice)
         return report
 
     def _examine_slice(self, target: Slice) -> SliceReport:
@@ -276,10 +275,10 @@ class Examiner:
             compiled = self.compile(step, target)
             if not compiled.error:
                 found = f"model.remat={remat} makes this batch fit"
-                used = [size(memory_of(compiled.memory).total)]
+                used = [format_size(memory_of(compiled.memory).total)]
                 if compiled.text:
                     seconds = price(step, compiled, target).seconds
-                    used.append(f"{duration(seconds)} per step")
+                    used.append(f"{format_duration(seconds)} per step")
                 return f"{found}: {', '.join(used)}, the same update."
         return f"model.remat={self.lowering.remats[-1]} is not enough to make this batch fit."
 
@@ -316,7 +315,7 @@ class Examiner:
         while per_core % (microbatches * (self.options.batch_unit or 1)) == 0:
             compiled = self.compile(self.lower(target.replicas, per_core, microbatches), target)
             if not compiled.error:
-                used = size(memory_of(compiled.memory).total)
+                used = format_size(memory_of(compiled.memory).total)
                 return [
                     f"gradient_accumulation_steps={microbatches} makes this batch fit: {used}, "
                     "the same update."

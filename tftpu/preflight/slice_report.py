@@ -2,12 +2,12 @@
 
 import dataclasses
 
+from tftpu.amounts import format_size
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.plots import Plots
 from tftpu.preflight.pricing import cost as costs
-from tftpu.preflight.units import size
 from tftpu.tpu.slices import GENERATIONS, Slice
 
 _ROOM = 0.9  # of the memory, for what a device holds whatever the batch
@@ -194,7 +194,9 @@ def fill_state(report: SliceReport, step: LoweredStep, target: Slice) -> None:
     held, limit = step.held, target.generation.hbm_limit
     report.compiles, report.largest_per_core_batch = True, 0
     report.hbm, report.hbm_bytes = held._asdict(), held.total
-    parts = ", ".join(f"{name} {size(count)}" for name, count in held._asdict().items() if count)
+    parts = ", ".join(
+        f"{name} {format_size(count)}" for name, count in held._asdict().items() if count
+    )
     report.advice = [f"A device would hold {parts}, so the step was not compiled."]
     if held.optimizer and held.total - held.optimizer < _ROOM * limit:
         report.advice.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
@@ -202,12 +204,12 @@ def fill_state(report: SliceReport, step: LoweredStep, target: Slice) -> None:
     enough = next((n for n in cuts if held.total / n < _ROOM * limit), None)
     if enough and not step.partitioned:
         report.advice.append(
-            f"cluster.engine=jax with cluster.mesh=fsdp:-1 divides it: {size(held.total / enough)} "
-            f"with {enough} devices along fsdp."
+            "cluster.engine=jax with cluster.mesh=fsdp:-1 divides it: "
+            f"{format_size(held.total / enough)} with {enough} devices along fsdp."
         )
     larger = [g for g in GENERATIONS.values() if held.total < _ROOM * g.hbm_limit]
     if larger:
-        found = ", ".join(f"{g.name} has {size(g.hbm_limit)}" for g in larger)
+        found = ", ".join(f"{g.name} has {format_size(g.hbm_limit)}" for g in larger)
         report.advice.append(f"A slice with more memory per device would hold it: {found}.")
 
 

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tftpu.preflight import units
+from tftpu.amounts import (
+    format_duration,
+    format_duration_range,
+    format_energy,
+    format_number,
+    format_price,
+    format_quantity,
+    format_size,
+)
 from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.tpu.compiler_options import as_text
@@ -74,7 +82,7 @@ def _measure_natural_width(table: Table, console: Console) -> int:
 
 def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
     """Returns one row of the overview, by column."""
-    hbm = f"{units.size(item.hbm_bytes)} of {units.size(item.hbm_limit_bytes)}"
+    hbm = f"{format_size(item.hbm_bytes)} of {format_size(item.hbm_limit_bytes)}"
     cells = {
         "slice": item.slice,
         "batch/core": f"{item.per_core_batch:,}" if item.per_core_batch else "-",
@@ -87,7 +95,7 @@ def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
     }
     if with_run:
         hours = item.hours_per_run
-        cells["time/run"] = "-" if hours is None else units.duration(3600 * hours)
+        cells["time/run"] = "-" if hours is None else format_duration(3600 * hours)
         cells["cost/run"] = _price(item.usd_per_run)
     if not item.fits:
         remark = verdict(item)
@@ -97,10 +105,10 @@ def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
 def _describe_memory(item: SliceReport) -> list[str]:
     """Returns the lines about the memory of a step that fits."""
     share = item.hbm_bytes / item.hbm_limit_bytes
-    parts = ", ".join(f"{name} {units.size(count)}" for name, count in item.hbm.items())
+    parts = ", ".join(f"{name} {format_size(count)}" for name, count in item.hbm.items())
     lines = [
-        f"  memory: {units.size(item.hbm_bytes)} with {item.per_core_batch:,} examples per core, "
-        f"{share:.1%} of the {units.size(item.hbm_limit_bytes)} available ({parts})",
+        f"  memory: {format_size(item.hbm_bytes)} with {item.per_core_batch:,} examples per core, "
+        f"{share:.1%} of the {format_size(item.hbm_limit_bytes)} available ({parts})",
     ]
     largest = "; ".join(_format_tensor(t) for t in item.largest_tensors[:3])
     return [*lines, f"  largest: {largest}"] if largest else lines
@@ -109,23 +117,23 @@ def _describe_memory(item: SliceReport) -> list[str]:
 def _describe_unpriced(item: SliceReport) -> list[str]:
     """Returns the lines about a step whose program cannot be read."""
     return [
-        f"  work: the model's own {units.quantity(item.model_flops, 'FLOP')}",
+        f"  work: the model's own {format_quantity(item.model_flops, 'FLOP')}",
         f"  time: not priced; roofline {_time(item.roofline_ms)}",
     ]
 
 
 def _describe_figures(item: SliceReport) -> list[str]:
     """Returns the lines about work, time and prices of a step that fits."""
-    intensity = units.number(item.arithmetic_intensity or 0.0)
+    intensity = format_number(item.arithmetic_intensity or 0.0)
     return [
-        f"  work: {units.quantity(item.flops, 'FLOP')} (the model's own: "
-        f"{units.quantity(item.model_flops, 'FLOP')}, MFU {item.mfu or 0:.1%}), "
-        f"{units.quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
+        f"  work: {format_quantity(item.flops, 'FLOP')} (the model's own: "
+        f"{format_quantity(item.model_flops, 'FLOP')}, MFU {item.mfu or 0:.1%}), "
+        f"{format_quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
         f"{item.bound}-bound",
         f"  time: {_time(item.step_ms)} ({_format_range(item)}), "
-        f"{units.number(item.examples_per_second or 0.0)} examples/s on the slice; "
+        f"{format_number(item.examples_per_second or 0.0)} examples/s on the slice; "
         f"roofline {_time(item.roofline_ms)}; collectives {_time(item.collective_ms)}; "
-        f"compiler's estimate {units.quantity(item.estimated_cycles, 'cycles')}",
+        f"compiler's estimate {format_quantity(item.estimated_cycles, 'cycles')}",
         *_describe_prices(item),
     ]
 
@@ -133,12 +141,12 @@ def _describe_figures(item: SliceReport) -> list[str]:
 def _describe_prices(item: SliceReport) -> list[str]:
     parts = [f"{_price(item.usd_per_1000_steps)} per 1,000 steps"]
     if item.usd_per_epoch is not None:
-        parts.append(f"{units.price(item.usd_per_epoch)} per epoch")
+        parts.append(f"{format_price(item.usd_per_epoch)} per epoch")
     if item.usd_per_run is not None and item.hours_per_run is not None:
-        time = units.duration(3600 * item.hours_per_run)
-        parts.append(f"{units.price(item.usd_per_run)} and {time} for the run")
+        time = format_duration(3600 * item.hours_per_run)
+        parts.append(f"{format_price(item.usd_per_run)} and {time} for the run")
     if item.kwh_per_run is not None:
-        parts.append(units.energy(item.kwh_per_run))
+        parts.append(format_energy(item.kwh_per_run))
     return ["  cost: " + ", ".join(parts)]
 
 
@@ -155,10 +163,10 @@ def _describe_misfit(item: SliceReport) -> list[str]:
     """Returns the lines about a step that does not fit in memory."""
     over = item.hbm_bytes - item.hbm_limit_bytes
     # The compiler may count less than it has to keep: its temporaries alone.
-    more = f", {units.size(over)} more than the" if over > 0 else " or more, and cannot use the"
+    more = f", {format_size(over)} more than the" if over > 0 else " or more, and cannot use the"
     lines = [
-        f"  Does not fit: it needs {units.size(item.hbm_bytes)}{more} "
-        f"{units.size(item.hbm_limit_bytes)} available.",
+        f"  Does not fit: it needs {format_size(item.hbm_bytes)}{more} "
+        f"{format_size(item.hbm_limit_bytes)} available.",
     ]
     lines += [f"  The compiler says: {line[:240]}" for line in item.error.splitlines()[:1]]
     if item.largest_per_core_batch:
@@ -191,25 +199,25 @@ def _build_spent_table(title: str, rows: Sequence[Spent]) -> Table:
         left = column in (f"  {title}", "")
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for row in rows:
-        cycles = units.quantity(row.cycles, "").strip()
+        cycles = format_quantity(row.cycles, "").strip()
         table.add_row(f"  {row.name}", _time(row.ms), f"{row.step_share:.1%}", cycles, row.layer)
     return table
 
 
 def _format_tensor(tensor: LargeTensor) -> str:
     padding = f", {tensor.padding / tensor.bytes:.0%} padding" if tensor.padding else ""
-    return f"{tensor.shape} of {tensor.layer} ({units.size(tensor.bytes)}{padding})"
+    return f"{tensor.shape} of {tensor.layer} ({format_size(tensor.bytes)}{padding})"
 
 
 def _time(milliseconds: float | None) -> str:
-    return "-" if milliseconds is None else units.duration(milliseconds / 1e3)
+    return "-" if milliseconds is None else format_duration(milliseconds / 1e3)
 
 
 def _format_range(item: SliceReport) -> str:
     if item.step_ms_low is None or item.step_ms_high is None:
         return "-"
-    return units.duration_range(item.step_ms_low / 1e3, item.step_ms_high / 1e3)
+    return format_duration_range(item.step_ms_low / 1e3, item.step_ms_high / 1e3)
 
 
 def _price(usd: float | None) -> str:
-    return "-" if usd is None else units.price(usd)
+    return "-" if usd is None else format_price(usd)

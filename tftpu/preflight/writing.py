@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Table
 
+from tftpu.amounts import format_duration, format_duration_range, format_price, format_size
 from tftpu.engines.lowered import ModelFn
 from tftpu.errors import UserError
-from tftpu.preflight import advise, request, units
+from tftpu.preflight import advise, request
 from tftpu.preflight.compiling.compiler import (
     TIME_LIMIT,
     Compiled,
@@ -110,7 +111,7 @@ def _explain_misfit(compiled: Compiled) -> str:
     if not compiled.out_of_memory:
         return compiled.error
     needed = advise.memory_wanted(compiled.error)
-    return f"does not fit: needs {units.size(needed[0])}" if needed else "does not fit"
+    return f"does not fit: needs {format_size(needed[0])}" if needed else "does not fit"
 
 
 def _fill(
@@ -137,16 +138,16 @@ def print_writing(reports: list[WritingReport], console: Console) -> None:
 
 
 def _build_cells(report: WritingReport) -> list[str]:
-    used = f"{units.size(report.hbm_bytes)} of {units.size(report.hbm_limit_bytes)}"
+    used = f"{format_size(report.hbm_bytes)} of {format_size(report.hbm_limit_bytes)}"
     cells = [report.slice, f"{report.rows:,}", used if report.hbm_bytes else "-"]
     if report.token_ms is None:
         return [*cells, "-", "-", "-", "-", report.error.splitlines()[0] if report.error else ""]
     low, high = report.token_ms_low or 0.0, report.token_ms_high or 0.0
     return [
         *cells,
-        units.duration(report.token_ms / 1e3),
-        units.duration_range(low / 1e3, high / 1e3),
+        format_duration(report.token_ms / 1e3),
+        format_duration_range(low / 1e3, high / 1e3),
         f"{report.tokens_per_second:,.0f}",
-        units.price(report.usd_per_million or 0.0),
+        format_price(report.usd_per_million or 0.0),
         "",
     ]

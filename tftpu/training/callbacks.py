@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
+from tftpu.amounts import format_metric
 from tftpu.engines import keras_internals
 from tftpu.engines.data.outputs import joined
 from tftpu.engines.engine import Executor
 from tftpu.errors import UserError, did_you_mean
-from tftpu.observe.writers import format_number
 from tftpu.training.progress import RunProgress
 from tftpu.training.timetable import Timetable
 
@@ -203,7 +203,7 @@ def evaluate_with(
     listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
     results = _run_evaluation(listed, evaluate)
     if prints:
-        print("  ".join(f"{name} {format_number(v)}" for name, v in results.items()), flush=True)
+        print("  ".join(f"{name} {format_metric(v)}" for name, v in results.items()), flush=True)
     return results
 
 

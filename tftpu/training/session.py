@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from tftpu.amounts import format_metric
 from tftpu.checkpoint.store import Best
 from tftpu.config.keras_names import smaller_is_better
 from tftpu.engines.engine import Dataset, TrainLoop
 from tftpu.errors import DivergedError, HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.profiler import Profiler
-from tftpu.observe.writers import format_number
 from tftpu.runtime import goodput
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.preemption import PreemptionNotice
@@ -312,7 +312,7 @@ class Session:
         where = f"The loss is no longer finite between step {self._step + 1} and step {last}"
         if self._last_finite is not None:
             finite = self._executor.train_sums.read(self._last_finite)
-            seen = ", ".join(f"{k} {format_number(v)}" for k, v in finite.items())
+            seen = ", ".join(f"{k} {format_metric(v)}" for k, v in finite.items())
             where += f" (last finite: {seen})"
         kept = self._hosts.from_chief(self._saver.find_newest_up_to(self._step))
         if options.on_nan != "rollback" or kept is None:

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from tftpu.amounts import format_size
 from tftpu.errors import UserError, counted
-from tftpu.launch.preflight import predictions
+from tftpu.launch.preflight import reports
 from tftpu.launch.run import conditions
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import ConfigOptions, flag
@@ -96,7 +97,7 @@ def run(options: Options) -> None:
         found += inspect_evaluation(data)
         found += inspect_region(data.data_dir, options.zone)
         workdir = options.workdir or options.default_workdir
-        needs = {"the TPU": need} if need else predictions.read_rates(workdir)
+        needs = {"the TPU": need} if need else reports.read_rates(workdir)
         found += inspect_speed(measure_speed(pipeline, hosts), needs, hosts)
     for finding in found:
         print(f"  {finding.level:9}{finding.text}")
@@ -232,18 +233,18 @@ def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
             )
         )
     if mean < _SMALL and count > hosts and files.is_remote(source.pieces[0].path):
-        size = _format_mib(mean)
+        size = format_size(mean)
         text = f"shards of {size} are small, and slow to open in a bucket: about 150 is best"
         found.append(Finding("warning", text))
     if mean > _LARGE:
         found.append(
-            Finding("warning", f"shards of {_format_mib(mean)} are large: about 150 is best")
+            Finding("warning", f"shards of {format_size(mean)} are large: about 150 is best")
         )
     if source.compression or not all(piece.offsets for piece in source.pieces):
         text = "the shards have no index (or are compressed): resuming inside one reads all of it"
         found.append(Finding("warning", text))
     summary = (
-        f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {_format_mib(mean)}, "
+        f"{counted(source.count, 'example')} in {counted(count, 'shard')} of {format_size(mean)}, "
         f"in {counted(tracks, 'stream')}"
     )
     return [Finding("ok", summary), *found]
@@ -270,7 +271,7 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     spec = pipeline.starting_at(0, 0, hosts).element_spec
     batch = sum(part.dtype.size * math.prod(part.shape) for part in tf.nest.flatten(spec))
     held += 4 * batch  # in production, waiting, and on the way to the device
-    text = f"{what} and 4 batches take {_format_mib(held)} of this host's {_format_mib(limit)}"
+    text = f"{what} and 4 batches take {format_size(held)} of this host's {format_size(limit)}"
     if held > limit:
         return [Finding("error", f"{text}: lower data.shuffle or data.global_batch_size.")]
     if held > _MEMORY * limit:
@@ -344,7 +345,3 @@ def inspect_speed(rate: float, needs: dict[str, float], hosts: int) -> list[Find
 def read_host_memory() -> int:
     """Returns the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _format_mib(size: float) -> str:
-    return f"{size / (1 << 20):,.1f} MiB"

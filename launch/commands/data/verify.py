@@ -5,6 +5,7 @@ tftpu data verify data/flowers
 
 import dataclasses
 
+from tftpu.amounts import format_size
 from tftpu.errors import UserError, counted
 from tftpu.launch.settings.options import argument, flag
 from tftpu.launch.startup import import_tensorflow
@@ -38,6 +39,5 @@ def run(options: Options) -> None:
         size = sum(shard.bytes for shard in shards)
         print(
             f"{split}: {counted(manifest.count_examples(split), 'example')} in "
-            f"{counted(len(shards), 'shard')}, "
-            f"{size / 2**20:,.1f} MiB, all matching the manifest"
+            f"{counted(len(shards), 'shard')}, {format_size(size)}, all matching the manifest"
         )

@@ -11,6 +11,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any
 
+from tftpu.amounts import format_size
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.run import finished
@@ -76,7 +77,7 @@ def run(options: Options) -> None:
     with without_notes((b"",)) if form == "litert" else without_notes():
         found = write[form](serving, options.to)
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
-    print(f"step {step}: {options.to}, {found.bytes / 2**20:.2f} MiB")
+    print(f"step {step}: {options.to}, {format_size(found.bytes)}")
     print(f"  inputs   {inputs}, any batch")
     print(f"  outputs  {', '.join(serving.output_specs())}")
     print(f"  largest difference from the model {found.difference:.1e} of the largest output")

@@ -16,8 +16,8 @@ import sys
 
 from tests.support.models import foreign_models
 from tftpu import preflight
+from tftpu.amounts import format_duration, format_size
 from tftpu.preflight.slice_report import SliceReport
-from tftpu.preflight.units import duration, size
 
 BATCHES = {
     **{"efficientnet": 128, "mobilenet": 256, "xception": 64, "densenet": 64},
@@ -50,12 +50,15 @@ def main(arguments: list[str]) -> None:
 def _row(name: str, found: SliceReport) -> str:
     cells = [name, found.slice, str(BATCHES[name])]
     if found.step_ms is None:
-        cells += [size(found.hbm_bytes), "does not fit" if found.compiles else found.error[:100]]
+        cells += [
+            format_size(found.hbm_bytes),
+            "does not fit" if found.compiles else found.error[:100],
+        ]
         cells += [""] * 4
     else:
         cells += [
-            size(found.hbm_bytes),
-            duration(found.step_ms / 1e3),
+            format_size(found.hbm_bytes),
+            format_duration(found.step_ms / 1e3),
             f"{found.mfu:.0%}",
             found.bound,
             f"{found.flops / found.model_flops:.2f}",

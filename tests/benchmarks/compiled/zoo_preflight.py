@@ -23,9 +23,9 @@ import keras
 import tensorflow as tf
 
 from tftpu import models, preflight
+from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight import PreflightOptions, SliceReport
-from tftpu.preflight.units import duration, price, size
 
 SLICES = "v2-8,v3-8,v4-8,v5e-8,v5p-8,v6e-8"
 COLUMNS = ("model", "batch", "slice", "per device", "memory", "step", "MFU", "1,000 steps")
@@ -94,10 +94,10 @@ def lines(row: Row, slices: list[str]) -> Iterator[str]:
 
 def figures(item: SliceReport) -> tuple[str, ...]:
     """Returns memory, step time, MFU and cost of 1,000 steps, or the reason why there are none."""
-    memory = f"{size(item.hbm_bytes)} of {size(item.hbm_limit_bytes)}"
+    memory = f"{format_size(item.hbm_bytes)} of {format_size(item.hbm_limit_bytes)}"
     if item.step_ms is not None and item.mfu is not None and item.usd_per_1000_steps is not None:
-        step = duration(item.step_ms / 1e3)
-        return memory, step, f"{item.mfu:.1%}", price(item.usd_per_1000_steps)
+        step = format_duration(item.step_ms / 1e3)
+        return memory, step, f"{item.mfu:.1%}", format_price(item.usd_per_1000_steps)
     if item.fits:
         return memory, "compiles, but cannot be read and priced", "", ""
     if item.compiles:

@@ -212,7 +212,7 @@ def test_one_image_of_one_class_in_one_shard_is_called_so(tmp_path, capsys):
     assert convert(f"images:{folder}", tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "1 image in 1 class: cat 1\n1 part to read, 0 of them done\n1 example, " in said
-    assert " MiB: 1 shard\n" in said
+    assert "1 example, 147 B: 1 shard\n" in said
 
 
 def test_folders_inside_of_many_classes_are_named_in_one_line(tmp_path):

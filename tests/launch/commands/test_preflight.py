@@ -6,7 +6,7 @@ import pytest
 
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
-from tftpu.launch.preflight import predictions
+from tftpu.launch.preflight import reports
 from tftpu.launch.preflight.check import parse_prices
 
 DIGITS = ("preflight", "--config=digits_resnet")
@@ -62,10 +62,9 @@ def test_the_report_is_written_to_the_workdir_and_to_the_json_file(tmp_path, cap
     (item,) = report["slices"]
     assert item["usd_per_1000_steps"] == pytest.approx(4 * 4.00 * item["step_ms"] / 3600)
     # The command `train` shows this next to its own time if it has as many replicas.
-    assert (
-        predictions.read_step_times(str(tmp_path / "run"), 8) == f"v3-8: {item['step_ms']:.3g} ms"
-    )
-    assert predictions.read_step_times(str(tmp_path / "run"), 4) == ""
+    shown = f"v3-8: {1e3 * item['step_ms']:.3g} us"
+    assert reports.read_step_times(str(tmp_path / "run"), 8) == shown
+    assert reports.read_step_times(str(tmp_path / "run"), 4) == ""
 
 
 def test_prices_can_be_given():
@@ -80,7 +79,7 @@ def test_an_invalid_price_fails_with_a_clear_error(text):
 
 
 def test_there_is_no_prediction_without_a_preflight(tmp_path):
-    assert predictions.read_step_times(str(tmp_path), 8) == ""
+    assert reports.read_step_times(str(tmp_path), 8) == ""
 
 
 @pytest.mark.slow

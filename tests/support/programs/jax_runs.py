@@ -20,8 +20,8 @@ from tests.support.data.py_batches import Batches, Scaling
 from tests.support.models import zoo
 from tftpu import models
 from tftpu.engines.engine import Engine
+from tftpu.models.kernels.assignment import assign
 from tftpu.models.layers.stochastic_depth import StochasticDepth
-from tftpu.models.weights.assignment import assign
 
 HALF, STEPS = 6, 12
 BEGUN = "half"  # the folder of a run of another engine

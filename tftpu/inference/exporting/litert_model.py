@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tftpu import installation
+from tftpu.amounts import format_size
 from tftpu.errors import UserError
 from tftpu.inference.exporting import litert_weights
 from tftpu.inference.exporting.serving import Serving
@@ -44,7 +45,7 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
     floats = 4 * serving.model.count_params()  # the converter's, also of integers
     if floats > _MOST:
         raise UserError(
-            f"The weights are {floats / 2**30:.1f} GiB in float32, and a file of LiteRT holds 2: "
+            f"The weights are {format_size(floats)} in float32, and a file of LiteRT holds 2 GiB: "
             "use --format=saved_model."
         )
     model = _convert_flatbuffer(serving)

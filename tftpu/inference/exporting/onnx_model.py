@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tftpu import installation
+from tftpu.amounts import format_size
 from tftpu.errors import UserError
 from tftpu.inference.exporting import onnx_operations, onnx_seal, onnx_weights
 from tftpu.inference.exporting.serving import BATCH, Serving
@@ -35,7 +36,7 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         ) from error
     if serving.weight_bytes > _MOST:
         raise UserError(
-            f"The weights are {serving.weight_bytes / 2**30:.1f} GiB, and a file of ONNX holds 2: "
+            f"The weights are {format_size(serving.weight_bytes)}, and a file of ONNX holds 2 GiB: "
             "use --format=saved_model."
         )
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)

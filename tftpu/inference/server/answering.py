@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from tftpu.amounts import format_size
 from tftpu.inference.server import payloads
 from tftpu.inference.server.batching import Busy
 from tftpu.inference.server.counts import Counts
@@ -168,7 +169,7 @@ class Answered:
         seconds = self._limits.seconds
         return {
             _Slow: f"The body took longer than {seconds:g} s.",
-            _Large: f"A body may have {self._limits.body / 2**20:g} MiB.",
+            _Large: f"A body may have {format_size(self._limits.body)}.",
             _NotJson: "Send JSON, and the header Content-Type: application/json.",
             MemoryError: "The server has not enough memory for this request: send fewer examples.",
             Busy: "Too many requests wait: try again later.",

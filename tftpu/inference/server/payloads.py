@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from tftpu.amounts import format_size
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.served import Arrays
 
@@ -219,8 +220,8 @@ def _decode_images(values: list[Any], given: Input) -> np.ndarray:
     size = len(values) * math.prod(given.shape)
     if size > _UNPACKED:
         raise BadRequest(
-            f"The images of this request have {size / 2**20:.0f} MiB once unpacked: send fewer at "
-            f"once, of {_UNPACKED / 2**20:.0f} MiB together."
+            f"The images of this request have {format_size(size)} once unpacked: send fewer at "
+            f"once, of {format_size(_UNPACKED)} together."
         )
     parts = (
         _decode_pixels(v, given) if _is_encoded(v) else _parse_numbers([v], given)[0]

@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import shutil
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError
+from tftpu.installation import find_cache_folder
 from tftpu.preflight.compiling.jax_internals import Internals, install, internals
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
@@ -90,7 +90,7 @@ def compile_program(
     with _CONVERTING:  # one thread converts, the others find the result
         module = step.program if step.partitioned else _convert_step(step)
     options = options or {}
-    folder = cache_folder() / _build_key(module, target, options)
+    folder = Path(find_cache_folder("preflight")) / _build_key(module, target, options)
     kept = _read_kept(folder)
     if kept is not None:
         return kept
@@ -227,12 +227,6 @@ def _use_hardware_generator(block: Any, jax: Internals) -> None:
         op.operation.results[0].replace_all_uses_with(state)
         op.operation.results[1].replace_all_uses_with(drawn.output)
         op.operation.erase()
-
-
-def cache_folder() -> Path:
-    """Returns the folder of compiled programs: in `TFTPU_CACHE`, or in the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("TFTPU_CACHE") or Path(home) / "tftpu") / "preflight"
 
 
 def _build_key(module: bytes, target: Slice, options: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from tftpu.preflight.units import size
+from tftpu.amounts import format_size
 
 _EVERY = 0.5  # seconds between two looks
 _FIRST, _SECOND = 1.0, 30.0  # a phase gets its plain lines after these seconds, then at doubles
@@ -108,6 +108,6 @@ def _print_if_due(phase: Phase) -> None:
 def _format_memory(process: int | None) -> str:
     """Returns the memory that a process takes, as text; "" if it has ended."""
     try:
-        return f", {size(psutil.Process(process).memory_info().rss)}" if process else ""
+        return f", {format_size(psutil.Process(process).memory_info().rss)}" if process else ""
     except psutil.Error:
         return ""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tftpu.preflight import units
+from tftpu.amounts import format_duration, format_number, format_quantity, format_size
 from tftpu.preflight.page.svg import (
     CHARACTER,
     decades,
@@ -120,9 +120,9 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
     parts = [_draw_loop(frame, x(lp.first), x(lp.last + 1), lp.times) for lp in curve.loops]
     parts += [
         _draw_band(
-            frame, frame.bottom, beneath, "base", f"arguments {units.size(curve.base - code)}"
+            frame, frame.bottom, beneath, "base", f"arguments {format_size(curve.base - code)}"
         ),
-        _draw_band(frame, beneath, floor, "code", f"code {units.size(code)}"),
+        _draw_band(frame, beneath, floor, "code", f"code {format_size(code)}"),
     ]
     area = [(frame.left, floor), *steps, (frame.right, floor)]
     parts.append(element("path", d=path(area, closed=True), class_="live"))
@@ -134,15 +134,15 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
     if near:
         line = {"x1": frame.left, "x2": frame.right, "y1": y(limit), "y2": y(limit)}
         parts.append(element("line", class_="limit", **line))
-        parts.append(label(f"limit {units.size(limit)}", frame.left + 6, y(limit) - 5, "note"))
+        parts.append(label(f"limit {format_size(limit)}", frame.left + 6, y(limit) - 5, "note"))
     parts += _describe_places(frame, curve)
     peak = curve.peak
     parts.append(element("circle", cx=x(peak + 0.5), cy=y(top), r=4, class_="peak"))
-    shown = f"peak {units.size(top)}"
+    shown = f"peak {format_size(top)}"
     parts.append(frame.note(shown, x(peak + 0.5), y(top) - 9))
     description = (
         f"{shown} at instruction {peak * curve.instructions // places:,} of "
-        f"{curve.instructions:,}, in {_find_layer_at_peak(curve)}; {units.size(curve.base)} are "
+        f"{curve.instructions:,}, in {_find_layer_at_peak(curve)}; {format_size(curve.base)} are "
         "in use throughout."
     )
     return plot(
@@ -180,15 +180,15 @@ def roofline(
     start = max(low_x, low_y / target.bytes_per_s)
     roof = [(x(start), y(start * target.bytes_per_s)), (x(ridge), y(target.flops_per_s))]
     roof.append((frame.right, y(target.flops_per_s)))
-    parts = [frame.row(y(rate), units.quantity(rate, "FLOP/s")) for rate in decades(low_y, high_y)]
+    parts = [frame.row(y(rate), format_quantity(rate, "FLOP/s")) for rate in decades(low_y, high_y)]
     tens = list(decades(low_x, high_x))
     every = math.ceil(len(tens) * _LABEL / frame.width)
-    parts += [frame.column(x(value), units.number(value)) for value in tens[::every]]
+    parts += [frame.column(x(value), format_number(value)) for value in tens[::every]]
     parts.append(frame.below("FLOP per byte of HBM traffic"))
     parts.append(element("path", d=path(roof), class_="roof"))
-    peak = f"peak {units.quantity(target.flops_per_s, 'FLOP/s')}"
+    peak = f"peak {format_quantity(target.flops_per_s, 'FLOP/s')}"
     parts.append(label(peak, frame.right, roof[1][1] - 7, "note", text_anchor="end"))
-    parts.append(_draw_slanted(f"{units.quantity(target.bytes_per_s, 'B/s')}", roof[0], roof[1]))
+    parts.append(_draw_slanted(f"{format_quantity(target.bytes_per_s, 'B/s')}", roof[0], roof[1]))
     aside = frame.right + 30
     if len(moving) < len(points):
         parts.append(label("no HBM", aside, frame.bottom + 16, "tick", text_anchor="middle"))
@@ -197,7 +197,7 @@ def roofline(
         size = 3 + 14 * math.sqrt(point.ms / step_ms)
         told = hover(_describe_point(point, rate, step_ms))
         parts.append(element("circle", told, cx=at, cy=y(rate), r=size, class_="point"))
-    longest = "; ".join(f"{p.layer}: {units.quantity(r, 'FLOP/s')}" for p, r in zip(points, rates))
+    longest = "; ".join(f"{p.layer}: {format_quantity(r, 'FLOP/s')}" for p, r in zip(points, rates))
     description = f"{peak}. The longest instructions: {longest[:600]}"
     return plot(name, "Roofline of the instructions", description, width, height, *parts)
 
@@ -251,7 +251,7 @@ def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
     found = []
     for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):
         at = place * curve.instructions // count
-        told = hover(f"instruction {at:,}: {units.size(size)}, {layer}")
+        told = hover(f"instruction {at:,}: {format_size(size)}, {layer}")
         box = {"x": frame.left + place * width, "y": frame.top, "height": frame.height}
         found.append(element("rect", told, class_="sense", width=width, **box))
     return found
@@ -259,12 +259,12 @@ def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
 
 def _describe_point(point: RooflinePoint, rate: float, step_ms: float) -> str:
     """Returns what a pointer over a point of a roofline shows."""
-    share = f"{units.duration(point.ms / 1e3)}, {point.ms / step_ms:.1%} of the step"
+    share = f"{format_duration(point.ms / 1e3)}, {point.ms / step_ms:.1%} of the step"
     told = f"{point.layer} ({point.name}, {point.kind}): {share}; "
-    told += units.quantity(rate, "FLOP/s")
+    told += format_quantity(rate, "FLOP/s")
     if not point.hbm_bytes:
         return f"{told} without HBM traffic"
-    return f"{told} with {units.number(point.flops / point.hbm_bytes)} FLOP/B"
+    return f"{told} with {format_number(point.flops / point.hbm_bytes)} FLOP/B"
 
 
 def _draw_band(frame: _Frame, bottom: float, top: float, style: str, told: str) -> str:

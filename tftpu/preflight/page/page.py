@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tftpu.preflight import table, units
+from tftpu.amounts import format_duration, format_number, format_quantity, format_size
+from tftpu.preflight import table
 from tftpu.preflight.page import figures
 from tftpu.preflight.page.figures import Bar, Segment
 from tftpu.preflight.page.style import STYLE
@@ -93,18 +94,18 @@ def _build_summary(item: SliceReport) -> str:
     step = f"{cells['range']}, {cells['bound']}-bound" if item.bound else ""
     cost = "on demand" if item.usd_per_1000_steps is not None else ""
     figures_of = [
-        ("Memory", units.size(item.hbm_bytes), f"{share:.1%} of {cells['HBM'].split(' of ')[-1]}"),
+        ("Memory", format_size(item.hbm_bytes), f"{share:.1%} of {cells['HBM'].split(' of ')[-1]}"),
         ("Step", cells["step"], step),
-        ("MFU", cells["MFU"], f"{units.quantity(item.model_flops, 'FLOP')} of the model"),
+        ("MFU", cells["MFU"], f"{format_quantity(item.model_flops, 'FLOP')} of the model"),
         ("Cost of 1,000 steps", cells["cost/1k steps"], cost),
     ]
     if "cost/run" in cells:
         figures_of.append(("Run", cells["cost/run"], cells["time/run"]))
     if item.examples_per_second:
-        rate = units.number(item.examples_per_second)
+        rate = format_number(item.examples_per_second)
         figures_of.append(("Examples/s", rate, f"{item.per_core_batch:,} per core"))
     if item.roofline_ms:
-        shown = units.duration(item.roofline_ms / 1e3)
+        shown = format_duration(item.roofline_ms / 1e3)
         figures_of.append(("Roofline", shown, "no program is faster"))
     if item.mesh:
         figures_of.append(("Mesh", item.mesh, f"{item.replicas:,} devices"))
@@ -122,15 +123,15 @@ def _build_memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
     drawn = _draw_twice(
         lambda width, id_: figures.memory(id_, curve, code, item.hbm_limit_bytes, width), name
     )
-    held = ", ".join(f"{part} {units.size(size)}" for part, size in curve.held.items())
+    held = ", ".join(f"{part} {format_size(size)}" for part, size in curve.held.items())
     key = [
-        ("base", f"arguments {units.size(curve.base - code)}{f' ({held})' if held else ''}"),
-        ("code", f"code {units.size(code)}"),
-        ("live", f"temporaries, up to {units.size(max(curve.bytes) - curve.base)}"),
+        ("base", f"arguments {format_size(curve.base - code)}{f' ({held})' if held else ''}"),
+        ("code", f"code {format_size(code)}"),
+        ("live", f"temporaries, up to {format_size(max(curve.bytes) - curve.base)}"),
         *([("loops", "bodies of loops, drawn once")] if curve.loops else []),
     ]
     large = [t for t in curve.arrays if t.bytes > _WORTH * max(curve.bytes)]
-    rows = [[t.shape, units.size(t.bytes), _format_padding(t), t.layer] for t in large]
+    rows = [[t.shape, format_size(t.bytes), _format_padding(t), t.layer] for t in large]
     columns = ("array", "size", "padding", "layer")
     return "".join(
         (
@@ -150,13 +151,13 @@ def _describe_agreement(item: SliceReport, curve: MemoryCurve) -> str:
     """Returns sentences that compare the curve with the compiler's own figure."""
     drawn, counted = max(curve.bytes), item.hbm_bytes
     told = (
-        f"The peak of the arrays' lifetimes is {units.size(drawn)}; the compiler itself counts "
-        f"{units.size(counted)}"
+        f"The peak of the arrays' lifetimes is {format_size(drawn)}; the compiler itself counts "
+        f"{format_size(counted)}"
     )
     apart = abs(drawn - counted) / max(counted, 1)
     if apart < 0.005:
         return f"{told}: they agree within 0.5%."
-    between = f"{units.size(abs(drawn - counted))} ({apart:.1%})"
+    between = f"{format_size(abs(drawn - counted))} ({apart:.1%})"
     if drawn < counted:
         return f"{told}. The {between} between them is in no array that the program names."
     return f"{told}. They are {between} apart: some arrays share memory in a way not seen here."
@@ -175,7 +176,7 @@ def _build_times(title: str, spent: Sequence[Spent], name: str) -> str:
     if rest:
         figure = _format_figure(sum(s.ms for s in rest), sum(s.step_share for s in rest))
         told = element("p", text(f"{len(rest)} others: {figure}."))
-    cells = [[s.name, units.duration(s.ms / 1e3), f"{s.step_share:.1%}"] for s in spent]
+    cells = [[s.name, format_duration(s.ms / 1e3), f"{s.step_share:.1%}"] for s in spent]
     return "".join(
         (
             element("h3", text(title)),
@@ -187,7 +188,7 @@ def _build_times(title: str, spent: Sequence[Spent], name: str) -> str:
 
 
 def _format_figure(milliseconds: float, share: float) -> str:
-    return f"{units.duration(milliseconds / 1e3)}, {share:.1%}"
+    return f"{format_duration(milliseconds / 1e3)}, {share:.1%}"
 
 
 def _build_roofline(
@@ -206,8 +207,8 @@ def _build_roofline(
     )
     rows = [
         [
-            *(p.layer, p.name, units.duration(p.ms / 1e3), units.quantity(p.flops, "FLOP")),
-            units.quantity(p.hbm_bytes, "B") if p.hbm_bytes else "none",
+            *(p.layer, p.name, format_duration(p.ms / 1e3), format_quantity(p.flops, "FLOP")),
+            format_quantity(p.hbm_bytes, "B") if p.hbm_bytes else "none",
         ]
         for p in points
     ]
@@ -226,18 +227,18 @@ def _exchange(exchanges: Sequence[Exchange], step_ms: float, name: str) -> str:
     bars, rows = [], []
     for one in exchanges:
         hidden = max(0.0, one.ms - one.waited_ms)
-        waited, whole = (units.duration(ms / 1e3) for ms in (one.waited_ms, one.ms))
-        sent = units.quantity(one.sent_bytes, "B")
+        waited, whole = (format_duration(ms / 1e3) for ms in (one.waited_ms, one.ms))
+        sent = format_quantity(one.sent_bytes, "B")
         called = f"{one.opcode} {one.layer}"
         segments = [
             Segment(one.waited_ms, "waited", f"{called}: the step waits {waited}"),
-            Segment(hidden, "hidden", f"{called}: {units.duration(hidden / 1e3)} hidden"),
+            Segment(hidden, "hidden", f"{called}: {format_duration(hidden / 1e3)} hidden"),
         ]
         bars.append(Bar(called, segments, f"{whole}, {sent}"))
         share = f"{hidden / one.ms:.0%}" if one.ms else "-"
         rows.append([one.opcode, one.layer, f"{one.count:,}", sent, whole, waited, share])
     waited_ms = sum(one.waited_ms for one in exchanges)
-    told = f"The step waits {units.duration(waited_ms / 1e3)} for them, {waited_ms / step_ms:.1%}."
+    told = f"The step waits {format_duration(waited_ms / 1e3)} for them, {waited_ms / step_ms:.1%}."
     columns = ("collective", "layer", "runs", "sent by a chip", "time", "waited", "hidden")
     return "".join(
         (

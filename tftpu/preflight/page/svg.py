@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from tftpu.preflight import units
+from tftpu.amounts import SIZES, format_size
 
 CHARACTER = 7.7  # width of a character in a plot, in a font that runs wide
 
@@ -87,8 +87,8 @@ def linear_ticks(high: float, count: int) -> list[float]:
 
 def size_ticks(high: float, count: int) -> Iterator[tuple[float, str]]:
     """Yields (bytes, text) of round sizes from 0 to `high`, all in one binary unit."""
-    _, unit = units.size(high).split()
-    scale = next(s for s, name in units.SIZES if name == unit)
+    _, unit = format_size(high).split()
+    scale = next(s for s, name in SIZES if name == unit)
     for tick in linear_ticks(high / scale, count):
         yield tick * scale, f"{tick:,.4g} {unit}"
 

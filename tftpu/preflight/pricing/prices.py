@@ -13,8 +13,9 @@ estimates, one that leaves them idle costs a part of that, which depends on its 
 less time than its bytes need. Instructions without an estimate (kernels, some window operations)
 are priced by their FLOPs and bytes.
 
-The prices are fitted to published runs by `python -m tftpu.launch.calibrate`, which also says how
-far predictions of a model are off if the fit knows nothing of that model. None names a model.
+The prices are fitted to published runs by `python -m tests.benchmarks.calibration`, in a clone. It
+also says how far predictions of a model are off if the fit knows nothing of that model. None names
+a model.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""Figures of the report, in units that fit."""
+"""Amounts as people read them."""
 
 import pytest
 
-from tftpu.preflight import units
+from tftpu import amounts
 
 
 @pytest.mark.parametrize(
@@ -22,26 +22,26 @@ from tftpu.preflight import units
     ],
 )
 def test_a_time_has_the_unit_that_fits(seconds, text):
-    assert units.duration(seconds) == text
+    assert amounts.format_duration(seconds) == text
 
 
 def test_both_ends_of_a_range_share_a_unit():
-    assert units.duration_range(92.2e-6, 124.7e-6) == "92.2-125 us"
-    assert units.duration_range(0.9e-3, 1.1e-3) == "0.9-1.1 ms"
+    assert amounts.format_duration_range(92.2e-6, 124.7e-6) == "92.2-125 us"
+    assert amounts.format_duration_range(0.9e-3, 1.1e-3) == "0.9-1.1 ms"
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(512, "512 B"), (10_276_045, "9.8 MiB"), (4.58 * 2**30, "4.58 GiB")]
 )
 def test_a_size_has_a_binary_prefix(count, text):
-    assert units.size(count) == text
+    assert amounts.format_size(count) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 FLOP"), (201.4e6, "201 MFLOP"), (3.0028e12, "3 TFLOP")]
 )
 def test_a_count_has_an_si_prefix(count, text):
-    assert units.quantity(count, "FLOP") == text
+    assert amounts.format_quantity(count, "FLOP") == text
 
 
 @pytest.mark.parametrize(
@@ -58,16 +58,29 @@ def test_a_count_has_an_si_prefix(count, text):
     ],
 )
 def test_prices_below_a_dollar_are_in_cents(usd, text):
-    assert units.price(usd) == text
+    assert amounts.format_price(usd) == text
 
 
 @pytest.mark.parametrize(
     ("kwh", "text"), [(2.39e-5, "23.9 mWh"), (0.45, "450 Wh"), (3.35, "3.35 kWh")]
 )
 def test_energy_has_the_unit_that_fits(kwh, text):
-    assert units.energy(kwh) == text
+    assert amounts.format_energy(kwh) == text
 
 
 def test_a_number_has_three_digits_and_no_exponent():
-    assert units.number(1_180_130) == "1,180,000"
-    assert units.number(86.94) == "86.9"
+    assert amounts.format_number(1_180_130) == "1,180,000"
+    assert amounts.format_number(86.94) == "86.9"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (7.4, "0:07"), (725, "12:05"), (12000, "3:20:00"), (184200, "2 d 03:10")],
+)
+def test_durations_are_read_at_a_glance(seconds, text):
+    assert amounts.format_clock(seconds) == text
+
+
+def test_a_metric_has_four_digits_or_is_a_whole_number():
+    assert amounts.format_metric(0.61234) == "0.6123"
+    assert amounts.format_metric(7_388.4) == "7,388"

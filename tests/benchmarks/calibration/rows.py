@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from tftpu.launch.calibration import workloads
-from tftpu.launch.calibration.workloads import MatrixProduct, Workload
+from tests.benchmarks.calibration import workloads
+from tests.benchmarks.calibration.workloads import MatrixProduct, Workload
 
 _MLPERF = "MLPerf training v{}, Google's results"
 _CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tftpu.launch.calibration import fit
-from tftpu.launch.calibration.rows import ROWS
+from tests.benchmarks.calibration import fit
+from tests.benchmarks.calibration.rows import ROWS
 from tftpu.preflight.pricing.prices import BASES, Prices
 from tftpu.tpu.slices import parse_slice
 
@@ -90,7 +90,7 @@ def test_the_bases_in_use_count_the_rows():
 def test_a_published_product_is_predicted(tmp_path):
     """The command, on the one row that compiles in seconds."""
     done = subprocess.run(
-        [sys.executable, "-m", "tftpu.launch.calibrate", "product-v6e-1"],
+        [sys.executable, "-m", "tests.benchmarks.calibration", "product-v6e-1"],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 """Compares preflight's predictions with published step times, and fits its prices to them.
 
-    python -m tftpu.launch.calibrate [ROW ...]
+    python -m tests.benchmarks.calibration [ROW ...]
 
 Each row compiles the step of a published run with the installed TPU compiler, and prices it as
 `tftpu preflight` does. Without names the prices are then fitted to all rows, and to those of all
@@ -17,18 +17,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.benchmarks.calibration import fit
+
 ENGINES = ("tensorflow", "jax")
 
 
 def main(names: list[str]) -> None:
     """Prints the published and the predicted time of the rows; of all of them the fit, too."""
-    from tftpu.launch.calibration import fit
-
     measured = []
     with tempfile.TemporaryDirectory() as folder:
         for engine in ENGINES:  # Keras has one backend a process
             file = Path(folder) / f"{engine}.json"
-            command = [sys.executable, "-m", "tftpu.launch.calibration.measure", engine, str(file)]
+            program = "tests.benchmarks.calibration.measure"
+            command = [sys.executable, "-m", program, engine, str(file)]
             environment = {**os.environ, "KERAS_BACKEND": engine, "TF_CPP_MIN_LOG_LEVEL": "3"}
             subprocess.run([*command, *names], env=environment, check=True)
             measured += json.loads(file.read_text())

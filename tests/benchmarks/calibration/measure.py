@@ -1,6 +1,6 @@
 """Compiles and prices the rows of one engine.
 
-python -m tftpu.launch.calibration.measure ENGINE FILE [ROW ...]
+python -m tests.benchmarks.calibration.measure ENGINE FILE [ROW ...]
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from tftpu.launch.calibration.rows import ROWS, Row
+from tests.benchmarks.calibration.rows import ROWS, Row
 from tftpu.preflight.compiling.compiler import compile_program
 from tftpu.preflight.pricing.cost import price
 from tftpu.tpu.slices import parse_slice

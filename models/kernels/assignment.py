@@ -1,0 +1,27 @@
+"""Sets variables to values from files, on whatever devices hold them."""
+
+import keras
+import numpy as np
+
+from tftpu.models.layers.internals import read_stored_value
+
+
+def assign(variable: keras.Variable, value: np.ndarray) -> None:
+    """Sets a variable; of a value that is a view, only the parts that devices hold are read.
+
+    Args:
+        variable: built. Under JAX, its devices may each hold a part of it.
+        value: of its shape.
+    """
+    dtype = np.dtype(variable.dtype)
+    if keras.config.backend() != "jax":
+        variable.assign(np.asarray(value, dtype))
+        return
+    import jax
+
+    sharding = read_stored_value(variable).sharding
+    variable.assign(
+        jax.make_array_from_callback(
+            value.shape, sharding, lambda part: np.asarray(value[part], dtype)
+        )
+    )

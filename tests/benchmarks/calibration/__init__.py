@@ -1,0 +1,1 @@
+"""Published step times, and the fit of preflight's prices to them."""
