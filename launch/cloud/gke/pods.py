@@ -10,7 +10,7 @@ from tftpu.launch.cloud.gke.job import CONTAINER
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _SLICE = "jobset.sigs.k8s.io/job-index"
 _CLOCKS_S = 60  # by which the node's clock and this one may differ
-# Of pods that lost another host, or that a signal stopped: any other code is a failure of its own.
+# Of pods that lost another host, or that a signal stopped: any other code is its own failure.
 _CONSEQUENCES = {137: 1, 143: 2, 75: 3, 69: 4}
 _OUT_OF_MEMORY = "OOMKilled"
 

@@ -64,7 +64,7 @@ def parse_region(name: str) -> str:
     form = ("projects", "locations", "hyperparameterTuningJobs")
     if len(parts) != 2 * len(form) or tuple(parts[::2]) != form or not all(parts):
         raise UserError(
-            f"{name} is no resource name of a search: write "
+            f"{name} is not a resource name of a search: write "
             "projects/PROJECT/locations/REGION/hyperparameterTuningJobs/NUMBER, as "
             "`tftpu launch vertex-search` printed it."
         )
