@@ -152,7 +152,7 @@ class Pipeline:
     def read_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
         """Returns the examples of ranges of records, in order, in complete batches.
 
-        Each range begins with a batch of its own, and ends with one that repeats its last record:
+        Each range begins with its own batch, and ends with one that repeats its last record:
         what a range's batches hold depends on nothing but the range and the batch size.
         """
         size = self.global_batch_size

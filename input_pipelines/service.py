@@ -8,7 +8,7 @@ training machine takes one step from each in turn, so the stream is that of a ru
 from any step on. If a machine dies, the run stops; once it is back, the same command resumes from
 the checkpoint.
 
-TensorFlow has a service of its own. It listens on all interfaces of a machine, and runs any graph
+TensorFlow has its own service. It listens on all interfaces of a machine, and runs any graph
 that it is sent, which may read and write files. This one sends batches of one data set, and does
 nothing else for whoever reaches it. This module is the side that trains; `serving` is the other.
 

@@ -1,7 +1,7 @@
 """Image files of any common format as pixels, by Pillow.
 
 TensorFlow decodes plain JPEGs and PNGs faster (`augment.decode`): here are all others, and the
-words for a file that is no image.
+words for a file that is not an image.
 """
 
 import io
@@ -50,7 +50,7 @@ def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:
     except ImageError:
         raise
     except PIL.UnidentifiedImageError as error:
-        raise ImageError(f"is no image that can be read ({', '.join(_FORMATS)})") from error
+        raise ImageError(f"is not an image that can be read ({', '.join(_FORMATS)})") from error
     except Image.DecompressionBombError as error:
         raise ImageError(_TOO_LARGE) from error
     except Exception as error:  # Pillow's readers of damaged files raise errors of many kinds

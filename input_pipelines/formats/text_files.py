@@ -83,7 +83,7 @@ def read_rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
         skip_spaces: whether spaces after a separator, which may stand before quotes, are left out.
 
     Raises:
-        UserError: the file is no table, or a record cannot be read; names the file and the line.
+        UserError: the file is not a table, or a record cannot be read; names the file and the line.
     """
     with _open_file(path) as file:
         found = _detect_format(path, file)

@@ -309,7 +309,7 @@ def _read_next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes
     if length > largest:
         raise ValueError(
             f"its {length:,} bytes are more than {_RECORD_DEFLATE} times those of the whole file: "
-            "what is compressed like this is no data"
+            "what is compressed like this is not data"
         )
     data = _read_exactly(file, length + 4)
     if struct.unpack("<I", data[-4:])[0] != _compute_masked_crc(data[:-4]):

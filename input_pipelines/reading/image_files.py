@@ -96,7 +96,7 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
 
 
 def _explain_missing_folder(path: str) -> str:
-    """Returns what is wrong with a path that is no folder, and what to do."""
+    """Returns what is wrong with a path that is not a folder, and what to do."""
     if os.path.isfile(path):
         folder = os.path.dirname(path) or "."
         return f"{path} is a file, and a folder of images is needed: name its folder, {folder}."
@@ -112,7 +112,7 @@ def list_splits(folder: str, classes: Sequence[str] = ()) -> Splits:
 
     Args:
         folder: local or in a bucket.
-        classes: names of all classes; folders that are all named here are no splits, unless the
+        classes: names of all classes; folders that are all named here are not splits, unless the
             folders in them are named here, too.
 
     Raises:

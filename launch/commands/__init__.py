@@ -2,7 +2,7 @@
 
 To add a command, add a file; nothing else is needed: `launch/commands/greet.py` is `tftpu greet`
 (a dash in a command is an underscore in the file's name), `launch/commands/data/greet.py` is
-`tftpu data greet`. Only a folder in `WORDLESS` is no word of its commands. The file holds all of
+`tftpu data greet`. Only a folder in `WORDLESS` is not a word of its commands. The file holds all of
 the command:
 
     """Greets somebody.

@@ -104,7 +104,7 @@ def training_pipeline(
     """Returns a pipeline that checks the data, trains, evaluates, and exports a good model.
 
     Its parameters are `config`, `workdir`, `gate` (such as "accuracy>=0.95") and `overrides`. Each
-    run of it has a folder of its own in `workdir`, named by the ID of that run: the workdir of the
+    run of it has its own folder in `workdir`, named by the ID of that run: the workdir of the
     training, and in it `export`, `data`, `search` and `predictions`.
 
     Args:
@@ -118,7 +118,7 @@ def training_pipeline(
         search_flags: further flags of `tftpu search`, such as "--config.train.steps=100".
 
     Raises:
-        UserError: `search` is no list.
+        UserError: `search` is not a list.
     """
     if isinstance(search, str):
         raise UserError(f"search={search!r} is a text: give a list of them, [{search!r}].")

@@ -80,7 +80,7 @@ def keep(name: str | None, report: "Report") -> None:
         report: the report.
     """
     if name and all(item.fits for item in report.slices):
-        with contextlib.suppress(OSError):  # a full disk is no reason to fail
+        with contextlib.suppress(OSError):  # a full disk is not a reason to fail
             os.makedirs(find_cache_folder("preflight"), exist_ok=True)
             files.write_whole(_locate_report(name), report.to_json().encode())
 

@@ -20,7 +20,7 @@ from tftpu.tpu.slices import GENERATIONS
 def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
     """Returns the mesh for a config on the devices of this machine.
 
-    On a TPU, preflight compiles the step, in a process of its own: the mesh is the one that cuts
+    On a TPU, preflight compiles the step, in its own process: the mesh is the one that cuts
     the model least among those that fit. On other hardware each device holds the whole model.
 
     Args:

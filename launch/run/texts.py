@@ -98,7 +98,7 @@ class TokenizerFile:
         """Returns the tokens of a text.
 
         Raises:
-            UserError: a character of it is half of a pair, or a byte that is no character.
+            UserError: a character of it is half of a pair, or a byte that is not a character.
         """
         try:
             text.encode()
@@ -135,7 +135,8 @@ class TokenizerFile:
 
 def _build_encoding_error(text: str, error: UnicodeEncodeError) -> UserError:
     return UserError(
-        f"A text holds {text[error.start]!r}, which is no character: give text that UTF-8 can hold."
+        f"A text holds {text[error.start]!r}, which is not a character: give text that UTF-8 can "
+        "hold."
     )
 
 

@@ -68,7 +68,7 @@ def _check_value(
             return
         except UserError as error:
             refusal = refusal or error
-    raise UserError(f"--space: {field}={value} is no value to train with: {refusal}")
+    raise UserError(f"--space: {field}={value} is not a value to train with: {refusal}")
 
 
 def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""A trial in a process of its own, which reports every evaluation and is told whether to stop.
+"""A trial in its own process, which reports every evaluation and is told whether to stop.
 
 Processes are forked from a server that has imported TensorFlow and has not started it: that is most
 of what a small run takes to start.

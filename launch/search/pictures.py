@@ -124,7 +124,7 @@ def _draw_parallel(
     pruned: Sequence[FrozenTrial],
     colours: dict[int, Any],
 ) -> None:
-    """Draws a line for each trial through its values, each field's on an axis of its own."""
+    """Draws a line for each trial through its values, each field's on its own axis."""
     values = np.array([trial.value for trial in ranked], float)
     low, high = values.min(), values.max()
     for trial in [*pruned, *reversed(ranked)]:

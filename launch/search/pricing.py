@@ -12,7 +12,7 @@ import threading
 from tftpu.errors import ExitCode, UserError
 
 _POLL_S = 0.2
-# In a process of its own: JAX would be told to use the CPU, and so would the trials.
+# In its own process: JAX would be told to use the CPU, and so would the trials.
 _CHECK = """
 import sys
 from tftpu.launch.failures import run_for_exit_code

@@ -165,10 +165,10 @@ def _parse_bounds(
     for part in parts:
         value = config_flags.parse_override(experiment, f"--config.{field}={part}")
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            raise UserError(f"--space={text}: {part} is no bound of numbers to draw.")
+            raise UserError(f"--space={text}: {part} is not a bound of numbers to draw.")
         found.append(value)
     if not all(type(value) in (int, float) for value in found):
-        raise UserError(f"--space={text}: {field} is no number: write choice:A,B.")
+        raise UserError(f"--space={text}: {field} is not a number: write choice:A,B.")
     low, high = found
     if any(isinstance(value, int) and abs(value) > _LARGEST for value in found):
         raise UserError(f"--space={text}: a whole number is beyond 2^53: give smaller bounds.")

@@ -281,7 +281,7 @@ def format_overrides(words: list[str]) -> str:
 
 
 def _read_evaluations(run: str, metric: str) -> list[float]:
-    """Returns the values of a metric that a run has written, nan for one that is no number."""
+    """Returns the values of a metric that a run has written, nan for one that is not a number."""
     found = lines.read(files.join(run, "metrics.jsonl"))
     return [numbers.get(metric, math.nan) for _, split, numbers in found if split == "eval"]
 

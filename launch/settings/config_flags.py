@@ -115,7 +115,7 @@ def describe_experiment(found: Any, where: str) -> Experiment:
         where: names its file.
 
     Raises:
-        UserError: it is no experiment.
+        UserError: it is not an experiment.
     """
     if not isinstance(found, Experiment):
         raise UserError(

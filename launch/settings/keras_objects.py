@@ -1,6 +1,6 @@
 """Keras objects of a config: described as plain data when it is loaded, made when a model is built.
 
-A Keras optimizer or metric creates variables when it is made. Each model gets objects of its own,
+A Keras optimizer or metric creates variables when it is made. Each model gets its own objects,
 made in the scope of its devices, however many models are built from one config.
 """
 

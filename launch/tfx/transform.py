@@ -75,7 +75,7 @@ def read_schema(path: str) -> FeatureSpec:
         path: of the file that SchemaGen or ImportSchemaGen wrote.
 
     Raises:
-        UserError: the file is no schema.
+        UserError: the file is not a schema.
     """
     _import_tensorflow_transform()
     import tensorflow_metadata.proto.v0.schema_pb2 as generated

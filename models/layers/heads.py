@@ -27,7 +27,7 @@ class Tied(layers.Layer):
     def share(self, embedding: layers.Embedding) -> None:
         """Reads the matrix of another embedding from now on.
 
-        Keras clones and loads layers one by one, each with an embedding of its own; the model's
+        Keras clones and loads layers one by one, each with its own embedding; the model's
         constructor makes it one again.
         """
         self._shared = _EmbeddingReference(embedding)
@@ -76,7 +76,7 @@ class TiedHead(Tied):
 
 @keras.saving.register_keras_serializable("tftpu")
 class UntiedHead(layers.Dense):
-    """Logits by a matrix of its own, in float32.
+    """Logits by its own matrix, in float32.
 
     Args: as for `keras.layers.Dense`; there is no bias.
     """

@@ -66,7 +66,7 @@ def main(turns: int) -> None:
     )
     share = inside.seconds / (inside.steps * statistics.mean(times["seen"]) / steps)
     print(f"in the training thread  {share:+.2%}")
-    print(f"in threads of their own {watch.share:+.2%}")
+    print(f"in their own threads {watch.share:+.2%}")
     total = share + watch.share
     print(f"together                {total:+.2%}; the bar is {BAR:.0%}: {total <= BAR}")
 

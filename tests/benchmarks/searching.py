@@ -3,7 +3,7 @@
     python -m tests.benchmarks.searching
 
 Twenty trials of 100 steps search for a learning rate; the default one trains for as many steps.
-Then a run of one step is started in turn as a command of its own and as a trial of a search, which
+Then a run of one step is started in turn as its own command and as a trial of a search, which
 is forked from a process that has imported TensorFlow.
 """
 

@@ -103,8 +103,8 @@ def hostile(**fields):
         ({"model": {"class": f"{__name__}.experiment"}}, "'tests' is not part of the run"),
         ({"model": {"class": "tftpu.config.experiment.Cluster"}}, "which is not a Model"),
         ({"data": {"class": "tftpu.config.experiment.Experiment"}}, "which is not a Data"),
-        ({"model": {"class": "tftpu.config.to_json"}}, "is no config of this version of tftpu"),
-        ({"model": {"class": "tftpu.optim.optimizers.LARS"}}, "is no config of this version"),
+        ({"model": {"class": "tftpu.config.to_json"}}, "is not a config of this version of tftpu"),
+        ({"model": {"class": "tftpu.optim.optimizers.LARS"}}, "is not a config of this version"),
         ({"loss": {"class": "tftpu.config.objects.Function", "name": "os.system"}}, "'os' is not"),
         ({"loss": {"class_name": "Lambda", "config": {}, "module": "keras.layers"}}, "as loss"),
         (

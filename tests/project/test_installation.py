@@ -85,7 +85,7 @@ def test_the_lines_of_the_documentation_install_tftpu(line, clone, tmp_path):
     }[line]
     documented = (ROOT / "docs" / "installation.md").read_text()
     written = what.replace(f"file://localhost{clone}", "https://HOST/OWNER/tftpu")
-    assert f"'{written}'\n" in documented  # with -e for the clone, for which --target is no place
+    assert f"'{written}'\n" in documented  # with -e for the clone, not for --target
     folder = clone if line == "clone" else tmp_path
     install = [*build, "install", *offline, f"--target={tmp_path / 'there'}", what]
     subprocess.run(install, cwd=folder, check=True)

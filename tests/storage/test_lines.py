@@ -209,7 +209,7 @@ def test_a_resumed_run_drops_the_lines_that_it_repeats(place, service, tmp_path,
     metrics.append(numbered(5))
     metrics.close()
     assert files.read(path).decode() == "".join(map(numbered, (1, 2, 3, 4, 5)))
-    assert not caplog.text  # a line that a kill interrupted is no damage
+    assert not caplog.text  # a line that a kill interrupted is not damage
 
 
 def test_damaged_lines_are_set_aside_with_one_warning(tmp_path, caplog):

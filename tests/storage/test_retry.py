@@ -43,7 +43,7 @@ assert not errors and random.getstate() == before
 
 
 def test_waits_draw_nothing_from_the_generator_that_seeds_weights():
-    """In a process of its own: threads of other tests may draw from the global generator."""
+    """In its own process: threads of other tests may draw from the global generator."""
     subprocess.run([sys.executable, "-c", WAITING], check=True)
 
 

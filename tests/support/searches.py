@@ -23,7 +23,7 @@ TINY = (
 
 
 def started(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """Starts the command line in a process of its own."""
+    """Starts the command line in its own process."""
     return subprocess.Popen(
         [sys.executable, "-m", "tftpu.launch.main", *words],
         stdout=subprocess.PIPE,

@@ -49,7 +49,7 @@ WRONG = {
     "class_weight as in sklearn": ((X, Y), {"class_weight": "balanced"}, "it must be a dict"),
     "a label that is a text": ((X, Y), {"class_weight": {"0": 2.0}}, "has the label '0'"),
     "a label between two": ((X, Y), {"class_weight": {0.5: 2.0}}, r"has the label 0\.5"),
-    "a label that is no number": ((X, Y), {"class_weight": {np.nan: 2.0}}, "has the label nan"),
+    "a label that is not a number": ((X, Y), {"class_weight": {np.nan: 2.0}}, "has the label nan"),
     "a label below 0": ((X, Y), {"class_weight": {-1: 2.0}}, "has the label -1: labels are whole"),
     "a weight that is a text": ((X, Y), {"class_weight": {0: "a"}}, "has the weight 'a'"),
     "validation_freq": ((X, Y), {"validation_freq": 2}, "fit has no validation_freq: an evalua"),

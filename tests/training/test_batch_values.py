@@ -1,4 +1,4 @@
-"""NaN, labels that are no classes, and ids above a vocabulary are named, before or after."""
+"""NaN, labels that are not classes, and ids above a vocabulary are named, before or after."""
 
 import keras
 import numpy as np

@@ -37,7 +37,7 @@ def test_the_best_checkpoint_is_of_its_metric_also_when_a_restart_changes_it(tmp
     assert best_after(tmp_path, 4, "loss") == best
     changed = best_after(tmp_path, 6, "accuracy")
     assert (changed["step"], changed["metric"]) == (6, "accuracy")
-    assert changed["value"] < best["value"]  # which is no reason to keep the other
+    assert changed["value"] < best["value"]  # which is not a reason to keep the other
 
 
 def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path, caplog):

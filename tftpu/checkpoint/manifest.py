@@ -4,7 +4,7 @@
                        manifest.json    sizes and checksums of their blocks; written last
 
 A folder without a manifest is not a checkpoint. This makes a save atomic on disks and in buckets
-alike. A file is a sequence of blocks, each with a checksum of its own: who needs a few of them
+alike. A file is a sequence of blocks, each with its own checksum: who needs a few of them
 reads no others.
 """
 
@@ -205,7 +205,7 @@ def discard(folder: str) -> None:
 def folders(checkpoints: str) -> list[int]:
     """Returns the steps of all checkpoint folders in order, complete or not."""
     names = files.list_names(checkpoints)
-    # What Python reads as a number and would write in another way, as "²" and "07", is no step.
+    # What Python reads as a number and would write in another way, as "²" and "07", is not a step.
     return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]*", name))
 
 

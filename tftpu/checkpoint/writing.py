@@ -2,7 +2,7 @@
 
 With several, the chief clears the folder, all write their files, and the chief writes the manifest
 once it knows the checksums of all. A process that is lost before leaves a folder without a
-manifest, which is no checkpoint.
+manifest, which is not a checkpoint.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Keras objects and functions in a config, as plain data that JSON can hold.
 
 A Keras optimizer or metric has variables, which belong to the devices of one run. A config keeps
-its description instead, and each model that is built gets an object of its own.
+its description instead, and each model that is built gets its own object.
 """
 
 import dataclasses

@@ -51,6 +51,6 @@ def _check_is_dataclass(value: ModelConfig | DataConfig, base: type) -> None:
     if "__annotations__" in vars(cls) and "__dataclass_fields__" not in vars(cls):
         raise UserError(
             f"The class {cls.__name__} is not a dataclass, so that its fields "
-            f"({', '.join(vars(cls)['__annotations__'])}) are no fields of the config: write "
+            f"({', '.join(vars(cls)['__annotations__'])}) are not fields of the config: write "
             f"@dataclasses.dataclass above `class {cls.__name__}(tftpu.{base.__name__})`."
         )

@@ -265,7 +265,9 @@ def _is_keras(found: Any) -> bool:
 def _explain_not_own(path: str) -> UserError:
     package = path.partition(".")[0]
     if package == "tftpu":
-        return UserError(f"config.json names {path}, which is no config of this version of tftpu.")
+        return UserError(
+            f"config.json names {path}, which is not a config of this version of tftpu."
+        )
     return UserError(
         f"config.json names {path}, and {package!r} is not part of the run's own code: it may name "
         "tftpu's configs, public objects of Keras, what the run's config file (--config=FILE.py) "

@@ -121,7 +121,7 @@ def refuse_assigned(variable: keras.Variable) -> None:
 
 
 def refuse_counters(changed: Sequence[keras.Variable], disagreeing: str) -> None:
-    """Raises `UserError` for variables that a step changes and that are no floats.
+    """Raises `UserError` for variables that a step changes and that are not floats.
 
     Args:
         changed: the variables that layers update.

@@ -56,7 +56,7 @@ def build(model: keras.Model, batch: Nest) -> None:
         batch: `(x, y, sample_weight)` of `keras.KerasTensor`s of static shape.
 
     Raises:
-        UserError: as a layer raised it; Keras would wrap it in words of its own.
+        UserError: as a layer raised it; Keras would wrap it in its own words.
     """
     with plain_errors():
         try:

@@ -40,7 +40,7 @@ class MemoryCurve:
 
     Attributes:
         instructions: number of instructions; those in the body of a loop count once.
-        base: bytes in use throughout: arguments, outputs with memory of their own, and code.
+        base: bytes in use throughout: arguments, outputs with their own memory, and code.
         held: the parts of `base` that do not depend on the batch: weights, optimizer, averages.
         bytes: most bytes in use, `base` included, in each of at most 200 equal parts of the
             program.

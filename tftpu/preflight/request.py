@@ -30,7 +30,7 @@ def slices_of(names: Iterable[str]) -> list[Slice]:
 
 
 def refuse_model_fn(model_fn: Any) -> None:
-    """Raises `UserError` for what is no function that builds a model."""
+    """Raises `UserError` for what is not a function that builds a model."""
     if isinstance(model_fn, keras.Model) or not callable(model_fn):
         raise UserError(
             f"model_fn is a {type(model_fn).__name__}: give a function that builds and compiles "
@@ -39,7 +39,7 @@ def refuse_model_fn(model_fn: Any) -> None:
 
 
 def refuse_model(model: Any) -> None:
-    """Raises `UserError` for what is no model, where a function should have returned one."""
+    """Raises `UserError` for what is not a model, where a function should have returned one."""
     if not isinstance(model, keras.Model):
         raise UserError(
             f"model_fn returned {'None' if model is None else f'a {type(model).__name__}'}: it has "
@@ -48,7 +48,7 @@ def refuse_model(model: Any) -> None:
 
 
 def refuse_batch(batch_spec: Nest, options: PreflightOptions) -> None:
-    """Raises `UserError` for what is no spec of a batch, or one without a size.
+    """Raises `UserError` for what is not a spec of a batch, or one without a size.
 
     Args:
         batch_spec: the global batch.

@@ -24,7 +24,7 @@ from tftpu.tpu.slices import Slice
 
 @dataclasses.dataclass
 class WritingReport:
-    """The answer for one slice, each of whose devices holds the model and writes texts of its own.
+    """The answer for one slice, each of whose devices holds the model and writes its own texts.
 
     Attributes:
         slice: its name.

@@ -196,7 +196,7 @@ def maintenance_event() -> str | None:
     quiet = {"maintenance-event": "NONE", "preempted": "FALSE"}
     for key, nothing in quiet.items():
         # The next try may be answered, whatever went wrong with this one: ValueError is of names
-        # that are no host's.
+        # that belong to no host.
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             text = _ask_metadata(f"/computeMetadata/v1/instance/{key}")
             if text and text != nothing:

@@ -228,7 +228,7 @@ def parse_slice(name: str) -> Slice:
                 "Those of v4 and later are."
             )
         if count < 1:
-            raise UserError(f"{name!r} are no slices: write {one.name}, or 2x{one.name}.")
+            raise UserError(f"{name!r} are not slices: write {one.name}, or 2x{one.name}.")
         return (
             one
             if count == 1

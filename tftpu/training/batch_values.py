@@ -1,4 +1,4 @@
-"""Values that no model can be trained on: NaN, labels that are no class, ids above a vocabulary."""
+"""Values that no model can be trained on: NaN, labels and ids outside their ranges."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -55,10 +55,10 @@ def find_limits(model: keras.Model, batch: Nest) -> list[Limit]:
 
 
 def check_ranges(model: keras.Model, batch: Nest) -> None:
-    """Raises `UserError` for labels that are no classes, and ids that are in no vocabulary.
+    """Raises `UserError` for labels that are not classes, and ids that are in no vocabulary.
 
-    On an accelerator such a number is no error. Labels of a model that masks some are left to the
-    step, which knows the masks.
+    An accelerator raises no error for such a number. Labels of a model that masks some are left to
+    the step, which knows the masks.
 
     Args:
         model: built.

@@ -52,7 +52,7 @@ class EpochBatches:
 class EpochLoop:
     """See `tftpu.engines.engine.TrainLoop`; its batches are `EpochBatches`.
 
-    The smaller batch has a program of its own.
+    The smaller batch has its own program.
 
     Args:
         full: trains on complete batches.

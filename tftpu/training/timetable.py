@@ -18,7 +18,7 @@ class Timetable:
         steps: total length of the run.
         epoch_steps: steps between two evaluations.
         first_step: steps before this one count as done.
-        last_alone: whether the last step of an epoch is a device loop of its own.
+        last_alone: whether the last step of an epoch is its own device loop.
     """
 
     options: TrainConfig

@@ -51,7 +51,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
             f"The folder {folder} has {sum(sizes.values()) / 1e6:,.0f} MB, and all of it would "
             f"travel with the config; {LIMIT / 1e6:.0f} MB is the limit. The largest files: "
             f"{shown}. Name what is not code in .gitignore, move data to a bucket, or give the "
-            "config a folder of its own."
+            "config its own folder."
         )
     files = {name: (folder / name).read_bytes() for name in sizes}
     secrets = {

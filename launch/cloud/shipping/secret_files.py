@@ -191,7 +191,7 @@ def _find_tokens(form: re.Pattern[str], text: str) -> Iterator[str]:
 
 
 def _is_value(token: str) -> bool:
-    """Returns whether a token is no placeholder, such as "{password}", "$TOKEN" or "hf_xxxx"."""
+    """Returns whether a token is not a placeholder, such as "{password}", "$TOKEN" or "hf_xxxx"."""
     from detect_secrets.filters import heuristic
 
     is_filled_in = heuristic.is_templated_secret(token) or token[0] in "$%"

@@ -59,12 +59,12 @@ class VertexEndpoint:
         """Raises `UserError` for a value that Vertex AI would reject."""
         if self.accelerator and not re.fullmatch(_ACCELERATOR, self.accelerator):
             raise UserError(
-                f"--accelerator={self.accelerator} is no type of Vertex AI, such as "
+                f"--accelerator={self.accelerator} is not a type of Vertex AI, such as "
                 "NVIDIA_TESLA_T4 or NVIDIA_L4."
             )
         if self.service_account and "@" not in self.service_account:
             raise UserError(
-                f"--service_account={self.service_account} is no e-mail address, such as "
+                f"--service_account={self.service_account} is not an e-mail address, such as "
                 f"NAME@{self.project}.iam.gserviceaccount.com."
             )
         if self.most_replicas < self.replicas:
@@ -75,7 +75,7 @@ class VertexEndpoint:
         found = re.fullmatch(pattern, self.endpoint) if self.endpoint else None
         if self.endpoint and (not found or found[1] != self.region):
             raise UserError(
-                f"--endpoint={self.endpoint} is no resource name of an endpoint in {self.region}: "
+                f"--endpoint={self.endpoint} is not the name of an endpoint in {self.region}: "
                 f"write projects/PROJECT/locations/{self.region}/endpoints/NUMBER."
             )
 

@@ -66,7 +66,7 @@ def parse_region(name: str) -> str:
     found = re.fullmatch(form, name)
     if not found:
         raise UserError(
-            f"{name} is no resource name of a search: write "
+            f"{name} is not a resource name of a search: write "
             "projects/PROJECT/locations/REGION/hyperparameterTuningJobs/NUMBER, as "
             "`tftpu launch vertex-search` printed it."
         )

@@ -212,7 +212,7 @@ def _build_parameter(dimension: Dimension, experiment: Experiment) -> Spec:
 
 
 def _parse_numbers(dimension: Dimension, experiment: Experiment) -> list[float]:
-    """Returns the numbers to choose from, in their order; none if a value is no number."""
+    """Returns the numbers to choose from, in their order; none if a value is not a number."""
     field = dimension.field
     values = [
         config_flags.parse_override(experiment, f"--config.{field}={text}")

@@ -28,7 +28,7 @@ def report(job: "HyperparameterTuningJob") -> str:
         job: as the service describes it.
 
     Raises:
-        UserError: it is no job of `tftpu launch vertex-search`.
+        UserError: it is not a job of `tftpu launch vertex-search`.
     """
     done = [trial for trial in job.trials if trial.final_measurement.metrics]
     if not done:
@@ -40,7 +40,7 @@ def report(job: "HyperparameterTuningJob") -> str:
     container = job.trial_job_spec.worker_pool_specs[0].container_spec
     configs = [one.value for one in container.env if one.name == CONFIG]
     if not configs:
-        raise UserError(f"{job.name} is no search that `tftpu launch vertex-search` started.")
+        raise UserError(f"{job.name} is not a search that `tftpu launch vertex-search` started.")
     overrides = [*_select_overrides(container.args), *list_overrides(done[0])]
     lines.append("\nThe best one again:")
     lines.append(f"  {shlex.join(['tftpu', 'train', f'--config={configs[0]}', *overrides])}")

@@ -1,7 +1,7 @@
 """Exports the best checkpoint of a run for programs without tftpu, and proves that it is the same.
 
 Images come in as pixels, uint8 of any batch; scores, classes and their names come out. The export
-is run by the format's own runtime in a process of its own, and discarded if its outputs differ.
+is run by the format's own runtime in its own process, and discarded if its outputs differ.
 
     tftpu export --workdir=runs/digits_resnet --format=onnx --to=digits.onnx
 """

@@ -123,7 +123,7 @@ def _check_text_flags(options: Options, path: str | None) -> None:
 def _read_port() -> int:
     text = os.environ.get("AIP_HTTP_PORT", str(_PORT))
     if not (text.isascii() and text.isdecimal()):
-        raise UserError(f"AIP_HTTP_PORT={text} is no port.")
+        raise UserError(f"AIP_HTTP_PORT={text} is not a port.")
     return int(text)
 
 

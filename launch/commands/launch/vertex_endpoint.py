@@ -103,7 +103,7 @@ def _check_place(options: Options) -> None:
     if not re.fullmatch(r"gs://[^/\s]+/[^/\s]\S*", source):
         how = "export to one, `tftpu export --to=" if options.model else "train in one, `--workdir="
         raise UserError(
-            f"--{flag}={source} is no folder of a bucket, where Vertex AI reads it: {how}"
+            f"--{flag}={source} is not a folder of a bucket, where Vertex AI reads it: {how}"
             "gs://BUCKET/FOLDER`."
         )
     if source.endswith(".onnx") and source.count("/") < 4:

@@ -4,7 +4,7 @@ The steps are check, train, evaluate, a gate on metrics, and export; with --sour
 comes first, with --predict, predictions last. The training is a custom job on the slice, the other
 steps run on CPUs. The tftpu that is running here and the folder of your own config travel to all.
 
-Each run has a folder of its own in the workdir. --dry_run prints the compiled pipeline.
+Each run has its own folder in the workdir. --dry_run prints the compiled pipeline.
 
     tftpu launch vertex-pipeline --config=digits_resnet --gate='loss<=1' --workdir=gs://BUCKET/runs
 """

@@ -1,6 +1,6 @@
 """Searches for the hyper-parameters of a config on Vertex AI, as a hyper-parameter tuning job.
 
-Each trial is a run on a slice of its own, in a folder of the workdir, and resumes if it is
+Each trial is a run on its own slice, in a folder of the workdir, and resumes if it is
 preempted. The service chooses the values; what it cannot express is refused.
 
     tftpu launch vertex-search --config=digits_resnet --space=model.width=choice:8,16 --dry_run
@@ -27,7 +27,7 @@ class Options(VertexOptions):
         shown="get_space() of the config",
     )
     trials: int = flag(20, "number of trials", minimum=1)
-    parallel: int = flag(1, "trials at a time, each on a slice of its own", minimum=1)
+    parallel: int = flag(1, "trials at a time, each on its own slice", minimum=1)
     metric: str | None = flag(
         None, "metric of the evaluation", metavar="NAME", shown="train.best_metric of the config"
     )

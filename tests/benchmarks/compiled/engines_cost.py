@@ -3,7 +3,7 @@
     python -m tests.benchmarks.compiled.engines_cost [ROW ...]
 
 Evidence: compiled. Cycles are the compiler's estimate, with loops multiplied. Each engine lowers in
-a process of its own, as Keras has one backend per process.
+its own process, as Keras has one backend per process.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.compiled.scattered_gradients [SLICE ...]
 
-Each device has examples of its own and keeps one part of the kernel's gradient. The program asks
+Each device has its own examples and keeps one part of the kernel's gradient. The program asks
 for that explicitly, by `psum_scatter` over all chips, or over one axis of the torus after the
 other. Evidence: compiled.
 """

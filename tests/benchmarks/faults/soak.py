@@ -3,7 +3,7 @@
     python -m tests.benchmarks.faults.soak                  # 100,000 steps
     python -m tests.benchmarks.faults.soak --steps=5000 --disk
 
-A small model trains in a process of its own, with evaluations and checkpoints; the bucket is on
+A small model trains in its own process, with evaluations and checkpoints; the bucket is on
 loopback in this process, and refuses everything for 3 seconds of each minute. Memory, descriptors
 and threads of the training process, and the bytes that the bucket takes, are sampled over the run,
 and a line is fitted through each, without the first third of the run, in which pools and caches

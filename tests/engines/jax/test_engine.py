@@ -37,7 +37,7 @@ FAMILIES = (
 
 
 def on_jax(cases, folder) -> list[dict[str, np.ndarray]]:
-    """Returns the results of cases on the JAX engine, which needs a process of its own."""
+    """Returns the results of cases on the JAX engine, which needs its own process."""
     weights = {}
     for name in {case.model for case in cases}:
         for index, variable in enumerate(model_of(Case(name)).weights):

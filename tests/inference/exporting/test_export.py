@@ -1,4 +1,4 @@
-"""Exports of every family, run by the runtime of their format in a process of its own."""
+"""Exports of every family, run by the runtime of their format in its own process."""
 
 import errno
 import json

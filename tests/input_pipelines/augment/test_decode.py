@@ -286,7 +286,7 @@ def test_beta_numbers_have_the_distribution_of_scipy(alpha):
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [(b"", "is empty"), (b"x", "is no image that can be read")]
+    ("data", "why"), [(b"", "is empty"), (b"x", "is not an image that can be read")]
 )
 def test_a_file_of_no_bytes_or_one_is_named_as_such(data, why):
     with pytest.raises((ValueError, tf.errors.OpError), match=why):

@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_decoded_ends_the_conversion(damaged, tmp_path, ca
             path.unlink()
     assert convert(f"images:{damaged}", tmp_path / "out") == 2
     error = capsys.readouterr().err
-    why = {"cut.jpg": "cannot be decoded (", "text.png": "is no image that can be read ("}[kept]
+    why = {"cut.jpg": "cannot be decoded (", "text.png": "is not an image that can be read ("}[kept]
     assert f"/{kept} {why}" in error
     assert "--skip_bad" in error
     assert error.count("\n") == 1
@@ -165,7 +165,7 @@ def test_bad_files_are_left_out_and_listed(damaged, pictures, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Left out 2 file(s)" in said
     assert "  cat/cut.jpg cannot be decoded (" in said
-    assert "  dog/text.png is no image that can be read (JPEG, PNG, " in said
+    assert "  dog/text.png is not an image that can be read (JPEG, PNG, " in said
     assert images(tmp_path / "out", "train") == files(pictures, cat=0, dog=1, owl=2)
     made = manifest.read(str(tmp_path / "out"))
     assert made.about["skipped"] == {"train": ["cat/cut.jpg", "dog/text.png"]}

@@ -121,7 +121,7 @@ BAD = {
         {"image": data_sets.picture(14)[:300], "label": 4},
         "cannot be prepared: .*Invalid JPEG",
     ),
-    "no image": ({"image": b"hello", "label": 4}, "is no image that can be read"),
+    "no image": ({"image": b"hello", "label": 4}, "is not an image that can be read"),
     "a class out of range": (
         data_sets.example_proto.encode(
             {"image": data_sets.picture(14), "label": 10},

@@ -81,8 +81,8 @@ def bits_of_32() -> bytes:
     ("data", "why"),
     [
         (lambda: b"", "is empty"),
-        (lambda: b"<html>", "is no image that can be read (JPEG, PNG, GIF, BMP, WEBP, TIFF)"),
-        (lambda: FILES["TIFF"][0][:-40], "is no image that can be read ("),
+        (lambda: b"<html>", "is not an image that can be read (JPEG, PNG, GIF, BMP, WEBP, TIFF)"),
+        (lambda: FILES["TIFF"][0][:-40], "is not an image that can be read ("),
         (lambda: FILES["GIF"][0][:-40], "cannot be decoded (image file is truncated"),
         (lambda: FILES["PNG of 16 bits"][0][:-40], "cannot be decoded (Invalid PNG data"),
         (lambda: photos.encoded(COLOURS)[:-40], "cannot be decoded (jpeg::Uncompress failed"),

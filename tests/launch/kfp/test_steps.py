@@ -1,6 +1,6 @@
 """Steps and pipelines for Kubeflow Pipelines: conditions, what is compiled, and real local runs.
 
-Kubeflow's own runner executes the compiled pipeline here, each step in a process of its own.
+Kubeflow's own runner executes the compiled pipeline here, each step in its own process.
 """
 
 import json

@@ -15,7 +15,7 @@ from tftpu.launch.settings import config_flags
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport
 
-# Prints the name under which the report of a config would be kept, in a process of its own.
+# Prints the name under which the report of a config would be kept, in its own process.
 KEY = """
 import sys
 from tftpu.launch.settings import config_flags

@@ -75,7 +75,7 @@ def get_config():
 
 @pytest.fixture
 def workdir(request, tmp_path) -> str:
-    config = tmp_path / f"{request.param}_rows.py"  # a module of its own
+    config = tmp_path / f"{request.param}_rows.py"  # its own module
     config.write_text(CONFIG.replace("KIND", request.param))
     assert main(["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]) == 0
     return str(tmp_path / "run")

@@ -15,9 +15,9 @@ def check(*texts, changes=()):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("optimizer.name=choice:sgd,adamww", "optimizer.name=adamww is no value to train with"),
-        ("model.width=uniform:-8..-1", "model.width=-8 is no value to train with"),
-        ("optimizer.momentum=uniform:0..1.5", "optimizer.momentum=1.5 is no value to train"),
+        ("optimizer.name=choice:sgd,adamww", "optimizer.name=adamww is not a value to train with"),
+        ("model.width=uniform:-8..-1", "model.width=-8 is not a value to train with"),
+        ("optimizer.momentum=uniform:0..1.5", "optimizer.momentum=1.5 is not a value to train"),
         ("optimizer.decay=choice:cosine,step", "optimizer.decay_steps is empty"),
         ("train.best_metric=choice:loss,accuracy", "--metric sets it"),
         ("metrics=choice:AUC,AUX", "keras.metrics has nothing of that name"),
@@ -42,7 +42,7 @@ def test_a_value_that_training_takes_with_others_of_the_space_is_allowed():
     )
     # A norm of 256 examples needs a larger batch than the config has.
     check("model.norm_batch=choice:16,256", "data.global_batch_size=choice:256,512")
-    with pytest.raises(UserError, match=r"model.norm_batch=256 is no value"):
+    with pytest.raises(UserError, match=r"model.norm_batch=256 is not a value"):
         check("model.norm_batch=choice:16,256")
 
 

@@ -59,7 +59,7 @@ def test_a_smaller_group_moves_less():
         ("v5e-256", 64, 2),  # no axis of the torus: a ring of one's own
         ("v5p-128", 64, 6),
         ("v5p-128", 16, 4),
-        ("v5p-64", 32, 3),  # 2 x 4 x 4 is no cube of the switches
+        ("v5p-64", 32, 3),  # 2 x 4 x 4 is not a cube of the switches
         ("v3-8", 4, 2),
         ("v3-1024", 512, 3),  # 16 x 32: the pod's length closes, half of it does not
         ("v5e-1", 1, 1),

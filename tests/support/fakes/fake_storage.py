@@ -24,7 +24,7 @@ from gcp_storage_emulator.storage import Storage
 from tftpu.storage import buckets as transfers
 
 BUCKET = "bucket"
-logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)  # a missing object is no error
+logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
 
 
 @dataclasses.dataclass

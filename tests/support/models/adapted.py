@@ -22,7 +22,7 @@ def output(model: keras.Model, family: str) -> np.ndarray:
 
 
 def stir(model: keras.Model) -> None:
-    """Gives every adapter values of its own, as if it were trained."""
+    """Gives every adapter its own values, as if it were trained."""
     rng = np.random.default_rng(1)
     for variable in model.weights:
         if variable.path.endswith(adapters.ADAPTERS):

@@ -209,7 +209,7 @@ def slots_held(mesh: str) -> float:
 
 
 class Largest(keras.metrics.Metric):
-    """A metric whose state is no sum: the largest prediction so far."""
+    """A metric whose state is not a sum: the largest prediction so far."""
 
     def __init__(self):
         super().__init__(name="largest")

@@ -191,7 +191,7 @@ def main(pages: list[str]) -> None:
     signal.signal(signal.SIGALRM, _late)
     variables = dict(os.environ)
     for number, page in enumerate(pages):
-        os.environ.clear()  # each page has a shell of its own; tensorflow_transform sets a variable
+        os.environ.clear()  # each page has its own shell; tensorflow_transform sets a variable
         os.environ.update(variables)
         folder = top / f"page{number}"
         folder.mkdir()

@@ -51,7 +51,7 @@ def real_products(size: int, outputs: int, kernel: int, stride: int, dilation: i
 def _along_axes(layer: Any, given: Shape, outputs: Shape) -> int:
     """Returns the real products over all spatial axes, for one channel in and one out.
 
-    Around a dilated convolution TensorFlow lays zeros of its own, which are data to XLA.
+    Around a dilated convolution TensorFlow lays its own zeros, which are data to XLA.
     """
     if max(layer.dilation_rate) > 1:
         return math.prod(outputs) * math.prod(layer.kernel_size)

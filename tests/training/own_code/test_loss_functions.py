@@ -311,7 +311,7 @@ WRONG = {
     ),
     "no loss": (compiled_encoder, lambda model, batch, training: None, "returns None"),
     "no function": (compiled_encoder, "mse", "pass a function of"),
-    "a layer of its own": (compiled_encoder, _outside, "not part of the model"),
+    "its own layer": (compiled_encoder, _outside, "not part of the model"),
 }
 
 

@@ -95,7 +95,7 @@ class JaxExecutor(BaseExecutor):
         self.variables.step = step
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
-        """Warns of batch statistics; refuses metrics that are no sums.
+        """Warns of batch statistics; refuses metrics that are not sums.
 
         The program sees a whole microbatch, on any number of devices, so that with one of them
         nothing depends on the division.

@@ -249,7 +249,7 @@ def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) 
     """Returns whether the labels of a loss are the numbers of classes, and nothing else.
 
     Args:
-        loss: of a model. One with a `call` of its own may read any labels.
+        loss: of a model. One with its own `call` may read any labels.
         label_rank, output_rank: numbers of axes of labels and outputs.
     """
     own_call = type(loss).__call__ is not keras.losses.Loss.__call__
@@ -276,7 +276,7 @@ def _find_known_classes(
     if keras.tree.is_nested(y) or not takes_class_ids(loss, len(y.shape), len(y_pred.shape)):
         return None
     labels = ops.reshape(ops.cast(y, "float32"), shape)  # exact, whatever the loss computes in
-    known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN is no class
+    known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN is not a class
     if keras.backend.is_float_dtype(keras.backend.standardize_dtype(y.dtype)):
         known = ops.logical_and(known, labels == ops.floor(labels))
     ignored = ignored_class(loss)
@@ -286,11 +286,11 @@ def _find_known_classes(
 def _call_loss(
     term: keras_internals.CompiledTerm, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None
 ) -> Elements:
-    """Returns the elements of a loss with a `__call__` of its own, which is one number."""
+    """Returns the elements of a loss with its own `__call__`, which is one number."""
     values = ops.cast(term.loss(y, y_pred, sample_weight), "float32")
     if len(values.shape):
         raise UserError(
-            f"The loss {term.name!r} has a __call__ of its own that returns the shape "
+            f"The loss {term.name!r} has its own __call__ that returns the shape "
             f"{tuple(values.shape)}, and it must return one number. To return one value for each "
             "example, override call(y_true, y_pred) instead, which Keras weighs and reduces."
         )

@@ -16,7 +16,7 @@ import numpy as np
 from tftpu.tensors import Nest, Tensor, ops
 
 MEAN = "sum_over_batch_size"
-# Names in the results that are no loss's, or the total's.
+# Names in the results that belong to no single loss.
 RESERVED = (
     *("loss", "grad_norm", "weight_norm", "learning_rate", "skipped_steps", "examples_per_sec"),
     *("step", "time"),
@@ -186,7 +186,7 @@ def sum_and_count(
     Args:
         term: the term.
         elements: of the shard.
-        examples: number of examples of the share that are no padding, ().
+        examples: number of examples of the share that are not padding, ().
         batch_size: the same of the global batch, ().
     """
     if elements.is_scalar:  # a mean over the shard, whose examples it stands for

@@ -43,7 +43,7 @@ class TensorFlowEngine(BaseEngine):
     Attributes:
         strategy: the strategy.
         distributes: whether models have to be built in its scope.
-        compiler_options: none: TensorFlow's runtime compiles with options of its own.
+        compiler_options: none: TensorFlow's runtime compiles with its own options.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):

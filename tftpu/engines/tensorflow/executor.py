@@ -101,7 +101,7 @@ class TensorFlowExecutor(BaseExecutor):
         self.variables.step.assign(step)
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
-        """Warns if examples of a batch depend on each other; refuses metrics that are no sums."""
+        """Warns if examples of a batch depend on each other; refuses metrics that are not sums."""
         batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
         with sharding.compiling_for(self._platform), self._strategy.scope():
             mixing.check_metrics(self.variables, batches)

@@ -56,7 +56,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
         batches: returns global batches, of which the first is used; called only for a trial.
 
     Raises:
-        UserError: layers add a loss that is no mean over examples, and a batch is divided.
+        UserError: layers add a loss that is not a mean over examples, and a batch is divided.
     """
     normalised = checks.warn_of_batch_statistics(state.model)
     divided = state.replicas * state.options.gradient_accumulation_steps > 1

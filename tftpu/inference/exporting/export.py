@@ -1,4 +1,4 @@
-"""Exports: written to a scratch folder, run by the real runtime in a process of its own, compared.
+"""Exports: written to a scratch folder, run by the real runtime in its own process, compared.
 
 What differs from the trained model is not exported.
 """

@@ -20,7 +20,7 @@ def handlers() -> dict[str, tuple[Callable[..., None], list[str]]]:
 def without_nested_programs(function: Any) -> Any:
     """Returns a `tf.function` of the same values that calls no other.
 
-    Keras compiles some convolutions by functions of their own, which the converter does not open.
+    Keras compiles some convolutions by their own functions, which the converter does not open.
     """
 
     def opened(*given: Any) -> Any:
@@ -40,7 +40,7 @@ def store_constants(model: Any, function: Any) -> None:
     Args:
         model: an `onnx.ModelProto`.
         function: the `tf.function` that it was converted from. Layers such as `Normalization` hold
-            tensors that are no variables.
+            tensors that are not variables.
 
     Raises:
         ValueError: it holds a table of a lookup.

@@ -1,7 +1,7 @@
 """Integer weights of ONNX models: stored once, and made floats where a node reads them.
 
 Nodes of plain arithmetic do that, which ONNX Runtime computes once, when it loads the model. Of
-`DequantizeLinear` and a product after it, it makes a node of its own instead that rounds the
+`DequantizeLinear` and a product after it, it makes its own node instead that rounds the
 activations to 8 bits as well: outputs were off by 4e-3 (ONNX Runtime 1.24).
 """
 

@@ -3,7 +3,7 @@
     .sums-1-of-2.crc    those of one machine, a line for each shard that it writes
     manifest.json       those of all machines, once all shards are there
 
-Each line, and each sealed JSON file, has a checksum of its own: a damaged one counts as none.
+Each line, and each sealed JSON file, has its own checksum: a damaged one counts as none.
 """
 
 import json

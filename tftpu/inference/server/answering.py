@@ -60,7 +60,7 @@ class _NotJson(Exception):  # noqa: N818
     """A body that does not say that it is JSON."""
 
 
-_STATUSES = {  # of answers to what is no failure of the server
+_STATUSES = {  # of answers to what is not a failure of the server
     BadRequest: 400,
     Refused: 400,
     UnknownModel: 404,

@@ -56,7 +56,7 @@ class About:
         for name in "health", "predict":
             route = getattr(self, name)
             if not re.fullmatch(r"/[\w.:/-]*", route, re.ASCII):
-                raise UserError(f"AIP_{name.upper()}_ROUTE={route} is no route such as /{name}.")
+                raise UserError(f"AIP_{name.upper()}_ROUTE={route} is not a route such as /{name}.")
 
 
 def application(model: Served | Language, about: About, limits: Limits) -> Starlette:

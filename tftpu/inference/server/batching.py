@@ -30,7 +30,7 @@ class Batcher:
     grow with the load.
 
     Args:
-        call: returns the outputs by name for the inputs by name; runs in a thread of its own.
+        call: returns the outputs by name for the inputs by name; runs in its own thread.
         most: examples of a batch.
         room: examples that may wait.
         observe: is told the examples of each batch.

@@ -61,7 +61,7 @@ def parsed(body: bytes | bytearray, largest: int) -> dict[str, Any]:
         largest: bytes that a body may have, which also limit the objects that it becomes.
 
     Raises:
-        BadRequest: it is no JSON object, or one of too many values.
+        BadRequest: it is not a JSON object, or one of too many values.
     """
     counts = {  # at most, as texts may hold these characters, too
         "values": (body.count(b","), largest // _PER_VALUE),
@@ -77,7 +77,7 @@ def parsed(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is no JSON: {error}.") from error
+        raise BadRequest(f"The body is not a JSON: {error}.") from error
     finally:
         gc.enable()
     if not isinstance(found, dict):

@@ -74,7 +74,7 @@ def load(path: str) -> Served:
     names = [name for name in files.list_names(path) if name.endswith(".onnx")]
     if len(names) == 1:
         return _load_onnx(files.join(path, names[0]))
-    found = f"holds {len(names)} files of ONNX" if names else "is no model"
+    found = f"holds {len(names)} files of ONNX" if names else "is not a model"
     raise UserError(
         f"{path} {found}: give a file of ONNX (.onnx), or the folder of a "
         "SavedModel, as `tftpu export` writes them."

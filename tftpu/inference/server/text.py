@@ -53,7 +53,7 @@ class _Text:
 
 
 class Texts:
-    """Writes the texts of several requests together, in a thread of its own.
+    """Writes the texts of several requests together, in its own thread.
 
     Those whose tokens are chosen in the same way begin together; later ones wait until these end.
 

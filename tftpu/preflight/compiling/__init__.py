@@ -1,1 +1,1 @@
-"""Runs the TPU compiler in processes of their own, several side by side, and keeps its answers."""
+"""Runs the TPU compiler in their own processes, several side by side, and keeps its answers."""

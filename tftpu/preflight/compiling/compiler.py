@@ -1,6 +1,6 @@
 """Ahead-of-time compilation of a lowered step by libtpu, on a machine without a TPU.
 
-Each program is compiled in a process of its own (`python -m` with this module and a folder),
+Each program is compiled in its own process (`python -m` with this module and a folder),
 because libtpu aborts its process on some errors, writes to standard error, and cannot be
 interrupted.
 """

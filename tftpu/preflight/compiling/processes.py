@@ -47,7 +47,7 @@ class Processes:
         self._stopped = False
 
     def run(self, job: Path, target: Slice, time_limit: float, verbose: bool) -> tuple[str, float]:
-        """Compiles the program in a folder, in a process of its own, and waits for its end.
+        """Compiles the program in a folder, in its own process, and waits for its end.
 
         Args:
             job: folder of the program, which gets the result.

@@ -196,7 +196,7 @@ class Module:
 def _iterate_lines(text: str) -> Iterator[str]:
     """Yields the lines of a program, each with those that carry an attribute of it on.
 
-    What is written into an attribute, such as the metadata of a kernel, may have lines of its own.
+    What is written into an attribute, such as the metadata of a kernel, may have its own lines.
     """
     begun = ""
     for line in text.splitlines():

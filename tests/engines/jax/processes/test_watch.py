@@ -73,7 +73,7 @@ def test_a_host_that_ends_while_another_trains_is_lost(ended):
     watching = watch.Watch(store, 0, 2, SECONDS)
     store.put("hosts/1", "left")
     time.sleep(2 * SECONDS)
-    assert not ended  # this one may have work of its own
+    assert not ended  # this one may have its own work
     with watching.together():
         wait_until(lambda: ended)
     assert "Host 1 ended while this one was waiting for it" in ended[0]

@@ -146,7 +146,7 @@ def test_mistakes_of_a_source_name_the_file_and_the_line(pictures, tmp_path):
     fails(f"text:{tmp_path}/e.txt", r"e.txt is not UTF-8")
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.jpg").write_bytes(b"GIF")
-    fails(f"images:{tmp_path}/images", r"cat/1.jpg is no image that can be read")
+    fails(f"images:{tmp_path}/images", r"cat/1.jpg is not an image that can be read")
     fails("tfds:digits", "no feature 'labels'", features=("labels",))
 
 

@@ -161,10 +161,10 @@ def test_a_failure_names_what_exists_and_what_removes_it(service, capsys, method
     ("flags", "says"),
     [
         (["--workdir=gs://b/run"], "Give either --model"),
-        (["--endpoint=9"], "resource name of an endpoint"),
+        (["--endpoint=9"], "is not the name of an endpoint"),
         (["--accelerator=T4", "--image=i"], "NVIDIA_TESLA_T4"),
         (["--accelerator=NVIDIA_L4"], "build the target serve-gpu"),
-        (["--service_account=me"], "is no e-mail address"),
+        (["--service_account=me"], "is not an e-mail address"),
         (["--replicas=3", "--most_replicas=2"], "less than --replicas=3"),
     ],
 )
@@ -177,9 +177,9 @@ def test_a_mistake_is_explained_before_anything_is_sent(service, capsys, flags, 
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("--model=digits.onnx", "--model=digits.onnx is no folder of a bucket"),
-        ("--workdir=runs/a", "--workdir=runs/a is no folder of a bucket"),
-        ("--model=gs://b", "is no folder of a bucket"),
+        ("--model=digits.onnx", "--model=digits.onnx is not a folder of a bucket"),
+        ("--workdir=runs/a", "--workdir=runs/a is not a folder of a bucket"),
+        ("--model=gs://b", "is not a folder of a bucket"),
         ("--model=gs://b/digits.onnx", "is in no folder"),
         ("--model=gs://b/m/a.tflite", "only files of ONNX"),
     ],

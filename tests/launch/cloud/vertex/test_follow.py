@@ -186,7 +186,7 @@ def test_a_search_of_something_else_has_no_command_that_trains(service, capsys):
     assert launch("--detach") == 0
     service.foreign = True
     assert main.main(["launch", "vertex-search-attach", NAME]) == 2
-    assert "is no search that `tftpu launch vertex-search` started" in capsys.readouterr().err
+    assert "is not a search that `tftpu launch vertex-search` started" in capsys.readouterr().err
 
 
 def test_a_job_that_fails_says_why_and_shows_the_trials_that_ended(service, capsys):
@@ -249,8 +249,8 @@ def test_a_request_that_never_arrived_is_not_called_a_job(service, capsys):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("digits-1124-abcdef", "is no resource name of a search"),
-        (f"{PARENT}/customJobs/1", "is no resource name of a search"),
+        ("digits-1124-abcdef", "is not a resource name of a search"),
+        (f"{PARENT}/customJobs/1", "is not a resource name of a search"),
         (f"{PARENT}/hyperparameterTuningJobs/9", "The job does not exist"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_condition_puts_a_parameter_inside_of_another():
         (["--config.train.best_metric=loss"], "and --metric=accuracy differ: leave out one"),
         (
             ["--space=optimizer.name=choice:sgd,adamww"],
-            "optimizer.name=adamww is no value to train",
+            "optimizer.name=adamww is not a value to train",
         ),
         (["--space=cluster.engine=choice:jax,tensorflow"], "cluster.engine is the same in all"),
         (["--space=train.best_metric=choice:loss,accuracy"], "--metric sets it"),
@@ -145,7 +145,7 @@ def test_a_condition_puts_a_parameter_inside_of_another():
         (["--pruner=mean"], "choose none, median, decay_curve. Did you mean 'median'?"),
         (["--space=train.label_smoothing=choice:0,1e-11"], "cannot tell two values of"),
         (["--space=train.keep=uniform:1..99999999999999999"], "beyond 2^53"),
-        (["--space=train.grace_seconds=uniform:1..inf"], "inf is no bound"),
+        (["--space=train.grace_seconds=uniform:1..inf"], "inf is not a bound"),
         (["--metric=my loss", "--config.metrics=mae"], "with a space in it"),
         (["--pruner=median", "--config.train.eval_every=0"], "add --config.train.eval_every="),
         (["--metric=acuracy"], "has loss, accuracy. Did you mean 'accuracy'?"),

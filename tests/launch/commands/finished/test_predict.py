@@ -64,7 +64,7 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
     given = [f"--workdir={run}", f"--input=images:{tmp_path}/in", f"--output={tmp_path}/out"]
     assert main(["predict", *given]) == 2
     said = capsys.readouterr().err
-    assert "zz.png is no image that can be read" in said and "--skip_bad" in said
+    assert "zz.png is not an image that can be read" in said and "--skip_bad" in said
     assert "Traceback" not in said
     assert main(["predict", *given, "--skip_bad"]) == 0
     *good, bad = (tmp_path / "out" / "predictions-00000-of-00001.jsonl").read_text().splitlines()

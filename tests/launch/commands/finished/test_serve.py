@@ -1,4 +1,4 @@
-"""`tftpu serve` as a process of its own."""
+"""`tftpu serve` as its own process."""
 
 import contextlib
 import os
@@ -176,7 +176,7 @@ def test_a_route_without_a_slash_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "m.onnx").touch()
     monkeypatch.setenv("AIP_HEALTH_ROUTE", "health")
     assert main(["serve", f"--model={tmp_path}/m.onnx", "--port=0"]) == 2
-    assert "AIP_HEALTH_ROUTE=health is no route" in capsys.readouterr().err
+    assert "AIP_HEALTH_ROUTE=health is not a route" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["²", "٣", "-1", "http"])
@@ -184,7 +184,7 @@ def test_a_variable_that_is_no_port_is_refused(tmp_path, monkeypatch, capsys, po
     (tmp_path / "m.onnx").touch()
     monkeypatch.setenv("AIP_HTTP_PORT", port)
     assert main(["serve", f"--model={tmp_path}/m.onnx"]) == 2
-    assert f"AIP_HTTP_PORT={port} is no port" in capsys.readouterr().err
+    assert f"AIP_HTTP_PORT={port} is not a port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("gpu", [True, False])

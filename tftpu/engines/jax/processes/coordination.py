@@ -25,7 +25,7 @@ from tftpu.errors import HostLost, UserError
 from tftpu.runtime import hosts
 from tftpu.runtime.hosts import Task
 
-_NEVER = 10**6  # seconds of JAX's own heartbeats, which end processes in ways of their own
+_NEVER = 10**6  # seconds of JAX's own heartbeats, which end processes in their own ways
 _LEAVING = 300.0  # seconds that a process waits at its end for the others
 _REACHED = 2.0  # seconds for an answer of the service's machine
 _ANSWERS = 2.0  # seconds that the service outlives the coordination

@@ -91,6 +91,6 @@ class StoreExchange:
         return text
 
     def _build_key(self, name: str) -> str:
-        """Returns a name of its own for each use of a name, the same on all hosts."""
+        """Returns its own name for each use of a name, the same on all hosts."""
         self._uses[name] += 1
         return f"{name}/{self._uses[name]}"

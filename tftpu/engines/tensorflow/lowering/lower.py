@@ -125,7 +125,7 @@ class TensorFlowLowering:
         return []
 
     def choose_compiler_options(self, target: Slice) -> dict[str, str]:
-        """Returns none: TensorFlow's runtime compiles the step with options of its own."""
+        """Returns none: TensorFlow's runtime compiles the step with its own options."""
         return {}
 
     def lower(
