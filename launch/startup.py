@@ -63,7 +63,7 @@ def without_notes(hidden: tuple[bytes, ...] = _NOTES) -> Iterator[None]:
 
 def quieten_xla() -> None:
     """Hides the note on the first program of a process, by compiling a program of nothing."""
-    if backend.name() != "tensorflow":
+    if backend.read_name() != "tensorflow":
         return
     import tensorflow as tf
 
@@ -82,7 +82,7 @@ def import_tensorflow() -> None:
     backend.check_keras()
     quieten_tensorflow()
     if "keras" not in sys.modules and "tensorflow" not in sys.modules:
-        needed = ("jax", "scipy") if backend.name() == "jax" else ()
+        needed = ("jax", "scipy") if backend.read_name() == "jax" else ()
         with _hidden(tuple(name for name in UNUSED if name not in needed)), _uncollected():
             importlib.import_module("keras")
 

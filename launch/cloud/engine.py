@@ -19,7 +19,7 @@ def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
         UserError: the global batch or the mesh does not fit the slice, or the slice has several
             hosts and the config does not ask for the JAX engine.
     """
-    name = selection.engine_for(experiment.cluster)
+    name = selection.choose_engine(experiment.cluster)
     if name == "tensorflow" and wanted.hosts > 1:
         generation = wanted.generation
         largest = f"{generation.name}-{generation.largest_host * generation.counted}"

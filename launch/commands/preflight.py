@@ -136,9 +136,9 @@ def run(options: Options) -> None:
         if path:
             _write(path, text)
     if options.html:
-        from tftpu.preflight.page.page import page
+        from tftpu.preflight.page.page import build_page
 
-        _write(options.html, page(report).encode())
+        _write(options.html, build_page(report).encode())
     if not options.report and not any(item.fits for item in report.slices):
         raise UserError(f"No slice of {options.slices} is known to run the step: see above.")
 

@@ -243,7 +243,7 @@ def _check_devices(cluster: Any, parallel: int) -> None:
     from tftpu.tpu import environment
 
     selection.choose_backend(cluster)
-    if selection.task(cluster).count > 1:
+    if selection.find_task(cluster).count > 1:
         raise UserError(
             "tftpu search trains each trial on one host: run it on one host of the pod, or on "
             "several machines with --join."

@@ -134,7 +134,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
         numbers = "  ".join(f"{k} {format_metric(v)}" for k, v in shown.items())
         rows.append((split, f"step {metrics['step']}  {numbers}"))
     text = [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
-    for index, row in enumerate(goodput.table(record["seconds"])):
+    for index, row in enumerate(goodput.format_table(record["seconds"])):
         text.append(f"  {'time' if index == 0 else '':12}{row}")
     return text
 
@@ -149,7 +149,7 @@ def _find_checkpoints(workdir: str) -> dict[str, Any]:
     """Returns the steps of the complete checkpoints, and the best one."""
     folder = files.join(workdir, "checkpoints")
     best = side_files.read(files.join(folder, "best"), step=int, metric=str, value=float)
-    return {"steps": manifest.steps(folder), "best": best}
+    return {"steps": manifest.list_steps(folder), "best": best}
 
 
 def _read_last_metrics(workdir: str) -> dict[str, dict[str, float]]:

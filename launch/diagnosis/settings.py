@@ -48,7 +48,7 @@ def find_problems(machine: Machine) -> list[Problem]:
             )
         )
     unusable, changed = backend.describe_unusable(machine.environ), _list_changed(machine)
-    file = backend.settings_file(machine.environ)
+    file = backend.find_settings_file(machine.environ)
     if unusable:
         found.append(
             Problem(

@@ -80,7 +80,7 @@ def _find_python_problem(machine: Machine) -> Problem | None:
 
 def jax_drives_tpus(machine: Machine) -> bool:
     """Returns whether JAX can use a TPU with a machine's packages, and TensorFlow cannot."""
-    return environment.jax_drives_tpus(lambda name: machine.find_version(name) is not None)
+    return environment.can_jax_drive_tpus(lambda name: machine.find_version(name) is not None)
 
 
 def _find_tensorflow_problems(

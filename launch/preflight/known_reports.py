@@ -53,7 +53,7 @@ def compute_key(
         return None
     environment = {name: value for name, value in os.environ.items() if name not in _UNRELATED}
     parts = (
-        *(plain, slices, sorted(prices.items()), selection.engine_for(experiment.cluster)),
+        *(plain, slices, sorted(prices.items()), selection.choose_engine(experiment.cluster)),
         *(environment, sys.path, sys.version, platform.machine(), _hash_code()),
     )
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

@@ -35,7 +35,7 @@ def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
     chips = len(tpu.list_devices(Machine()))
     if cluster.tpu == "none" or cluster.virtual_devices or not chips:
         return f"{DATA}:-1"
-    generation = GENERATIONS.get(hardware.attached_tpu() or "")
+    generation = GENERATIONS.get(hardware.find_attached_tpu() or "")
     if generation is None:
         raise UserError(
             "cluster.mesh=auto needs to know the TPU's generation, which could not be detected: "

@@ -80,7 +80,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
                     f"The run in {workdir!r} has a config.json, so {change} cannot change it."
                 )
             config_flags.apply_override(experiment, change)
-    elif not manifest.steps(files.join(workdir, "checkpoints")):
+    elif not manifest.list_steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
     elif config is None:
         raise UserError(

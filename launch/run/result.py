@@ -86,7 +86,7 @@ def write(trainer: "Trainer", evaluation: dict[str, float], workdir: str) -> Non
     best = read_best(workdir)
     record: RunResult = {
         "steps": trainer.step,
-        "seconds": round(sum(trainer.account.seconds().values()), 1),
+        "seconds": round(sum(trainer.account.sum_seconds().values()), 1),
         "usd": trainer.account.facts.usd,
         "evaluation": {
             name: value if math.isfinite(value) else None for name, value in evaluation.items()

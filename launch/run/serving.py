@@ -75,7 +75,7 @@ def restore_served_run(
 
     serving = build_serving(trainer, experiment)
     outputs = tuple(serving.output_specs())
-    return ServedRun(served.of_tensorflow(serving.inputs, outputs, serving.outputs), step)
+    return ServedRun(served.wrap_tensorflow(serving.inputs, outputs, serving.outputs), step)
 
 
 def build_serving(
@@ -105,7 +105,7 @@ def build_serving(
     taken = resolve_inputs(model, experiment.data, given, inputs)
     names = finished.read_class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
-    quantized = quantizing.quantized_weights(model, bits) if bits else {}
+    quantized = quantizing.quantize_weights(model, bits) if bits else {}
     return Serving(model, *taken, names, quantized, labels=labels)
 
 
@@ -124,13 +124,13 @@ def resolve_inputs(
         inputs: of a language model; None: the features that it was trained on, but those that only
             rows packed with several documents need.
     """
-    from tftpu.inference.exporting.serving import TOKENS, inputs_of
+    from tftpu.inference.exporting.serving import TOKENS, build_inputs
 
     if given is None and not hasattr(model, "input"):  # a subclass of keras.Model
         given = _describe_as_read(data)
     if given is None and inputs is None and isinstance(data, Tokens):
         inputs = (TOKENS,)
-    return inputs_of(model, _describe_features(data), given, inputs)
+    return build_inputs(model, _describe_features(data), given, inputs)
 
 
 def _describe_as_read(data: DataConfig) -> ExportInputs:
@@ -191,4 +191,6 @@ def _build_language(
     codec = texts.choose_codec(experiment.data, for_texts.tokenizer)
     stop = texts.find_stop_token(experiment.data, codec, for_texts.stop)
     writer = _build_writer(trainer, experiment, stop)
-    return Language(writer, codec.encode, codec.build_decoder, codec.size, device.of_tensorflow())
+    return Language(
+        writer, codec.encode, codec.build_decoder, codec.size, device.find_tensorflow_device()
+    )

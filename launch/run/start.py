@@ -58,7 +58,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
     from tftpu.runtime import preemption
 
     engine = selection.choose_backend(experiment.cluster)
-    task = selection.task(experiment.cluster)
+    task = selection.find_task(experiment.cluster)
     if task.count > 1 and engine == "jax" and experiment.cluster.mesh == AUTO:
         raise UserError(
             f"cluster.mesh=auto knows the devices of one host, and {task.count} train together: "
@@ -113,7 +113,7 @@ def _check_same_run(
         workdir: of the run.
         read: of `side_files`; a process that writes to the workdir takes its config.json.
     """
-    if not manifest.steps(files.join(workdir, "checkpoints")):
+    if not manifest.list_steps(files.join(workdir, "checkpoints")):
         return  # nothing to resume, such as after a run that diverged at once
     before = read(files.join(workdir, "config.json"), **dict.fromkeys(_GROUPS, object))
     if before is None:  # the checkpoint itself rejects another model

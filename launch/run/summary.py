@@ -24,13 +24,13 @@ def format_summary(
     lines.append(f"\nDone: {trainer.step:,} steps.")
     rows = _list_evaluation_rows(trainer.step, results, workdir)
     rows += _list_speed_rows(experiment, trainer, workdir)
-    rows.append(("run", f"{workdir}  ({format_clock(trainer.account.clock.wall())})"))
+    rows.append(("run", f"{workdir}  ({format_clock(trainer.account.clock.measure_wall())})"))
     usd = trainer.account.facts.usd
     if usd is not None:
         rows.append(("cost", f"{format_price(usd)} at list price, on demand"))
     restarts = trainer.account.restarts
     over = f", {restarts + 1} starts" if restarts else ""
-    for index, row in enumerate(goodput.table(trainer.account.seconds())):
+    for index, row in enumerate(goodput.format_table(trainer.account.sum_seconds())):
         rows.append((f"time{over}" if index == 0 else "", row))
     rows.append(("try next", f"tensorboard --logdir={workdir}"))
     rows.append(("", f"tftpu evaluate --workdir={workdir}"))
@@ -56,7 +56,7 @@ def _list_evaluation_rows(
 def _list_speed_rows(
     experiment: Experiment, trainer: Trainer, workdir: str
 ) -> list[tuple[str, str]]:
-    rate = trainer.account.clock.rate()
+    rate = trainer.account.clock.compute_rate()
     if not rate:
         return []
     text = f"{format_metric(rate)} examples/s, without compiling and evaluation"

@@ -36,7 +36,7 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
         code = child.run()
         if code in _NOT_RESTARTED or child.stopped.is_set():
             return code
-        saved = (Checkpoints(workdir).steps() or [0])[-1]
+        saved = (Checkpoints(workdir).list_steps() or [0])[-1]
         happened = (
             f"The run ended with {_describe_exit(code)}; its newest checkpoint is at step {saved}"
         )

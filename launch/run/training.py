@@ -42,7 +42,7 @@ def train(
     precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
     if chief:
-        reason = selection.reason_for_jax(experiment.cluster)
+        reason = selection.find_reason_for_jax(experiment.cluster)
         why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
         print(f"{engine.description}{why}, {precision}", flush=True)
     data = build.build_training_data(experiment)
@@ -51,7 +51,7 @@ def train(
     with engine.scope():
         trainer = build.build_trainer(experiment, workdir)
         loaded = initialise(experiment, trainer)
-    trainer.account.started_earlier(goodput.process_age() - trainer.account.clock.wall())
+    trainer.account.add_earlier(goodput.process_age() - trainer.account.clock.measure_wall())
     if loaded and chief:
         print(loaded, flush=True)
     text = to_json(
@@ -59,7 +59,7 @@ def train(
     )
     # Only now: a run that fails its checks must not claim the workdir. One that already has its
     # steps keeps the config that it was trained with.
-    trained = max(trainer.checkpoints.steps(), default=0) if trainer.checkpoints else 0
+    trained = max(trainer.checkpoints.list_steps(), default=0) if trainer.checkpoints else 0
     if chief and trained < experiment.train.length:
         config = OwnFile(workdir, "config.json")
         config.take()  # a damaged one is kept

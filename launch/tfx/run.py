@@ -52,15 +52,15 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
     _set_inputs(experiment, fn_args)
     own_code.validate(experiment)
     startup.import_tensorflow()
-    if selection.engine_for(experiment.cluster) == "jax":
-        reason = selection.reason_for_jax(experiment.cluster) or "the config asks for it"
+    if selection.choose_engine(experiment.cluster) == "jax":
+        reason = selection.find_reason_for_jax(experiment.cluster) or "the config asks for it"
         raise UserError(
             f"The run would take the JAX engine ({reason}), and run_fn, which writes a SavedModel "
             "in the same process, trains on the TensorFlow engine: set cluster.engine to "
             "tensorflow, and no mesh and no KERAS_BACKEND."
         )
     selection.choose_backend(experiment.cluster)
-    if selection.task(experiment.cluster).count > 1:
+    if selection.find_task(experiment.cluster).count > 1:
         raise UserError(
             "run_fn trains on one host, and TF_CONFIG names several: give the Trainer component "
             "one machine."

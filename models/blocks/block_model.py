@@ -11,7 +11,7 @@ import keras
 
 from tftpu.config import ModelConfig
 from tftpu.errors import UserError
-from tftpu.inference.cache import opened
+from tftpu.inference.cache import find_open_cache
 from tftpu.models import checks
 from tftpu.models.blocks import scanned
 from tftpu.models.blocks.recompute import run_recomputed
@@ -163,7 +163,7 @@ class Blocks:
 
     def serve(self, training: bool | None) -> bool:
         """Returns whether the model runs by its parts; a cache needs the layers one by one."""
-        return bool(training) or (self.loop and opened() is None)
+        return bool(training) or (self.loop and find_open_cache() is None)
 
     def run(self, inputs: Any, training: bool) -> Tensor:
         """Returns the output of the last block."""

@@ -24,7 +24,7 @@ def causal_attention(
         query, key, value, implementation: as for `tftpu.models.layers.attention.attention`.
         segments: its `segment_ids`; not with a cache.
     """
-    kept = cache.opened()
+    kept = cache.find_open_cache()
     if kept is not None and layer in kept.pairs:
         rows = kept.pairs[layer].keys.shape[0]
         pair = kept.extend(layer, key[:rows], value[:rows])

@@ -32,7 +32,7 @@ import tftpu
 from tftpu import models
 from tftpu.config import DataContext
 from tftpu.inference.predict import Job, predict
-from tftpu.inference.prediction.outputs import columns_of
+from tftpu.inference.prediction.outputs import build_columns
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.formats import results
 from tftpu.launch.settings.config_flags import load
@@ -88,7 +88,7 @@ def _seconds(way: Callable[[], Any]) -> float:
 def _written(trainer: tftpu.Trainer, records: Any, form: str) -> None:
     folder = tempfile.mkdtemp()
     try:
-        columns = columns_of(["logits"], False, None)
+        columns = build_columns(["logits"], False, None)
         predict(trainer, records, Job(folder, form, FORMATS[form], columns, {}))
     finally:
         shutil.rmtree(folder)

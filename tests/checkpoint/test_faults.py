@@ -29,7 +29,7 @@ def two_saves(workdir: str) -> Checkpoints:
     checkpoints = Checkpoints(workdir, keep=1)
     checkpoints.save(1, leaves(1), STATE, Best("loss", 1.0))
     checkpoints.save(2, leaves(2), STATE)
-    assert checkpoints.steps() == [1, 2]
+    assert checkpoints.list_steps() == [1, 2]
     return checkpoints
 
 
@@ -41,7 +41,7 @@ def check_whole(workdir: str, allowed: tuple[int, ...]) -> None:
     assert restored.step in allowed
     assert value_of(target) == step_of(target) == restored.step
     assert restored.state == STATE
-    assert found.restore(leaves(0), found.best()).step == found.best()
+    assert found.restore(leaves(0), found.find_best()).step == found.find_best()
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +84,12 @@ def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
             assert failure.step == 3
         # The next save works, and removes the leftovers of the failed one.
         checkpoints.save(4, leaves(4), STATE)
-        assert checkpoints.steps()[-1] == 4
+        assert checkpoints.list_steps()[-1] == 4
         check_whole(workdir, (4,))
-        kept = {str(checkpoints.best()), "4", "best"}
+        kept = {str(checkpoints.find_best()), "4", "best"}
         assert set(files.list_names(checkpoints.folder)) == kept
     assert n > 20
-    assert checkpoints.steps() == [3]
+    assert checkpoints.list_steps() == [3]
 
 
 def test_an_incomplete_write_is_not_a_checkpoint(tmp_path):
@@ -99,7 +99,7 @@ def test_an_incomplete_write_is_not_a_checkpoint(tmp_path):
     model.write_bytes(model.read_bytes()[:-4] + bytes(4))
     target = leaves(0)
     assert Checkpoints(str(tmp_path)).restore(target).step == 1
-    assert checkpoints.steps() == [1, 2]
+    assert checkpoints.list_steps() == [1, 2]
 
 
 def test_a_bucket_that_is_busy_for_a_minute_is_retried(monkeypatch, service, caplog):
@@ -124,7 +124,7 @@ def test_an_unavailable_bucket_fails_the_save_with_the_reason(monkeypatch, servi
     service.faults.clear()
     assert "the service answers 503" in checkpoints.take_failure().reason
     assert checkpoints.take_failure() is None
-    assert checkpoints.steps() == []
+    assert checkpoints.list_steps() == []
 
 
 def test_a_real_limit_on_the_size_of_files_fails_only_the_save(tmp_path):
@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_does_not_displace_the_complete_ones(tmp_path):
     check_target = leaves(0)
     assert Checkpoints(str(tmp_path)).restore(check_target).step == 5
     again.save(9, leaves(9), STATE)  # the run reaches this step again
-    assert again.steps() == [9]
+    assert again.list_steps() == [9]
     check_target = leaves(0)
     assert Checkpoints(str(tmp_path)).restore(check_target).step == 9
     assert value_of(check_target) == 9
@@ -177,7 +177,7 @@ def test_a_damaged_best_checkpoint_does_not_remove_the_others(tmp_path):
     checkpoints.wait()
     (tmp_path / "checkpoints/1/model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"step 1 in .* complete ones: 2. Remove .*/best to use"):
-        checkpoints.restore(leaves(0), checkpoints.best())
+        checkpoints.restore(leaves(0), checkpoints.find_best())
 
 
 def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_path):
@@ -224,11 +224,11 @@ def test_a_save_waits_for_the_previous_one(tmp_path, monkeypatch):
     order = [int(str(path).split("checkpoints/")[1].split("/")[0]) for path in under_way
              if str(path).endswith("state.json")]  # fmt: skip
     assert order == sorted(order)
-    assert checkpoints.steps() == [3, 4, 5]
+    assert checkpoints.list_steps() == [3, 4, 5]
 
 
 def test_keep_every_keeps_the_multiples(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=2, keep_every=10)
     for step in range(5, 45, 5):
         checkpoints.save(step, leaves(step), STATE)
-    assert checkpoints.steps() == [10, 20, 30, 35, 40]
+    assert checkpoints.list_steps() == [10, 20, 30, 35, 40]

@@ -63,11 +63,11 @@ def saved_by(folder, *processes: Cut) -> str:
     for number, process in enumerate(processes):
         [copied] = HostCopy().take(process.groups).values()
         name = f"model-{number}.safetensors" if number else "model.safetensors"
-        contents[name] = TensorFile(matching.keyed(copied)).blocks
+        contents[name] = TensorFile(matching.group_by_name(copied)).iterate_blocks
     path = str(folder / "checkpoints" / "3")
     marker = OwnFile(str(folder), "checkpoints", "3", manifest.FILE)
     marker.see()
-    manifest.clear(path, marker)
+    manifest.remove_leftovers(path, marker)
     manifest.commit(3, manifest.write_files(path, contents), marker)
     return path
 

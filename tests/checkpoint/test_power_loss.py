@@ -23,7 +23,7 @@ def test_a_whole_checkpoint_survives_a_power_loss_at_any_moment_of_a_save(best, 
     checkpoints = Checkpoints(str(workdir), keep=1)
     for step in (1, 2):
         checkpoints.save(step, leaves(step), STATE, best)
-    assert checkpoints.steps() == [2]
+    assert checkpoints.list_steps() == [2]
     with power_loss.watching(workdir) as outages:
         checkpoints.save(3, leaves(3), STATE, best)
         checkpoints.wait()
@@ -37,10 +37,10 @@ def test_a_whole_checkpoint_survives_a_power_loss_at_any_moment_of_a_save(best, 
             assert restored.step in (2, 3), outage.before
             assert value_of(target) == step_of(target) == restored.step
             assert restored.state == STATE
-            assert again.best() in ((2, 3) if best else (None,)), outage.before
+            assert again.find_best() in ((2, 3) if best else (None,)), outage.before
             if restored.step not in found:  # the run that resumes saves as always
                 again.save(4, leaves(4), STATE)
-                assert again.steps() == ([4] if best is None else [again.best(), 4])
+                assert again.list_steps() == ([4] if best is None else [again.find_best(), 4])
                 assert not [n for n in files.list_names(again.folder) if n.endswith(".tmp")]
             found.add(restored.step)
     assert found == {2, 3}

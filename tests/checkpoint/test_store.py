@@ -71,8 +71,8 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=2)
     for step in range(1, 6):
         checkpoints.save(step, leaves(step), {}, Best("loss", 0.5) if step == 2 else None)
-    assert checkpoints.steps() == [2, 4, 5]
-    assert checkpoints.best() == 2
+    assert checkpoints.list_steps() == [2, 4, 5]
+    assert checkpoints.find_best() == 2
 
 
 def test_a_step_without_a_checkpoint_fails_with_those_there_are(tmp_path, caplog):

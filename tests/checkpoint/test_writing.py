@@ -18,7 +18,7 @@ def test_each_host_writes_its_part_and_any_division_reads_them(tmp_path):
     assert [path.name for path in folder.glob("ema*")] == ["ema.safetensors"]
     again = hosts_of(tmp_path)
     for index, host in enumerate(again):
-        assert host.checkpoints.best() == 5
+        assert host.checkpoints.find_best() == 5
         assert host.checkpoints.restore(host.leaves).step == 5
         assert (host.kernel == 7 + index).all()
         assert (host.bias == 7).all()
@@ -38,10 +38,10 @@ def test_a_host_that_cannot_write_leaves_the_older_checkpoint(tmp_path, monkeypa
     monkeypatch.setattr(files, "write_whole", fail)
     reasons = save(hosts, 2)
     assert all("No space left on device" in reason for reason in reasons)
-    assert manifest.steps(str(tmp_path / "checkpoints")) == [1]
+    assert manifest.list_steps(str(tmp_path / "checkpoints")) == [1]
     monkeypatch.undo()
     assert save(hosts, 3) == [None] * COUNT  # training continued
-    assert manifest.steps(str(tmp_path / "checkpoints")) == [1, 3]
+    assert manifest.list_steps(str(tmp_path / "checkpoints")) == [1, 3]
 
 
 def test_a_save_that_fails_before_it_writes_leaves_the_checkpoint_of_its_step(tmp_path):
@@ -52,7 +52,7 @@ def test_a_save_that_fails_before_it_writes_leaves_the_checkpoint_of_its_step(tm
     assert save(hosts, 1) == [None] * COUNT
     reasons = save(hosts, 1, first=refuse)
     assert all("Permission denied" in reason for reason in reasons)
-    assert manifest.steps(str(tmp_path / "checkpoints")) == [1]
+    assert manifest.list_steps(str(tmp_path / "checkpoints")) == [1]
 
 
 def test_a_host_with_another_disk_is_named(tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_host_with_another_disk_is_named(tmp_path, monkeypatch):
     reasons = save(hosts, 1)
     assert "host 1 wrote model-1-" in reasons[0]
     assert "all hosts have to see the same workdir" in reasons[2]
-    assert manifest.steps(str(tmp_path / "shared" / "checkpoints")) == []
+    assert manifest.list_steps(str(tmp_path / "shared" / "checkpoints")) == []
 
 
 def test_a_host_that_is_lost_while_saving_leaves_the_older_checkpoint(tmp_path):
@@ -77,7 +77,7 @@ def test_a_host_that_is_lost_while_saving_leaves_the_older_checkpoint(tmp_path):
     while not list((tmp_path / "checkpoints" / "2").glob("model-1-*")):
         assert time.monotonic() < end
         time.sleep(0.02)
-    assert manifest.steps(str(tmp_path / "checkpoints")) == [1]
+    assert manifest.list_steps(str(tmp_path / "checkpoints")) == [1]
     again = hosts_of(tmp_path, 9.0)
     assert save(again, 2) == [None] * COUNT  # another run, over what is left
-    assert manifest.steps(str(tmp_path / "checkpoints")) == [1, 2]
+    assert manifest.list_steps(str(tmp_path / "checkpoints")) == [1, 2]

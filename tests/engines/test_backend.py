@@ -52,12 +52,12 @@ def test_another_engine_than_that_of_a_loaded_keras_is_refused(cluster):
 
 
 def test_auto_takes_the_engine_that_a_mesh_or_the_backend_asks_for(monkeypatch):
-    assert selection.engine_for(ClusterConfig()) == "tensorflow"
-    assert selection.engine_for(ClusterConfig(mesh="fsdp:2")) == "jax"
-    assert selection.engine_for(ClusterConfig(engine="jax")) == "jax"
-    monkeypatch.setattr(backend, "name", lambda: "jax")
-    assert selection.engine_for(ClusterConfig()) == "jax"
-    assert selection.engine_for(ClusterConfig(engine="tensorflow")) == "tensorflow"
+    assert selection.choose_engine(ClusterConfig()) == "tensorflow"
+    assert selection.choose_engine(ClusterConfig(mesh="fsdp:2")) == "jax"
+    assert selection.choose_engine(ClusterConfig(engine="jax")) == "jax"
+    monkeypatch.setattr(backend, "read_name", lambda: "jax")
+    assert selection.choose_engine(ClusterConfig()) == "jax"
+    assert selection.choose_engine(ClusterConfig(engine="tensorflow")) == "tensorflow"
 
 
 def test_the_jax_engine_without_jax_is_refused(monkeypatch):

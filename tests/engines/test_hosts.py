@@ -59,7 +59,7 @@ def start(workdir: Path, count: int, *flags: str) -> list[subprocess.Popen]:
 
 def wait_for(workdir: Path, step: int, processes: list[subprocess.Popen]) -> None:
     """Waits until there is a checkpoint of the step or a later one."""
-    while (Checkpoints(str(workdir)).steps() or [0])[-1] < step:
+    while (Checkpoints(str(workdir)).list_steps() or [0])[-1] < step:
         if any(process.poll() is not None for process in processes):
             pytest.fail("\n\n".join(said(workdir)))
         time.sleep(0.02)
@@ -96,7 +96,7 @@ def test_two_hosts_stop_together_fail_together_and_finish_like_one(tmp_path):
     wait_for(workdir, 10, processes)
     processes[1].send_signal(signal.SIGTERM)
     assert ends(processes) == [75, 75], said(workdir)
-    step = Checkpoints(str(workdir)).steps()[-1]
+    step = Checkpoints(str(workdir)).list_steps()[-1]
     assert step < STEPS
     assert f"Stopped by another host after step {step}, saved" in said(workdir)[0]
     assert f"Stopped by SIGTERM after step {step}, saved" in said(workdir)[1]
@@ -164,7 +164,7 @@ def config(**cluster) -> str:
 )
 def test_the_place_of_a_process_is_read_from_tf_config(text, expected, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
-    assert hosts.task() == hosts.Task(*expected)
+    assert hosts.read_task() == hosts.Task(*expected)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_place_of_a_process_is_read_from_tf_config(text, expected, monkeypat
 def test_an_invalid_tf_config_fails_with_a_clear_error(text, sentence, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=sentence):
-        hosts.task()
+        hosts.read_task()
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -25,14 +25,14 @@ def built() -> keras.Model:
 
 def test_the_losses_of_a_model():
     model = built()
-    (term,) = keras_internals.loss_terms(model)
+    (term,) = keras_internals.list_loss_terms(model)
     assert (term.loss.name, term.weight) == ("ce", 1.0)
     y, y_pred, w = tf.zeros(8), tf.zeros((8, 4)), tf.ones(8)
     ((seen_y, seen_pred, seen_w),) = keras_internals.match_losses(model, y, y_pred, w)
     assert seen_y is y and seen_pred is y_pred and seen_w is w
-    assert keras_internals.loss_terms(model) == [term]
+    assert keras_internals.list_loss_terms(model) == [term]
     model.compile("sgd", "mae")
-    assert keras_internals.loss_terms(model) == []  # nothing is built yet
+    assert keras_internals.list_loss_terms(model) == []  # nothing is built yet
 
 
 def test_keras_divides_a_mean_loss_by_the_replicas_but_not_in_our_step():
@@ -52,41 +52,41 @@ def test_keras_divides_a_mean_loss_by_the_replicas_but_not_in_our_step():
 
 
 def test_the_names_that_a_model_was_compiled_with():
-    assert keras_internals.compiled_names(built()) == {
+    assert keras_internals.list_compiled_names(built()) == {
         "loss": [],
         "metric": ["accuracy", "accuracy"],
     }
     model = mlp()
     model.compile("sgd", {"out": "mse"}, metrics=[["mae"]])
-    assert keras_internals.compiled_names(model) == {"loss": ["mse"], "metric": ["mae"]}
+    assert keras_internals.list_compiled_names(model) == {"loss": ["mse"], "metric": ["mae"]}
 
 
 def test_the_setup_of_a_model_changes_with_compile_and_with_what_is_trainable():
     model = built()
-    before = keras_internals.training_setup(model)
-    assert keras_internals.training_setup(model) == before
+    before = keras_internals.describe_training_setup(model)
+    assert keras_internals.describe_training_setup(model) == before
     model.layers[0].trainable = False
-    assert keras_internals.training_setup(model) != before
+    assert keras_internals.describe_training_setup(model) != before
     model.layers[0].trainable = True
-    assert keras_internals.training_setup(model) == before
+    assert keras_internals.describe_training_setup(model) == before
     model.compile("adamw", "mse")
-    assert keras_internals.training_setup(model) != before
+    assert keras_internals.describe_training_setup(model) != before
 
 
 def test_the_metrics_of_a_model():
     model = built()
-    bound = keras_internals.bound_metrics(model)
+    bound = keras_internals.list_bound_metrics(model)
     assert [(b.metric.name, b.output, b.weighted) for b in bound] == [
         ("accuracy", 0, False),
         ("accuracy", 0, True),
     ]
-    assert set(keras_internals.metric_results(model)) == {"accuracy", "weighted_accuracy"}
+    assert set(keras_internals.compute_metric_results(model)) == {"accuracy", "weighted_accuracy"}
 
 
 def test_the_seed_generators_of_a_model():
     dropout = keras.layers.Dropout(0.5)
     model = keras.Sequential([keras.Input((3,)), dropout])
-    own, everyones = keras_internals.seed_states(model)
+    own, everyones = keras_internals.list_seed_states(model)
     assert own is dropout.seed_generator.state
     before = everyones.numpy()
     keras.random.uniform((1,))
@@ -95,24 +95,24 @@ def test_the_seed_generators_of_a_model():
 
 def test_the_inputs_of_a_shared_layer():
     one, other, layer = keras.Input((2,)), keras.Input((2,)), keras.layers.Dense(1)
-    assert keras_internals.symbolic_inputs(layer) == []
+    assert keras_internals.list_symbolic_inputs(layer) == []
     layer(one)
     layer(other)
-    found = keras_internals.symbolic_inputs(layer)
+    found = keras_internals.list_symbolic_inputs(layer)
     assert found[0] is one and found[1] is other and len(found) == 2
 
 
 def test_masks_are_found():
     embedding = keras.layers.Embedding(5, 2, mask_zero=True)
-    mask = keras_internals.keras_mask(embedding(np.array([[0, 1]])))
+    mask = keras_internals.read_mask(embedding(np.array([[0, 1]])))
     np.testing.assert_array_equal(mask, [[False, True]])
 
 
 def test_the_overrides_of_an_optimizer():
     plain = ("SGD", "Adam", "AdamW", "Lamb", "Lion", "Adafactor", "Muon", "RMSprop")
     for name in plain:
-        assert not keras_internals.overrides_apply(getattr(keras.optimizers, name)())
-    assert keras_internals.overrides_apply(keras.optimizers.Nadam())
+        assert not keras_internals.has_own_apply(getattr(keras.optimizers, name)())
+    assert keras_internals.has_own_apply(keras.optimizers.Nadam())
 
 
 def test_weight_decay_and_clipping_of_an_optimizer():
@@ -168,8 +168,8 @@ def test_the_layer_of_an_op():
 
 
 def test_the_history_of_a_callback_list():
-    callbacks = keras_internals.callback_list([], mlp(), 1, 1)
-    assert isinstance(keras_internals.history_of(callbacks), keras.callbacks.History)
+    callbacks = keras_internals.build_callback_list([], mlp(), 1, 1)
+    assert isinstance(keras_internals.find_history(callbacks), keras.callbacks.History)
 
 
 def test_preflight_builds_on_a_strategy_of_one_device():

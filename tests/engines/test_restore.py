@@ -65,10 +65,10 @@ def test_a_run_resumes_in_another_precision(before, after, whole, tmp_path):
     again = trainer(tmp_path, policy=after)
     fit(again, HALF)  # has its steps already: only loads
     assert (weights(again) == weights(first)).all()
-    slots = [v.numpy() for v in again.executor.variables.parts[0].optimizer.variables]
+    slots = [v.numpy() for v in again.executor.variables.groups[0].optimizer.variables]
     assert all(
         (a == b.numpy()).all()
-        for a, b in zip(slots, first.executor.variables.parts[0].optimizer.variables, strict=True)
+        for a, b in zip(slots, first.executor.variables.groups[0].optimizer.variables, strict=True)
     )
     fit(again, STEPS)
     assert relative(weights(again), whole) < 0.05

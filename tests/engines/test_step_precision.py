@@ -60,7 +60,7 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale
     engine, step, before, results = trained("mixed_float16", *parts, batches, scale=1024.0)
     assert results[0]["skipped_steps"] == 1
     assert float(step.state.model.optimizer.dynamic_scale.numpy()) == 512.0
-    assert int(step.state.parts[0].optimizer.iterations.numpy()) == 0
+    assert int(step.state.groups[0].optimizer.iterations.numpy()) == 0
     assert int(step.state.step.numpy()) == 1  # the batch counts nevertheless
     for variable, initial in zip(step.state.model.trainable_variables, before):
         for copy in stepping.local_values(engine, variable):
@@ -73,7 +73,7 @@ def test_without_an_overflow_the_same_step_moves_the_weights():
     )
     assert results[0]["skipped_steps"] == 0
     assert float(step.state.model.optimizer.dynamic_scale.numpy()) == 1024.0
-    assert int(step.state.parts[0].optimizer.iterations.numpy()) == 1
+    assert int(step.state.groups[0].optimizer.iterations.numpy()) == 1
     assert relative(step.state.model.get_weights()[0], before[0]) > 1e-4
 
 

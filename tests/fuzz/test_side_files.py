@@ -66,11 +66,11 @@ def test_any_mark_of_the_best(run, data):
     show(run)
     checkpoints = Checkpoints(str(run))
     checkpoints.save(3, leaves(3), {})
-    assert checkpoints.steps()[-1] == 3
+    assert checkpoints.list_steps()[-1] == 3
     assert checkpoints.take_failure() is None
     checkpoints.save(2, leaves(2), {}, Best("loss", 0.25))
     checkpoints.wait()
-    assert checkpoints.best() == 2
+    assert checkpoints.find_best() == 2
 
 
 @fuzzed(80, data=content(ACCOUNT))
@@ -81,7 +81,7 @@ def test_any_account(run, data):
     account = goodput.Account(str(run), goodput.Clock())
     account.write(goodput.RUNNING, goodput.Facts(step=3))
     assert goodput.read(str(run)).facts.step == 3
-    assert all(seconds >= 0 for seconds in account.seconds().values())
+    assert all(seconds >= 0 for seconds in account.sum_seconds().values())
 
 
 @fuzzed(80, lines=st.lists(content(LINE), max_size=3))
@@ -163,5 +163,5 @@ def test_folders_that_are_no_steps_are_left_alone(run, name):
     checkpoints = Checkpoints(str(run), keep=1)
     assert checkpoints.restore(leaves(0)).step == 2
     checkpoints.save(3, leaves(3), {})
-    assert checkpoints.steps()[-1] == 3
+    assert checkpoints.list_steps()[-1] == 3
     assert (run / "checkpoints" / name / "manifest.json").exists()

@@ -17,8 +17,8 @@ from tests.support.programs import jax_process
 from tftpu import sharding
 from tftpu.errors import UserError
 from tftpu.inference import generate as generate_module
-from tftpu.inference.generate import Row, Writer, generate, rows_of
-from tftpu.inference.sampling import Sampling, rules
+from tftpu.inference.generate import Row, Writer, build_rows, generate
+from tftpu.inference.sampling import Sampling, gather_rules
 
 LIKELIEST = Sampling(0)
 
@@ -56,7 +56,7 @@ def test_a_row_depends_on_neither_the_others_nor_the_parts_it_is_written_in():
     model = model_of("gpt")
     together = generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=1)
     assert generate(model, PROMPTS[:1], length=LENGTH, sampling=SAMPLING, seed=1) == together[:1]
-    parts = list(Writer(model).write(rows_of(PROMPTS, LENGTH, SAMPLING, 1), every=7))
+    parts = list(Writer(model).write(build_rows(PROMPTS, LENGTH, SAMPLING, 1), every=7))
     assert [len(part[0]) for part in parts] == [7, 7, 6]
     assert [[*itertools.chain(*rows)] for rows in zip(*parts)] == together
     assert generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=2) != together
@@ -97,7 +97,7 @@ def test_a_row_ends_at_its_stop_and_all_of_them_end_the_work():
     stop = whole[0][4]
     expected = [row[: row.index(stop)] if stop in row else row for row in whole]
     assert generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST, stop=stop) == expected
-    parts = list(Writer(model, stop).write(rows_of(PROMPTS[:1], 100, LIKELIEST), every=8))
+    parts = list(Writer(model, stop).write(build_rows(PROMPTS[:1], 100, LIKELIEST), every=8))
     assert len(parts) == 1 and parts[0] == [whole[0][: whole[0].index(stop)]]
 
 
@@ -167,7 +167,7 @@ def test_prompts_that_cannot_be_continued_are_refused():
 
 def chosen(sampling: Sampling, chances: list[float], uniform: np.ndarray) -> np.ndarray:
     logits = np.repeat(np.log(np.array([chances], np.float32)), len(uniform), 0)
-    numbers = rules([sampling] * len(uniform))
+    numbers = gather_rules([sampling] * len(uniform))
     given = tf.constant(logits), tf.constant(uniform, tf.float32), numbers
     found: Any = sampling.choice.choose(*given)
     return found.numpy()
@@ -286,7 +286,7 @@ def test_the_products_that_a_tpu_runs_give_the_same(family):
 
     writer = Writer(model, compiled=for_a_tpu)
     for prompts in PROMPTS, PROMPTS[:1]:
-        [found] = writer.write(rows_of(prompts, LENGTH, LIKELIEST), every=LENGTH)
+        [found] = writer.write(build_rows(prompts, LENGTH, LIKELIEST), every=LENGTH)
         assert found == recomputed(model, prompts)
 
 

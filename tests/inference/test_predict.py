@@ -15,7 +15,7 @@ from tests.support.programs import jax_process
 from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.inference.predict import predict
-from tftpu.inference.prediction.outputs import columns_of, returns_probabilities, with_embedding
+from tftpu.inference.prediction.outputs import add_embedding, build_columns, has_probabilities
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records
 from tftpu.storage import files
@@ -166,8 +166,8 @@ def test_classes_top5_and_embedding_agree_with_the_model(tmp_path):
         [keras.Input(X.shape[1:]), keras.layers.Dense(8, "relu"), keras.layers.Dense(7)]
     )
     names = [f"class {n}" for n in range(7)]
-    columns = columns_of(["classes", "top5", "embedding"], returns_probabilities(model), names)
-    changed = with_embedding(model)
+    columns = build_columns(["classes", "top5", "embedding"], has_probabilities(model), names)
+    changed = add_embedding(model)
     changed.compile("sgd")
     predict(make_trainer(changed), records(), job(tmp_path, columns=columns))
     logits = model.predict(X, verbose=0)
@@ -188,9 +188,9 @@ def test_classes_top5_and_embedding_agree_with_the_model(tmp_path):
 
 def test_a_model_of_probabilities_is_not_normalized_twice():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")])
-    assert returns_probabilities(model)
+    assert has_probabilities(model)
     scores = np.array([[0.7, 0.2, 0.1]], np.float32)
-    [probability] = columns_of(["classes"], True, None)(scores)["probability"]
+    [probability] = build_columns(["classes"], True, None)(scores)["probability"]
     assert probability == np.float32(0.7)
 
 
@@ -199,12 +199,12 @@ def test_the_loss_says_what_the_outputs_are():
     both = [keras.layers.Dense(3, "softmax")(inputs) for _ in range(2)]
     model = keras.Model(inputs, keras.layers.Average()(both))
     model.compile("sgd", "sparse_categorical_crossentropy")
-    assert returns_probabilities(model)
+    assert has_probabilities(model)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    assert not returns_probabilities(model)
+    assert not has_probabilities(model)
     model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
     with pytest.raises(UserError, match="ask for logits"):
-        returns_probabilities(model)
+        has_probabilities(model)
 
 
 def test_data_that_end_early_are_named(tmp_path):
@@ -221,7 +221,7 @@ def test_data_that_end_early_are_named(tmp_path):
 
 def test_a_single_score_has_no_class():
     with pytest.raises(UserError, match="ask for logits"):
-        columns_of(["classes"], False, None)(np.zeros((4, 1), np.float32))
+        build_columns(["classes"], False, None)(np.zeros((4, 1), np.float32))
 
 
 @pytest.mark.slow

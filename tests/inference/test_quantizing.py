@@ -25,7 +25,7 @@ def weight(*shape: int) -> np.ndarray:
 def test_eight_bits_are_off_by_half_a_step_of_their_channel(axis, shape):
     value = weight(*shape)
     value[tuple(slice(1) if n == axis else slice(None) for n in range(len(shape)))] *= 100.0
-    found = quantizing.quantized(value, axis, 8)
+    found = quantizing.quantize_weight(value, axis, 8)
     others = tuple(n for n in range(len(shape)) if n != axis)
     step = np.abs(value).max(others, keepdims=True) / 127
     assert (np.abs(found.values - value) <= step / 2 * 1.0001).all()
@@ -36,7 +36,7 @@ def test_eight_bits_are_off_by_half_a_step_of_their_channel(axis, shape):
 @pytest.mark.parametrize("axis, shape", [(1, (256, 40)), (3, (3, 3, 16, 24)), (1, (50, 8))])
 def test_four_bits_are_packed_two_to_a_byte_with_a_scale_for_each_group(axis, shape):
     value = weight(*shape)
-    found = quantizing.quantized(value, axis, 4)
+    found = quantizing.quantize_weight(value, axis, 4)
     assert found.codes.min() >= -8 and found.codes.max() <= 7
     packed = found.packed
     assert packed.nbytes == value.size // 2
@@ -51,7 +51,7 @@ def test_four_bits_are_packed_two_to_a_byte_with_a_scale_for_each_group(axis, sh
 def test_the_scale_of_four_bits_has_the_least_error_of_those_tried():
     value = weight(64, 16)
     value[5, 3] = 0.2  # an outlier, which is clipped
-    found = quantizing.quantized(value, 1, 4)
+    found = quantizing.quantize_weight(value, 1, 4)
     whole = np.abs(value).max(0) / 7
     plain = np.clip(np.rint(value / whole), -8, 7) * whole
     error, theirs = (np.square(w - value).sum(0) for w in (found.values, plain))
@@ -61,14 +61,14 @@ def test_the_scale_of_four_bits_has_the_least_error_of_those_tried():
 
 @pytest.mark.parametrize("shape, bits", [((512, 8), 8), ((512, 8), 4)])
 def test_channels_of_zeros_stay_zeros(shape, bits):
-    found = quantizing.quantized(np.zeros(shape, "float32"), 1, bits)
+    found = quantizing.quantize_weight(np.zeros(shape, "float32"), 1, bits)
     assert not found.values.any() and np.isfinite(found.scale).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_that_count_are_quantized_and_tables_keep_eight_bits(family):
     model = built(family)
-    found = quantizing.quantized_weights(model, 4)
+    found = quantizing.quantize_weights(model, 4)
     for variable in model.weights:
         counts = len(variable.shape) > 1 and np.prod(variable.shape) >= quantizing.SMALLEST
         assert (variable.path in found) == counts
@@ -82,7 +82,7 @@ def test_logits_with_eight_bits_are_within_two_percent(family):
     model = built(family)
     before = output(model, family)
     by_path = {v.path: v for v in model.weights}
-    for path, value in quantizing.quantized_weights(model, 8).items():
+    for path, value in quantizing.quantize_weights(model, 8).items():
         by_path[path].assign(value.values)
     after = output(model, family)
     assert 0 < relative(after, before) < 0.02
@@ -91,7 +91,7 @@ def test_logits_with_eight_bits_are_within_two_percent(family):
 def served(family: str, bits: int) -> tuple[serving.Serving, np.ndarray]:
     """Returns what is exported, and the outputs of a model whose weights were rounded."""
     model, rounded = built(family), built(family)
-    found = quantizing.quantized_weights(model, bits)
+    found = quantizing.quantize_weights(model, bits)
     by_path = {v.path: v for v in rounded.weights}
     for path, value in found.items():
         by_path[path].assign(value.values)
@@ -145,7 +145,7 @@ def test_litert_holds_integers_of_heads_that_share_a_scale(tmp_path):
     y = keras.layers.MultiHeadAttention(4, 8)(x, x)
     mask = np.triu(np.full((16, 16), -np.inf, "float32"), 1)
     model = keras.Model(x, keras.ops.max(y[:, None] + mask[:, :, None], -2))
-    codes = quantizing.quantized_weights(model, 8)
+    codes = quantizing.quantize_weights(model, 8)
     taken = serving.Input("x", (16, 32), "float32")
     found = serving.Serving(model, [taken], lambda given: given, quantized=codes)
     path = tmp_path / "model.tflite"
@@ -212,6 +212,6 @@ def test_channels_of_very_different_sizes_have_scales_of_their_own(layer, shape,
     value = weight(*kernel.shape) * sizes
     kernel.assign(value)
     for bits, most in (8, 0.01), (4, 0.16):
-        found = quantizing.quantized_weights(model, bits)[kernel.path]
+        found = quantizing.quantize_weights(model, bits)[kernel.path]
         off = np.sqrt(np.square(found.values - value).sum(others) / np.square(value).sum(others))
         assert off.max() < most and (found.bytes < value.size * 2)

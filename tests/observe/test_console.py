@@ -29,9 +29,9 @@ def drawn(
 ) -> str:
     line = LiveLine(900, 0, chips)
     line.metric = metric
-    line.phase(phase)
+    line.set_phase(phase)
     line.progress = progress
-    return line.text(width)
+    return line.format_text(width)
 
 
 def test_a_wide_line_shows_everything():
@@ -90,7 +90,7 @@ def test_on_a_terminal_lines_are_printed_above_the_live_one():
     shown._console = RichConsole(file=screen, force_terminal=True, width=80, highlight=False)
     shown._live = console.Live(shown._line, console=shown._console, auto_refresh=False)
     shown._live.start()
-    shown.advance(FULL)
+    shown.update_progress(FULL)
     shown.write(340, "train", {"loss": 0.6})  # in the live line already
     shown.write(340, "eval", {"loss": 0.5})
     shown.write(340, "host", {"machine/cpu_percent": 50.0})
@@ -152,25 +152,25 @@ def test_a_terminal_that_is_resized_shows_one_line():
 
 def test_mfu_and_dollars_are_known_for_known_chips():
     v5e = hardware.Hardware(8, GENERATIONS["v5e"])
-    assert v5e.mfu(8 * 197e12 / 2) == pytest.approx(0.5)
-    assert v5e.usd(1800) == pytest.approx(8 * 1.20 / 2)
+    assert v5e.compute_mfu(8 * 197e12 / 2) == pytest.approx(0.5)
+    assert v5e.compute_price(1800) == pytest.approx(8 * 1.20 / 2)
     cpu = hardware.Hardware(1)
-    assert cpu.usd(3600) is None
+    assert cpu.compute_price(3600) is None
 
 
 def test_the_tpu_is_found_by_its_pci_device_or_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
-    assert hardware.attached_tpu(str(tmp_path)) is None
+    assert hardware.find_attached_tpu(str(tmp_path)) is None
     for name, vendor, device in (("00:01", "0x8086", "0x0063"), ("00:05", "0x1ae0", "0x0063")):
         folder = tmp_path / "sys/bus/pci/devices" / name
         folder.mkdir(parents=True)
         (folder / "vendor").write_text(f"{vendor}\n")
         (folder / "device").write_text(f"{device}\n")
-    assert hardware.attached_tpu(str(tmp_path)) == "v5e"
+    assert hardware.find_attached_tpu(str(tmp_path)) == "v5e"
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
-    assert hardware.attached_tpu(str(tmp_path)) == "v3"
+    assert hardware.find_attached_tpu(str(tmp_path)) == "v3"
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
-    assert hardware.attached_tpu(str(tmp_path)) == "v5e"
+    assert hardware.find_attached_tpu(str(tmp_path)) == "v5e"
 
 
 # FLOPs of a step

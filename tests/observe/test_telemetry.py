@@ -65,10 +65,10 @@ def test_a_failing_beat_is_logged_once_and_ends_nothing(tmp_path, caplog):
 
 
 def test_alerts_name_the_problem_and_the_fix():
-    assert telemetry.alerts({}, SECONDS | {"step": 10.0, "input_wait": 1.0}) == {}
-    found = telemetry.alerts({}, SECONDS | {"step": 62.0, "input_wait": 38.0})
+    assert telemetry.find_alerts({}, SECONDS | {"step": 10.0, "input_wait": 1.0}) == {}
+    found = telemetry.find_alerts({}, SECONDS | {"step": 62.0, "input_wait": 38.0})
     assert "Input wait is 38 % of the step" in found["input"]
-    found = telemetry.alerts({}, SECONDS | {"step": 80.0, "checkpoint_wait": 20.0})
+    found = telemetry.find_alerts({}, SECONDS | {"step": 80.0, "checkpoint_wait": 20.0})
     assert "Checkpoint wait is 20 %" in found["checkpoint"]
     sample = {
         "memory_percent": 95.0,
@@ -78,7 +78,7 @@ def test_alerts_name_the_problem_and_the_fix():
         "tpu_memory_gib": 15.5,
         "tpu_memory_total_gib": 15.75,
     }
-    found = telemetry.alerts(sample, SECONDS)
+    found = telemetry.find_alerts(sample, SECONDS)
     assert "12 GiB" in found["memory"]
     assert "1.5 GiB are left" in found["disk"]
     assert "98 % full" in found["tpu_memory"]
@@ -103,7 +103,7 @@ def test_libtpus_figures_become_one_number_each(monkeypatch):
     monitoring = types.SimpleNamespace(get_metric=get_metric)
     package = types.SimpleNamespace(tpumonitoring=monitoring)
     monkeypatch.setitem(sys.modules, "libtpu.sdk", package)
-    assert telemetry.tpu_sample() == {
+    assert telemetry.read_tpu_sample() == {
         "tpu_duty_cycle_percent": 50.0,
         "tpu_memory_gib": 3.0,
         "tpu_memory_total_gib": 16.0,

@@ -49,7 +49,7 @@ def test_a_profile_of_a_window_of_steps_is_written_and_readable(tmp_path):
     (trace,) = tmp_path.rglob("*.xplane.pb")
     stats, _ = raw_to_tool_data.xspace_to_tool_data([str(trace)], "framework_op_stats", {})
     assert b"MatMul" in stats
-    assert trainer.account.clock.seconds()["profiling"] > 0
+    assert trainer.account.clock.sum_seconds()["profiling"] > 0
 
 
 def test_a_profile_plan_is_windows_of_steps_and_slow_loops():
@@ -75,11 +75,11 @@ def test_without_a_terminal_the_console_prints_plain_lines(capsys):
 def test_throughput_counts_only_steps():
     clock = Clock()
     clock.count(100, 2.0)
-    assert clock.rate() == 50.0
-    assert clock.window_rate() == 50.0
+    assert clock.compute_rate() == 50.0
+    assert clock.compute_window_rate() == 50.0
     clock.count(10, 1.0)
-    assert clock.window_rate() == 10.0
-    assert clock.rate() == pytest.approx(110 / 3)
+    assert clock.compute_window_rate() == 10.0
+    assert clock.compute_rate() == pytest.approx(110 / 3)
 
 
 def events(folder) -> EventAccumulator:
@@ -176,13 +176,13 @@ def test_images_of_the_evaluation_are_shown_with_label_and_prediction(tmp_path):
     ],
 )
 def test_a_class_is_read_from_labels_and_from_outputs(values, expected):
-    found = samples.classes(values)
+    found = samples.find_classes(values)
     assert expected is None if found is None else found.tolist() == expected
 
 
 def test_a_wrong_prediction_is_red():
     x = np.zeros((2, 8, 8, 1))
-    right, wrong = samples.captioned(x, np.array([0, 1]), np.array([[1.0, 0.0], [1.0, 0.0]]))
+    right, wrong = samples.draw_captions(x, np.array([0, 1]), np.array([[1.0, 0.0], [1.0, 0.0]]))
     red = [picture[96:, :, 0].astype(int) - picture[96:, :, 1] for picture in (right, wrong)]
     assert red[0].max() <= 0 < 100 < red[1].max()
 

@@ -60,7 +60,7 @@ def test_a_name_alone_is_keras_optimizer_with_its_defaults(name, kind):
 )
 def test_the_rate_is_scaled_with_the_batch(scaling, batch, factor):
     config = OptimizerConfig(learning_rate=0.1, scaling=scaling, base_batch_size=256)
-    assert schedules.peak_rate(config, batch) == pytest.approx(0.1 * factor)
+    assert schedules.compute_peak_rate(config, batch) == pytest.approx(0.1 * factor)
 
 
 def rates(steps, **options) -> list[float]:

@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 
 from tftpu.engines.lowered import LoweredStep
-from tftpu.preflight.advise import MAX_COMPILES, batch_step, largest_batch, lint, memory_wanted
+from tftpu.preflight.advise import (
+    MAX_COMPILES,
+    batch_step,
+    find_largest_batch,
+    find_lints,
+    parse_memory_error,
+)
 from tftpu.preflight.pricing.cost import Cost, Memory
 from tftpu.preflight.pricing.instructions import Priced
 
@@ -23,7 +29,7 @@ def test_the_search_finds_the_edge_however_memory_grows(edge, power):
         return batch <= edge, bytes_at(batch)
 
     limit = bytes_at(edge + 4)
-    assert largest_batch(need, 4096, bytes_at(4096), limit, 8) == (edge, edge + 8)
+    assert find_largest_batch(need, 4096, bytes_at(4096), limit, 8) == (edge, edge + 8)
     assert len(tried) == len(set(tried)) <= MAX_COMPILES
 
 
@@ -32,13 +38,13 @@ def test_a_jump_in_memory_does_not_mislead_the_search():
     def need(batch):
         return batch <= 800, 7_900 if 400 < batch <= 800 else 10 * batch
 
-    assert largest_batch(need, 1024, 10_240, 8_000, 8) == (800, 808)
+    assert find_largest_batch(need, 1024, 10_240, 8_000, 8) == (800, 808)
 
 
 def test_the_search_reports_that_nothing_fits():
-    assert largest_batch(lambda batch: (False, 10**9), 64, 10**9, 10**6, 8) == (0, 8)
-    assert largest_batch(lambda batch: (False, 10**9), 6, 10**9, 10**6, 4) == (0, 4)
-    assert largest_batch(lambda batch: (False, 10**9), 6, 10**9, 10**6, 8) == (0, 6)
+    assert find_largest_batch(lambda batch: (False, 10**9), 64, 10**9, 10**6, 8) == (0, 8)
+    assert find_largest_batch(lambda batch: (False, 10**9), 6, 10**9, 10**6, 4) == (0, 4)
+    assert find_largest_batch(lambda batch: (False, 10**9), 6, 10**9, 10**6, 8) == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -65,24 +71,24 @@ def test_small_batches_are_searched_in_small_steps(examples, unit, step):
     ],
 )
 def test_an_out_of_memory_message_is_parsed(message, gib):
-    assert memory_wanted(message) == tuple(int(size * 2**30) for size in gib)
+    assert parse_memory_error(message) == tuple(int(size * 2**30) for size in gib)
 
 
 def test_a_message_without_figures_is_not_an_error():
-    assert memory_wanted("RESOURCE_EXHAUSTED: no idea") is None
+    assert parse_memory_error("RESOURCE_EXHAUSTED: no idea") is None
 
 
 def test_float16_and_a_ragged_microbatch_are_findings_about_the_step():
     step = LoweredStep(program=b"", arguments=[], precision="mixed_float16")
     memory = Memory(0, 0, 0, 0, 0)
     cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ["while.1", "while.2"], ["a"])
-    loops, kernels, ragged, float16 = (str(item) for item in lint(step, cost, 20))
+    loops, kernels, ragged, float16 = (str(item) for item in find_lints(step, cost, 20))
     assert "2 loops whose number of runs could not be read" in loops
     assert "20 examples does not fill tiles of 8" in ragged and "as 24" in ragged
     assert "mixed_bfloat16" in float16
     assert "kernels in 'a'" in kernels
     counted = dataclasses.replace(cost, uncounted_loops=[], silent_kernels=[])
-    assert lint(dataclasses.replace(step, precision="mixed_bfloat16"), counted, 16) == []
+    assert find_lints(dataclasses.replace(step, precision="mixed_bfloat16"), counted, 16) == []
 
 
 FORWARD = """\
@@ -107,7 +113,7 @@ def test_only_layers_that_matter_and_whose_width_is_chosen_are_told_of_empty_lan
     spent = {"body": share, "head": 0.9, "": 1 - 0.9 - share}
     instructions = [Priced(n, "matrix", n, "", 1, s, 0, 0, 0) for n, s in spent.items()]
     cost = Cost(Memory(0, 0, 0, 0, 0), [], instructions, *[0] * 4, *[1.0] * 5, [], [])
-    assert [item.layer for item in lint(step, cost, 16)] == found
+    assert [item.layer for item in find_lints(step, cost, 16)] == found
 
 
 def test_an_op_that_became_a_loop_of_many_short_iterations_is_named():
@@ -118,7 +124,7 @@ def test_an_op_that_became_a_loop_of_many_short_iterations_is_named():
     body = [spent("a", 20_000, 0.02), spent("b", 20_000, 0.02)]
     rest = spent("c", 9_999, 0.06)
     cost = Cost(Memory(0, 0, 0, 0, 0), [], [*body, rest], *[0] * 4, *[1.0] * 5, [], [])
-    [found] = lint(step, cost, 16)
+    [found] = find_lints(step, cost, 16)
     assert str(found).startswith(
         "layer 'up' (40% of the step): ResizeGrad runs as 20,000 iterations of 2 us, one after "
     )

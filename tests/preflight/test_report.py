@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tftpu.preflight.options import PreflightOptions
-from tftpu.preflight.pricing.cost import Cost, LargeTensor, Memory, memory_of
+from tftpu.preflight.pricing.cost import Cost, LargeTensor, Memory, parse_memory_stats
 from tftpu.preflight.pricing.instructions import Priced
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill
@@ -150,7 +150,7 @@ def test_the_lower_of_both_counts_of_the_compiler_is_the_memory():
 
     def total(*sizes):
         both = zip(names, sizes)
-        return memory_of(
+        return parse_memory_stats(
             {f"{n}{'' if n == 'peak_memory' else '_size'}_in_bytes": s for n, s in both}
         ).total
 

@@ -52,7 +52,7 @@ def test_a_function_of_an_objective_takes_any_nest():
 
 
 def test_slices_are_listed_once_each():
-    assert [s.name for s in request.slices_of(["v5e-1", "v5litepod-1"])] == ["v5e-1"]
+    assert [s.name for s in request.parse_slices(["v5e-1", "v5litepod-1"])] == ["v5e-1"]
     refused(r"slices='v5e-1': give a list", slices="v5e-1")
     refused(r"No slice was given", slices=[])
 

@@ -21,7 +21,7 @@ def test_everything_but_the_check_itself_works_without_tensorflow_and_keras():
 
 def test_the_hardware_of_a_run_is_described_without_tensorflow():
     code = (
-        "import sys; from tftpu.tpu import hardware; print(hardware.of_devices(8, False));"
+        "import sys; from tftpu.tpu import hardware; print(hardware.find_hardware(8, False));"
         "print({'tensorflow', 'keras', 'jax'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -105,7 +105,7 @@ def test_input_wait_equals_the_time_of_a_slow_pipeline(replicas, tmp_path):
     began = time.monotonic()
     trainer.fit(data().cache().repeat().map(slowly), steps=50)
     wall = time.monotonic() - began
-    seconds = trainer.account.seconds()
+    seconds = trainer.account.sum_seconds()
     # What is read ahead during a step is not waited for, and a busy machine's steps are long.
     assert 0.85 * 50 * 0.02 - seconds["step"] < seconds["input_wait"] < wall - seconds["step"]
     text = (tmp_path / "train.log").read_text()
@@ -121,7 +121,7 @@ def test_a_fast_pipeline_is_not_waited_for(tmp_path):
     model.compile(optimizer="sgd", loss=loss)
     trainer = make_trainer(model, tmp_path)
     trainer.fit(data().cache().repeat(), steps=100)
-    seconds = trainer.account.seconds()
+    seconds = trainer.account.sum_seconds()
     assert seconds["input_wait"] < 0.3 * seconds["step"]
 
 
@@ -135,7 +135,7 @@ def test_nested_blocks_count_once(monkeypatch):
         with clock.spend("compiling"):
             now[0] += 4.0
         now[0] += 2.0
-    seconds = clock.seconds()
+    seconds = clock.sum_seconds()
     assert (seconds["starting"], seconds["compiling"], seconds["evaluation"]) == (0.5, 4.0, 3.0)
     assert sum(seconds.values()) == 7.5
 
@@ -152,7 +152,7 @@ def test_the_time_until_a_restart_counts_if_the_run_was_cut_off(state, counts, t
     record["uptime"] -= 100
     (tmp_path / goodput.FILE).write_text(json.dumps(record))
     again = goodput.Account(str(tmp_path), goodput.Clock())
-    assert again.seconds()["restart"] == pytest.approx(100.0 if counts else 0.0, abs=1.0)
+    assert again.sum_seconds()["restart"] == pytest.approx(100.0 if counts else 0.0, abs=1.0)
 
 
 def test_a_clock_that_was_set_back_subtracts_nothing(tmp_path):
@@ -162,7 +162,7 @@ def test_a_clock_that_was_set_back_subtracts_nothing(tmp_path):
     for boot in (record["boot"], "another machine"):
         (tmp_path / goodput.FILE).write_text(json.dumps(record | {"boot": boot}))
         again = goodput.Account(str(tmp_path), goodput.Clock())
-        assert again.seconds()["restart"] == pytest.approx(0.0, abs=1.0)
+        assert again.sum_seconds()["restart"] == pytest.approx(0.0, abs=1.0)
 
 
 def test_time_on_another_machine_is_lost_by_the_clock_of_days(tmp_path):
@@ -171,7 +171,7 @@ def test_time_on_another_machine_is_lost_by_the_clock_of_days(tmp_path):
     record |= {"updated": record["updated"] - 100, "boot": "another machine"}
     (tmp_path / goodput.FILE).write_text(json.dumps(record))
     again = goodput.Account(str(tmp_path), goodput.Clock())
-    assert again.seconds()["restart"] == pytest.approx(100.0, abs=1.0)
+    assert again.sum_seconds()["restart"] == pytest.approx(100.0, abs=1.0)
 
 
 YEARS = 10 * 365 * 86_400.0
@@ -191,7 +191,7 @@ def test_a_clock_ten_years_ahead_does_not_destroy_the_account(ahead, boot, tmp_p
         if boot == "another machine":
             path = tmp_path / goodput.FILE
             path.write_text(json.dumps(json.loads(path.read_text()) | {"boot": str(number)}))
-    assert sum(account.seconds().values()) < 60.0
+    assert sum(account.sum_seconds().values()) < 60.0
     assert account.restarts == 2
     assert abs(goodput.read(str(tmp_path)).started - real()) < 60.0
 
@@ -249,5 +249,5 @@ def test_the_age_of_a_process_agrees_with_another_clock():
 
 def test_the_table_lists_the_largest_part_first_and_omits_empty_ones():
     seconds = dict.fromkeys(goodput.PARTS, 0.0) | {"step": 90.0, "input_wait": 10.0}
-    assert [line.split()[0] for line in goodput.table(seconds)] == ["step", "input", "total"]
-    assert "90.0 s   90.0%" in goodput.table(seconds)[0]
+    assert [line.split()[0] for line in goodput.format_table(seconds)] == ["step", "input", "total"]
+    assert "90.0 s   90.0%" in goodput.format_table(seconds)[0]

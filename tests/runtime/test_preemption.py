@@ -156,9 +156,9 @@ def test_a_maintenance_event_is_a_notice(metadata, key, value, capfd):
 
 def test_a_metadata_server_that_does_not_answer_gives_no_notice(metadata, monkeypatch):
     metadata.clear()
-    assert preemption.maintenance_event() is None
+    assert preemption.fetch_maintenance_event() is None
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-    assert preemption.maintenance_event() is None
+    assert preemption.fetch_maintenance_event() is None
 
 
 @contextlib.contextmanager
@@ -183,9 +183,9 @@ def server(answer, monkeypatch):
 def test_an_answer_that_is_not_of_googles_metadata_server_is_no_notice(monkeypatch):
     text = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n%s\r\nTRUE"
     with server(lambda s: s.sendall(text % b""), monkeypatch):
-        assert preemption.maintenance_event() is None
+        assert preemption.fetch_maintenance_event() is None
     with server(lambda s: s.sendall(text % b"Metadata-Flavor: Google\r\n"), monkeypatch):
-        assert preemption.maintenance_event() == "TRUE"
+        assert preemption.fetch_maintenance_event() == "TRUE"
 
 
 def drip(start):
@@ -206,7 +206,7 @@ def test_an_answer_that_drips_ends_and_delays_no_signal(start, monkeypatch):
     monkeypatch.setattr(preemption, "_TOTAL", 1.0)
     with server(drip(start), monkeypatch):
         began = time.monotonic()
-        assert preemption.maintenance_event() is None
+        assert preemption.fetch_maintenance_event() is None
         assert time.monotonic() - began < 20  # two answers, of 60 s in all
         monkeypatch.setattr(preemption, "_TOTAL", 60.0)
         monkeypatch.setattr(preemption, "_JOIN_SECONDS", 0.1)
@@ -225,7 +225,7 @@ def test_an_answer_that_drips_ends_and_delays_no_signal(start, monkeypatch):
 @pytest.mark.parametrize("host", ["a b", "[", "a:b", "\u2603" * 80, "a\nb", "127.0.0.1:99999999"])
 def test_a_host_that_is_none_gives_no_notice(host, monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", host)
-    assert preemption.maintenance_event() is None
+    assert preemption.fetch_maintenance_event() is None
 
 
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n\xff\xfe"])
@@ -242,10 +242,10 @@ def test_signals_arrive_for_any_answer_of_the_metadata_server(answer, monkeypatc
 
 def test_loops_too_long_for_the_grace_period_cause_one_warning(caplog):
     notice = preemption.PreemptionNotice(grace_seconds=25)
-    notice.measured(50, 10.0)
+    notice.check_loop_time(50, 10.0)
     assert not caplog.text
-    notice.measured(500, 50.0)
-    notice.measured(500, 50.0)
+    notice.check_loop_time(500, 50.0)
+    notice.check_loop_time(500, 50.0)
     assert caplog.text.count("set steps_per_loop to 125 or less") == 1
 
 

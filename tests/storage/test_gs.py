@@ -245,7 +245,7 @@ def test_checkpoints_in_a_bucket_are_complete_or_absent(service):
         array += 1
         checkpoints.save(step, {"model": [leaf("kernel", array)]}, {"step": step})
     checkpoints.wait()
-    assert checkpoints.steps() == [2, 3]
+    assert checkpoints.list_steps() == [2, 3]
     # A checkpoint without its manifest does not count.
     files.remove(f"gs://{BUCKET}/run/checkpoints/3/manifest.json")
     array[:] = 0
@@ -269,7 +269,7 @@ def test_several_hosts_write_one_checkpoint_into_a_bucket(service):
         assert host.checkpoints.restore(host.leaves).step == 1
         assert (host.kernel == 7 + index).all() and (host.bias == 7).all()
     assert checkpoint_hosts.save(again, 2) == [None] * checkpoint_hosts.COUNT
-    assert again[0].checkpoints.steps() == [1, 2]
+    assert again[0].checkpoints.list_steps() == [1, 2]
 
 
 def test_writers_write_into_a_bucket(service):

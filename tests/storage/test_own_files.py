@@ -65,7 +65,7 @@ def test_the_best_mark_of_another_process_stays(service):
     checkpoints = Checkpoints(RUN)
     checkpoints.save(1, leaves(1), {}, Best("loss", 0.5))
     checkpoints.wait()
-    assert checkpoints.best() == 1
+    assert checkpoints.find_best() == 1
     service.overwrite("run/checkpoints/best", THEIRS)
     checkpoints.save(2, leaves(2), {}, Best("loss", 0.4))
     with not_ours():
@@ -110,7 +110,7 @@ def test_a_step_is_saved_again_after_a_resume(service):
         checkpoints.save(1, leaves(1), {"seen": seen}, Best("loss", 0.5))
         restored = checkpoints.restore(target := leaves(0))
         assert (restored.state, step_of(target)) == ({"seen": seen}, 1)
-        assert checkpoints.best() == 1
+        assert checkpoints.find_best() == 1
 
 
 def test_a_damaged_mark_in_a_bucket_is_set_aside_and_written_again(service):
@@ -118,7 +118,7 @@ def test_a_damaged_mark_in_a_bucket_is_set_aside_and_written_again(service):
     checkpoints = Checkpoints(RUN)
     checkpoints.save(1, leaves(1), {}, Best("loss", 0.5))
     checkpoints.wait()
-    assert checkpoints.best() == 1
+    assert checkpoints.find_best() == 1
     assert service.content("run/checkpoints/best.damaged") == b"{"
 
 

@@ -32,12 +32,12 @@ def test_a_damaged_side_file_is_ignored_with_a_warning(content, tmp_path, caplog
     checkpoints.save(1, leaves(1), {}, Best("loss", 0.5))
     checkpoints.save(2, leaves(2), {})
     checkpoints.wait()
-    assert checkpoints.best() == 1
+    assert checkpoints.find_best() == 1
     best, preflight = tmp_path / "checkpoints/best", tmp_path / reports.FILE
     for path in (best, preflight):
         path.write_bytes(content)
     readers = {
-        checkpoints.best: best,
+        checkpoints.find_best: best,
         lambda: result.read_best(str(tmp_path)): best,
         lambda: status._find_checkpoints(str(tmp_path))["best"]: best,
         lambda: reports.read_rates(str(tmp_path)): preflight,
@@ -56,7 +56,7 @@ def test_a_damaged_side_file_is_ignored_with_a_warning(content, tmp_path, caplog
     assert caplog.text.count("is damaged and is ignored") == 1
     assert (tmp_path / "checkpoints/best.damaged").read_bytes() == content
     assert not best.exists()
-    assert checkpoints.steps() == [2, 3, 4]
+    assert checkpoints.list_steps() == [2, 3, 4]
 
 
 def test_side_files_that_are_no_files_are_ignored(tmp_path, caplog):

@@ -6,7 +6,7 @@ import tftpu
 from tests.support.models.training import compiled, examples, make_trainer
 from tftpu.config import DataContext
 from tftpu.inference.predict import Job
-from tftpu.inference.prediction.outputs import columns_of
+from tftpu.inference.prediction.outputs import build_columns
 from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.formats import results
 
@@ -31,6 +31,6 @@ def records(batch: int = 16) -> unlabelled.UnlabelledRecords:
 
 
 def job(folder, **changes) -> Job:
-    columns = columns_of(["logits"], False, None)
+    columns = build_columns(["logits"], False, None)
     given = {"format": "jsonl", "encode": results.jsonl, "columns": columns, "plan": {"of": "x"}}
     return Job(str(folder), **{**given, "records_per_shard": 20, **changes})

@@ -60,10 +60,10 @@ def running(
     **limits: Any,
 ) -> Iterator[int]:
     """Serves a model under the name "m"; yields the port."""
-    at = run.bound("127.0.0.1", 0)
+    at = run.bind_socket("127.0.0.1", 0)
     run.listen(at)
     about = About(name="m", hosts=hosts)
-    server = run.server_of(model, about, Limits(**limits), protocol=protocol)
+    server = run.build_server(model, about, Limits(**limits), protocol=protocol)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

@@ -5,21 +5,23 @@ import pytest
 from tftpu.config import ClusterConfig
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.tpu.compiler_options import as_text, compiler_options, parse_options
+from tftpu.tpu.compiler_options import as_text, choose_compiler_options, parse_options
 from tftpu.tpu.slices import GENERATIONS
 
 
 def test_auto_is_for_tpus_alone():
-    assert compiler_options("auto", None) == {}
-    names = [set(compiler_options("auto", g)) for g in GENERATIONS.values()]
+    assert choose_compiler_options("auto", None) == {}
+    names = [set(choose_compiler_options("auto", g)) for g in GENERATIONS.values()]
     assert all("xla_jf_spmd_threshold_for_windowed_einsum_mib" in found for found in names)
 
 
 def test_what_is_set_replaces_what_auto_chooses():
     v6e = GENERATIONS["v6e"]
-    assert compiler_options("", v6e) == {}
-    assert compiler_options("xla_a=1, --xla_b=true", v6e) == {"xla_a": "1", "xla_b": "True"}
-    assert parse_options(as_text(compiler_options("auto", v6e))) == compiler_options("auto", v6e)
+    assert choose_compiler_options("", v6e) == {}
+    assert choose_compiler_options("xla_a=1, --xla_b=true", v6e) == {"xla_a": "1", "xla_b": "True"}
+    assert parse_options(as_text(choose_compiler_options("auto", v6e))) == choose_compiler_options(
+        "auto", v6e
+    )
 
 
 @pytest.mark.parametrize("text", ["none", "xla_a", "xla_a=", "threads=4", "xla_a=1 xla_b=2"])

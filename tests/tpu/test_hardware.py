@@ -2,7 +2,7 @@
 
 import pytest
 
-from tftpu.tpu.hardware import Hardware, of_devices
+from tftpu.tpu.hardware import Hardware, find_hardware
 from tftpu.tpu.slices import GENERATIONS
 
 
@@ -13,15 +13,15 @@ from tftpu.tpu.slices import GENERATIONS
 def test_a_tpu_is_described_by_its_chips(accelerator, devices, chips, monkeypatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
     generation = GENERATIONS[accelerator.partition("-")[0].replace("v5litepod", "v5e")]
-    assert of_devices(devices, is_tpu=True) == Hardware(chips, generation, is_tpu=True)
+    assert find_hardware(devices, is_tpu=True) == Hardware(chips, generation, is_tpu=True)
 
 
 def test_an_unknown_tpu_counts_devices(monkeypatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v99-8")
-    assert of_devices(8, is_tpu=True) == Hardware(8, None, is_tpu=True)
+    assert find_hardware(8, is_tpu=True) == Hardware(8, None, is_tpu=True)
 
 
 def test_other_hardware_has_devices_but_neither_price_nor_peak():
-    cpu = of_devices(2, is_tpu=False)
+    cpu = find_hardware(2, is_tpu=False)
     assert cpu == Hardware(2)
-    assert cpu.mfu(1e12) is None and cpu.usd(3600) is None
+    assert cpu.compute_mfu(1e12) is None and cpu.compute_price(3600) is None

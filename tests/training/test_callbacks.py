@@ -39,7 +39,7 @@ def test_a_callback_that_fails_at_the_end_leaves_the_last_checkpoint(tmp_path):
 
     with pytest.raises(RuntimeError, match="no more"):
         trained(tmp_path, Failing(), epochs=2)
-    assert make_trainer(compiled(), str(tmp_path)).checkpoints.steps()[-1] == 4
+    assert make_trainer(compiled(), str(tmp_path)).checkpoints.list_steps()[-1] == 4
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_a_run_outlives_a_disk_that_fails_for_a_while(how, whole, tmp_path, monk
     assert "could not be saved" in caplog.text
     assert "Training continues" in caplog.text
     assert outcome(run, tmp_path) == whole
-    assert Checkpoints(str(tmp_path)).steps()[-1] == STEPS
+    assert Checkpoints(str(tmp_path)).list_steps()[-1] == STEPS
 
 
 def test_a_disk_that_stays_full_fails_with_a_clear_error_and_the_run_resumes(
@@ -65,7 +65,7 @@ def test_a_disk_that_stays_full_fails_with_a_clear_error_and_the_run_resumes(
         with pytest.raises(UserError) as caught:
             fit(trainer(tmp_path, 1), [disk.callback])
     assert "its last checkpoint could not be saved" in str(caught.value)
-    newest = Checkpoints(str(tmp_path)).steps()[-1]
+    newest = Checkpoints(str(tmp_path)).list_steps()[-1]
     assert newest in (16, 20)  # that of step 20 may have been in progress
     assert f"resumes from step {newest}" in str(caught.value)
     again = trainer(tmp_path, 1)
@@ -84,12 +84,14 @@ def test_a_preempted_run_that_cannot_save_names_the_step_it_resumes_from(tmp_pat
                 pass
 
     heard = []
-    monkeypatch.setattr("tftpu.runtime.preemption._say", lambda text: heard.extend(text.split(":")))
+    monkeypatch.setattr(
+        "tftpu.runtime.preemption._print_status", lambda text: heard.extend(text.split(":"))
+    )
     again = trainer(tmp_path, 1)
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=preempt)
     with pytest.raises(Preempted, match=r"step 18, which could not be saved: .* from step 1"):
         fit(again, [disk.callback, callback])
-    assert Checkpoints(str(tmp_path)).steps()[-1] in (12, 16)
+    assert Checkpoints(str(tmp_path)).list_steps()[-1] in (12, 16)
 
 
 def test_a_clock_that_jumps_neither_stops_nor_floods_the_saves(tmp_path, monkeypatch):
@@ -112,7 +114,7 @@ def test_a_clock_that_jumps_neither_stops_nor_floods_the_saves(tmp_path, monkeyp
 def test_minutes_make_checkpoints_too(tmp_path):
     run = trainer(tmp_path, 1, checkpoint_every=0, checkpoint_minutes=1e-9, keep=100)
     fit(run)
-    assert len(run.checkpoints.steps()) > 10
+    assert len(run.checkpoints.list_steps()) > 10
 
 
 @pytest.mark.parametrize("step", [20, pytest.param(STEPS, marks=pytest.mark.slow)])
@@ -121,7 +123,7 @@ def test_an_evaluation_skipped_by_a_notice_is_made_up_when_the_run_resumes(
 ):
     """It may take longer than the grace period; nothing of it is lost."""
     heard = []
-    monkeypatch.setattr("tftpu.runtime.preemption._say", heard.append)
+    monkeypatch.setattr("tftpu.runtime.preemption._print_status", heard.append)
 
     def preempt(batch, logs):
         if first.model.optimizer.iterations.numpy() == step:

@@ -100,10 +100,10 @@ def test_an_evaluation_left_to_the_next_run_can_be_the_best(tmp_path):
     with pytest.raises(Preempted):
         fit(trainer(tmp_path, 1), [PreemptAt(10)])
     checkpoints = Checkpoints(str(tmp_path))
-    assert (checkpoints.steps()[-1], checkpoints.best()) == (10, None)
+    assert (checkpoints.list_steps()[-1], checkpoints.find_best()) == (10, None)
     with pytest.raises(CutError):
         fit(trainer(tmp_path, 1), [CutAfter(13)])
-    assert Checkpoints(str(tmp_path)).best() == 10
+    assert Checkpoints(str(tmp_path)).find_best() == 10
 
 
 def test_new_metrics_start_where_the_run_resumes(tmp_path, caplog):
@@ -173,11 +173,11 @@ def weights(workdir) -> bytes:
 def test_the_same_command_resumes_after_a_kill(tmp_path):
     killed = tmp_path / "killed"
     victim = run_command(*SHORT, f"--workdir={killed}")
-    while not Checkpoints(str(killed)).steps() and victim.poll() is None:
+    while not Checkpoints(str(killed)).list_steps() and victim.poll() is None:
         time.sleep(0.01)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
-    reached = Checkpoints(str(killed)).steps()[-1]
+    reached = Checkpoints(str(killed)).list_steps()[-1]
     assert reached < 120
     again = run_command(*SHORT, f"--workdir={killed}")
     output, _ = again.communicate()
@@ -196,7 +196,7 @@ def test_a_preempted_run_saves_says_so_and_exits_with_75(tmp_path):
     os.kill(victim.pid, signal.SIGTERM)
     output = victim.stdout.read()
     assert victim.wait() == 75
-    (step,) = Checkpoints(str(tmp_path)).steps()
+    (step,) = Checkpoints(str(tmp_path)).list_steps()
     assert f"Stopped by SIGTERM after step {step}, saved" in output
     assert "Traceback" not in output
 

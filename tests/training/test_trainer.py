@@ -256,7 +256,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
         UserError, match=r"between step 16 and step 20 \(last finite: loss .*step 10"
     ):
         trainer.fit(poisoned(range(17, 18)), steps=40)
-    assert trainer.checkpoints.steps() == [10]
+    assert trainer.checkpoints.list_steps() == [10]
     again = make_trainer(compiled(), tmp_path)
     assert again.fit(poisoned(range(0)), steps=40).epoch == [0]
     assert all(np.isfinite(w).all() for w in again.model.get_weights())

@@ -61,7 +61,7 @@ class Base:
             )
         _ = self.digest
 
-    def saved(self) -> dict[str, list[Leaf]]:
+    def list_saved(self) -> dict[str, list[Leaf]]:
         """Returns what a checkpoint holds, by group: everything else."""
         leaves = self._state()
         return leaves | {_MODEL: [v for v in leaves[_MODEL] if v.name not in self._paths]}

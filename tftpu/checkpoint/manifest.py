@@ -91,7 +91,7 @@ class StoredFile:
             yield run
 
 
-def clear(folder: str, marker: OwnFile) -> None:
+def remove_leftovers(folder: str, marker: OwnFile) -> None:
     """Removes what an interrupted save left of a checkpoint, or a damaged one.
 
     Args:
@@ -150,7 +150,7 @@ def read(folder: str) -> dict[str, StoredFile]:
     return {name: StoredFile(files.join(folder, name), found) for name, found in listed.items()}
 
 
-def digest(folder: str) -> str:
+def compute_digest(folder: str) -> str:
     """Returns a text that is another one for a checkpoint of other values.
 
     Raises:
@@ -196,24 +196,24 @@ def _is_block(value: object) -> bool:
     return all(type(number) is int and number >= 0 for number in value)
 
 
-def discard(folder: str) -> None:
+def remove_checkpoint(folder: str) -> None:
     """Removes a checkpoint. Its manifest is removed first, which makes it invalid."""
     files.remove(files.join(folder, FILE))
     files.remove_tree(folder)
 
 
-def folders(checkpoints: str) -> list[int]:
+def list_folders(checkpoints: str) -> list[int]:
     """Returns the steps of all checkpoint folders in order, complete or not."""
     names = files.list_names(checkpoints)
     # What Python reads as a number and would write in another way, as "²" and "07", is not a step.
     return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]*", name))
 
 
-def steps(checkpoints: str) -> list[int]:
+def list_steps(checkpoints: str) -> list[int]:
     """Returns the steps of the complete checkpoints in order."""
     return [
         step
-        for step in folders(checkpoints)
+        for step in list_folders(checkpoints)
         if files.exists(files.join(checkpoints, str(step), FILE))
     ]
 

@@ -16,7 +16,7 @@ import numpy as np
 from tftpu.checkpoint.host_copy import Copied
 from tftpu.checkpoint.manifest import Block, StoredFile
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.names import without_counters
+from tftpu.engines.names import remove_counters
 from tftpu.errors import UserError
 from tftpu.storage import regions, safetensors
 from tftpu.storage.regions import Named, Region
@@ -45,7 +45,7 @@ class _Saved(NamedTuple):
     parts: list[_Part]
 
 
-def keyed(copies: Iterable[Copied]) -> dict[str, np.ndarray]:
+def group_by_name(copies: Iterable[Copied]) -> dict[str, np.ndarray]:
     """Returns the copies of a group's leaves under their names in its file."""
     return {
         regions.format_name(Named(number, leaf.name, region, leaf.shape)): array
@@ -81,8 +81,8 @@ def read(
         if differences:
             raise UserError(
                 f"The checkpoint of step {step} belongs to another {group}: "
-                f"{listed(differences)}. Use the configuration it was trained with, or another "
-                "workdir."
+                f"{format_list(differences)}. Use the configuration it was trained with, or "
+                "another workdir."
             )
         pairs += zip(members, saved)
     return _read_values(stored, pairs)
@@ -94,7 +94,7 @@ def assign(found: Iterable[Found]) -> None:
         leaf.assign(values)
 
 
-def listed(items: Sequence[object]) -> str:
+def format_list(items: Sequence[object]) -> str:
     """Joins the first items of a list for an error message."""
     shown = "; ".join(map(str, items[:8]))
     return f"{shown}; and {len(items) - 8} more" if len(items) > 8 else shown
@@ -178,8 +178,8 @@ def _put(found: Found, part: _Part, region: Region, data: bytes) -> None:
 
 def _find_differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[str]:
     """Returns the differences between leaves and a checkpoint's variables, one clause each."""
-    there = [(without_counters(variable.name), variable.shape) for variable in saved]
-    here = [(without_counters(leaf.name), leaf.shape) for leaf in leaves]
+    there = [(remove_counters(variable.name), variable.shape) for variable in saved]
+    here = [(remove_counters(leaf.name), leaf.shape) for leaf in leaves]
     differences = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, there, here, False).get_opcodes():
         if kind == "equal":
@@ -189,6 +189,6 @@ def _find_differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[s
             other = shapes.pop(plain, None)
             what = f"is {shape} here and {other} there" if other else "is not in the checkpoint"
             differences.append(f"{leaf.name} {what}")
-        left = [v.name for v in saved[a:b] if without_counters(v.name) in shapes]
+        left = [v.name for v in saved[a:b] if remove_counters(v.name) in shapes]
         differences += [f"{name} is only in the checkpoint" for name in left]
     return differences

@@ -96,12 +96,12 @@ class Checkpoints:
         self._failure: Failure | None = None
         self._best = OwnFile(workdir, "checkpoints", "best")
 
-    def steps(self) -> list[int]:
+    def list_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in order."""
         self.wait()
-        return manifest.steps(self.folder)
+        return manifest.list_steps(self.folder)
 
-    def best(self) -> int | None:
+    def find_best(self) -> int | None:
         """Returns the step of the best checkpoint, or None if none is marked."""
         return _step(side_files.read(self._best.path, step=int))
 
@@ -197,16 +197,16 @@ class Checkpoints:
             UserError: the checkpoint belongs to another model or optimizer (the message lists the
                 differences), or none of the checkpoints is complete.
         """
-        candidates = self.candidates(step)
+        candidates = self.list_candidates(step)
         for candidate in candidates:
             loaded = self.load(leaves, candidate)
             if loaded is not None:
-                return self.adopt(loaded)
+                return self.restore_loaded(loaded)
         if candidates:
-            raise self.none_complete(candidates, step)
+            raise self.describe_failure(candidates, step)
         return None
 
-    def candidates(self, step: int | None = None) -> list[int]:
+    def list_candidates(self, step: int | None = None) -> list[int]:
         """Returns the steps of the checkpoints to restore, in the order to try them.
 
         Args:
@@ -216,9 +216,9 @@ class Checkpoints:
             UserError: there is none of that step.
         """
         self.wait()
-        complete = manifest.steps(self.folder)[::-1]
+        complete = manifest.list_steps(self.folder)[::-1]
         if step is not None and step not in complete:
-            raise self.none_complete([step], step)
+            raise self.describe_failure([step], step)
         return [step] if step is not None else complete
 
     def load(self, leaves: Mapping[str, Sequence[Leaf]], step: int) -> Loaded | None:
@@ -242,22 +242,23 @@ class Checkpoints:
             return None
         return Loaded(Restored(step, host), found)
 
-    def adopt(self, loaded: Loaded) -> Restored:
+    def restore_loaded(self, loaded: Loaded) -> Restored:
         """Assigns a checkpoint that was read."""
         matching.assign(loaded.found)
         self.newest = loaded.restored.step
         return loaded.restored
 
-    def none_complete(self, candidates: list[int], step: int | None) -> UserError:
+    def describe_failure(self, candidates: list[int], step: int | None) -> UserError:
         """Returns the error of checkpoints of which none could be read."""
         if step is None:
             return UserError(
-                f"No checkpoint in {self.folder} is complete (found {matching.listed(candidates)})."
-                " To train from the start, remove that folder or choose another workdir."
+                f"No checkpoint in {self.folder} is complete (found "
+                f"{matching.format_list(candidates)}). To train from the start, remove that "
+                "folder or choose another workdir."
             )
-        others = [other for other in manifest.steps(self.folder) if other != step]
-        hint = f"; complete ones: {matching.listed(others)}" if others else ""
-        if others and self.best() == step:
+        others = [other for other in manifest.list_steps(self.folder) if other != step]
+        hint = f"; complete ones: {matching.format_list(others)}" if others else ""
+        if others and self.find_best() == step:
             best = files.join(self.folder, "best")
             hint += f". Remove {best} to use the newest of them"
         return UserError(
@@ -278,7 +279,7 @@ class Checkpoints:
             prepare()
         try:
             if self._exchange is None:
-                writing.alone()
+                writing.write_alone()
             else:
                 writing.as_chief(self._exchange, prepare)
             self.newest = step
@@ -286,12 +287,12 @@ class Checkpoints:
             if writing.begun:  # an incomplete checkpoint only takes up space
                 with contextlib.suppress(OSError):
                     locks.check_lock(self.workdir)
-                    manifest.discard(files.join(self.folder, str(step)))
+                    manifest.remove_checkpoint(files.join(self.folder, str(step)))
             raise
         if best is not None:
             self._mark_best(step, best)
         try:
-            self._prune(step)
+            self._remove_old(step)
         except OSError as error:
             _log.warning("Old checkpoints could not be removed: %s", error)
 
@@ -308,19 +309,19 @@ class Checkpoints:
         record = {"step": step, **best._asdict()}
         self._best.write(json.dumps(record).encode())
 
-    def _prune(self, newest: int) -> None:
+    def _remove_old(self, newest: int) -> None:
         """Removes checkpoints that need not be kept, and leftovers of interrupted saves.
 
         Checkpoints of later steps are damaged ones that the run fell back from: they are ignored,
         and stay until the run reaches their steps again.
         """
-        complete = [step for step in manifest.steps(self.folder) if step <= newest]
+        complete = [step for step in manifest.list_steps(self.folder) if step <= newest]
         kept: set[int | None] = {_step(self._best.take(step=int)), *complete[-self.keep :]}
         if self.keep_every:
             kept |= {step for step in complete if step % self.keep_every == 0}
-        for step in manifest.folders(self.folder):
+        for step in manifest.list_folders(self.folder):
             if step < newest and step not in kept:
-                manifest.discard(files.join(self.folder, str(step)))
+                manifest.remove_checkpoint(files.join(self.folder, str(step)))
         for name in files.list_names(self.folder):
             if name.endswith(".tmp"):
                 files.remove(files.join(self.folder, name))

@@ -46,13 +46,13 @@ class Writing:
         self._marker = marker
         self.begun = False
 
-    def alone(self) -> None:
+    def write_alone(self) -> None:
         """Writes it as the only process.
 
         Raises:
             OSError: it could not be written, and is not valid.
         """
-        self._clear()
+        self._remove_leftovers()
         listed = manifest.write_files(self._folder, self._collect_chief_contents())
         manifest.commit(self._step, listed, self._marker)
 
@@ -68,18 +68,18 @@ class Writing:
         """
         with self._announcing(exchange, "begun"):
             prepare()
-            self._clear()
+            self._remove_leftovers()
         save = _DRAWS.randrange(10**9)
-        exchange.announce(self._name("begun"), json.dumps({"save": save}))
+        exchange.announce(self._format_name("begun"), json.dumps({"save": save}))
         with self._announcing(exchange, "ended"):
             try:
                 listed = manifest.write_files(self._folder, self._collect_chief_contents())
             finally:  # whatever happened here, the others give account
-                reports = exchange.collect(self._name("written"), "")[1:]
+                reports = exchange.collect(self._format_name("written"), "")[1:]
             for host, report in enumerate(map(json.loads, reports), start=1):
                 listed |= self._check_seen(host, report)
             manifest.commit(self._step, listed, self._marker)
-        exchange.announce(self._name("ended"), "{}")
+        exchange.announce(self._format_name("ended"), "{}")
 
     def as_other(self, exchange: Exchange, index: int) -> None:
         """Writes what this process has of it, and waits until the chief made it valid.
@@ -91,7 +91,7 @@ class Writing:
         Raises:
             OSError: a process could not write its files; it is not valid.
         """
-        begun = _parse_success(exchange.announce(self._name("begun"), ""))
+        begun = _parse_success(exchange.announce(self._format_name("begun"), ""))
         contents = {
             f"{group}-{index}-{begun['save']}.safetensors": _list_blocks(copied)
             for group, copied in self._copies.items()
@@ -104,12 +104,12 @@ class Writing:
             report = _describe_failure(error)
             raise
         finally:
-            exchange.collect(self._name("written"), json.dumps(report))
-            _parse_success(exchange.announce(self._name("ended"), ""))
+            exchange.collect(self._format_name("written"), json.dumps(report))
+            _parse_success(exchange.announce(self._format_name("ended"), ""))
 
-    def _clear(self) -> None:
+    def _remove_leftovers(self) -> None:
         self.begun = True
-        manifest.clear(self._folder, self._marker)
+        manifest.remove_leftovers(self._folder, self._marker)
 
     def _collect_chief_contents(self) -> dict[str, Blocks]:
         contents = {
@@ -135,7 +135,7 @@ class Writing:
                 )
         return listed
 
-    def _name(self, moment: str) -> str:
+    def _format_name(self, moment: str) -> str:
         return f"checkpoint {self._folder} {moment}"
 
     @contextlib.contextmanager
@@ -144,12 +144,12 @@ class Writing:
         try:
             yield
         except BaseException as error:
-            exchange.announce(self._name(moment), json.dumps(_describe_failure(error)))
+            exchange.announce(self._format_name(moment), json.dumps(_describe_failure(error)))
             raise
 
 
 def _list_blocks(copied: Sequence[Copied]) -> Blocks:
-    return safetensors.TensorFile(matching.keyed(copied)).iterate_blocks
+    return safetensors.TensorFile(matching.group_by_name(copied)).iterate_blocks
 
 
 def _describe_failure(error: BaseException) -> dict[str, str]:

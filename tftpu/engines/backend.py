@@ -24,7 +24,7 @@ def prefer_tensorflow() -> None:
         os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
-def name() -> str:
+def read_name() -> str:
     """Returns the backend that Keras runs on, or will run on when it is imported."""
     keras: Any = sys.modules.get("keras")
     if keras is not None and hasattr(keras, "config"):
@@ -42,13 +42,13 @@ def use(wanted: str) -> None:
         UserError: Keras is loaded already, with another backend.
     """
     check_keras()
-    if name() == wanted:
+    if read_name() == wanted:
         return
     if "keras" in sys.modules:
         raise UserError(
-            f"Keras is loaded already, on {name()}, and engine={wanted!r} needs it on {wanted}: "
-            f"set KERAS_BACKEND={wanted} before Python starts, or call tftpu.connect() before "
-            "anything imports keras."
+            f"Keras is loaded already, on {read_name()}, and engine={wanted!r} needs it on "
+            f"{wanted}: set KERAS_BACKEND={wanted} before Python starts, or call "
+            "tftpu.connect() before anything imports keras."
         )
     os.environ["KERAS_BACKEND"] = wanted
 
@@ -65,7 +65,7 @@ def check_keras() -> None:
             f"Keras {version} is installed, and tftpu trains models of Keras 3: run "
             "`pip install 'keras>=3.14,<3.16'` and `import keras` rather than tf.keras."
         )
-    backend = name()
+    backend = read_name()
     if backend not in SERVED:
         named = os.environ.get("KERAS_BACKEND") == backend
         where = f"KERAS_BACKEND={backend}" if named else f"backend {backend!r} of keras.json"
@@ -83,7 +83,7 @@ def check_keras() -> None:
         raise UserError(said)
 
 
-def settings_file(environ: Mapping[str, str]) -> Path:
+def find_settings_file(environ: Mapping[str, str]) -> Path:
     """Returns the file that Keras reads its settings from at import, if it is there."""
     home = Path(environ.get("HOME") or "~").expanduser()
     writable = home if os.access(home, os.W_OK) else Path("/tmp")
@@ -93,7 +93,7 @@ def settings_file(environ: Mapping[str, str]) -> Path:
 def read_settings(environ: Mapping[str, str]) -> dict[str, Any] | None:
     """Returns the settings in Keras's file; None if Keras does not start with what is there."""
     try:
-        found = json.loads(settings_file(environ).read_bytes())
+        found = json.loads(find_settings_file(environ).read_bytes())
     except (ValueError, FileNotFoundError):
         return {}  # as Keras does
     except (OSError, RecursionError):
@@ -103,7 +103,7 @@ def read_settings(environ: Mapping[str, str]) -> dict[str, Any] | None:
 
 def describe_unusable(environ: Mapping[str, str]) -> str:
     """Returns why no engine trains with the settings in Keras's file; "" if there is no reason."""
-    file, settings = settings_file(environ), read_settings(environ)
+    file, settings = find_settings_file(environ), read_settings(environ)
     if settings is None:
         return f"{file} holds no settings of Keras: remove it, and Keras writes it anew."
     floatx = settings.get("floatx", FLOATX)

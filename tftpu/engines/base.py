@@ -30,7 +30,7 @@ class BaseEngine:
 
     def epoch(self, dataset: Any) -> Epoch:
         """Returns the length of one pass over a data set; may have to read all of it."""
-        return conversion.length_of(dataset)
+        return conversion.measure_length(dataset)
 
     def training_spec(
         self,
@@ -39,7 +39,7 @@ class BaseEngine:
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
         """Returns the spec of one shard of the global batches that `batches` would give."""
-        batches = conversion.for_training(dataset, 0, class_weight)
+        batches = conversion.build_training(dataset, 0, class_weight)
         return conversion.build_shard_spec(batches, self.data_shards, microbatches)
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
@@ -48,7 +48,7 @@ class BaseEngine:
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
-        spec: Any = conversion.for_evaluation(dataset, self.data_shards).element_spec
+        spec: Any = conversion.build_evaluation(dataset, self.data_shards).element_spec
         return spec[0]  # without the mask of examples
 
 
@@ -100,8 +100,8 @@ class BaseState:
             with self._outside_of_traces():  # the states of metrics are read, even in a trace
                 self.groups = [build_compiled_group(model)]
         with self._outside_of_traces():  # Keras makes its own generator outside of traces
-            self.drawn_apart = keras_internals.seed_states(model)
-        self.drawn_by_example = keras_internals.example_seeds(model)
+            self.drawn_apart = keras_internals.list_seed_states(model)
+        self.drawn_by_example = keras_internals.list_example_seeds(model)
 
     def _outside_of_traces(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context in which values are computed at once, also while a step is traced."""
@@ -150,9 +150,9 @@ class BaseState:
         """
         scaled = [group.scaler for group in self.groups if group.scaler is not None]
         if not scaled:
-            return not layout.finite(sums)
+            return not layout.is_finite(sums)
         least = min(float(ops.convert_to_numpy(s.dynamic_scale)) for s in scaled)
-        return layout.all_skipped(sums) and least <= 1.0
+        return layout.has_only_skipped(sums) and least <= 1.0
 
 
 class BaseExecutor:

@@ -32,7 +32,7 @@ _OVERRIDES = {
 
 def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
     """Raises `UserError` for a model with settings that the step would ignore."""
-    stateful = [layer for layer in keras_internals.flat_layers(model) if _is_stateful(layer)]
+    stateful = [layer for layer in keras_internals.list_layers(model) if _is_stateful(layer)]
     if stateful:
         raise UserError(
             f"The layer {stateful[0].name!r} is stateful: it carries what it saw from batch to "
@@ -56,7 +56,7 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
             raise UserError(
                 f"{type(model).__name__} overrides {method}, which tftpu does not call: {instead}."
             )
-    tracked = keras_internals.tracked_metrics(model)
+    tracked = keras_internals.list_tracked_metrics(model)
     if tracked:
         raise UserError(
             f"The model updates the metric {tracked[0].name!r} within itself, which tftpu does not "
@@ -90,11 +90,11 @@ def refuse_updates(
     """
     measured = {
         id(v): metric.name
-        for metric in keras_internals.tracked_metrics(model)
+        for metric in keras_internals.list_tracked_metrics(model)
         for v in metric.variables
     }
     own = [*model.trainable_variables, *statistics, *seeds]
-    known = {id(v) for v in [*own, *keras_internals.compiled_states(model)]}
+    known = {id(v) for v in [*own, *keras_internals.list_compiled_states(model)]}
     for variable in updated:
         if id(variable) in measured:
             raise UserError(
@@ -199,7 +199,7 @@ def warn_of_batch_statistics(model: keras.Model) -> bool:
     """Warns of layers that normalise over the examples of a part of a batch; returns whether."""
     normalised = [
         layer.name
-        for layer in keras_internals.flat_layers(model)
+        for layer in keras_internals.list_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         and layer.trainable
         and not layer.synchronized
@@ -240,7 +240,7 @@ def _refuse_lookups(model: keras.Model) -> None:
     """Raises `UserError` for a layer that looks values up by TensorFlow."""
     kinds = keras.layers
     lookups = (kinds.StringLookup, kinds.IntegerLookup, kinds.TextVectorization, kinds.Hashing)
-    for layer in keras_internals.flat_layers(model):
+    for layer in keras_internals.list_layers(model):
         if isinstance(layer, lookups):
             raise UserError(
                 f"The layer {layer.name!r} is a {type(layer).__name__}, which works by TensorFlow "
@@ -283,7 +283,7 @@ def _refuse_optimizer(optimizer: Any) -> None:
             "The optimizer has use_ema=True: pass TrainConfig(ema_momentum=0.999) to the Trainer "
             "instead, which keeps the average right on any number of replicas."
         )
-    if keras_internals.overrides_apply(optimizer):
+    if keras_internals.has_own_apply(optimizer):
         raise UserError(
             f"The optimizer {type(optimizer).__name__} changes more than its update_step, which "
             "cannot be split over replicas: use adamw, sgd, lamb, lars, lion, adafactor or muon."

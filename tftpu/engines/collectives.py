@@ -49,7 +49,7 @@ def all_gather(x: Tensor) -> Tensor:
     """
     x = ops.convert_to_tensor(x)
     _GATHERED.get([]).append(x)
-    announced = division.announced()
+    announced = division.find_division()
     if announced.microbatches > 1:
         raise UserError(
             f"tftpu.all_gather() needs the whole batch at once, and it is computed in "
@@ -71,7 +71,7 @@ def positions(x: Tensor) -> Tensor:
     """
     examples = ops.convert_to_tensor(x).shape[0]
     own = ops.arange(examples, dtype="int32")
-    announced = division.announced()
+    announced = division.find_division()
     if announced.shards == 1 or announced.exchange is None:
         return own
     return own + announced.exchange.find_index() * examples

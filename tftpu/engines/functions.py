@@ -10,7 +10,7 @@ import keras
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def compiled(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_function(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that runs as one program on the devices that hold a model.
 
     Every device computes the same; the results are those of the first.

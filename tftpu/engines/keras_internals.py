@@ -123,7 +123,7 @@ def unscaled_losses() -> Iterator[None]:
             losses_module.unscale_loss_for_distribution = _SCALING[1]
 
 
-def function_of(owner: keras.losses.Loss | keras.Metric) -> Any:
+def find_function(owner: keras.losses.Loss | keras.Metric) -> Any:
     """Returns the function that a loss or a metric wraps, or its class."""
     return getattr(owner, "fn", None) or getattr(owner, "_fn", None) or type(owner)
 
@@ -134,7 +134,7 @@ def has_raw_operations(model: keras.Model) -> bool:
     return any(not isinstance(operation, keras.Layer) for operation in operations)
 
 
-def loss_terms(model: keras.Model) -> list[CompiledTerm]:
+def list_loss_terms(model: keras.Model) -> list[CompiledTerm]:
     """Returns the losses of a compiled and built model, one for each output that has one."""
     compiled: Any = model._compile_loss
     if compiled is None or not compiled.built:  # a loss function builds none of `compile`
@@ -169,7 +169,7 @@ def match_losses(
     return seen
 
 
-def bound_metrics(model: keras.Model) -> list[BoundMetric]:
+def list_bound_metrics(model: keras.Model) -> list[BoundMetric]:
     """Returns the metrics of a compiled and built model, in the order of `compute_metrics`."""
     compiled: Any = getattr(model, "_compile_metrics", None)
     if compiled is None or not compiled.built:  # a loss function builds none of `compile`
@@ -185,28 +185,28 @@ def bound_metrics(model: keras.Model) -> list[BoundMetric]:
     ]
 
 
-def metric_values(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> Tensor | None:
+def compute_metric_values(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> Tensor | None:
     """Returns the per-example values of a mean metric; None for other metrics."""
     if not isinstance(metric, keras.metrics.MeanMetricWrapper):
         return None
     return ops.convert_to_tensor(metric._fn(y, y_pred, **metric._fn_kwargs))
 
 
-def tracked_metrics(model: keras.Model) -> list[keras.Metric]:
+def list_tracked_metrics(model: keras.Model) -> list[keras.Metric]:
     """Returns the metrics that a model or its layers update themselves, not those of compile."""
-    layers = (layer for layer in flat_layers(model) if not isinstance(layer, keras.Model))
+    layers = (layer for layer in list_layers(model) if not isinstance(layer, keras.Model))
     return [*model._metrics, *(metric for layer in layers for metric in layer.metrics)]
 
 
-def compiled_states(model: keras.Model) -> list[keras.Variable]:
+def list_compiled_states(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of the compiled metrics, and of Keras's own means of several losses."""
     compiled: Any = model._compile_loss if getattr(model, "compiled", False) else None
     means = compiled.metrics if compiled is not None else []
-    metrics = [bound.metric for bound in bound_metrics(model)]
+    metrics = [bound.metric for bound in list_bound_metrics(model)]
     return [v for metric in (*metrics, *means) for v in metric.variables]
 
 
-def compiled_parts(model: keras.Model) -> list[str]:
+def describe_compiled_parts(model: keras.Model) -> list[str]:
     """Returns which of a loss and metrics a model is compiled with, in words."""
     if not getattr(model, "compiled", False):
         return []
@@ -220,7 +220,7 @@ def compile_arguments(model: keras.Model) -> list[str]:
     return [name for name, part in (config.config if config else {}).items() if part is not None]
 
 
-def compiled_names(model: keras.Model) -> dict[str, list[str]]:
+def list_compiled_names(model: keras.Model) -> dict[str, list[str]]:
     """Returns the names of losses and metrics among the arguments of `compile`, as they stand."""
     loss, metrics = model._compile_loss, model._compile_metrics
     given = {"loss": [] if loss is None else [loss._user_loss], "metric": []}
@@ -232,14 +232,14 @@ def compiled_names(model: keras.Model) -> dict[str, list[str]]:
     }
 
 
-def training_setup(model: keras.Model) -> tuple[Any, ...]:
+def describe_training_setup(model: keras.Model) -> tuple[Any, ...]:
     """Returns what training a model depends on, besides values; it changes by `compile`."""
     names = ("optimizer", "_compile_loss", "_compile_metrics")
     parts = [getattr(model, name, None) for name in names]
     return (*parts, *(v.path for v in model.trainable_variables))
 
 
-def metric_results(model: keras.Model) -> dict[str, Tensor]:
+def compute_metric_results(model: keras.Model) -> dict[str, Tensor]:
     """Returns the results of the compiled metrics, under the names that `fit` gives them."""
     return model._compile_metrics.result() if model._compile_metrics is not None else {}
 
@@ -250,12 +250,12 @@ def flatten_outputs(model: keras.Model, y: Nest) -> list[Tensor]:
     return compiled._flatten_y(y)
 
 
-def keras_mask(tensor: Tensor) -> Tensor | None:
+def read_mask(tensor: Tensor) -> Tensor | None:
     """Returns the mask that Keras's masking layers attached to an output, or None."""
     return masking.get_keras_mask(tensor)  # JAX's tracers take no attributes
 
 
-def seed_states(model: keras.Model) -> list[keras.Variable]:
+def list_seed_states(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of all seed generators that the model may draw from.
 
     The last is Keras's global generator, which layers with `seed=None` use.
@@ -264,7 +264,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
     return [*own, seed_generator.global_seed_generator().state]
 
 
-def example_seeds(model: keras.Model) -> list[keras.Variable]:
+def list_example_seeds(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of the generators that draw by an example's position in the global batch.
 
     Each is as the state of `tftpu.models.layers.stochastic_depth.ExampleSeed`.
@@ -288,7 +288,7 @@ def clip(optimizer: keras.optimizers.Optimizer, grads: list[Tensor]) -> list[Ten
     return optimizer._clip_gradients(grads)
 
 
-def overrides_apply(optimizer: keras.optimizers.Optimizer) -> bool:
+def has_own_apply(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns whether a step of the optimizer is more than `update_step` for each variable."""
     plain = keras.optimizers.SGD
     methods = ("apply", "apply_gradients", "_backend_apply_gradients", "_backend_update_step")
@@ -307,12 +307,12 @@ def fresh_names() -> Iterator[None]:
         global_state.set_global_attribute(key, before)
 
 
-def flat_layers(model: keras.Model) -> list[keras.Layer]:
+def list_layers(model: keras.Model) -> list[keras.Layer]:
     """Returns all layers of the model, nested ones included."""
     return list(model._flatten_layers(include_self=False))
 
 
-def symbolic_inputs(layer: keras.Layer) -> list[Any]:
+def list_symbolic_inputs(layer: keras.Layer) -> list[Any]:
     """Returns what a layer was called with where functional models were made of it."""
     nodes: Any = layer._inbound_nodes
     return [tensor for node in nodes for tensor in node.input_tensors]
@@ -378,12 +378,12 @@ def random_functions(**functions: Callable[..., Any]) -> Iterator[None]:
             setattr(drawing, name, function)
 
 
-def drawn_seed(seed: Any) -> Tensor:
+def draw_seed(seed: Any) -> Tensor:
     """Returns the next two numbers of a seed: a number, or a `keras.random.SeedGenerator`."""
     return seed_generator.draw_seed(seed)
 
 
-def callback_list(
+def build_callback_list(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, epochs: int, steps: int
 ) -> keras.callbacks.CallbackList:
     """Returns Keras's own fan-out of callbacks, with its `History` added."""
@@ -392,7 +392,7 @@ def callback_list(
     )
 
 
-def knows_direction(callback: Any) -> bool:
+def has_direction(callback: Any) -> bool:
     """Returns whether a callback can tell that what it monitors is to become larger, or smaller."""
     with contextlib.suppress(ValueError):
         copy.copy(callback)._set_monitor_op()  # which changes the callback
@@ -400,7 +400,7 @@ def knows_direction(callback: Any) -> bool:
     return False
 
 
-def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
+def find_history(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
     """Returns the `History` of a callback list that was made with one."""
     history = callbacks._history
     if history is None:

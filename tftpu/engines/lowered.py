@@ -75,13 +75,13 @@ class LoweredStep:
     precision: str
     held: Held = dataclasses.field(default_factory=lambda: Held(0, 0, 0))
 
-    def layer_path(self, op_name: str) -> str:
-        """Returns the layers that an op belongs to, as the function `layer_path` does."""
-        return layer_path(op_name, self.layers, self.numbered)
+    def find_layer_path(self, op_name: str) -> str:
+        """Returns the layers that an op belongs to, as the function `find_layer_path` does."""
+        return find_layer_path(op_name, self.layers, self.numbered)
 
-    def scope(self, op_name: str) -> str:
+    def find_scope(self, op_name: str) -> str:
         """Returns the scope of the step's own that an op belongs to, or ""."""
-        return layer_path(op_name, STEP_SCOPES, self.numbered).split("/")[0]
+        return find_layer_path(op_name, STEP_SCOPES, self.numbered).split("/")[0]
 
 
 class Lowering(Protocol):
@@ -138,7 +138,7 @@ class Lowering(Protocol):
         ...
 
 
-def layer_path(op_name: str, layers: Collection[str], numbered: bool = True) -> str:
+def find_layer_path(op_name: str, layers: Collection[str], numbered: bool = True) -> str:
     """Returns the Keras layers that an op belongs to, outermost first: "block1_attention/qkv".
 
     Args:

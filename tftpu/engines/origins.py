@@ -15,7 +15,7 @@ class Origin(enum.Flag):
     TRAINED = enum.auto()
 
 
-def union(origins: Iterable[Origin]) -> Origin:
+def merge_origins(origins: Iterable[Origin]) -> Origin:
     """Returns the origin of what is computed from values of these origins."""
     return functools.reduce(operator.or_, origins, Origin.NONE)
 
@@ -26,7 +26,7 @@ def stopped(origin: Origin) -> Origin:
     return held | Origin.FIXED if Origin.TRAINED in origin else held
 
 
-def passes(left: Origin, right: Origin) -> int:
+def count_passes(left: Origin, right: Origin) -> int:
     """Returns how many products of the same size a product is in a step.
 
     The gradient of one operand is a product with the other one. It is needed where a variable that
@@ -48,7 +48,7 @@ def passes(left: Origin, right: Origin) -> int:
     return 1 + needed(left, right) + needed(right, left)
 
 
-def of_arguments(given: Sequence[Origin], count: int) -> list[Origin]:
+def find_argument_origins(given: Sequence[Origin], count: int) -> list[Origin]:
     """Returns the origins of a called function's inputs.
 
     Args:
@@ -58,4 +58,4 @@ def of_arguments(given: Sequence[Origin], count: int) -> list[Origin]:
     """
     if len(given) in (count, count + 1):
         return list(given[len(given) - count :])
-    return [union(given)] * count
+    return [merge_origins(given)] * count

@@ -73,7 +73,7 @@ def connect(
     return cluster.connect(tpu, virtual_devices)
 
 
-def task(wanted: ClusterConfig) -> Task:
+def find_task(wanted: ClusterConfig) -> Task:
     """Returns the place of this process among those that train together, without connecting.
 
     Args:
@@ -82,28 +82,28 @@ def task(wanted: ClusterConfig) -> Task:
     Raises:
         UserError: TF_CONFIG cannot be used.
     """
-    if backend.name() == "jax" and hosts.task().count == 1 and environment.has_tpu():
+    if backend.read_name() == "jax" and hosts.read_task().count == 1 and environment.has_tpu():
         from tftpu.engines.jax import cluster as jax_cluster
 
         return jax_cluster.find_task(wanted.tpu, wanted.virtual_devices)
-    return hosts.task()
+    return hosts.read_task()
 
 
-def engine_for(wanted: ClusterConfig) -> str:
+def choose_engine(wanted: ClusterConfig) -> str:
     """Returns the name of the engine that `connect` takes for a cluster."""
     if wanted.engine != "auto":
         return wanted.engine
-    return "jax" if reason_for_jax(wanted) else "tensorflow"
+    return "jax" if find_reason_for_jax(wanted) else "tensorflow"
 
 
-def reason_for_jax(wanted: ClusterConfig) -> str:
+def find_reason_for_jax(wanted: ClusterConfig) -> str:
     """Returns why "auto" takes the JAX engine for a cluster; "" if it takes TensorFlow's."""
     if wanted.mesh is not None:
         return f"the mesh {wanted.mesh!r} needs it"
-    if backend.name() == "jax":
+    if backend.read_name() == "jax":
         return "Keras runs on JAX"
     on_tpu = wanted.tpu in ("auto", "local") and wanted.virtual_devices is None
-    if on_tpu and environment.has_tpu() and environment.jax_drives_tpus():
+    if on_tpu and environment.has_tpu() and environment.can_jax_drive_tpus():
         return "the TensorFlow installed here cannot use this TPU, and JAX can"
     return ""
 
@@ -115,7 +115,7 @@ def choose_backend(wanted: ClusterConfig) -> str:
         UserError: Keras is loaded already, on another backend; or JAX is not installed; or
             something is set that only the JAX engine has.
     """
-    name = engine_for(wanted)
+    name = choose_engine(wanted)
     if name == "tensorflow" and wanted.compiler_options != AUTO:
         raise UserError(
             f"compiler_options={wanted.compiler_options!r} are for the JAX engine, and this run "
@@ -130,7 +130,7 @@ def choose_backend(wanted: ClusterConfig) -> str:
     return name
 
 
-def engine_of(model: "keras.Model") -> "Engine":
+def find_engine(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
@@ -138,7 +138,7 @@ def engine_of(model: "keras.Model") -> "Engine":
             outside the scope of the connected engine.
     """
     backend.check_model(model)
-    if backend.name() == "jax":
+    if backend.read_name() == "jax":
         from tftpu.engines.jax import cluster as jax_cluster
 
         return jax_cluster.resolve_engine()
@@ -147,7 +147,7 @@ def engine_of(model: "keras.Model") -> "Engine":
     return cluster.resolve_engine(model)
 
 
-def lowering_for(wanted: ClusterConfig) -> "Lowering":
+def choose_lowering(wanted: ClusterConfig) -> "Lowering":
     """Returns what lowers train steps for slices, on the engine that `connect` takes for a cluster.
 
     Raises:
@@ -163,9 +163,9 @@ def lowering_for(wanted: ClusterConfig) -> "Lowering":
     return TensorFlowLowering()
 
 
-def attached_platform() -> str:
+def find_attached_platform() -> str:
     """Returns the platform of the available devices: "tpu", "gpu" or "cpu"."""
-    if backend.name() == "jax":
+    if backend.read_name() == "jax":
         from tftpu.engines.jax import cluster as jax_cluster
 
         return jax_cluster.detect_platform()

@@ -91,6 +91,6 @@ def open_cache(cache: Cache) -> Iterator[Cache]:
         _OPEN.reset(token)
 
 
-def opened() -> Cache | None:
+def find_open_cache() -> Cache | None:
     """Returns the cache that is open, None if there is none."""
     return _OPEN.get()

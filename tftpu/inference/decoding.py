@@ -76,7 +76,7 @@ class Cached:
         with open_cache(Cache(slots)) as cache:
             _, hidden, _ = self._model.factored_logits({"tokens": tokens}, training=False)
         last = ops.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
-        return _list_pairs(cache), self._model.logits_of(last)[:, 0]
+        return _map_pairs(cache), self._model.logits_of(last)[:, 0]
 
     def step(
         self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
@@ -93,7 +93,7 @@ class Cached:
             features = {"tokens": _fill_rows(token), "positions": _fill_rows(place)}
             _, hidden, _ = self._model.factored_logits(features, training=False)
         logits = self._model.logits_of(hidden)[: token.shape[0], 0]
-        return _list_pairs(cache), logits
+        return _map_pairs(cache), logits
 
 
 class Recomputed:
@@ -148,7 +148,7 @@ class Recomputed:
         return ops.cast(found, "float32")
 
 
-def decoding_of(model: Any, context: int | None = None) -> Decoding:
+def build_decoding(model: Any, context: int | None = None) -> Decoding:
     """Returns the passes of a model, with a cache where it has one.
 
     Args:
@@ -177,6 +177,6 @@ def _fill_rows(x: Tensor) -> Tensor:
     return ops.pad(x, ((0, missing),))[:, None]
 
 
-def _list_pairs(cache: Cache) -> dict[str, tuple[Tensor, Tensor]]:
+def _map_pairs(cache: Cache) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns the pairs of a cache as a nest that loops carry."""
     return {name: tuple(pair) for name, pair in cache.pairs.items()}

@@ -11,9 +11,9 @@ import numpy as np
 from tftpu.engines import functions
 from tftpu.engines.functions import Compile
 from tftpu.errors import UserError
-from tftpu.inference.decoding import Recomputed, decoding_of
+from tftpu.inference.decoding import Recomputed, build_decoding
 from tftpu.inference.loop import Loop
-from tftpu.inference.sampling import Choice, Sampling, rules
+from tftpu.inference.sampling import Choice, Sampling, gather_rules
 
 Tokens = list[int]
 _FEW = 16  # tokens that are written together even where fewer are wanted
@@ -52,7 +52,7 @@ def generate(
     """
     writer = Writer(model, stop, context)
     found: list[Tokens] = [[] for _ in prompts]
-    rows = rows_of(prompts, length, sampling or Sampling(), seed)
+    rows = build_rows(prompts, length, sampling or Sampling(), seed)
     for parts in writer.write(rows, every=length):
         for row, part in zip(found, parts):
             row += part
@@ -76,7 +76,7 @@ class Row(NamedTuple):
     place: int = 0
 
 
-def rows_of(
+def build_rows(
     prompts: Sequence[Sequence[int]], length: int, sampling: Sampling, seed: int = 0
 ) -> list[Row]:
     """Returns a row for each prompt, in their order."""
@@ -113,9 +113,9 @@ class Writer:
         context: int | None = None,
         compiled: Compile | None = None,
     ):
-        self._decoding = decoding_of(model, context)
+        self._decoding = build_decoding(model, context)
         self._stop = stop
-        self._compiled = compiled or functools.partial(functions.compiled, model)
+        self._compiled = compiled or functools.partial(functions.compile_function, model)
         self._loops: dict[Choice, tuple[Any, Any]] = {}
         if isinstance(self._decoding, Recomputed):
             _check_order(self._decoding, self._compiled, model.name)
@@ -150,7 +150,7 @@ class Writer:
             read = [[*text] for text in texts]
             # Few sizes are compiled, whatever lengths are asked for; what is too much is cut off.
             size = min(every, max(_FEW, 1 << (count - 1).bit_length()))
-            for parts in self._round(rows, read, count, uniform[:, done:], size, ended):
+            for parts in self._generate_round(rows, read, count, uniform[:, done:], size, ended):
                 for text, part in zip(texts, parts):
                     text += part
                 found = [
@@ -162,7 +162,7 @@ class Writer:
                 if ended.all():
                     return
 
-    def _round(
+    def _generate_round(
         self,
         rows: Sequence[Row],
         texts: list[Tokens],
@@ -180,7 +180,7 @@ class Writer:
         calls = -(-length // every)
         slots = time + every * (1 << (calls - 1).bit_length())  # few sizes are compiled
         read, write = self._compile_loop([row.sampling for row in rows])
-        numbers = rules([row.sampling for row in rows])
+        numbers = gather_rules([row.sampling for row in rows])
         state = read(tokens, lengths, uniform[:, 0], numbers, ended.copy(), slots)
         for done in range(0, calls * every, every):
             following = uniform[:, done + 1 : done + every + 1]

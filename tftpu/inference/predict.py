@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import keras
 
-from tftpu.engines.data.outputs import joined
+from tftpu.engines.data.outputs import join_outputs
 from tftpu.errors import UserError
 from tftpu.inference.prediction import sums
 from tftpu.inference.prediction.outputs import Columns
@@ -129,7 +129,7 @@ def predict(
     shards = _list_shards(records.count, job)
     mine = shards[job.share[0] - 1 :: job.share[1]]
     plan = _describe_plan(job, records)
-    with locks.locked(_claim_folder(job)), contextlib.ExitStack() as stack:
+    with locks.locked(_resolve_locked_folder(job)), contextlib.ExitStack() as stack:
         known = _read_known_sums(job, plan)
         _check_plan(job, plan, known)
         names = [shard.name for shard in mine]
@@ -147,7 +147,7 @@ def predict(
             done += len(shard.numbers)
             report(done, all_mine)
         known.close()
-        return _complete_manifest(job, plan, shards, known)
+        return _write_manifest_if_complete(job, plan, shards, known)
 
 
 def verify(output: str) -> list[str]:
@@ -167,7 +167,7 @@ def verify(output: str) -> list[str]:
             f"{path} has no checksums: it was written by an earlier version of tftpu. The same "
             "command without --verify adds those of the files as they are."
         )
-    there = sums.stored_sums(output, [*listed, PLAN])
+    there = sums.read_stored_sums(output, [*listed, PLAN])
     plan = {name: value for name, value in manifest.items() if name not in ("shards", "crc32c")}
     expected = {PLAN: sums.sum_of(sums.seal(plan)), **listed}
     problems = []
@@ -193,7 +193,7 @@ def _list_shards(count: int, job: Job) -> list[_Shard]:
     ]
 
 
-def _claim_folder(job: Job) -> str:
+def _resolve_locked_folder(job: Job) -> str:
     """Returns the folder that this process holds while it writes."""
     machine, machines = job.share
     return job.output if machines == 1 else f"{job.output}/.share-{machine}-of-{machines}"
@@ -252,7 +252,7 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
 
 def _find_missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]:
     """Returns the shards of this machine that are not there as they were written."""
-    there = sums.stored_sums(job.output, [shard.name for shard in mine])
+    there = sums.read_stored_sums(job.output, [shard.name for shard in mine])
     if there and not known.begun:
         _log.warning(
             "%s has %d files that an earlier version of tftpu wrote without checksums: they are "
@@ -319,7 +319,10 @@ def _compute_shards(
             parts.append(found)
             count += len(keras.tree.flatten(parts[-1])[0])
         size = len(shard.numbers)
-        yield shard, keras.tree.map_structure(lambda array, size=size: array[:size], joined(parts))
+        yield (
+            shard,
+            keras.tree.map_structure(lambda array, size=size: array[:size], join_outputs(parts)),
+        )
 
 
 def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest) -> _Shard:
@@ -332,13 +335,13 @@ def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
     skipped = records.skipped
     errors = {n: skipped[number] for n, number in enumerate(shard.numbers) if number in skipped}
     content = job.encode({**columns, **found}, errors)
-    locks.check_lock(_claim_folder(job))
+    locks.check_lock(_resolve_locked_folder(job))
     files.write_whole(files.join(job.output, shard.name), content)
     known.add(shard.name, sums.sum_of(content))
     return shard
 
 
-def _complete_manifest(
+def _write_manifest_if_complete(
     job: Job, plan: Mapping[str, Any], shards: Sequence[_Shard], known: Sums
 ) -> bool:
     """Returns whether all shards are there, after writing the manifest if they are."""

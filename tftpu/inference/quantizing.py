@@ -59,7 +59,7 @@ class Quantized:
         return pairs[:, 0] | pairs[:, 1] << 4
 
 
-def quantized_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
+def quantize_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
     """Quantizes the kernels and tables of a model; returns them by path.
 
     Biases, norms and weights of fewer than 256 values stay as they are. Tables, such as embeddings,
@@ -78,7 +78,7 @@ def quantized_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
             value = np.asarray(keras.ops.convert_to_numpy(variable), "float32")
             table = "kernel" not in variable.name
             axes = known.get(variable.path, (0 if table else len(shape) - 1,))
-            found[variable.path] = quantized(value, axes, 8 if table else bits)
+            found[variable.path] = quantize_weight(value, axes, 8 if table else bits)
     return found
 
 
@@ -87,7 +87,7 @@ def refuse_quantized(model: keras.Model) -> None:
 
     Its integers have no gradient, and only what is beside them would be trained.
     """
-    for layer in keras_internals.flat_layers(model):
+    for layer in keras_internals.list_layers(model):
         mode = getattr(layer, "quantization_mode", None)
         adapted = getattr(layer, "lora_enabled", False)
         if mode is not None and layer.trainable and not adapted:
@@ -105,7 +105,7 @@ def _find_kernel_axes(model: keras.Model) -> dict[str, tuple[int, ...]]:
     depthwise = layers.DepthwiseConv1D | layers.DepthwiseConv2D
     separable = layers.SeparableConv1D | layers.SeparableConv2D
     transposed = layers.Conv1DTranspose | layers.Conv2DTranspose | layers.Conv3DTranspose
-    for layer in keras_internals.flat_layers(model):
+    for layer in keras_internals.list_layers(model):
         for variable in layer.weights:
             last = len(variable.shape) - 1
             if variable.name == "depthwise_kernel" or isinstance(layer, depthwise):
@@ -116,7 +116,7 @@ def _find_kernel_axes(model: keras.Model) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def quantized(value: np.ndarray, axes: int | tuple[int, ...], bits: int) -> Quantized:
+def quantize_weight(value: np.ndarray, axes: int | tuple[int, ...], bits: int) -> Quantized:
     """Returns a weight as integers.
 
     Args:

@@ -72,7 +72,7 @@ class Choice(NamedTuple):
         Args:
             logits: (batch, vocabulary), float32.
             uniform: (batch,), float32, numbers from [0, 1) that decide.
-            rules: as `rules` returns them, one for each row.
+            rules: as `gather_rules` returns them, one for each row.
 
         Returns:
             (batch,), int32.
@@ -94,7 +94,7 @@ class Choice(NamedTuple):
         return ops.cast(ops.take_along_axis(tokens, place[:, None], axis=-1)[:, 0], "int32")
 
 
-def rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
+def gather_rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
     """Returns the numbers of rules, (batch,) each."""
     endless = np.iinfo(np.int32).max
     return {

@@ -33,7 +33,7 @@ class Worker:
         self._idle = idle
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(limit)
         self._error: BaseException | None = None  # of a call, to be raised in the caller's thread
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._starting = threading.Lock()
 
     def submit(self, call: Callable[[], None]) -> bool:
@@ -78,7 +78,7 @@ class Worker:
             raise self._error
         return not self._thread.is_alive()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
                 call()
@@ -88,7 +88,7 @@ class Worker:
                 self._error = error
 
 
-def services(options: TrainConfig, workdir: str) -> tuple[Writer, ...]:
+def open_services(options: TrainConfig, workdir: str) -> tuple[Writer, ...]:
     """Returns the writers of services that options name.
 
     Raises:

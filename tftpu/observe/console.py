@@ -66,14 +66,14 @@ class Console(writers.Writer):
         if self._live:
             self._live.start()
 
-    def phase(self, doing: str) -> None:
+    def show_phase(self, doing: str) -> None:
         """Names the current activity of the run, such as "saving"."""
-        self._line.phase(doing)
+        self._line.set_phase(doing)
 
-    def advance(self, progress: Progress) -> None:
+    def update_progress(self, progress: Progress) -> None:
         """Updates the live line, which is drawn twice a second."""
         self._line.progress = progress
-        self._line.phase("training")
+        self._line.set_phase("training")
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Prints a line of scalars; the live line shows those of training."""
@@ -83,7 +83,7 @@ class Console(writers.Writer):
             self._line.metric = _find_metric(scalars)
             if self._live:
                 return
-        text = writers.line(step, self._steps, split, scalars)
+        text = writers.format_line(step, self._steps, split, scalars)
         eta = self._line.progress.eta
         self.say(f"{text}  ETA {format_clock(eta)}" if split == "train" and eta else text)
 
@@ -96,7 +96,7 @@ class Console(writers.Writer):
         if self._live:
             self._line.over = True
             done = self._line.progress.step >= self._steps
-            self._line.phase("trained" if done else "stopped at")
+            self._line.set_phase("trained" if done else "stopped at")
             self._live.stop()
 
 
@@ -122,12 +122,12 @@ class LiveLine:
         self.metric: tuple[str, float] | None = None
         self.over = False
 
-    def phase(self, doing: str) -> None:
+    def set_phase(self, doing: str) -> None:
         """Names the current activity of the run."""
         if doing != self._phase:
             self._phase, self._since = doing, time.monotonic()
 
-    def text(self, width: int) -> str:
+    def format_text(self, width: int) -> str:
         """Returns the line, at most `width` characters long."""
         p = self.progress
         here = f"{self._phase} {p.step}/{self._steps}"
@@ -167,7 +167,7 @@ class LiveLine:
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         # One column stays free: in the last one, erasing would take the last character along.
-        yield Text(self.text(options.max_width - 1), no_wrap=True, overflow="crop", end="")
+        yield Text(self.format_text(options.max_width - 1), no_wrap=True, overflow="crop", end="")
         yield _ERASE_BELOW
         yield _TO_FIRST_COLUMN
 

@@ -43,12 +43,12 @@ class Profiler:
         self._slow_taken = 0
         self.running = False
 
-    def boundaries(self, step: int) -> tuple[int, ...]:
+    def list_boundaries(self, step: int) -> tuple[int, ...]:
         """Returns the steps at which a device loop that starts at `step` has to stop."""
         steps = [s for window in self._windows for s in window]
         return (*steps, step + 1) if self.running else tuple(steps)
 
-    def at(self, step: int) -> None:
+    def start_or_stop(self, step: int) -> None:
         """Starts or stops a profile, if one is due at the step."""
         if self.running and step >= self._last:
             self.stop()

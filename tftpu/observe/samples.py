@@ -10,7 +10,7 @@ _SIDE = 96  # pixels that a small image is enlarged to
 _STRIP = 26  # pixels of the caption below
 
 
-def are_images(x: Any) -> bool:
+def is_image_batch(x: Any) -> bool:
     """Returns whether features are a batch of images: (batch, height, width, 1 or 3)."""
     return (
         not keras.tree.is_nested(x)
@@ -20,7 +20,7 @@ def are_images(x: Any) -> bool:
     )
 
 
-def captioned(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
+def draw_captions(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
     """Draws images with their labels and predictions in a strip below.
 
     Args:
@@ -38,7 +38,7 @@ def captioned(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
     grey = np.uint8(np.clip((x - low) / max(high - low, 1e-12), 0, 1) * 255)
     grey = np.broadcast_to(grey, (*grey.shape[:3], 3))
     factor = max(1, -(-_SIDE // min(grey.shape[1:3])))
-    labels, guesses = classes(y), classes(outputs)
+    labels, guesses = find_classes(y), find_classes(outputs)
     if np.shape(outputs)[1:] in ((), (1,)):  # a single number is not a class
         guesses = None
     pictures = []
@@ -60,7 +60,7 @@ def captioned(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
     return np.stack(pictures)
 
 
-def classes(values: Any) -> np.ndarray | None:
+def find_classes(values: Any) -> np.ndarray | None:
     """Returns the class of each example by labels, one-hot labels or outputs; None: not classes."""
     if keras.tree.is_nested(values) or values is None:
         return None

@@ -33,7 +33,7 @@ class MLflow(Writer):
         known = side_files.take_text(file.path)
         self._client = mlflow.MlflowClient()
         if known is None:
-            with _refusals("mlflow", "MLFLOW_TRACKING_URI", self.failures):
+            with _explain_errors("mlflow", "MLFLOW_TRACKING_URI", self.failures):
                 known = self._create_run(os.path.basename(workdir))
             file.write(known.encode())
         self._run = known
@@ -83,7 +83,7 @@ class WandB(Writer):
         if known is None:
             known = uuid.uuid4().hex[:16]
             file.write(known.encode())
-        with _refusals("wandb", "WANDB_API_KEY, or WANDB_MODE=offline", self.failures):
+        with _explain_errors("wandb", "WANDB_API_KEY, or WANDB_MODE=offline", self.failures):
             self._run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "tftpu"),
                 id=known,
@@ -118,7 +118,9 @@ BY_NAME: dict[str, Callable[[str, str], Writer]] = {
 
 
 @contextlib.contextmanager
-def _refusals(module: str, variable: str, failures: tuple[type[Exception], ...]) -> Iterator[None]:
+def _explain_errors(
+    module: str, variable: str, failures: tuple[type[Exception], ...]
+) -> Iterator[None]:
     """Turns the errors of a service that cannot start into a UserError."""
     try:
         yield

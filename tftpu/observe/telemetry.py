@@ -85,7 +85,7 @@ class Telemetry:
             result["disk_free_gib"] = disk.free / GIB
             result["disk_percent"] = disk.percent
         if self._tpu:
-            result.update(tpu_sample())
+            result.update(read_tpu_sample())
         return result
 
     def _watch(self) -> None:
@@ -99,7 +99,7 @@ class Telemetry:
                 self._reported.add(str(error))
 
 
-def tpu_sample() -> dict[str, float]:
+def read_tpu_sample() -> dict[str, float]:
     """Returns duty cycle, TensorCore utilisation and memory of this host's chips, by libtpu.
 
     Metrics that the installed libtpu lacks are left out; all of them if there is no libtpu.
@@ -117,7 +117,7 @@ def tpu_sample() -> dict[str, float]:
     return result
 
 
-def alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str]:
+def find_alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str]:
     """Returns messages about problems that users should know about, by topic.
 
     Args:

@@ -152,7 +152,7 @@ class LogFile(Writer):
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         if split != HOST:
-            self.say(line(step, self._steps, split, scalars))
+            self.say(format_line(step, self._steps, split, scalars))
 
     def say(self, text: str) -> None:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -195,20 +195,22 @@ class TensorBoard(Writer):
 
         if split == "eval":
             self._write_hyperparameters("eval")
-        with self._at("train" if split == HOST else split, step, 100 * len(scalars)):
+        with self._open_folder("train" if split == HOST else split, step, 100 * len(scalars)):
             for name, value in scalars.items():
-                tf.summary.scalar(name, np.asarray(value))  # an array, for the reason in `_at`
+                tf.summary.scalar(
+                    name, np.asarray(value)
+                )  # an array, for the reason in `_open_folder`
 
     def write_text(self, step: int, name: str, text: str) -> None:
         import tensorflow as tf
 
-        with self._at("train", step, len(text)):
+        with self._open_folder("train", step, len(text)):
             tf.summary.text(name, text)
 
     def write_images(self, step: int, name: str, images: np.ndarray) -> None:
         import tensorflow as tf
 
-        with self._at("eval", step, images.nbytes):
+        with self._open_folder("eval", step, images.nbytes):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
@@ -223,11 +225,11 @@ class TensorBoard(Writer):
 
         if self._config:
             shown = {_build_column(name): value for name, value in self._config.items()}
-            with self._at(folder, self._start):
+            with self._open_folder(folder, self._start):
                 hparams.hparams(shown, trial_id=os.path.abspath(self._workdir))
         self._config = {}
 
-    def _at(self, folder: str, step: int, size: int = 0) -> Any:
+    def _open_folder(self, folder: str, step: int, size: int = 0) -> Any:
         """Returns the context of a folder's writer.
 
         Args:
@@ -268,7 +270,7 @@ def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
         tf.summary.create_noop_writer().set_as_default()
 
 
-def line(step: int, steps: int, split: str, scalars: Mapping[str, float]) -> str:
+def format_line(step: int, steps: int, split: str, scalars: Mapping[str, float]) -> str:
     """Formats scalars as a line of the log."""
     numbers = "  ".join(
         f"{name} {format_metric(value)}"

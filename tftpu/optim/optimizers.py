@@ -8,7 +8,7 @@ import keras
 
 from tftpu.config import OPTIMIZERS, OptimizerConfig
 from tftpu.errors import UserError, did_you_mean
-from tftpu.optim.schedules import schedule
+from tftpu.optim.schedules import build_schedule
 from tftpu.tensors import Tensor, ops
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def build(
             config.warmup_steps,
         )
     # Keras annotates learning rates as float, and takes schedules.
-    rate: Any = schedule(config, global_batch_size, steps)
+    rate: Any = build_schedule(config, global_batch_size, steps)
     decay: Any = config.weight_decay or None
     kinds = keras.optimizers
     make = {

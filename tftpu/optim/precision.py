@@ -22,11 +22,11 @@ def set_precision(name: str = "auto") -> str:
     Raises:
         UserError: an unknown name, or float16 on a TPU.
     """
-    from tftpu.engines.selection import attached_platform
+    from tftpu.engines.selection import find_attached_platform
 
     if name not in PRECISIONS:
         raise UserError(f"There is no precision {name!r}.{did_you_mean(name, PRECISIONS)}")
-    platform = attached_platform()
+    platform = find_attached_platform()
     policy = _AUTO[platform] if name == "auto" else name
     if policy == "mixed_float16" and platform == "tpu":
         raise UserError(

@@ -9,7 +9,7 @@ from tftpu.config import OptimizerConfig
 from tftpu.tensors import Tensor, ops
 
 
-def peak_rate(config: OptimizerConfig, global_batch_size: int) -> float:
+def compute_peak_rate(config: OptimizerConfig, global_batch_size: int) -> float:
     """Returns the learning rate after the warmup.
 
     "linear" follows Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), "sqrt" Krizhevsky 2014
@@ -89,10 +89,10 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         return {n: getattr(self, n) for n in (*names, "boundaries", "rate")}
 
 
-def schedule(config: OptimizerConfig, global_batch_size: int, steps: int) -> WarmupDecay:
+def build_schedule(config: OptimizerConfig, global_batch_size: int, steps: int) -> WarmupDecay:
     """Returns the schedule of an experiment's optimizer."""
     return WarmupDecay(
-        peak_rate(config, global_batch_size),
+        compute_peak_rate(config, global_batch_size),
         steps,
         config.warmup_steps,
         config.decay,

@@ -40,7 +40,7 @@ class Lint:
         return f"{where}{self.problem}. {self.fix}."
 
 
-def memory_wanted(error: str) -> tuple[int, int] | None:
+def parse_memory_error(error: str) -> tuple[int, int] | None:
     """Parses the compiler's out-of-memory message.
 
     Args:
@@ -73,7 +73,7 @@ def batch_step(examples: int, unit: int | None) -> int:
     return step
 
 
-def largest_batch(
+def find_largest_batch(
     need: Callable[[int], tuple[bool, int]], failing: int, needs: int, limit: int, unit: int
 ) -> tuple[int, int]:
     """Finds the largest per-core batch that fits, by bisection.
@@ -115,7 +115,7 @@ def _interpolate(points: dict[int, int], limit: int) -> int:
     return int(a + (limit - at_a) * (b - a) / (at_b - at_a))
 
 
-def lint(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
+def find_lints(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
     """Returns avoidable causes of a slow step, findings about the step itself first.
 
     Args:
@@ -123,7 +123,7 @@ def lint(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
         cost: cost of the step on one slice.
         microbatch: examples in a microbatch of one replica.
     """
-    by_layer = cost.by("layer")
+    by_layer = cost.group_by("layer")
     total = sum(seconds for _, seconds, _ in by_layer) or 1.0
     shares = {layer: seconds / total for layer, seconds, _ in by_layer}
     layers = [
@@ -217,7 +217,7 @@ def _find_float32_products(step: LoweredStep, shares: dict[str, float]) -> list[
         return []
     module = Module(step.forward)
     layers = {
-        step.layer_path(instruction.op_name)
+        step.find_layer_path(instruction.op_name)
         for computation in module.computations.values()
         for instruction in computation.values()
         if instruction.opcode in ("dot", "convolution") and instruction.shape[0].dtype == "f32"

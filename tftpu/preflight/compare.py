@@ -10,7 +10,7 @@ from tftpu.amounts import format_duration, format_number, format_price, format_s
 from tftpu.errors import UserError, counted
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent
-from tftpu.preflight.table import verdict
+from tftpu.preflight.table import describe_verdict
 
 MAX_CHANGES = 15  # layers that are shown
 WORTH = 0.001  # of the step before: layers that changed less are counted together
@@ -41,7 +41,10 @@ def print_comparison(before: Named, after: Named, console: Console) -> None:
             f"The reports have no slice in common: {before.name} has {_list_slices(before)}, and "
             f"{after.name} has {_list_slices(after)}. Give --slices that both have."
         )
-    lines: list[str | Table] = [f"before  {_title(before)}", f"after   {_title(after)}"]
+    lines: list[str | Table] = [
+        f"before  {_format_title(before)}",
+        f"after   {_format_title(after)}",
+    ]
     for item in both:
         lines += ["", *_compare_slice(earlier[item.slice], item, before.report, after.report)]
     for side, other in ((before, after), (after, before)):
@@ -58,7 +61,7 @@ def _list_slices(named: Named) -> str:
     return ", ".join(item.slice for item in named.report.slices) or "none"
 
 
-def _title(named: Named) -> str:
+def _format_title(named: Named) -> str:
     report = named.report
     run = f", {report.steps:,} steps" if report.steps else ""
     return f"{named.name}: global batch {report.global_batch_size:,}, {report.precision}{run}"
@@ -69,12 +72,12 @@ def _compare_slice(
 ) -> list[str | Table]:
     """Returns the tables of one slice."""
     table = _build_table(after.slice)
-    states = [verdict(before), verdict(after)]
+    states = [describe_verdict(before), describe_verdict(after)]
     if states != ["fits", "fits"]:
         table.add_row("  verdict", *states, "", "")
     for row in _build_figures(before, after, first, second):
         if row.before is not None or row.after is not None:
-            table.add_row(*row.cells())
+            table.add_row(*row.format_cells())
     parts: list[str | Table] = [table]
     for title, old, new in (
         ("by layer", before.by_layer, after.by_layer),
@@ -95,7 +98,7 @@ class _Row(NamedTuple):
     note: str = ""
     shown_change: Callable[[float], str] | None = None  # None: as the figure itself
 
-    def cells(self) -> tuple[str, ...]:
+    def format_cells(self) -> tuple[str, ...]:
         """Returns the cells of a table."""
         values = ("-" if v is None else self.shown(v) for v in (self.before, self.after))
         return (f"  {self.name}", *values, self._format_difference(), self.note)
@@ -119,8 +122,8 @@ def _build_figures(
 ) -> list[_Row]:
     rows = [
         _Row("memory", before.hbm_bytes or None, after.hbm_bytes or None, format_size),
-        _Row("step", before.step_ms, after.step_ms, _time),
-        _Row("collectives", before.collective_ms, after.collective_ms, _time),
+        _Row("step", before.step_ms, after.step_ms, _format_time),
+        _Row("collectives", before.collective_ms, after.collective_ms, _format_time),
         _Row("MFU", before.mfu, after.mfu, "{:.1%}".format, shown_change=_format_points),
         _Row("examples/s", before.examples_per_second, after.examples_per_second, format_number),
         _Row("cost/1k steps", before.usd_per_1000_steps, after.usd_per_1000_steps, format_price),
@@ -143,25 +146,29 @@ def _build_changes(
 ) -> list[str | Table]:
     """Returns the table of the layers or kinds whose time changed most, and a line on the rest."""
     old, new = ({spent.name: spent.ms for spent in side} for side in (before, after))
-    rows = [_Row(name, old.get(name), new.get(name), _time) for name in {**old, **new}]
-    rows.sort(key=lambda row: -abs(_change(row)))
-    shown = [row for row in rows if abs(_change(row)) > WORTH * step_ms][:MAX_CHANGES]
+    rows = [_Row(name, old.get(name), new.get(name), _format_time) for name in {**old, **new}]
+    rows.sort(key=lambda row: -abs(_format_change(row)))
+    shown = [row for row in rows if abs(_format_change(row)) > WORTH * step_ms][:MAX_CHANGES]
     table = _build_table(title)
     for row in shown:
         note = "only before" if row.after is None else "only after" if row.before is None else ""
-        table.add_row(*row._replace(note=note).cells())
+        table.add_row(*row._replace(note=note).format_cells())
     rest = rows[len(shown) :]
     if not rest:
         return [table]
-    change = sum(_change(row) for row in rest)
+    change = sum(_format_change(row) for row in rest)
     sign = "+" if change > 0 else "-"
-    told = f"{sign}{_time(abs(change))} in all" if abs(change) > WORTH * step_ms else "unchanged"
+    told = (
+        f"{sign}{_format_time(abs(change))} in all"
+        if abs(change) > WORTH * step_ms
+        else "unchanged"
+    )
     if not shown:
         return [f"  {title}: {told}"]
     return [table, f"  {counted(len(rest), 'other')}: {told}"]
 
 
-def _change(row: _Row) -> float:
+def _format_change(row: _Row) -> float:
     return (row.after or 0.0) - (row.before or 0.0)
 
 
@@ -173,7 +180,7 @@ def _build_table(title: str) -> Table:
     return table
 
 
-def _time(milliseconds: float) -> str:
+def _format_time(milliseconds: float) -> str:
     return format_duration(milliseconds / 1e3)
 
 

@@ -11,7 +11,7 @@ from tftpu.config import ClusterConfig, PerReplicaBatch
 from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
 from tftpu.engines import selection
-from tftpu.engines.data.conversion import with_examples
+from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.lowered import LoweredStep, Lowering, ModelFn
 from tftpu.errors import UserError, counted
 from tftpu.preflight import advise, request
@@ -25,8 +25,8 @@ from tftpu.preflight.compiling.compiler import (
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
 from tftpu.preflight.options import PreflightOptions
-from tftpu.preflight.plots import plots_of
-from tftpu.preflight.pricing.cost import memory_of, price
+from tftpu.preflight.plots import build_plots
+from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, fill, fill_state, fill_unpriced
 from tftpu.tensors import Nest
@@ -67,19 +67,19 @@ def check(
     request.refuse_options(options)
     request.refuse_model_fn(model_fn)
     request.refuse_batch(batch_spec, options)
-    targets = request.slices_of(slices)
+    targets = request.parse_slices(slices)
     cluster = ClusterConfig(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )
     check_types("options", cluster)
     cluster.validate()
-    lowering = selection.lowering_for(cluster)
+    lowering = selection.choose_lowering(cluster)
     check_machine()
     caller = Caller()
     with Progress() as progress:
         processes = Processes(progress)
         examiner = Examiner(model_fn, batch_spec, options, lowering, caller, processes)
-        found = caller.each(examiner.examine, targets, processes.stop)
+        found = caller.map_items(examiner.examine, targets, processes.stop)
     return Report(
         global_batch_size=examiner.global_batch_size,
         precision=examiner.precision,
@@ -124,11 +124,11 @@ class Examiner:
         report = self._examine_slice(target)
         if report.fits or not report.compiles:
             return report
-        wider = self._cut_more(target)
+        wider = self._try_wider_meshes(target)
         if wider is not None and self.options.mesh == AUTO:
             return wider
         if report.largest_per_core_batch is None:
-            self._advise(report, target)
+            self._add_advice(report, target)
         if wider is not None:
             used = format_size(wider.hbm_bytes)
             if wider.step_ms is not None:
@@ -170,7 +170,7 @@ class Examiner:
             compile_seconds=round(compiled.seconds, 1),
         )
         if not compiled.error:
-            with self.processes.progress.phase(f"reading {target.name}"):
+            with self.processes.progress.show_phase(f"reading {target.name}"):
                 self._fill(report, step, compiled, target, shard)
         return report
 
@@ -183,10 +183,10 @@ class Examiner:
             return
         cost = price(step, compiled, target)
         fill(report, cost, target, self.options, self.global_batch_size)
-        report.lints = [str(item) for item in advise.lint(step, cost, shard)]
-        report.plots = plots_of(step, compiled, cost, target)
+        report.lints = [str(item) for item in advise.find_lints(step, cost, shard)]
+        report.plots = build_plots(step, compiled, cost, target)
 
-    def _cut_more(self, target: Slice) -> SliceReport | None:
+    def _try_wider_meshes(self, target: Slice) -> SliceReport | None:
         """Returns the report of the mesh that cuts the model least among those that fit, or None.
 
         Found by bisection: what is cut more needs less memory.
@@ -240,10 +240,10 @@ class Examiner:
         train = dataclasses.replace(
             self.options.train, gradient_accumulation_steps=microbatches or self.microbatches
         )
-        shard_spec = with_examples(self.batch_spec, per_core)
+        shard_spec = replace_examples(self.batch_spec, per_core)
         make = model_fn or self.model_fn
         objectives = self.options.objectives
-        with self.processes.progress.phase("building the model") as phase:
+        with self.processes.progress.show_phase("building the model") as phase:
 
             def built() -> keras.Model:
                 model = make()
@@ -261,7 +261,9 @@ class Examiner:
         limit, verbose = self.options.time_limit, self.options.verbose
         return compile_program(step, target, chosen, limit, verbose, self.processes)
 
-    def recompute(self, target: Slice, per_core: int, rebuilt: Callable[[str], keras.Model]) -> str:
+    def suggest_recomputing(
+        self, target: Slice, per_core: int, rebuilt: Callable[[str], keras.Model]
+    ) -> str:
         """Returns advice on whether the batch fits if the blocks keep fewer activations, or none.
 
         Args:
@@ -275,39 +277,41 @@ class Examiner:
             compiled = self.compile(step, target)
             if not compiled.error:
                 found = f"model.remat={remat} makes this batch fit"
-                used = [format_size(memory_of(compiled.memory).total)]
+                used = [format_size(parse_memory_stats(compiled.memory).total)]
                 if compiled.text:
                     seconds = price(step, compiled, target).seconds
                     used.append(f"{format_duration(seconds)} per step")
                 return f"{found}: {', '.join(used)}, the same update."
         return f"model.remat={self.lowering.remats[-1]} is not enough to make this batch fit."
 
-    def _advise(self, report: SliceReport, target: Slice) -> None:
+    def _add_advice(self, report: SliceReport, target: Slice) -> None:
         """Adds to the report of a step that does not fit: its memory, and what would fit."""
         per_core = report.per_core_batch
         limit = target.generation.hbm_limit
-        needs, limit = advise.memory_wanted(report.error) or (2 * limit, limit)
+        needs, limit = advise.parse_memory_error(report.error) or (2 * limit, limit)
         report.hbm_bytes = needs
 
-        def need(batch: int) -> tuple[bool, int]:
+        def measure_need(batch: int) -> tuple[bool, int]:
             compiled = self.compile(self.lower(target.replicas, batch), target)
             if compiled.error and not compiled.out_of_memory:
                 raise UserError(f"With {batch} examples per core: {compiled.error}")
             if compiled.error:
-                wanted = advise.memory_wanted(compiled.error)
+                wanted = advise.parse_memory_error(compiled.error)
                 return False, wanted[0] if wanted else limit + 1
-            return True, memory_of(compiled.memory).total
+            return True, parse_memory_stats(compiled.memory).total
 
         unit = advise.batch_step(per_core // self.microbatches, self.options.batch_unit)
         unit *= self.microbatches
-        report.largest_per_core_batch, report.smallest_failing_batch = advise.largest_batch(
-            need, per_core, needs, limit, unit
+        report.largest_per_core_batch, report.smallest_failing_batch = advise.find_largest_batch(
+            measure_need, per_core, needs, limit, unit
         )
-        report.advice = self._accumulate(target, per_core)
+        report.advice = self._suggest_accumulation(target, per_core)
         if self.options.recomputing:
-            report.advice.append(self.recompute(target, per_core, self.options.recomputing))
+            report.advice.append(
+                self.suggest_recomputing(target, per_core, self.options.recomputing)
+            )
 
-    def _accumulate(self, target: Slice, per_core: int) -> list[str]:
+    def _suggest_accumulation(self, target: Slice, per_core: int) -> list[str]:
         """Returns advice on the fewest microbatches, a power of two times today's, with which it
         fits; none if the batch cannot be cut.
         """
@@ -315,7 +319,7 @@ class Examiner:
         while per_core % (microbatches * (self.options.batch_unit or 1)) == 0:
             compiled = self.compile(self.lower(target.replicas, per_core, microbatches), target)
             if not compiled.error:
-                used = format_size(memory_of(compiled.memory).total)
+                used = format_size(parse_memory_stats(compiled.memory).total)
                 return [
                     f"gradient_accumulation_steps={microbatches} makes this batch fit: {used}, "
                     "the same update."

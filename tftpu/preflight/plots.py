@@ -8,7 +8,7 @@ from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.pricing import collectives
 from tftpu.preflight.pricing.cost import Cost, LargeTensor
-from tftpu.preflight.pricing.instructions import all_within
+from tftpu.preflight.pricing.instructions import list_within
 from tftpu.preflight.program.hlo import Instruction, Module
 from tftpu.preflight.program.lifetimes import Array, Lifetimes
 from tftpu.preflight.program.loops import Runs
@@ -121,7 +121,7 @@ class Plots:
     exchanges: list[Exchange]
 
 
-def plots_of(step: LoweredStep, compiled: Compiled, cost: Cost, target: Slice) -> Plots:
+def build_plots(step: LoweredStep, compiled: Compiled, cost: Cost, target: Slice) -> Plots:
     """Returns the plots of a compiled step.
 
     Args:
@@ -180,7 +180,7 @@ def _compute_in_use(arrays: Iterable[Array], count: int) -> list[int]:
 
 def _find_layer(instruction: Instruction, layers: dict[str, str], step: LoweredStep) -> str:
     """Returns the layer of an instruction, which has no price if it is free."""
-    return layers.get(instruction.name) or step.layer_path(instruction.op_name) or "(no layer)"
+    return layers.get(instruction.name) or step.find_layer_path(instruction.op_name) or "(no layer)"
 
 
 def _describe_large(array: Array, layers: dict[str, str]) -> LargeTensor:
@@ -204,25 +204,25 @@ def _list_exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]
     priced = {p.name: p for p in cost.instructions}
     found: dict[tuple[str, str], Exchange] = {}
     running: dict[tuple[int, str], Exchange] = {}
-    for instruction, times, computation in Runs(module).walk():
+    for instruction, times, computation in Runs(module).iterate():
         price = priced.get(instruction.name)
-        within = all_within(module, instruction, computation) if price else []
+        within = list_within(module, instruction, computation) if price else []
         inside = [(i, c) for i, c in within if collectives.is_collective(i)]
         if price is None or not inside:
             continue
-        key = id(computation), collectives.key_of(instruction, within)
-        if collectives.ends(instruction, within):
+        key = id(computation), collectives.find_key(instruction, within)
+        if collectives.is_end(instruction, within):
             if key in running:
                 running.pop(key).waited_ms += price.seconds * 1e3
         elif key not in running:  # else it carries on, with the work of other instructions
             opcode = _name_opcode(inside[0][0])
             exchange = found.setdefault((opcode, price.layer), Exchange(opcode, price.layer))
             exchange.count += times
-            sent = sum(collectives.sent_bytes(i, c, target) for i, c in inside)
+            sent = sum(collectives.count_sent_bytes(i, c, target) for i, c in inside)
             exchange.sent_bytes += times * sent
-            if collectives.starts(instruction, within):
+            if collectives.is_start(instruction, within):
                 running[key] = exchange
-                seconds = sum(collectives.seconds(i, c, target) for i, c in inside)
+                seconds = sum(collectives.estimate_seconds(i, c, target) for i, c in inside)
                 exchange.ms += times * seconds * 1e3
             else:
                 exchange.ms += price.seconds * 1e3

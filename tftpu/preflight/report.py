@@ -72,8 +72,8 @@ class Report:
             console: where to print.
             explain: whether to include the time by layer, kind and instruction, and all findings.
         """
-        details = [line for item in self.slices for line in table.details(item, explain)]
-        overview = table.overview(
+        details = [line for item in self.slices for line in table.build_details(item, explain)]
+        overview = table.build_overview(
             [(item, self.marks(item)) for item in self.ranked()], bool(self.steps), console
         )
         for part in [self.title(), overview, *details, *self.evidence()]:
@@ -100,7 +100,7 @@ class Report:
         lines = [
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
-            f"fitted to published runs: {self._count_runs()}; the ranges are as wide as "
+            f"fitted to published runs: {self._describe_runs()}; the ranges are as wide as "
             "predictions were off for models that the fit did not know.",
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]
@@ -108,7 +108,7 @@ class Report:
             lines.append(f"Energy: {POWER_SOURCE}.")
         return lines
 
-    def _count_runs(self) -> str:
+    def _describe_runs(self) -> str:
         """Returns how many published runs the times rest on."""
         names = dict.fromkeys(parse_slice(item.slice).generation.name for item in self.slices)
         return ", ".join(

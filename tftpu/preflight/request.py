@@ -15,7 +15,7 @@ from tftpu.tensors import Nest
 from tftpu.tpu.slices import GENERATIONS, Slice, parse_slice
 
 
-def slices_of(names: Iterable[str]) -> list[Slice]:
+def parse_slices(names: Iterable[str]) -> list[Slice]:
     """Returns the slices with some names, each once.
 
     Raises:

@@ -150,12 +150,12 @@ def fill(
     report.flops, report.model_flops = cost.flops, cost.model_flops
     report.mfu = cost.model_flops / (cost.seconds * target.flops_per_s)
     report.bytes_accessed = cost.bytes_accessed
-    report.arithmetic_intensity = costs.arithmetic_intensity(cost)
+    report.arithmetic_intensity = costs.compute_intensity(cost)
     balance = target.flops_per_s / target.bytes_per_s
     report.bound = "compute" if report.arithmetic_intensity > balance else "memory"
     report.estimated_cycles = cost.cycles
-    report.by_layer = _list_spent(cost.by("layer"), cost.seconds)
-    report.by_kind = _list_spent(cost.by("kind"), cost.seconds)
+    report.by_layer = _list_spent(cost.group_by("layer"), cost.seconds)
+    report.by_kind = _list_spent(cost.group_by("kind"), cost.seconds)
     top = sorted(cost.instructions, key=lambda p: -p.seconds)[:10]
     report.top_instructions = [
         Spent(p.name, p.seconds * 1e3, p.seconds / cost.seconds, p.cycles, p.layer) for p in top
@@ -172,7 +172,7 @@ def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, tar
         model_flops: of one replica's step.
         target: the slice.
     """
-    memory = costs.memory_of(compiled.memory)
+    memory = costs.parse_memory_stats(compiled.memory)
     report.hbm, report.hbm_bytes = dataclasses.asdict(memory), memory.total
     report.model_flops = model_flops
     read = memory.arguments / target.bytes_per_s

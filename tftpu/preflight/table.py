@@ -26,7 +26,9 @@ _OPTIONAL = ("bound", "range", "batch/core", "MFU", "cost/1k steps")
 _TEXT = ("slice", "bound", "")  # columns aligned to the left
 
 
-def overview(rows: Sequence[tuple[SliceReport, str]], with_run: bool, console: Console) -> Table:
+def build_overview(
+    rows: Sequence[tuple[SliceReport, str]], with_run: bool, console: Console
+) -> Table:
     """Returns the table of slices.
 
     Args:
@@ -34,7 +36,7 @@ def overview(rows: Sequence[tuple[SliceReport, str]], with_run: bool, console: C
         with_run: whether to show the time and cost of the run.
         console: where the table will be printed; columns that do not fit are left out.
     """
-    cells = [cells_of(item, remark, with_run) for item, remark in rows]
+    cells = [format_cells(item, remark, with_run) for item, remark in rows]
     columns = list(cells[0])
     for name in _OPTIONAL:
         if _measure_natural_width(_build_overview(cells, columns), console) <= console.width:
@@ -43,7 +45,7 @@ def overview(rows: Sequence[tuple[SliceReport, str]], with_run: bool, console: C
     return _build_overview(cells, columns)
 
 
-def details(item: SliceReport, explain: bool) -> list[str | Table]:
+def build_details(item: SliceReport, explain: bool) -> list[str | Table]:
     """Returns the lines and tables that describe one slice.
 
     Args:
@@ -80,14 +82,14 @@ def _measure_natural_width(table: Table, console: Console) -> int:
     return console.measure(table, options=console.options.update(width=1000)).maximum
 
 
-def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
+def format_cells(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
     """Returns one row of the overview, by column."""
     hbm = f"{format_size(item.hbm_bytes)} of {format_size(item.hbm_limit_bytes)}"
     cells = {
         "slice": item.slice,
         "batch/core": f"{item.per_core_batch:,}" if item.per_core_batch else "-",
         "HBM": hbm if item.hbm_bytes else "-",
-        "step": _time(item.step_ms),
+        "step": _format_time(item.step_ms),
         "range": _format_range(item),
         "MFU": "-" if item.mfu is None else f"{item.mfu:.1%}",
         "bound": item.bound or "-",
@@ -98,7 +100,7 @@ def cells_of(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:
         cells["time/run"] = "-" if hours is None else format_duration(3600 * hours)
         cells["cost/run"] = _price(item.usd_per_run)
     if not item.fits:
-        remark = verdict(item)
+        remark = describe_verdict(item)
     return {**cells, "": remark}
 
 
@@ -118,7 +120,7 @@ def _describe_unpriced(item: SliceReport) -> list[str]:
     """Returns the lines about a step whose program cannot be read."""
     return [
         f"  work: the model's own {format_quantity(item.model_flops, 'FLOP')}",
-        f"  time: not priced; roofline {_time(item.roofline_ms)}",
+        f"  time: not priced; roofline {_format_time(item.roofline_ms)}",
     ]
 
 
@@ -130,9 +132,10 @@ def _describe_figures(item: SliceReport) -> list[str]:
         f"{format_quantity(item.model_flops, 'FLOP')}, MFU {item.mfu or 0:.1%}), "
         f"{format_quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
         f"{item.bound}-bound",
-        f"  time: {_time(item.step_ms)} ({_format_range(item)}), "
+        f"  time: {_format_time(item.step_ms)} ({_format_range(item)}), "
         f"{format_number(item.examples_per_second or 0.0)} examples/s on the slice; "
-        f"roofline {_time(item.roofline_ms)}; collectives {_time(item.collective_ms)}; "
+        f"roofline {_format_time(item.roofline_ms)}; collectives "
+        f"{_format_time(item.collective_ms)}; "
         f"compiler's estimate {format_quantity(item.estimated_cycles, 'cycles')}",
         *_describe_prices(item),
     ]
@@ -150,7 +153,7 @@ def _describe_prices(item: SliceReport) -> list[str]:
     return ["  cost: " + ", ".join(parts)]
 
 
-def verdict(item: SliceReport) -> str:
+def describe_verdict(item: SliceReport) -> str:
     """Returns in a few words whether the step can run."""
     if item.fits:
         return "fits"
@@ -200,7 +203,9 @@ def _build_spent_table(title: str, rows: Sequence[Spent]) -> Table:
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         cycles = format_quantity(row.cycles, "").strip()
-        table.add_row(f"  {row.name}", _time(row.ms), f"{row.step_share:.1%}", cycles, row.layer)
+        table.add_row(
+            f"  {row.name}", _format_time(row.ms), f"{row.step_share:.1%}", cycles, row.layer
+        )
     return table
 
 
@@ -209,7 +214,7 @@ def _format_tensor(tensor: LargeTensor) -> str:
     return f"{tensor.shape} of {tensor.layer} ({format_size(tensor.bytes)}{padding})"
 
 
-def _time(milliseconds: float | None) -> str:
+def _format_time(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else format_duration(milliseconds / 1e3)
 
 

@@ -18,7 +18,7 @@ from tftpu.preflight.compiling.compiler import (
 )
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
-from tftpu.preflight.pricing.cost import memory_of, price
+from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.tpu.slices import Slice
 
 
@@ -81,14 +81,14 @@ def check_writing(
             machine has no TPU compiler.
     """
     request.refuse_model_fn(model_fn)
-    targets = request.slices_of(slices)
+    targets = request.parse_slices(slices)
     if not isinstance(rows, int) or rows < 1:
         raise UserError(f"rows={rows!r}: give the texts that a device writes at once, 1 or more.")
     check_machine()
     from tftpu.engines.tensorflow.lowering.lower_writing import lower_writing
 
     with Progress() as progress:
-        with progress.phase("lowering"):
+        with progress.show_phase("lowering"):
             writing = lower_writing(model_fn, rows, precision)
         processes = Processes(progress)
         found = []
@@ -97,7 +97,7 @@ def check_writing(
             report = WritingReport(target.name, rows, writing.context, target.generation.hbm_limit)
             report.error = _explain_misfit(compiled)
             if not compiled.error:
-                report.hbm_bytes = memory_of(compiled.memory).total
+                report.hbm_bytes = parse_memory_stats(compiled.memory).total
             if compiled.text:
                 cost = price(writing.step, compiled, target)
                 times = [cost.seconds, cost.seconds_low, cost.seconds_high]
@@ -110,7 +110,7 @@ def _explain_misfit(compiled: Compiled) -> str:
     """Returns why a device cannot run the loop, "" if it can."""
     if not compiled.out_of_memory:
         return compiled.error
-    needed = advise.memory_wanted(compiled.error)
+    needed = advise.parse_memory_error(compiled.error)
     return f"does not fit: needs {format_size(needed[0])}" if needed else "does not fit"
 
 

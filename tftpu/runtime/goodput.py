@@ -59,9 +59,9 @@ class Clock:
         self._current: str | None = "starting"  # None: no part, as between two calls of `fit`
         self._since = time.monotonic()
         self._examples, self._loops = 0, 0.0
-        self._window = (0, 0.0)  # examples and seconds of loops at the last `window_rate`
+        self._window = (0, 0.0)  # examples and seconds of loops at the last `compute_window_rate`
 
-    def started_earlier(self, seconds: float) -> None:
+    def add_earlier(self, seconds: float) -> None:
         """Adds time that passed before the clock existed, such as the imports of the process."""
         with self._lock:
             self._seconds["starting"] += seconds
@@ -90,36 +90,36 @@ class Clock:
             self._seconds[source] -= seconds
             self._seconds[target] += seconds
 
-    def seconds(self) -> dict[str, float]:
+    def sum_seconds(self) -> dict[str, float]:
         """Returns the seconds of each part so far."""
         with self._lock:
             self._book()
             return dict(self._seconds)
 
-    def wall(self) -> float:
+    def measure_wall(self) -> float:
         """Returns the seconds since the process, or the clock, started."""
-        return sum(self.seconds().values())
+        return sum(self.sum_seconds().values())
 
     def count(self, examples: int, seconds: float) -> None:
         """Adds a device loop to the throughput."""
         self._examples += examples
         self._loops += seconds
 
-    def rate(self) -> float:
+    def compute_rate(self) -> float:
         """Returns the examples per second over the whole run; 0 before the first measurement."""
         return self._examples / self._loops if self._loops else 0.0
 
-    def window_rate(self) -> float:
+    def compute_window_rate(self) -> float:
         """Returns the examples per second since the last call, or over the run if none are new."""
-        rate = self.current_rate()
+        rate = self.compute_current_rate()
         self._window = (self._examples, self._loops)
         return rate
 
-    def current_rate(self) -> float:
-        """Returns the same rate as `window_rate`, without starting a new window."""
+    def compute_current_rate(self) -> float:
+        """Returns the same rate as `compute_window_rate`, without starting a new window."""
         examples, loops = self._window
         passed = self._loops - loops
-        return (self._examples - examples) / passed if passed else self.rate()
+        return (self._examples - examples) / passed if passed else self.compute_rate()
 
     def _book(self) -> None:
         now = time.monotonic()
@@ -242,29 +242,31 @@ class Account:
         self.clock = clock
         earlier = _record(self._file.take(**_FIELDS)) if self._file else None
         self._lock = threading.Lock()
-        start = time.time() - clock.wall()
+        start = time.time() - clock.measure_wall()
         self._started = min(earlier.started, start) if earlier else start
         self._resumed = earlier is not None
         self._failed = False
         self._lost = 0.0
         if earlier and earlier.state not in (FINISHED, STOPPED):
-            self._lost = _measure_gap(earlier, clock.wall())
+            self._lost = _measure_gap(earlier, clock.measure_wall())
         self._earlier_seconds = earlier.seconds if earlier else dict.fromkeys(PARTS, 0.0)
         self.facts = Facts()
         self.restarts = earlier.restarts + 1 if earlier else 0
         self.repeated_steps = earlier.repeated_steps if earlier else 0
         self.reached = (earlier.facts.step or 0) if earlier else 0
 
-    def started_earlier(self, seconds: float) -> None:
+    def add_earlier(self, seconds: float) -> None:
         """Adds time of this process from before its clock, such as the imports."""
-        self.clock.started_earlier(seconds)
+        self.clock.add_earlier(seconds)
         self._lost = max(0.0, self._lost - seconds)
         if not self._resumed:
             self._started -= seconds
 
-    def seconds(self) -> dict[str, float]:
+    def sum_seconds(self) -> dict[str, float]:
         """Returns the seconds of each part over all processes."""
-        total = {part: s + self._earlier_seconds[part] for part, s in self.clock.seconds().items()}
+        total = {
+            part: s + self._earlier_seconds[part] for part, s in self.clock.sum_seconds().items()
+        }
         total["restart"] += self._lost
         return total
 
@@ -279,7 +281,7 @@ class Account:
             self.facts = facts
             if self._workdir is None or self._file is None:
                 return
-            seconds = self.seconds()
+            seconds = self.sum_seconds()
             record = Record(
                 state=state,
                 process=os.getpid(),
@@ -291,7 +293,7 @@ class Account:
                 restarts=self.restarts,
                 repeated_steps=self.repeated_steps,
                 wall_seconds=round(sum(seconds.values()), 3),
-                goodput=round(share(seconds, "step"), 4),
+                goodput=round(compute_share(seconds, "step"), 4),
                 seconds={part: round(s, 3) for part, s in seconds.items()},
                 facts=facts,
             )
@@ -361,17 +363,19 @@ def _read_uptime() -> float:
     return time.clock_gettime(clock) if clock is not None else 0.0
 
 
-def share(seconds: Mapping[str, float], part: str) -> float:
+def compute_share(seconds: Mapping[str, float], part: str) -> float:
     """Returns the share of a part in the sum of all parts; 0 if that is 0."""
     total = sum(seconds.values())
     return seconds[part] / total if total else 0.0
 
 
-def table(seconds: Mapping[str, float]) -> list[str]:
+def format_table(seconds: Mapping[str, float]) -> list[str]:
     """Formats the parts as lines, the largest first, without those that took no time."""
     rows = sorted(seconds.items(), key=lambda item: -item[1])
     shown = [(part, s) for part, s in rows if s >= 0.05]
-    lines = [f"{PARTS[part]:26}{s:10,.1f} s  {share(seconds, part):6.1%}" for part, s in shown]
+    lines = [
+        f"{PARTS[part]:26}{s:10,.1f} s  {compute_share(seconds, part):6.1%}" for part, s in shown
+    ]
     return [*lines, f"{'total':26}{sum(seconds.values()):10,.1f} s"]
 
 

@@ -46,7 +46,7 @@ class Task:
         return self.index == 0
 
 
-def task() -> Task:
+def read_task() -> Task:
     """Returns the place of this process by TF_CONFIG; a single process if that is not set.
 
     Raises:

@@ -87,7 +87,7 @@ class PreemptionNotice:
             thread.join(_JOIN_SECONDS)  # the other one may wait for a network
         self._ours.close()
 
-    def measured(self, steps: int, seconds: float) -> None:
+    def check_loop_time(self, steps: int, seconds: float) -> None:
         """Warns once if device loops are too long to stop and save within the grace period.
 
         Args:
@@ -111,7 +111,7 @@ class PreemptionNotice:
 
     def _poll(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
-            if maintenance_event():
+            if fetch_maintenance_event():
                 with contextlib.suppress(OSError):  # the block has ended
                     self._kernels.send(bytes([_MAINTENANCE]))
                 return
@@ -143,18 +143,20 @@ class PreemptionNotice:
             if same and time.monotonic() < self._since + _TOGETHER:
                 return
             if number and not _is_interactive():
-                _say(f"A second signal, {reason}: exiting at once.")
+                _print_status(f"A second signal, {reason}: exiting at once.")
                 os._exit(128 + number)
             return
         self.requested, self._since = reason, time.monotonic()
         if number != signal.SIGINT and not _is_interactive():
             self._deadline = time.monotonic() + self._grace
-        _say(f"{reason}: finishing the device loop, then saving. A second signal exits at once.")
+        _print_status(
+            f"{reason}: finishing the device loop, then saving. A second signal exits at once."
+        )
 
     def _run_out(self) -> None:
         saved = self._saved()
         kept = "There is no checkpoint." if saved is None else f"The newest one is of step {saved}."
-        _say(
+        _print_status(
             f"The device loop and the last checkpoint did not finish within {self._grace:.0f} s "
             f"after {self.requested}. {kept} With a lower steps_per_loop, loops finish sooner."
         )
@@ -172,7 +174,7 @@ def exit_on_notice() -> Iterator[None]:
         return
 
     def leave(number: int, frame: FrameType | None) -> None:
-        _say("SIGTERM before or after training: run the same command again to resume.")
+        _print_status("SIGTERM before or after training: run the same command again to resume.")
         os._exit(ExitCode.PREEMPTED)
 
     before = signal.signal(signal.SIGTERM, leave)
@@ -191,20 +193,20 @@ def on_google_cloud() -> bool:
     return False
 
 
-def maintenance_event() -> str | None:
+def fetch_maintenance_event() -> str | None:
     """Returns the event that the metadata server announces for this machine, or None."""
     quiet = {"maintenance-event": "NONE", "preempted": "FALSE"}
     for key, nothing in quiet.items():
         # The next try may be answered, whatever went wrong with this one: ValueError is of names
         # that belong to no host.
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            text = _ask_metadata(f"/computeMetadata/v1/instance/{key}")
+            text = _fetch_metadata(f"/computeMetadata/v1/instance/{key}")
             if text and text != nothing:
                 return text
     return None
 
 
-def _ask_metadata(path: str) -> str | None:
+def _fetch_metadata(path: str) -> str | None:
     """Returns the metadata server's answer; None if it is another server's, or not in time."""
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     connection = http.client.HTTPConnection(host, timeout=_TIMEOUT)
@@ -236,6 +238,6 @@ def _is_interactive() -> bool:
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(f"tftpu: {text}", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ _TILES = "xla_tpu_scoped_vmem_limit_kib"
 _TILE_KIB = {"v5e": 32 * 1024, "v5p": 32 * 1024, "v6e": 96 * 1024}
 
 
-def compiler_options(setting: str, generation: Generation | None) -> dict[str, str]:
+def choose_compiler_options(setting: str, generation: Generation | None) -> dict[str, str]:
     """Returns the options that a program is compiled with, by name.
 
     Args:

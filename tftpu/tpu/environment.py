@@ -54,7 +54,7 @@ def is_installed(distribution: str) -> bool:
     return True
 
 
-def jax_drives_tpus(is_installed: Callable[[str], bool] = is_installed) -> bool:
+def can_jax_drive_tpus(is_installed: Callable[[str], bool] = is_installed) -> bool:
     """Returns whether JAX can use a TPU with the packages installed here, and TensorFlow cannot.
 
     Args:

@@ -25,7 +25,7 @@ class Hardware:
     generation: Generation | None = None
     is_tpu: bool = False
 
-    def mfu(self, flops_per_s: float) -> float | None:
+    def compute_mfu(self, flops_per_s: float) -> float | None:
         """Returns the model FLOPs utilization: the fraction of the chips' bfloat16 peak.
 
         Args:
@@ -38,7 +38,7 @@ class Hardware:
             return None
         return flops_per_s / (self.chips * self.generation.tflops * 1e12)
 
-    def usd(self, seconds: float) -> float | None:
+    def compute_price(self, seconds: float) -> float | None:
         """Returns the on-demand price of the chips for this time, in US dollars.
 
         Returns None if the generation is not known.
@@ -48,7 +48,7 @@ class Hardware:
         return self.chips * self.generation.usd_hour * seconds / 3600
 
 
-def of_devices(data_shards: int, is_tpu: bool) -> Hardware:
+def find_hardware(data_shards: int, is_tpu: bool) -> Hardware:
     """Returns the hardware behind an engine's devices.
 
     Args:
@@ -57,13 +57,13 @@ def of_devices(data_shards: int, is_tpu: bool) -> Hardware:
     """
     if not is_tpu:
         return Hardware(data_shards)
-    generation = GENERATIONS.get(attached_tpu() or "")
+    generation = GENERATIONS.get(find_attached_tpu() or "")
     # The two cores of a v5p chip are one device, hence `cores` and not `counted`.
     chips = data_shards // generation.cores if generation else data_shards
     return Hardware(chips, generation, is_tpu=True)
 
 
-def attached_tpu(root: str = "/") -> str | None:
+def find_attached_tpu(root: str = "/") -> str | None:
     """Returns the generation of this host's TPU, such as "v5e".
 
     The environment variable TPU_ACCELERATOR_TYPE takes precedence over the PCI devices.

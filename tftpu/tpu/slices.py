@@ -153,7 +153,7 @@ class Slice:
         """Number of chips along each axis of the torus."""
         return _parse_axes(self.shape)
 
-    def links(self, chips: int) -> int:
+    def count_links(self, chips: int) -> int:
         """Returns how many of its links a chip can use at once to exchange with a group.
 
         Along an axis that closes to a ring there are two, along any other one: whoever stands at

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tftpu.engines import keras_internals
-from tftpu.engines.objectives.own import overrides_compute_loss
+from tftpu.engines.objectives.own import has_own_compute_loss
 from tftpu.errors import UserError, did_you_mean
 from tftpu.tensors import Nest
 
@@ -26,10 +26,10 @@ def check_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
             "(x, y, sample_weight), with several inputs as one part, ((a, b), y). A loss function "
             "takes any: Trainer(model, loss_fn=...)."
         )
-    if not labels or overrides_compute_loss(model):
+    if not labels or has_own_compute_loss(model):
         return
     _check_named_labels(model, spec)
-    given = keras_internals.compiled_parts(model)
+    given = keras_internals.describe_compiled_parts(model)
     if given and is_unlabelled(spec):
         raise UserError(
             f"The model was compiled with {' and '.join(given)}, which need labels, and the data "
@@ -63,7 +63,7 @@ def check_names(model: keras.Model) -> None:
     """Raises `UserError` for a loss or a metric that Keras has under no such name."""
     known = {"loss": keras.losses, "metric": keras.metrics}
     special = ("accuracy", "acc", "crossentropy", "ce")  # which depend on the labels
-    for kind, names in keras_internals.compiled_names(model).items():
+    for kind, names in keras_internals.list_compiled_names(model).items():
         for name in names:
             if name.lower() in special:
                 continue

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 
 from tftpu.engines import keras_internals
-from tftpu.engines.objectives.compiled import ignored_class, takes_class_ids
+from tftpu.engines.objectives.compiled import find_ignored_class, takes_class_ids
 from tftpu.engines.objectives.losses import align
-from tftpu.engines.objectives.own import overrides_compute_loss
+from tftpu.engines.objectives.own import has_own_compute_loss
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
 
@@ -65,7 +65,7 @@ def check_ranges(model: keras.Model, batch: Nest) -> None:
         batch: of arrays, `(x, y, sample_weight)` or fewer.
     """
     for limit in find_limits(model, batch):
-        if limit.of_labels and any(map(_can_mask, keras_internals.flat_layers(model))):
+        if limit.of_labels and any(map(_can_mask, keras_internals.list_layers(model))):
             continue
         if found := _find_outside(limit, batch):
             raise UserError(f"{found}.")
@@ -142,9 +142,9 @@ def _find_label_limits(model: keras.Model, y: Any) -> Iterator[Limit]:
     outputs = getattr(model, "outputs", None)
     if not outputs or y is None or not getattr(model, "compiled", False):
         return
-    if overrides_compute_loss(model):
+    if has_own_compute_loss(model):
         return
-    terms = keras_internals.loss_terms(model)
+    terms = keras_internals.list_loss_terms(model)
     names: Any = getattr(model, "output_names", ())
     by_name = dict(zip(names, outputs))
     for term in terms:
@@ -161,18 +161,18 @@ def _find_label_limits(model: keras.Model, y: Any) -> Iterator[Limit]:
             advice = "give labels such numbers, or the model's last layer more units"
             owner = f"the model's output has {classes} classes"
             yield Limit(
-                name, values, classes, owner, advice, ignored_class(term.loss), of_labels=True
+                name, values, classes, owner, advice, find_ignored_class(term.loss), of_labels=True
             )
 
 
 def _find_id_limits(model: keras.Model, x: Any) -> Iterator[Limit]:
     inputs = getattr(model, "inputs", None) or []
-    for layer in keras_internals.flat_layers(model) if inputs else ():
+    for layer in keras_internals.list_layers(model) if inputs else ():
         if not isinstance(layer, keras.layers.Embedding) or not _is_known(layer, "call"):
             continue
         places = {
             next((i for i, tensor in enumerate(inputs) if tensor is source), -1)
-            for source in keras_internals.symbolic_inputs(layer)
+            for source in keras_internals.list_symbolic_inputs(layer)
         }
         for place in () if -1 in places else sorted(places):  # -1: it may get something computed
             name, values = _find_feature(x, place, inputs)

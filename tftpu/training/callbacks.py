@@ -9,7 +9,7 @@ import keras
 
 from tftpu.amounts import format_metric
 from tftpu.engines import keras_internals
-from tftpu.engines.data.outputs import joined
+from tftpu.engines.data.outputs import join_outputs
 from tftpu.engines.engine import Executor
 from tftpu.errors import UserError, did_you_mean
 from tftpu.training.progress import RunProgress
@@ -49,10 +49,10 @@ class Callbacks:
         self._remembering = [one for one in callbacks if _is_remembering(one)]
         self.stopped = False
         self._timetable = timetable
-        self._list = keras_internals.callback_list(
+        self._list = keras_internals.build_callback_list(
             list(callbacks), model, timetable.epochs, timetable.epoch_steps
         )
-        self.history = keras_internals.history_of(self._list)
+        self.history = keras_internals.find_history(self._list)
         self.read_batch_logs = any(map(_is_reading_batch_logs, callbacks))
 
     @property
@@ -84,7 +84,7 @@ class Callbacks:
                 continue
             name, kind = callback.monitor, type(callback).__name__
             unlogged = f"{kind} monitors {name!r}, which is not logged.{did_you_mean(name, names)}"
-            if not keras_internals.knows_direction(callback):
+            if not keras_internals.has_direction(callback):
                 raise UserError(
                     f"{kind} monitors {name!r}, and cannot tell whether it is to become larger or "
                     "smaller: pass mode='max' or mode='min'."
@@ -200,7 +200,7 @@ def evaluate_with(
         evaluate: returns the results.
         prints: whether to print them.
     """
-    listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
+    listed = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
     results = _run_evaluation(listed, evaluate)
     if prints:
         print("  ".join(f"{name} {format_metric(v)}" for name, v in results.items()), flush=True)
@@ -221,10 +221,10 @@ def predict_with(
         predict: yields the outputs of each batch.
         prints: whether to print their shapes.
     """
-    listed = keras_internals.callback_list(list(callbacks), model, 1, 1)
+    listed = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
     listed.on_predict_begin()
     listed.on_predict_batch_begin(0)
-    outputs = joined(predict())
+    outputs = join_outputs(predict())
     listed.on_predict_batch_end(0, {"outputs": outputs})
     listed.on_predict_end()
     if prints:

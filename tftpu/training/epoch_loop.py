@@ -10,7 +10,7 @@ import numpy as np
 
 from tftpu.engines.data import conversion
 from tftpu.engines.data.arrays import Arrays
-from tftpu.engines.data.conversion import gate_of
+from tftpu.engines.data.conversion import find_gate
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import PyBatches
 from tftpu.engines.engine import Dataset, Engine, Epoch, LoopResult, TrainLoop
@@ -86,7 +86,7 @@ class EpochLoop:
             else:
                 count = 1
                 sums, waited = self._last.run(batches.batches, 1)
-                results.append(LoopResult(self._sums.weighted(sums, self._weight), waited))
+                results.append(LoopResult(self._sums.scale(sums, self._weight), waited))
             batches.advance(count)
             steps -= count
         sums = np.sum([result.sums for result in results], axis=0)
@@ -125,7 +125,7 @@ class Feed:
     def open(self, position: int) -> Any:
         """Returns the batches from a position on, for the train loop; ends those before."""
         self.close()
-        self._gate, self._admitted = gate_of(self._dataset), False
+        self._gate, self._admitted = find_gate(self._dataset), False
         batches = self._engine.batches(
             self._dataset, position, self._class_weight, self._epoch, self._gate
         )
@@ -175,7 +175,7 @@ class Feed:
         if isinstance(self._dataset, conversion.Epochs):
             batches, before = self._dataset.from_step(position), position
         elif isinstance(self._dataset, conversion.Pipeline):
-            batches, before = conversion.for_training(self._dataset, position), position
+            batches, before = conversion.build_training(self._dataset, position), position
         else:
             batches, before = self._dataset.repeat(), 0
         over = time.monotonic() + _DIAGNOSIS

@@ -173,7 +173,7 @@ class Programs:
             executor = self.engine.prepare(
                 self.model, self.options, spec, self.objectives, labelled
             )
-        self._setup = keras_internals.training_setup(self.model)
+        self._setup = keras_internals.describe_training_setup(self.model)
         return executor
 
     def _check_values(self, dataset: Dataset) -> None:
@@ -192,7 +192,7 @@ class Programs:
 
     def _check_model_unchanged(self) -> None:
         """Raises `UserError` if the model is no longer the one that was put on the devices."""
-        if self._setup not in (None, keras_internals.training_setup(self.model)):
+        if self._setup not in (None, keras_internals.describe_training_setup(self.model)):
             raise UserError(
                 "The model was compiled again, or its layers were frozen or unfrozen, after this "
                 "Trainer had begun to use it: make a new Trainer(model, ...), which trains the "

@@ -97,7 +97,7 @@ class Reporter:
         self._accounting = Worker("goodput", 1)  # one that waits writes the newest facts
         self._telemetry = telemetry.Telemetry(workdir, self.write_account, tpu=hardware.is_tpu)
         self._pace: tuple[float, int] | None = None  # time and step after the first device loop
-        self._seconds = self._account.clock.seconds()  # by part, at the last point of goodput
+        self._seconds = self._account.clock.sum_seconds()  # by part, at the last point of goodput
         self._host_at = -HOST_EVERY  # when goodput and telemetry were last written
         self._noted: set[str] = set()
         self._sampled: tuple[Any, ...] | None = None  # features and labels that samples show
@@ -128,7 +128,7 @@ class Reporter:
     def doing(self, phase: str, part: str) -> Iterator[None]:
         """Assigns the block's time to a part of the account, and shows the current activity."""
         if self._console:
-            self._console.phase(phase)
+            self._console.show_phase(phase)
         with self._account.clock.spend(part):
             yield
 
@@ -138,7 +138,7 @@ class Reporter:
         if self._console:
             facts = self._facts
             rate = facts.examples_per_sec
-            self._console.advance(
+            self._console.update_progress(
                 Progress(step, loss, rate, facts.mfu, facts.eta_seconds, facts.usd)
             )
 
@@ -156,17 +156,17 @@ class Reporter:
         if now - self._host_at < HOST_EVERY and step < self._steps:
             return
         self._host_at = now
-        seconds = self._account.clock.seconds()
+        seconds = self._account.clock.sum_seconds()
         since = {part: s - self._seconds[part] for part, s in seconds.items()}
         self._seconds = seconds
-        total = self._account.seconds()
-        host = {f"goodput/{part}": goodput.share(total, part) for part in total}
+        total = self._account.sum_seconds()
+        host = {f"goodput/{part}": goodput.compute_share(total, part) for part in total}
         facts = {"mfu": self._facts.mfu, "usd": self._facts.usd}
         host |= {f"goodput/{name}": value for name, value in facts.items() if value is not None}
         sample = self._telemetry.latest
         host |= {f"machine/{name}": value for name, value in sample.items()}
         self._writers.write(step, HOST, host)
-        for about, sentence in telemetry.alerts(sample, since).items():
+        for about, sentence in telemetry.find_alerts(sample, since).items():
             if about not in self._noted:  # once a run
                 self._noted.add(about)
                 self.write_message(f"Note at step {step}: {sentence}")
@@ -223,15 +223,15 @@ class Reporter:
         eta = mfu = None
         if self._pace is None and step > self._start:
             self._pace = now, step
-            self._seconds = clock.seconds()  # buffers fill while the first loop compiles
+            self._seconds = clock.sum_seconds()  # buffers fill while the first loop compiles
         elif self._pace and step > self._pace[1]:
             each = (now - self._pace[0]) / (step - self._pace[1])
             eta = round(each * (self._steps - step), 1)
-        rate = clock.current_rate()
+        rate = clock.compute_current_rate()
         if rate and hardware.generation is not None:  # counting FLOPs traces the model
             each = self._loop.model_flops / self.global_batch_size
-            mfu = hardware.mfu(each * rate)
-        usd = hardware.usd(sum(self._account.seconds().values()))
+            mfu = hardware.compute_mfu(each * rate)
+        usd = hardware.compute_price(sum(self._account.sum_seconds().values()))
         self._facts = dataclasses.replace(
             self._facts,
             step=step,
@@ -246,12 +246,12 @@ class Reporter:
             batch = next(iter(dataset.take(1)))
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
             cut: Any = keras.tree.map_structure(lambda t: t[: samples.COUNT].numpy(), (x, y))
-            self._sampled = cut if samples.are_images(x) else ()
+            self._sampled = cut if samples.is_image_batch(x) else ()
         if not self._sampled:
             return
         x, y = self._sampled
         outputs = self._executor.predict_batch(x)
-        self._writers.write_images(step, "samples", samples.captioned(x, y, outputs))
+        self._writers.write_images(step, "samples", samples.draw_captions(x, y, outputs))
 
     def _build_config(self) -> dict[str, HyperParameter]:
         known: dict[str, HyperParameter] = {

@@ -36,7 +36,7 @@ def restore(
     """
     if checkpoints is None:
         return None
-    leaves = base.saved()
+    leaves = base.list_saved()
     if not optimizer:
         training_only = ("optimizer", "loss_scale")
         leaves = {group: v for group, v in leaves.items() if not group.startswith(training_only)}
@@ -54,7 +54,7 @@ def _restore_agreed(
     checkpoints: Checkpoints, leaves: Mapping[str, Sequence[Leaf]], hosts: Hosts, step: int | None
 ) -> Restored | None:
     """Loads the first checkpoint that every host can read, as the chief lists them."""
-    candidates = checkpoints.candidates(step) if hosts.chief else []
+    candidates = checkpoints.list_candidates(step) if hosts.chief else []
     tried: list[int] = []
     for number in itertools.count():
         chosen = hosts.from_chief(candidates[number] if number < len(candidates) else None)
@@ -62,10 +62,10 @@ def _restore_agreed(
             break
         loaded = _check_visible(checkpoints, chosen).load(leaves, chosen)
         if not hosts.any(loaded is None)[0] and loaded is not None:
-            return checkpoints.adopt(loaded)
+            return checkpoints.restore_loaded(loaded)
         tried.append(chosen)
     if tried:
-        raise checkpoints.none_complete(tried, step)
+        raise checkpoints.describe_failure(tried, step)
     return None
 
 

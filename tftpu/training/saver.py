@@ -60,7 +60,7 @@ class Saver:
     def reserve(self) -> None:
         """Begins to allocate the copy in host memory, so that the first save does not wait."""
         if self._checkpoints is not None:
-            self._checkpoints.reserve(self._base.saved())
+            self._checkpoints.reserve(self._base.list_saved())
 
     def is_due(self, step: int) -> bool:
         """Returns whether a checkpoint is due after a step."""
@@ -83,7 +83,7 @@ class Saver:
             return
         own = {"config": self._config}
         own |= {"base": self._base.digest} if self._base.digest else {}
-        self._checkpoints.save(step, self._base.saved(), own | state, best, first)
+        self._checkpoints.save(step, self._base.list_saved(), own | state, best, first)
         self.saved_step, self._saved_at = step, time.monotonic()
 
     def mark_best(self, best: Best) -> None:
@@ -95,7 +95,7 @@ class Saver:
         """Waits until nothing is being saved; returns the step of the newest checkpoint."""
         if self._checkpoints is None:
             return None
-        saved = self._checkpoints.steps()
+        saved = self._checkpoints.list_steps()
         self.warn_of_failure()
         return saved[-1] if saved else None
 
@@ -105,7 +105,7 @@ class Saver:
 
     def find_newest_up_to(self, step: int) -> int | None:
         """Returns the step of the newest checkpoint that is not after a step."""
-        steps = self._checkpoints.steps() if self._checkpoints is not None else []
+        steps = self._checkpoints.list_steps() if self._checkpoints is not None else []
         return max((saved for saved in steps if saved <= step), default=None)
 
     def warn_of_failure(self) -> None:

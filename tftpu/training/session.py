@@ -160,7 +160,7 @@ class Session:
     def _advance(self, batches: Any, notice: PreemptionNotice) -> tuple[np.ndarray, int]:
         """Runs steps on the devices up to the next stop; returns their sums and their number."""
         profiler, first = self._profiler, not self._loop.compiled(batches)
-        stop = self._timetable.find_next_stop(self._step, profiler.boundaries(self._step))
+        stop = self._timetable.find_next_stop(self._step, profiler.list_boundaries(self._step))
         self._feed.begin_epoch(self._timetable.count_left_of_epoch(self._step))
         self._callbacks.begin_batch(self._step)
         count, start = stop - self._step, time.monotonic()
@@ -176,7 +176,7 @@ class Session:
             profiler.observe(seconds / count)
         self._watchdog.beat(stop)
         if not first:
-            notice.measured(count, seconds)
+            notice.check_loop_time(count, seconds)
         return result.sums, count
 
     @property
@@ -193,8 +193,8 @@ class Session:
         self._clock.turn_to(self._part)  # the host's work between two loops
         self._last_finite = sums
         with self._clock.spend("profiling"):
-            self._profiler.at(self._step)
-        self._reporter.advance(self._step, self._executor.train_sums.loss(sums))
+            self._profiler.start_or_stop(self._step)
+        self._reporter.advance(self._step, self._executor.train_sums.compute_loss(sums))
         logs = self._executor.train_sums.read(sums) if self._callbacks.read_batch_logs else None
         self._callbacks.end_batch(self._step, logs)
 
@@ -221,7 +221,7 @@ class Session:
         scalars = self._executor.train_sums.read(window)
         scalars["learning_rate"] = self._executor.learning_rate
         scalars["weight_norm"] = self._executor.weight_norm
-        rate = self._clock.window_rate()
+        rate = self._clock.compute_window_rate()
         if rate:  # the first loop compiles and measures nothing
             scalars["examples_per_sec"] = round(rate, 1)
         self._reporter.log(self._step, scalars)
@@ -348,7 +348,7 @@ class Session:
             self._saver.reserve()
         self._callbacks.begin(self.progress, self.over)
         if not self.over:
-            self._profiler.at(self._step)
+            self._profiler.start_or_stop(self._step)
 
     def _finish_saving(self) -> None:
         """Waits for the last checkpoint. Raises `UserError` if it could not be saved."""

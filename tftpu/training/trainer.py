@@ -12,8 +12,8 @@ from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainConfig
 from tftpu.engines.data.py_dataset import one_pass
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest
-from tftpu.engines.objectives.objective import LossFunction, Objective, objectives_of
-from tftpu.engines.selection import engine_of
+from tftpu.engines.objectives.objective import LossFunction, Objective, list_objectives
+from tftpu.engines.selection import find_engine
 from tftpu.errors import UserError
 from tftpu.inference import export, quantizing
 from tftpu.observe import background
@@ -93,8 +93,8 @@ class Trainer:
         base: Collection[str] = (),
     ):
         self.options = arguments.validate_options(options)
-        self.engine: Engine = engine_of(model) if engine is None else engine
-        objectives = objectives_of(model, loss_fn, objectives)
+        self.engine: Engine = find_engine(model) if engine is None else engine
+        objectives = list_objectives(model, loss_fn, objectives)
         self.engine.refuse(model, objectives)
         if (writers or self.options.writers) and workdir is None:
             raise UserError("writers need a workdir, which identifies their run.")
@@ -344,12 +344,12 @@ class Trainer:
         """
         dataset = data_arguments.prepare_evaluation_data(x, name="restore_for_evaluation")
         self._programs.prepare_for_prediction(dataset)
-        best = self.checkpoints.best() if self.checkpoints else None
+        best = self.checkpoints.find_best() if self.checkpoints else None
         return self.restore(best, optimizer=False)
 
     def has_checkpoint(self) -> bool:
         """Returns whether the workdir has a complete checkpoint for `fit` to resume from."""
-        return self.checkpoints is not None and bool(self.checkpoints.steps())
+        return self.checkpoints is not None and bool(self.checkpoints.list_steps())
 
     def export_weights(self, path: str) -> None:
         """Writes the weights that evaluation uses: their averages where those are kept.
@@ -386,7 +386,7 @@ class Trainer:
                     self._programs.prepare_for_evaluation(validation_data)
             writers = ()
             if self._writes_to is not None:
-                writers = (*self._writers, *background.services(self.options, self._writes_to))
+                writers = (*self._writers, *background.open_services(self.options, self._writes_to))
             share = keras.tree.flatten(spec)[0].shape[0]
             self._base.begin(self.model)
             session = Session(

@@ -65,7 +65,7 @@ def run(options: Options) -> None:
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     trainer, _, _ = finished.restore_without_data(experiment, options.workdir)
-    from tftpu.inference.generate import Writer, rows_of
+    from tftpu.inference.generate import Writer, build_rows
     from tftpu.inference.sampling import Sampling
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
@@ -73,7 +73,7 @@ def run(options: Options) -> None:
     quieten_xla()
     writer = Writer(trainer.model, stop, context, trainer.executor.compiled)
     writer.check(tokens, options.tokens)
-    rows = rows_of(tokens, options.tokens, sampling, options.seed)
+    rows = build_rows(tokens, options.tokens, sampling, options.seed)
     if options.prompt is None:
         _print_lines(writer, codec, prompts, rows)
     else:

@@ -93,19 +93,21 @@ def run(options: Options) -> None:
         experiment, options.workdir, lambda: _open_records(data, options), changed
     )
     from tftpu.inference.predict import Job, predict
-    from tftpu.inference.prediction.outputs import columns_of
+    from tftpu.inference.prediction.outputs import build_columns
 
     names = _read_class_names(experiment, changed) if changed.classifies else None
     job = Job(
         options.output.rstrip("/"),
         form,
         _choose_encoder(form, options),
-        columns_of(outputs, changed.probabilities, names),
+        build_columns(outputs, changed.probabilities, names),
         {
             "input": options.input,
             "identity": records.identity,
             "step": step,
-            "checkpoint": checkpoint.digest(files.join(options.workdir, "checkpoints", str(step))),
+            "checkpoint": checkpoint.compute_digest(
+                files.join(options.workdir, "checkpoints", str(step))
+            ),
             "outputs": outputs,
             "class_names": names and hashlib.blake2b("\n".join(names).encode()).hexdigest()[:16],
         },
@@ -158,14 +160,14 @@ class _OutputSelector:
         self.shape: Any = ()
 
     def __call__(self, model: Any) -> Any:
-        from tftpu.inference.prediction.outputs import returns_probabilities, with_embedding
+        from tftpu.inference.prediction.outputs import add_embedding, has_probabilities
 
         self.shape = getattr(model, "output_shape", ())
         if self.classifies:
-            self.probabilities = returns_probabilities(model)
+            self.probabilities = has_probabilities(model)
         if not self._embeds:
             return model
-        changed = with_embedding(model)
+        changed = add_embedding(model)
         changed.compile(optimizer=model.optimizer)
         return changed
 
@@ -224,10 +226,10 @@ def _check_table(form: str, options: Options) -> None:
 
 def _load(job: "Job", table: str) -> None:
     from tftpu.inference.predict import MANIFEST
-    from tftpu.inference.prediction.sums import without_sums
+    from tftpu.inference.prediction.sums import remove_sums
     from tftpu.input_pipelines.datasets import bigquery_load
 
-    manifest = without_sums(json.loads(files.read(files.join(job.output, MANIFEST))))
+    manifest = remove_sums(json.loads(files.read(files.join(job.output, MANIFEST))))
     uris = [files.join(job.output, shard["name"]) for shard in manifest["shards"]]
     # Written again, and by whichever version, they are the same rows, which are loaded once.
     name = bigquery_load.load(uris, table, job.output + json.dumps(manifest, indent=1))

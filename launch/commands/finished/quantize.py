@@ -53,7 +53,7 @@ def run(options: Options) -> None:
         flush=True,
     )
     for name, bits in quantizing.BITS.items():
-        found = quantizing.quantized_weights(trainer.model, bits)
+        found = quantizing.quantize_weights(trainer.model, bits)
         for path, value in found.items():
             variables[path].assign(value.values)
         results = trainer.evaluate(restored.evaluation)

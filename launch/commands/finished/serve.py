@@ -78,14 +78,14 @@ def run(options: Options) -> None:
     if path is not None and not files.exists(path):
         raise UserError(f"There is no file or folder {path}.")
     host = options.host or ("0.0.0.0" if on_vertex else "127.0.0.1")
-    at = server.bound(host, _read_port() if options.port is None else options.port)
+    at = server.bind_socket(host, _read_port() if options.port is None else options.port)
     source = (options.workdir or path or "").rstrip("/")
     name = os.path.basename(source if files.is_remote(source) else os.path.abspath(source))
     about = About(
         name=options.name or name.removesuffix(".onnx"),
         health=os.environ.get("AIP_HEALTH_ROUTE", "/health"),
         predict=os.environ.get("AIP_PREDICT_ROUTE", "/predict"),
-        hosts=(*origins.own_hosts(host), *_list_allowed_hosts(options.allow_hosts, on_vertex)),
+        hosts=(*origins.list_own_hosts(host), *_list_allowed_hosts(options.allow_hosts, on_vertex)),
     )
     model, step = _load_model(options, path)
     about = dataclasses.replace(about, version=max(step, 1))

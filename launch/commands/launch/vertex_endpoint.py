@@ -177,7 +177,7 @@ def _check_run(workdir: str) -> None:
             f"The run in {workdir} cannot start in the container, where your code is not ({error}) "
             f"Instead {export}."
         ) from error
-    if not manifest.steps(files.join(workdir, "checkpoints")):
+    if not manifest.list_steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no complete checkpoint in {workdir} yet: train it first.")
     if isinstance(experiment.model, sizes.GPT | sizes.Llama) and _has_local_tokens(experiment.data):
         raise UserError(

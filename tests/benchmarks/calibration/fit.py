@@ -38,7 +38,7 @@ def predict_ms(row: Row, prices: Prices) -> float:
             continue
         fixed = work["kind"] == "collective" or work["seconds"] < _NEGLIGIBLE * row["step_ms"] / 1e3
         given = work["estimate"], work["products"], work["traffic"]
-        one_by_one += work["seconds"] if fixed else prices.seconds(work["kind"], *given)
+        one_by_one += work["seconds"] if fixed else prices.estimate_seconds(work["kind"], *given)
     traffic = sum(work["traffic"] for work in row["works"])
     return 1e3 * max(one_by_one, traffic / prices.bandwidth)
 

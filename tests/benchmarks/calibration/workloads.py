@@ -47,12 +47,12 @@ class Workload:
         options = TrainConfig(
             gradient_accumulation_steps=self.microbatches, global_clipnorm=self.clipnorm
         )
-        lowering = selection.lowering_for(self.cluster)
+        lowering = selection.choose_lowering(self.cluster)
         return lowering.lower(self.model_fn, self.batch, target.replicas, "mixed_bfloat16", options)
 
     def choose_options(self, target: Slice) -> dict[str, str]:
         """Returns the compiler's options, as the trainer chooses them."""
-        return selection.lowering_for(self.cluster).choose_compiler_options(target)
+        return selection.choose_lowering(self.cluster).choose_compiler_options(target)
 
 
 def build_resnet50(optimizer: str, images: int = 128) -> Workload:

@@ -59,7 +59,7 @@ def measure(name: str, engine: str) -> dict[str, float]:
     from tftpu.engines import selection
     from tftpu.optim.losses import SmoothedCrossentropy
     from tftpu.preflight.compiling import compiler
-    from tftpu.preflight.pricing.cost import memory_of, price
+    from tftpu.preflight.pricing.cost import parse_memory_stats, price
     from tftpu.tpu.slices import parse_slice
 
     size, fields, examples = ROWS[name]
@@ -81,7 +81,7 @@ def measure(name: str, engine: str) -> dict[str, float]:
             tf.TensorSpec((examples, 224, 224, 3), tf.bfloat16),
             tf.TensorSpec((examples,), tf.int32),
         )
-    lowering = selection.lowering_for(ClusterConfig(engine=engine))
+    lowering = selection.choose_lowering(ClusterConfig(engine=engine))
     step = lowering.lower(model, batch, 1, "mixed_bfloat16", TrainConfig())
     target = parse_slice(SLICE)
     # Without XLA's options for meshes, which only one engine has: it compares programs.
@@ -89,7 +89,7 @@ def measure(name: str, engine: str) -> dict[str, float]:
     if compiled.error:
         raise SystemExit(f"{name} on {engine}: {compiled.error}")
     cost = price(step, compiled, target)
-    return {"cycles": cycles_of(cost, target), "hbm": memory_of(compiled.memory).total}
+    return {"cycles": cycles_of(cost, target), "hbm": parse_memory_stats(compiled.memory).total}
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def lower_model(
     keras.config.set_dtype_policy("bfloat16")
     with keras_internals.fresh_names():
         model = models.build(name, attention="flash", **fields)
-    layers: list[Any] = keras_internals.flat_layers(model)
+    layers: list[Any] = keras_internals.list_layers(model)
     found = [x for x in layers if type(x) is Dense and x.name.endswith(ALL)]
     quantized = [x for x in found if x.name.endswith(form.layers)]
     for layer in found:

@@ -27,7 +27,7 @@ from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling import compiler
-from tftpu.preflight.pricing.cost import memory_of, price
+from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.tpu.slices import parse_slice
 
 SLICE, PRECISION = "v5e-16", "mixed_bfloat16"
@@ -57,7 +57,7 @@ def _say(name: str, step: LoweredStep, options: dict[str, str]) -> None:
         return
     cost = price(step, compiled, target)
     print(
-        f"{name:30} {memory_of(compiled.memory).total / 2**30:.2f} GiB; "
+        f"{name:30} {parse_memory_stats(compiled.memory).total / 2**30:.2f} GiB; "
         f"{cycles_of(cost, target) / 1e6:,.0f} Mcycles; {cost.seconds:.3f} s a step, of which "
         f"exchange {cost.collective_seconds:.3f} s; compiled in {compiled.seconds:.0f} s",
         flush=True,

@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.benchmarks.compiled import sharded_cost
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling import compiler
-from tftpu.preflight.pricing.cost import memory_of, price
+from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.preflight.pricing.instructions import Priced
 from tftpu.tpu.slices import parse_slice
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     ours = price(step, compiled, target).instructions
     theirs = price(*_program(Path(file).read_text()), target).instructions
     found = [_seconds(ours), _seconds(_with_kernels_of(ours, theirs))]
-    print(f"tftpu needs {memory_of(compiled.memory).total / 2**30:.2f} GiB")
+    print(f"tftpu needs {parse_memory_stats(compiled.memory).total / 2**30:.2f} GiB")
     print(f"{'seconds':14}{'tftpu':>9}{'MaxText':>9}")
     for kind in sorted(found[0] | found[1]):
         print(f"{kind:14}" + "".join(f"{seconds[kind]:9.3f}" for seconds in found))

@@ -26,7 +26,7 @@ from tftpu import models
 from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.models.families.gpt import _apply_block
 from tftpu.preflight.compiling import compiler
-from tftpu.preflight.pricing.cost import memory_of, price
+from tftpu.preflight.pricing.cost import parse_memory_stats, price
 
 BATCH, TIME, WIDTH = 8, 1024, 768
 
@@ -102,7 +102,7 @@ def main() -> None:
             cycles = cycles_of(price(program, compiled, target), target)
             print(
                 f"{'':<9} {generation:<4} compiler {compiled.seconds:5.0f} s  {cycles / 1e6:7.1f} "
-                f"M cycles  {memory_of(compiled.memory).total / 2**20:6.0f} MiB",
+                f"M cycles  {parse_memory_stats(compiled.memory).total / 2**20:6.0f} MiB",
                 flush=True,
             )
 

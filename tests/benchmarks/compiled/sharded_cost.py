@@ -30,7 +30,7 @@ from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import collectives
 from tftpu.preflight.pricing.cost import price
-from tftpu.preflight.pricing.instructions import all_within
+from tftpu.preflight.pricing.instructions import list_within
 from tftpu.preflight.program.hlo import Module
 from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.compiler_options import AUTO
@@ -133,15 +133,15 @@ def _sent(text: str, target: Slice) -> float:
     """Returns the bytes that a chip sends in a step."""
     module = Module(text)
     total, seen = 0.0, set()
-    for instruction, times, computation in Runs(module).walk():
-        within = all_within(module, instruction, computation)
-        sent = sum(collectives.sent_bytes(i, inside, target) for i, inside in within)
-        key = id(computation), collectives.key_of(instruction, within)
+    for instruction, times, computation in Runs(module).iterate():
+        within = list_within(module, instruction, computation)
+        sent = sum(collectives.count_sent_bytes(i, inside, target) for i, inside in within)
+        key = id(computation), collectives.find_key(instruction, within)
         if sent and key not in seen:  # fusions that start, carry on and end one share its key
             seen.add(key)
             # In a fused all-reduce each device keeps one part of the sum: a reduce-scatter.
             fused = any(i.opcode == "all-reduce" and i is not instruction for i, _ in within)
-            fused = fused and not collectives.starts(instruction, within)
+            fused = fused and not collectives.is_start(instruction, within)
             total += times * sent / (2 if fused else 1)
     return total
 

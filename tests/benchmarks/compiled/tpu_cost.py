@@ -42,7 +42,7 @@ from tftpu.engines.lowered import LoweredStep
 from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight.compiling import compiler
-from tftpu.preflight.pricing.cost import Cost, memory_of, price
+from tftpu.preflight.pricing.cost import Cost, parse_memory_stats, price
 
 GENERATIONS = ("v3", "v5e")
 DECODE = {"decode_1": 1, "decode_32": 32}  # rows of text
@@ -85,7 +85,10 @@ def measure(program: LoweredStep, generation: str) -> Measured:
         raise CompileError(compiled.error[:200])
     cost = price(program, compiled, target)
     return Measured(
-        cycles_of(cost, target), cost.bytes_accessed, memory_of(compiled.memory).total, cost
+        cycles_of(cost, target),
+        cost.bytes_accessed,
+        parse_memory_stats(compiled.memory).total,
+        cost,
     )
 
 
@@ -253,7 +256,7 @@ def main() -> int:
     unknown = set(args.rows.split(",")) - set(names)
     if unknown:
         parser.error(f"no row {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
-    print(f"libtpu {compiler.libtpu_version()}, one replica, mixed_bfloat16", flush=True)
+    print(f"libtpu {compiler.read_libtpu_version()}, one replica, mixed_bfloat16", flush=True)
     header = f"{'step':<40} {'on':<4} {'':<20} {'M cycles':>9} {'GB':>7} {'HBM MiB':>8}"
     print(header, flush=True)
     failed = 0
@@ -312,7 +315,7 @@ def decodes(generation: str, batch: int) -> bool:
 
 def explain(cost: Cost, count: int = 40) -> None:
     """Prints the time of a step by kind and by instruction."""
-    for kind, seconds, cycles in cost.by("kind"):
+    for kind, seconds, cycles in cost.group_by("kind"):
         print(f"  {kind:<14} {seconds * 1e3:8.2f} ms {cycles / 1e6:8.2f} M cycles")
     for p in sorted(cost.instructions, key=lambda p: -(p.cycles or p.seconds * 1e9))[:count]:
         print(

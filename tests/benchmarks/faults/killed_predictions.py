@@ -151,7 +151,7 @@ def predicted(output: str, devices: int, dies: int) -> None:
     from tftpu import models
     from tftpu.config import DataContext
     from tftpu.inference.predict import Job, predict
-    from tftpu.inference.prediction.outputs import columns_of
+    from tftpu.inference.prediction.outputs import build_columns
     from tftpu.input_pipelines import unlabelled
     from tftpu.input_pipelines.formats import results
     from tftpu.launch.settings.config_flags import load
@@ -166,7 +166,7 @@ def predicted(output: str, devices: int, dies: int) -> None:
         model = models.build(load("digits_resnet", []).model)
         model.compile("sgd", "mse")
     records = unlabelled.from_arrays(images, DataContext(0, BATCH), "images")
-    columns = columns_of(["logits"], False, None)
+    columns = build_columns(["logits"], False, None)
     job = Job(output, "jsonl", results.jsonl, columns, {}, records_per_shard=PER_SHARD)
     assert predict(tftpu.Trainer(model), records, job)
 

@@ -17,7 +17,7 @@ from tftpu import models
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.inference.exporting import export
-from tftpu.inference.exporting.serving import Serving, inputs_of
+from tftpu.inference.exporting.serving import Serving, build_inputs
 
 ROWS = tf.TensorSpec((8, 12), tf.int32)  # the tokens that a language model is given
 NAMES = [f"class {n}" for n in range(5)]
@@ -40,7 +40,7 @@ def serving(family: str, names=NAMES, **options) -> Serving:
         value = keras.ops.convert_to_numpy(variable)
         variable.assign(value + rng.normal(0, 0.1, value.shape))
     given = pixels(model) if hasattr(zoo.TINY[family], "image_size") else None
-    return Serving(model, *inputs_of(model, ROWS, given), names, **options)
+    return Serving(model, *build_inputs(model, ROWS, given), names, **options)
 
 
 def mostly_slow(*quick: str) -> list:
@@ -72,7 +72,7 @@ def test_documents_of_one_row_have_the_logits_of_rows_of_their_own(family, tmp_p
 
     alone = serving(family)
     names = ["tokens", "segments", "positions", *(["types"] if family == "bert" else [])]
-    packed = Serving(alone.model, *inputs_of(alone.model, ROWS, None, names))
+    packed = Serving(alone.model, *build_inputs(alone.model, ROWS, None, names))
     assert [i.name for i in packed.inputs] == names
     path = str(tmp_path / "m.onnx")
     assert export.onnx(packed, path, {}).difference < 5e-6
@@ -102,7 +102,7 @@ def test_documents_of_one_row_have_the_logits_of_rows_of_their_own(family, tmp_p
 )
 def test_inputs_that_cannot_be_chosen_are_named(family, chosen, said):
     with pytest.raises(UserError, match=said):
-        inputs_of(zoo.build(family), ROWS, None, chosen)
+        build_inputs(zoo.build(family), ROWS, None, chosen)
 
 
 def test_an_input_that_a_model_needs_is_not_left_out():
@@ -110,11 +110,11 @@ def test_an_input_that_a_model_needs_is_not_left_out():
     hidden = keras.layers.Embedding(20, 4)(named["tokens"]) * named["mask"][..., None]
     model = keras.Model(named, hidden)
     with pytest.raises(UserError, match="needs the input 'mask': choose tokens, mask"):
-        inputs_of(model, ROWS, None, ["tokens"])
+        build_inputs(model, ROWS, None, ["tokens"])
     given = ExportInputs({"text": (3,)}, {"text": "int32"}, lambda text: text)
     with pytest.raises(UserError, match="say what its export takes, text"):
-        inputs_of(model, ROWS, given, ["tokens"])
-    taken, _ = inputs_of(model, ROWS, None, ["tokens", "mask"])
+        build_inputs(model, ROWS, given, ["tokens"])
+    taken, _ = build_inputs(model, ROWS, None, ["tokens", "mask"])
     assert [(i.below, i.tried_below) for i in taken] == [(None, 20), (None, 20)]
     assert taken[0].draw_examples(5, 0).max() < 20
 
@@ -123,11 +123,11 @@ def test_nested_inputs_are_refused():
     a, b = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     model = keras.Model({"x": [a, b]}, keras.layers.Concatenate()([a, b]))
     with pytest.raises(UserError, match="inputs are nested"):
-        inputs_of(model, ROWS, None)
+        build_inputs(model, ROWS, None)
 
 
 def test_what_a_server_refuses_is_what_no_model_takes():
-    taken, _ = inputs_of(zoo.build("bert"), ROWS, None, ["tokens", "segments", "positions"])
+    taken, _ = build_inputs(zoo.build("bert"), ROWS, None, ["tokens", "segments", "positions"])
     assert [i.below for i in taken] == [20, None, None]
 
 
@@ -136,19 +136,19 @@ def test_sizes_of_a_list_of_inputs_are_found_by_name():
     gap = keras.layers.GlobalAveragePooling1D()
     model = keras.Model([b, a], keras.layers.Dense(2)(gap(b) - gap(a)))
     specs = {"a": tf.TensorSpec((4, 7, 3)), "b": tf.TensorSpec((4, 5, 3))}
-    found = inputs_of(model, specs, None)[0]
+    found = build_inputs(model, specs, None)[0]
     assert [(i.name, i.shape) for i in found] == [("b", (5, 3)), ("a", (7, 3))]
     with pytest.raises(UserError, match="input 'b' has the shape"):
-        inputs_of(model, {"c": specs["a"], "d": specs["b"]}, None)
+        build_inputs(model, {"c": specs["a"], "d": specs["b"]}, None)
 
 
 def test_sizes_that_a_model_leaves_open_are_those_of_its_data():
     a, b = keras.Input((None, 3), name="a"), keras.Input((None,), name="b")
     model = keras.Model([a, b], keras.layers.Dense(2)(a) + b[..., None])
     specs = tf.TensorSpec((4, 7, 3)), tf.TensorSpec((4, 7))
-    assert [i.shape for i in inputs_of(model, specs, None)[0]] == [(7, 3), (7,)]
+    assert [i.shape for i in build_inputs(model, specs, None)[0]] == [(7, 3), (7,)]
     with pytest.raises(UserError, match=r"input 'a' has the shape \(None, None, 3\)"):
-        inputs_of(model, tf.TensorSpec((4, 7)), None)
+        build_inputs(model, tf.TensorSpec((4, 7)), None)
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_a_model_that_keras_quantized_is_the_same(family, mode, tmp_path):
     made = serving(family)
     made.model.quantize(config=zoo.weights_alone(mode))
     given = pixels(made.model) if hasattr(zoo.TINY[family], "image_size") else None
-    again = Serving(made.model, *inputs_of(made.model, ROWS, given), NAMES, labels=False)
+    again = Serving(made.model, *build_inputs(made.model, ROWS, given), NAMES, labels=False)
     assert export.saved_model(again, str(tmp_path / "saved")).difference < 2e-5
     assert export.onnx(again, str(tmp_path / "m.onnx"), {}).difference < 2e-5
     assert export.litert(again, str(tmp_path / "m.tflite"), {}).difference < 2e-5
@@ -225,7 +225,7 @@ def test_the_gelu_of_litert_is_exact(tmp_path):
     for name, function in ("zoo", gelu), ("keras", keras.activations.gelu):
         path = str(tmp_path / f"{name}.tflite")
         model = keras.Model(x, keras.layers.Activation(function)(x))
-        export.litert(Serving(model, *inputs_of(model, ROWS, None)), path, {})
+        export.litert(Serving(model, *build_inputs(model, ROWS, None)), path, {})
         values = np.linspace(-6, 6, 5000, dtype="float32").reshape(5, 1000)
         exact = [0.5 * v * math.erfc(-v * math.sqrt(0.5)) for v in values.reshape(-1).tolist()]
         for kernels in OpResolverType.AUTO, OpResolverType.BUILTIN_REF:
@@ -264,7 +264,7 @@ def test_a_keras_file_of_the_model_behind_its_pixels(tmp_path):
 
     model = standardize_pixels(zoo.build("resnet"))
     given = ExportInputs({"images": (8, 8, 3)}, {"images": "uint8"}, lambda images: images)
-    made = Serving(model, *inputs_of(model, ROWS, given), None)
+    made = Serving(model, *build_inputs(model, ROWS, given), None)
     export.keras_file(made, str(tmp_path / "m.keras"))
     again = models.load_model(str(tmp_path / "m.keras"))
     x = made.draw_examples(3)["images"]
@@ -331,7 +331,7 @@ def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
     total = keras.layers.Add()([keras.layers.Dense(2)(a), b])
     outputs = {"sum": total, "twice": a * 2.0, "above": keras.ops.cast(total > 0, "int32")}
     model = keras.Model({"z": a, "b": b}, outputs)
-    made = Serving(model, *inputs_of(model, ROWS, None), NAMES)
+    made = Serving(model, *build_inputs(model, ROWS, None), NAMES)
     assert made.class_names is None
     assert export.saved_model(made, str(tmp_path / "saved")).difference < 1e-6
     assert export.onnx(made, str(tmp_path / "m.onnx"), {}).difference < 1e-6
@@ -343,21 +343,21 @@ def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
 def test_a_keras_file_of_inputs_and_outputs_without_names(tmp_path):
     a, b = keras.Input((3,)), keras.Input((2,))
     model = keras.Model([a, b], [keras.layers.Dense(2)(a), b * 2.0])
-    made = Serving(model, *inputs_of(model, ROWS, None))
+    made = Serving(model, *build_inputs(model, ROWS, None))
     assert export.keras_file(made, str(tmp_path / "m.keras")).difference < 1e-6
 
 
 def test_one_class_is_a_class(tmp_path):
     x = keras.Input((3,), name="x")
     model = keras.Model(x, keras.layers.Dense(1)(x))
-    made = Serving(model, *inputs_of(model, ROWS, None), ["one"])
+    made = Serving(model, *build_inputs(model, ROWS, None), ["one"])
     assert export.saved_model(made, str(tmp_path / "saved")).difference < 1e-6
 
 
 def test_an_operation_that_onnx_lacks_is_named(tmp_path):
     x = keras.Input((3,), name="x")
     model = keras.Model(x, keras.ops.argmax(x, -1))  # Keras takes the bits of floats for it
-    made = Serving(model, *inputs_of(model, ROWS, None))
+    made = Serving(model, *build_inputs(model, ROWS, None))
     with pytest.raises(UserError, match=r"cannot be converted to ONNX.*Bitcast"):
         export.onnx(made, str(tmp_path / "m.onnx"), {})
 
@@ -365,7 +365,7 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
 def test_an_operation_that_litert_lacks_is_named(tmp_path):
     x = keras.Input((3,), name="x")
     model = keras.Model(x, keras.ops.erf(x))
-    made = Serving(model, *inputs_of(model, ROWS, None))
+    made = Serving(model, *build_inputs(model, ROWS, None))
     with pytest.raises(UserError, match=r"cannot be converted to LiteRT \(LiteRT has no Erf\)"):
         export.litert(made, str(tmp_path / "m.tflite"), {})
 

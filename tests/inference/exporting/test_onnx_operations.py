@@ -10,7 +10,7 @@ from keras import activations, layers
 
 from tftpu.errors import UserError
 from tftpu.inference.exporting import onnx_model
-from tftpu.inference.exporting.serving import Serving, inputs_of
+from tftpu.inference.exporting.serving import Serving, build_inputs
 
 ROWS = tf.TensorSpec((8, 12), tf.int32)  # of language models, and of no use here
 ROW, IMAGE, TIME = (8,), (8, 8, 4), (6, 4)
@@ -46,7 +46,7 @@ def served(shape, layer) -> Serving:
     x = keras.Input(shape, name="x")
     keras.utils.set_random_seed(0)
     model = keras.Model(x, layer(x))
-    return Serving(model, *inputs_of(model, ROWS, None))
+    return Serving(model, *build_inputs(model, ROWS, None))
 
 
 def difference(shape, layer, path) -> float:
@@ -95,6 +95,6 @@ def test_exact_gelu_is_the_error_function_of_mathematics(tmp_path):
 def test_a_lookup_is_named(tmp_path):
     x = keras.Input((2,), dtype="int64", name="x")
     model = keras.Model(x, layers.IntegerLookup(vocabulary=[1, 2])(x))
-    serving = Serving(model, *inputs_of(model, ROWS, None))
+    serving = Serving(model, *build_inputs(model, ROWS, None))
     with pytest.raises(UserError, match=r"a lookup in a table, as of IntegerLookup.*saved_model"):
         onnx_model.write(serving, tmp_path / "m.onnx", {})

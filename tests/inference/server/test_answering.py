@@ -40,7 +40,7 @@ def test_texts_where_numbers_belong_take_no_memory(values):
     given = Input("x", () if isinstance(values[0], str) else (1,), "float32")
     tracemalloc.start()
     with pytest.raises(BadRequest, match=r"something else, such as 'aaa"):
-        payloads.request({"instances": values}, [given])
+        payloads.parse_request({"instances": values}, [given])
     assert tracemalloc.get_traced_memory()[1] < 2 * 2**20  # 1.2 GB as an array of NumPy
     tracemalloc.stop()
 
@@ -48,7 +48,7 @@ def test_texts_where_numbers_belong_take_no_memory(values):
 def test_images_that_would_unpack_to_gigabytes_are_refused():
     given = Input("x", (4096, 4096, 3), "uint8")
     with pytest.raises(BadRequest, match=r"have 288 MiB once unpacked: send fewer"):
-        payloads.request({"instances": [{"b64": "AAAA"}] * 6}, [given])
+        payloads.parse_request({"instances": [{"b64": "AAAA"}] * 6}, [given])
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_body_that_would_become_many_objects_is_refused_before_it_does(instanc
     body = f'{{"instances":[{instances}]}}'.encode()
     tracemalloc.start()
     try:
-        payloads.parsed(body, 10**6)
+        payloads.parse_body(body, 10**6)
     except BadRequest as error:
         assert f" {many}, and may have " in str(error)
     most = tracemalloc.get_traced_memory()[1]
@@ -109,7 +109,7 @@ def test_a_request_that_got_an_error_leaves_nothing_behind(no_collector, monkeyp
 def test_numbers_of_any_rank_are_those_of_numpy(dtype):
     for shape in (), (3,), (2, 1), SHAPE:
         values = np.random.default_rng(0).integers(0, 2, (5, *shape)).astype(dtype)
-        found = payloads.request({"instances": values.tolist()}, [Input("x", shape, dtype)])
+        found = payloads.parse_request({"instances": values.tolist()}, [Input("x", shape, dtype)])
         np.testing.assert_array_equal(found.arrays["x"], values)
         assert found.arrays["x"].dtype == dtype
 
@@ -223,7 +223,7 @@ def test_other_models_and_addresses_that_redirect_are_refused():
 
 def ends(ready: Any) -> None:
     """Serves, in this thread, until a signal."""
-    at = run.bound("127.0.0.1", 0)
+    at = run.bind_socket("127.0.0.1", 0)
     run.listen(at)
     run.serve(DOUBLE, About(name="m"), Limits(), at, ready)
 
@@ -254,7 +254,7 @@ def test_what_runs_is_answered_before_the_end():
         assert gate.wait(30)
         return {"y": given["x"]}
 
-    at = run.bound("127.0.0.1", 0)
+    at = run.bind_socket("127.0.0.1", 0)
     run.listen(at)
     port = at.getsockname()[1]
     asked: list[concurrent.futures.Future] = []

@@ -107,7 +107,7 @@ def test_it_says_what_it_serves(port):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"", "no JSON"),
+        (b"", "not JSON"),
         (b"[1]", "JSON object"),
         ({}, "either instances"),
         ({"instances": []}, "at least one"),
@@ -297,8 +297,8 @@ def test_a_model_that_fails_is_no_end():
 
 
 def test_two_that_had_the_same_port_are_told_apart():
-    first = run.bound("127.0.0.1", 0)
-    second = run.bound("127.0.0.1", first.getsockname()[1])
+    first = run.bind_socket("127.0.0.1", 0)
+    second = run.bind_socket("127.0.0.1", first.getsockname()[1])
     with first, second:
         run.listen(first)
         with pytest.raises(UserError, match=r"already in use"):
@@ -317,7 +317,7 @@ def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
     async def told() -> tuple[list[int], str]:
         texts = Texts(cast(Any, Slow()), 8, 8, lambda size: None)
         working = asyncio.create_task(texts.run())
-        [parts] = texts.ask([Row([0], 5, Sampling())])
+        [parts] = texts.submit([Row([0], 5, Sampling())])
         found = await anext(parts)
         texts.stop()
         with pytest.raises(Stopped) as stopped:

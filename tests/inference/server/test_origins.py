@@ -86,8 +86,13 @@ def test_at_all_addresses_it_answers_to_any_address_and_to_no_foreign_name():
     page = {**probe, "Origin": "http://10.9.9.9"}
     own = {**probe, "Origin": "http://10.1.2.3:8080"}
     for host in "0.0.0.0", "::":
-        assert status_of(origins.own_hosts(host), probe, own, name, page) == [200, 200, 403, 403]
-    assert status_of(origins.own_hosts("10.1.2.3"), probe, {"Host": "10.1.2.4"}) == [200, 403]
+        assert status_of(origins.list_own_hosts(host), probe, own, name, page) == [
+            200,
+            200,
+            403,
+            403,
+        ]
+    assert status_of(origins.list_own_hosts("10.1.2.3"), probe, {"Host": "10.1.2.4"}) == [200, 403]
 
 
 def test_hosts_that_are_allowed():

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.support.data import data_sets
 from tftpu import input_pipelines
-from tftpu.engines.data.conversion import for_training
+from tftpu.engines.data.conversion import build_training
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats.manifest import Feature, parse_features
 from tftpu.input_pipelines.sources import Records, Synthetic
@@ -149,7 +149,7 @@ def test_a_generator_works_with_a_warning_that_it_is_slow(caplog):
 
     batches = input_pipelines.from_generator(make, spec, global_batch_size=4)
     assert "a TPU waits for it" in caplog.text
-    assert [y.numpy().tolist() for _, y in for_training(batches, 1).take(2)] == [
+    assert [y.numpy().tolist() for _, y in build_training(batches, 1).take(2)] == [
         [4, 0, 1, 2],
         [3, 4, 0, 1],
     ]

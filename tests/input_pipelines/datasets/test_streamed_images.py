@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 
 from tests.support.data import data_sets
 from tftpu import input_pipelines
-from tftpu.engines.data.conversion import Pipeline, for_training
+from tftpu.engines.data.conversion import Pipeline, build_training
 from tftpu.errors import UserError
 from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.sources import Augment, StreamedImages
@@ -102,7 +102,7 @@ def test_evaluation_sees_every_image_once(folder):
 def test_the_engine_feeds_it(folder):
     pipeline = input_pipelines.training(settings(folder, image_dtype="float32"))
     assert isinstance(pipeline, Pipeline)
-    images, labels = next(iter(for_training(pipeline, 5)))
+    images, labels = next(iter(build_training(pipeline, 5)))
     assert images.shape == (8, 8, 8, 3) and labels.shape == (8,)
 
 

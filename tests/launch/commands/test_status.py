@@ -283,7 +283,7 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog)
     trainer = make_trainer(compiled(), tmp_path, profile="5:10")
     trainer.fit(data(), steps=20)
     assert "The profile could not be written" in caplog.text
-    assert trainer.checkpoints.steps() == [20]
+    assert trainer.checkpoints.list_steps() == [20]
 
 
 def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path, capfd):
@@ -299,4 +299,4 @@ def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path, capfd):
     assert profile.read(str(tmp_path)).steps == 10
     assert capfd.readouterr().err.count("profiling the next 10 steps") == 1
     assert len(trainer._profiler._loops) > 101  # the run's own loops were recorded as well
-    assert trainer.account.clock.seconds()["profiling"] > 0
+    assert trainer.account.clock.sum_seconds()["profiling"] > 0

@@ -17,7 +17,7 @@ class Executor:
     """Only what a sample needs, and the real functions behind it."""
 
     def __init__(self, model: keras.Model):
-        self.compiled = functools.partial(functions.compiled, model)
+        self.compiled = functools.partial(functions.compile_function, model)
 
 
 def sampled(experiment: Experiment, *layers: keras.layers.Layer) -> str:

@@ -135,6 +135,6 @@ def test_values_that_tensorflow_refuses_are_the_requests_mistake():
         with tf.device("CPU:0"):
             return {"y": tf.gather(tf.zeros(3), given["x"]).numpy()}
 
-    model = served.of_tensorflow((Input("x", (), "int32"),), ("y",), call)
+    model = served.wrap_tensorflow((Input("x", (), "int32"),), ("y",), call)
     with pytest.raises(Refused, match=r"is not in \[0, 3\)"):
         model.call({"x": np.array([7], np.int32)})

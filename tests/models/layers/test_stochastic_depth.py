@@ -91,7 +91,7 @@ def test_evaluation_changes_nothing_and_training_keeps_the_mean():
 def test_the_step_finds_the_generators():
     layer = StochasticDepth(RATE)
     model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dropout(0.1)])
-    (state,) = keras_internals.example_seeds(model)
+    (state,) = keras_internals.list_example_seeds(model)
     assert state is layer.seed_generator.state
-    assert not any(state is other for other in keras_internals.seed_states(model))
+    assert not any(state is other for other in keras_internals.list_seed_states(model))
     assert model.count_params() == 0

@@ -372,7 +372,7 @@ def test_a_damaged_program_in_the_cache_is_compiled_again(monkeypatch, tmp_path)
 def test_another_version_of_libtpu_compiles_again(monkeypatch):
     target = parse_slice("v3-8")
     before = compiler._build_key(b"module", target, {})
-    monkeypatch.setattr(compiler, "libtpu_version", lambda: "9.9.9")
+    monkeypatch.setattr(compiler, "read_libtpu_version", lambda: "9.9.9")
     now = compiler._build_key(b"module", target, {})
     others = (
         compiler._build_key(b"module", parse_slice("v5e-8"), {}),
@@ -396,7 +396,7 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     )
     target = parse_slice("v2-8")
     assert examiner.compile(examiner.lower(8, 8192), target).out_of_memory
-    said = examiner.recompute(target, 8192, model)
+    said = examiner.suggest_recomputing(target, 8192, model)
     fits = r"model\.remat=block makes this batch fit: .* GiB, .* ms per step, the same update\."
     assert re.fullmatch(fits, said)
 

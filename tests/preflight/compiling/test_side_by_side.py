@@ -20,7 +20,7 @@ from tftpu.preflight.compiling.caller import Caller
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
-from tftpu.preflight.compiling.work_folder import work_folder
+from tftpu.preflight.compiling.work_folder import open_work_folder
 from tftpu.tpu.slices import parse_slice
 
 V3, V5E = parse_slice("v3-8"), parse_slice("v5e-8")
@@ -62,7 +62,7 @@ def jobs(tmp_path):
 def run_both(jobs, compilers, limits=(60.0, 60.0)):
     """Compiles both programs in threads; returns their errors and seconds."""
     numbered = list(zip(jobs, limits))
-    return Caller().each(
+    return Caller().map_items(
         lambda item: compilers.run(*item[0], item[1], verbose=False), numbered, compilers.stop
     )
 
@@ -82,7 +82,7 @@ def test_two_compilers_run_side_by_side_where_memory_and_cores_allow(stand_in, j
 @pytest.mark.parametrize(("cores", "memory"), [({0}, 1e12), ({0, 1}, 1e8)])
 def test_the_second_waits_for_a_core_and_for_memory(stand_in, jobs, monkeypatch, cores, memory):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    monkeypatch.setattr(processes, "available_memory", lambda: memory)
+    monkeypatch.setattr(processes, "measure_available_memory", lambda: memory)
     stand_in(0.5)
     run_both(jobs, Processes(Progress()))
     first, second = sorted(times(jobs))
@@ -140,7 +140,7 @@ def test_the_callers_thread_serves_all_and_results_keep_their_order():
         time.sleep(seconds)
         return seconds, caller.run(threading.get_ident), threading.get_ident()
 
-    found = caller.each(examined, [0.3, 0.0, 0.1], nothing)
+    found = caller.map_items(examined, [0.3, 0.0, 0.1], nothing)
     assert [item[0] for item in found] == [0.3, 0.0, 0.1]
     assert {item[1] for item in found} == {here}
     assert len({here, *(item[2] for item in found)}) == 4
@@ -159,7 +159,7 @@ def test_an_error_in_one_thread_stops_the_others_and_is_raised():
         caller.run(nothing)  # nobody serves it any more, and it does not hang
 
     with pytest.raises(UserError, match="no TPU can run it"):
-        caller.each(examined, [True, False], stopped.set)
+        caller.map_items(examined, [True, False], stopped.set)
 
 
 def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypatch):
@@ -185,9 +185,9 @@ def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypa
 
 
 def shown(capfd, seconds):
-    with Progress() as progress, progress.phase("lowering") as phase:
+    with Progress() as progress, progress.show_phase("lowering") as phase:
         sleeper = subprocess.Popen(["sleep", "60"])
-        with progress.phase("compiling v5e-8", sleeper.pid, 100.0):
+        with progress.show_phase("compiling v5e-8", sleeper.pid, 100.0):
             time.sleep(seconds)
             phase.text = "lowering more"
         sleeper.kill()
@@ -229,7 +229,7 @@ def test_folders_of_killed_processes_are_removed_and_others_stay(tmp_path):
         process.wait()
     for folder in folders[:2]:
         os.utime(folder, (0, 0))
-    with work_folder(tmp_path) as mine:
+    with open_work_folder(tmp_path) as mine:
         assert mine.exists()
         assert [os.path.exists(folder) for folder in folders] == [False, True, True]
     living.kill()

@@ -9,7 +9,7 @@ from tftpu import preflight
 from tftpu.config import TrainConfig
 from tftpu.engines.lowered import Held, LoweredStep
 from tftpu.preflight import PreflightOptions
-from tftpu.preflight.plots import MAX_PLACES, plots_of
+from tftpu.preflight.plots import MAX_PLACES, build_plots
 from tftpu.preflight.pricing.cost import price
 
 HELD = Held(weights=10, optimizer=20, averages=0)
@@ -19,7 +19,7 @@ MIB = 2**20
 
 def drawn(text):
     program = compiled(text)
-    return plots_of(STEP, program, price(STEP, program, SLICE), SLICE)
+    return build_plots(STEP, program, price(STEP, program, SLICE), SLICE)
 
 
 def test_a_long_program_is_drawn_with_few_points_and_its_peak():

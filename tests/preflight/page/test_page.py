@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.written_reports import MIB, plots, report, written
-from tftpu.preflight.page.page import page
+from tftpu.preflight.page.page import build_page
 from tftpu.preflight.page.style import STYLE
 from tftpu.preflight.plots import MemoryCurve, Plots
 from tftpu.preflight.pricing.cost import LargeTensor
@@ -19,7 +19,7 @@ MARKUP = "<script>alert('x')</script>&\"<b>"
 
 def parsed(*slices):
     """Returns the body of a page, which is well-formed XML."""
-    text = page(report(*slices))
+    text = build_page(report(*slices))
     return ElementTree.fromstring(re.search(r"<body>.*</body>", text, re.DOTALL)[0])
 
 
@@ -64,7 +64,7 @@ def test_the_first_table_ranks_the_slices_with_a_verdict():
 
 
 def test_a_page_loads_nothing():
-    text = page(report(written()))
+    text = build_page(report(written()))
     assert "default-src 'none'" in text
     assert not re.findall(r"https?:|src=|url\(|@import|<script|<link|<iframe", text)
     assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', text))
@@ -79,7 +79,7 @@ def test_names_of_users_stay_text():
     curve = item.plots.memory
     curve.layers[1], curve.arrays = MARKUP, [LargeTensor(MARKUP, 100 * MIB, 0, MARKUP)]
     item.plots.points[0].layer = item.plots.exchanges[0].layer = MARKUP
-    text = page(report(item))
+    text = build_page(report(item))
     assert "<script" not in text and "<b>" not in text and 'alert("' not in text
     shown = texts(parsed(item))
     assert sum(MARKUP in found for found in shown) > 10

@@ -15,10 +15,10 @@ from tests.support.programs.collectives import (
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.pricing.collectives import (
     Timeline,
-    all_reduce_seconds,
+    count_sent_bytes,
+    estimate_all_reduce,
+    estimate_seconds,
     group_size,
-    seconds,
-    sent_bytes,
 )
 from tftpu.preflight.pricing.cost import price
 from tftpu.preflight.program.hlo import Instruction, Tensor
@@ -41,10 +41,10 @@ def test_the_devices_of_a_collective_are_read(written, devices):
 
 
 def test_a_smaller_group_moves_less():
-    eight = all_reduce_seconds(10**8, SLICE, chips=8, links=2)
+    eight = estimate_all_reduce(10**8, SLICE, chips=8, links=2)
     assert eight == pytest.approx(2 * 7 / 8 * 1e8 / LINKS, rel=0.01)
-    assert all_reduce_seconds(10**8, SLICE, 4, 2) == pytest.approx(6 / 7 * eight, rel=0.01)
-    assert all_reduce_seconds(10**8, SLICE, chips=1, links=1) < 1e-5
+    assert estimate_all_reduce(10**8, SLICE, 4, 2) == pytest.approx(6 / 7 * eight, rel=0.01)
+    assert estimate_all_reduce(10**8, SLICE, chips=1, links=1) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_smaller_group_moves_less():
     ],
 )
 def test_a_chip_exchanges_over_the_links_that_the_torus_gives(name, chips, links):
-    assert parse_slice(name).links(chips) == links
+    assert parse_slice(name).count_links(chips) == links
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_what_a_chip_sends(opcode, sent):
     whole = Instruction(
         "x", opcode, [Tensor("f32", (1000,))], [], "", ", replica_groups=[1,8]<=[8]"
     )
-    assert sent_bytes(whole, {}, SLICE) == 4000 * sent
+    assert count_sent_bytes(whole, {}, SLICE) == 4000 * sent
 
 
 def test_a_pod_reduces_at_the_published_bandwidth():
     pod = parse_slice("v5e-256")
-    seconds = all_reduce_seconds(10**9, pod, 256, pod.links(256))
+    seconds = estimate_all_reduce(10**9, pod, 256, pod.count_links(256))
     # "200 GB/s a chip": each byte leaves a chip twice, once reduced and once gathered.
     assert 2 * 10**9 / seconds == pytest.approx(200e9, rel=0.02)
 
@@ -108,17 +108,17 @@ def test_a_collective_that_the_compiler_lays_along_one_ring_uses_two_links(algor
     rest = f", replica_groups=[1,256]<=[256], backend_config={{{algorithm}}}"
     tensor = Tensor("f32", (10**8,))
     instruction = Instruction("x", "all-reduce", [tensor], [], "", rest)
-    expected = all_reduce_seconds(4 * 10**8, pod, 256, links)
-    assert seconds(instruction, {}, pod) == pytest.approx(expected)
+    expected = estimate_all_reduce(4 * 10**8, pod, 256, links)
+    assert estimate_seconds(instruction, {}, pod) == pytest.approx(expected)
 
 
 def test_collectives_take_turns_and_work_hides_them():
     timeline = Timeline()
     timeline.start("a", 2.0)
     timeline.start("b", 3.0)
-    timeline.work(1.0)
+    timeline.run(1.0)
     assert timeline.wait("a") == 1.0  # at 2
-    timeline.work(2.0)
+    timeline.run(2.0)
     assert timeline.wait("b") == 1.0  # at 5
     assert timeline.wait("never started") == 0.0
 
@@ -182,6 +182,6 @@ ENTRY %main (p.0: f32[1024,1024]) -> f32[1024,1024] {{
 }}
 """
     step = LoweredStep(program=b"", arguments=["a"], precision="float32")
-    exchange = all_reduce_seconds(4 * 2**20, SLICE, 8, 2) / 2  # each keeps a part
+    exchange = estimate_all_reduce(4 * 2**20, SLICE, 8, 2) / 2  # each keeps a part
     product = 2 * 2**30 / 197e12 / 0.5  # at half of the peak, without the compiler's estimate
     assert price(step, compiled(text), SLICE).seconds == pytest.approx(exchange + product)

@@ -5,7 +5,7 @@ import pytest
 from tests.support.programs.collectives import compiled
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.pricing.cost import Cost, price
-from tftpu.preflight.program.asynchronous import asynchronous_bytes
+from tftpu.preflight.program.asynchronous import count_asynchronous_bytes
 from tftpu.preflight.program.hlo import Module
 from tftpu.preflight.program.lifetimes import Lifetimes
 from tftpu.tpu.slices import parse_slice
@@ -102,5 +102,7 @@ ENTRY %main (a: s8[98304000]) -> s8[4194304] {
 }
 """
     module = Module(text)
-    moved = [asynchronous_bytes(module, module.entry[name], module.entry) for name in ("s", "d")]
+    moved = [
+        count_asynchronous_bytes(module, module.entry[name], module.entry) for name in ("s", "d")
+    ]
     assert moved == [4194304, 0]

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from tftpu.preflight.program.hlo import Module, Tensor, hbm_bytes, product_flops, tensors
+from tftpu.preflight.program.hlo import (
+    Module,
+    Tensor,
+    count_hbm_bytes,
+    count_product_flops,
+    parse_tensors,
+)
 from tftpu.preflight.program.loops import Runs
 
 LOOP = """\
@@ -49,7 +55,7 @@ ENTRY %main.1 (p.0: f32[128,256]) -> f32[128,256] {
 )
 def test_an_instruction_in_a_loop_runs_once_per_iteration(start, step, known, times):
     module = Module(LOOP.replace("START", start).replace("STEP", step).replace("KNOWN", known))
-    runs = {instruction.name: n for instruction, n, _ in Runs(module).walk()}
+    runs = {instruction.name: n for instruction, n, _ in Runs(module).iterate()}
     assert runs["y.1"] == times
     assert runs["p.0"] == 1
 
@@ -65,7 +71,7 @@ def test_what_the_compiler_adds_to_a_loop_belongs_to_the_op_that_it_was():
 
 
 def test_tensors_are_padded_to_tiles():
-    padded = tensors("(f32[100,130]{1,0:T(8,128)}, bf16[100,130]{0,1:T(8,128)(2,1)}, s32[])")
+    padded = parse_tensors("(f32[100,130]{1,0:T(8,128)}, bf16[100,130]{0,1:T(8,128)(2,1)}, s32[])")
     assert padded[0].padded_bytes == 104 * 256 * 4
     assert padded[1].padded_bytes == 128 * 136 * 2  # the first dimension is the minor one
     assert padded[2].padded_bytes == padded[2].bytes == 4
@@ -99,7 +105,7 @@ rhs_dilate={dilate}x{dilate}}}, dim_labels=b01f_01io->b01f
 """
     )
     expected = 2 * line**2 * batch * inputs * outputs
-    assert product_flops(module.entry["c"], module.entry) == expected
+    assert count_product_flops(module.entry["c"], module.entry) == expected
 
 
 def test_flops_of_a_product_of_matrices():
@@ -112,7 +118,7 @@ ENTRY %main (a: f32[1]) -> f32[1] {
 }
 """
     )
-    assert product_flops(module.entry["d"], module.entry) == 2 * 4 * 32 * 64 * 16
+    assert count_product_flops(module.entry["d"], module.entry) == 2 * 4 * 32 * 64 * 16
 
 
 # A loop's body as the compiler fuses it: two arrays of 200 steps get one more step each, and of a
@@ -149,16 +155,16 @@ ENTRY %main (a: bf16[200,8,128], b: bf16[200,8,128], c: bf16[200,8,128], i: s32[
 def test_several_arrays_that_a_fusion_updates_in_place_cost_one_step_each():
     module = Module(IN_PLACE)
     step = 8 * 128 * 2
-    assert hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step
+    assert count_hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step
 
 
 def test_an_array_that_a_fusion_also_reads_whole_costs_all_of_it():
     module = Module(IN_PLACE.replace("fusion(%q.3, %q.4)", "fusion(%q.1, %q.4)"))
     step = 8 * 128 * 2
-    assert hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step + 200 * step
+    assert count_hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step + 200 * step
     copied = IN_PLACE.replace("bitcast(%second)", "add(%second, %q.2)")
     module = Module(copied)
-    assert hbm_bytes(module, module.entry["f"], module.entry) == 2 * step + 2 * 200 * step
+    assert count_hbm_bytes(module, module.entry["f"], module.entry) == 2 * step + 2 * 200 * step
 
 
 @pytest.mark.parametrize(
@@ -176,7 +182,7 @@ def test_a_slice_of_an_array_that_a_fusion_first_lays_out_anew_costs_one_step(ot
         "%step.1 = bf16", f"%step.1 = {dtype}"
     )
     module, step = Module(text), 8 * 128 * 2
-    assert hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step
+    assert count_hbm_bytes(module, module.entry["f"], module.entry) == step + 2 * step
 
 
 UPDATE = """\
@@ -193,10 +199,10 @@ ENTRY %main (a: bf16[4,64,256], b: bf16[4,64,1], i: s32[]) -> bf16[4,64,256] {
 def test_an_update_in_place_reads_and_writes_the_tiles_that_it_changes():
     """One column of 256: half of the tiles, which it changes in part."""
     module = Module(UPDATE)
-    assert hbm_bytes(module, module.entry["u"], module.entry) == 2 * 4 * 64 * 128 * 2
-    assert hbm_bytes(module, module.entry["part"], module.entry) == 4 * 64 * 2
+    assert count_hbm_bytes(module, module.entry["u"], module.entry) == 2 * 4 * 64 * 128 * 2
+    assert count_hbm_bytes(module, module.entry["part"], module.entry) == 4 * 64 * 2
     whole = Module(UPDATE.replace("bf16[4,64,1]", "bf16[1,64,256]"))
-    assert hbm_bytes(whole, whole.entry["u"], whole.entry) == 64 * 256 * 2
+    assert count_hbm_bytes(whole, whole.entry["u"], whole.entry) == 64 * 256 * 2
 
 
 def test_a_slice_that_is_fetched_ahead_reads_no_more_than_itself():
@@ -209,7 +215,7 @@ slice-start(%a), slice={[0:100], [0:128]}
 }
 """
     module = Module(text)
-    assert hbm_bytes(module, module.entry["s"], module.entry) == 104 * 128 * 2
+    assert count_hbm_bytes(module, module.entry["s"], module.entry) == 104 * 128 * 2
 
 
 @pytest.mark.parametrize(("copy", "moved"), [("slice", 1), ("update-slice", 2)])
@@ -228,7 +234,7 @@ ENTRY %main (a: bf16[400,128], i: s32[]) -> s32[] {{
 }}
 """
     )
-    assert hbm_bytes(module, module.entry["s"], module.entry) == moved * 96 * 128 * 2
+    assert count_hbm_bytes(module, module.entry["s"], module.entry) == moved * 96 * 128 * 2
 
 
 def test_a_fusion_with_a_tuple_as_its_result_writes_all_of_it():
@@ -247,4 +253,4 @@ ENTRY %main (x: f32[8,128]) -> f32[8,128] {
 }
 """
     module = Module(text)
-    assert hbm_bytes(module, module.entry["f"], module.entry) == 4 * 128 * (8 + 8 + 16)
+    assert count_hbm_bytes(module, module.entry["f"], module.entry) == 4 * 128 * (8 + 8 + 16)

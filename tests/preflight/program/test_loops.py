@@ -87,7 +87,7 @@ ENTRY %main (p.0: s32[]) -> (s32[], s32[]) {
 
 
 def runs(text: str) -> dict[str, int]:
-    return {found.name: times for found, times, _ in Runs(Module(text)).walk()}
+    return {found.name: times for found, times, _ in Runs(Module(text)).iterate()}
 
 
 def test_of_a_choice_the_longest_branch_counts():
@@ -118,12 +118,12 @@ def test_a_bound_may_come_from_another_loop():
     assert found["next.2"] == 6  # 2, 4, … 12
     assert found["next.5"] == 14  # from 0 to where the first one ended
     assert found["next.4"] == 14 * 10  # from 4, each time
-    assert Runs(Module(NESTED.replace("START", "2"))).uncounted() == []
+    assert Runs(Module(NESTED.replace("START", "2"))).list_uncounted() == []
 
 
 def test_a_loop_without_a_known_count_is_said_and_counted_once():
     text = NESTED.replace("constant(START)", "negate(%p.0)")
-    assert sorted(Runs(Module(text)).uncounted()) == ["backward", "forward", "loop.5"]
+    assert sorted(Runs(Module(text)).list_uncounted()) == ["backward", "forward", "loop.5"]
     assert set(runs(text).values()) == {1}
 
 
@@ -194,9 +194,9 @@ ENTRY %main (p.0: s32[]) -> (s32[], s32[]) {
 def test_the_count_of_a_loop_is_right_or_said_to_be_unknown(condition, counted, trips):
     module = Module(ONE.replace("CONDITION", condition).replace("COUNTED", counted))
     found = Runs(module)
-    assert found.trips(module.entry["loop"], module.entry) == trips
+    assert found.count_trips(module.entry["loop"], module.entry) == trips
     if counted == "i.2":
-        assert found.trips(module.entry["other"], module.entry) == 7
+        assert found.count_trips(module.entry["other"], module.entry) == 7
 
 
 BATCH, TIME, INPUTS, UNITS = 16, 24, 32, 48
@@ -302,7 +302,7 @@ def test_a_loop_that_may_stand_still_runs_at_least_as_often_as_it_counts():
   %chosen = s32[] select(%moves, %one, %still)
   %next.2 = s32[] add(%i.2, %chosen)"""
     module = Module(text.replace("  %next.2 = s32[] add(%COUNTED, %one)", chosen))
-    assert Runs(module).trips(module.entry["loop"], module.entry) == 10
+    assert Runs(module).count_trips(module.entry["loop"], module.entry) == 10
 
 
 @pytest.mark.slow

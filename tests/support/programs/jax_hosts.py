@@ -84,5 +84,5 @@ def main(folder: Path, count: int, meshes: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     results = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
-    if hosts.task().chief:
+    if hosts.read_task().chief:
         np.savez(Path(sys.argv[1]) / "results.npz", **results)

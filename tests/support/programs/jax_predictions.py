@@ -10,13 +10,14 @@ import sys
 import tftpu
 from tests.support import predictions
 from tests.support.models.strategies import mlp
+from tftpu.inference import predict
 
 
 def main() -> None:
     """Predicts on two devices."""
     with tftpu.connect("none", 2, engine="jax").scope():
         trainer = predictions.trainer_of(predictions.of_known_weights(mlp()))
-    predictions.predict(trainer, predictions.records(), predictions.job(sys.argv[1]))
+    predict.predict(trainer, predictions.records(), predictions.job(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def test_objectives_log_their_losses_and_resume(tmp_path):
     again, history = trained(1, Gan, workdir=str(tmp_path), objectives=objectives)
     np.testing.assert_array_equal(values(again.model), values(whole.model))
     assert {"critic_loss", "generator_loss", "penalty"} <= history.keys()
-    slots = [v.numpy() for v in again.executor.variables.parts[1].optimizer.variables]
+    slots = [v.numpy() for v in again.executor.variables.groups[1].optimizer.variables]
     assert int(slots[0]) == 2  # of 6 steps, every third
 
 

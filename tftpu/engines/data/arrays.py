@@ -119,7 +119,7 @@ class Arrays:
                 rounds=_ROUNDS,
             )
         batch: Any = keras.tree.map_structure(lambda array: tf.gather(array, places), examples)
-        return alone(batch)
+        return unwrap_features(batch)
 
 
 def as_arrays(
@@ -159,7 +159,7 @@ def as_arrays(
     return Arrays(tuple(given.values()), min(batch_size, count), shuffle, seed)
 
 
-def alone(batch: tuple[Nest, ...]) -> Nest:
+def unwrap_features(batch: tuple[Nest, ...]) -> Nest:
     """Returns the features themselves where a batch has nothing else, unless they are a tuple."""
     return batch[0] if len(batch) == 1 and not isinstance(batch[0], tuple) else batch
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.engines.data.arrays import Arrays, alone
+from tftpu.engines.data.arrays import Arrays, unwrap_features
 from tftpu.engines.data.py_dataset import PyBatches
 from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 _ended: set[int] = set()
 
 
-def complete_batches(dataset: Any) -> tf.data.Dataset:
+def build_complete_batches(dataset: Any) -> tf.data.Dataset:
     """Returns an endless data set in batches of one static size: a ragged one would not compile.
 
     A ragged last batch is filled up from the next epoch, so no example is left out.
@@ -55,22 +55,22 @@ def complete_batches(dataset: Any) -> tf.data.Dataset:
     Raises:
         UserError: not a data set, or one that is empty or not batched.
     """
-    dataset = checked(dataset)
+    dataset = check_dataset(dataset)
     if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
         dataset = dataset.repeat()
-    size = static_batch_size(dataset)
+    size = infer_batch_size(dataset)
     if all(spec.shape[0] == size for spec in keras.tree.flatten(dataset.element_spec)):
         return dataset
     return dataset.rebatch(size, drop_remainder=True)
 
 
-def finite_dataset(dataset: Any) -> tf.data.Dataset:
+def build_finite_dataset(dataset: Any) -> tf.data.Dataset:
     """Returns the data set, or arrays as one, if evaluation can run over it.
 
     Raises:
         UserError: not a data set, or one that never ends.
     """
-    dataset = checked(
+    dataset = check_dataset(
         dataset.iterate_once() if isinstance(dataset, Arrays | PyBatches) else dataset
     )
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
@@ -81,13 +81,13 @@ def finite_dataset(dataset: Any) -> tf.data.Dataset:
     return dataset
 
 
-def epoch_of(dataset: Any) -> Epoch:
+def measure_epoch(dataset: Any) -> Epoch:
     """Returns the length of one pass over a data set; reads all of it where tf.data has to.
 
     Raises:
         UserError: not a data set, or one that never ends, or not for an hour.
     """
-    dataset = checked(dataset)
+    dataset = check_dataset(dataset)
     known = int(dataset.cardinality())
     if known == tf.data.INFINITE_CARDINALITY:
         raise UserError(
@@ -168,7 +168,7 @@ def warn_if_endless(
         weakref.finalize(dataset, _ended.discard, id(dataset))
 
 
-def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def infer_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the data set with every axis but the first known, as in its first batch.
 
     Raises:
@@ -197,12 +197,12 @@ def with_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
     def ensure_all(*batch):
         flat = keras.tree.flatten(batch)
         parts: Any = keras.tree.pack_sequence_as(batch, list(map(ensure, flat, specs, shapes)))
-        return alone(parts)
+        return unwrap_features(parts)
 
     return dataset.map(ensure_all)
 
 
-def epoch_batches(
+def build_epoch_batches(
     dataset: tf.data.Dataset, epoch: Epoch, start: int, shards: int
 ) -> tf.data.Dataset:
     """Returns batches of one static size, with the smaller last batch of an epoch padded.
@@ -248,7 +248,7 @@ def epoch_batches(
     return dataset.enumerate(start).map(pad_shards)
 
 
-def static_batch_size(dataset: tf.data.Dataset) -> int:
+def infer_batch_size(dataset: tf.data.Dataset) -> int:
     """Returns the number of examples in a batch; reads the first batch if the spec lacks it.
 
     Raises:
@@ -274,7 +274,7 @@ def narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
     def cast_all(*batch):
-        parts: Any = keras.tree.map_structure(cast, alone(batch))
+        parts: Any = keras.tree.map_structure(cast, unwrap_features(batch))
         return parts
 
     return dataset.map(cast_all)
@@ -287,7 +287,7 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
         batch: a tuple, the parts of an element of a data set.
         size: number of examples after padding.
     """
-    given: Any = alone(batch)
+    given: Any = unwrap_features(batch)
     count = tf.shape(keras.tree.flatten(given)[0])[0]
     fits = tf.debugging.assert_less_equal(
         count,
@@ -353,7 +353,7 @@ def data_errors() -> Iterator[None]:
         raise
 
 
-def checked(dataset: Any) -> tf.data.Dataset:
+def check_dataset(dataset: Any) -> tf.data.Dataset:
     """Returns a data set of batches of tensors, with every axis but the first known.
 
     Raises:
@@ -372,7 +372,7 @@ def checked(dataset: Any) -> tf.data.Dataset:
                 f"The data has a {type(spec).__name__}, which cannot go to a device: make it dense "
                 "numbers in the input pipeline."
             )
-    dataset = with_static_shapes(dataset)
+    dataset = infer_static_shapes(dataset)
     specs = keras.tree.flatten(dataset.element_spec)
     if any(spec.shape.rank == 0 for spec in specs):
         raise UserError("The dataset is not batched: add .batch(global_batch_size).")

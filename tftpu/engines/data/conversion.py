@@ -7,21 +7,21 @@ import tensorflow as tf
 
 from tftpu.config import PerReplicaBatch
 from tftpu.engines import checks
-from tftpu.engines.data.arrays import alone
+from tftpu.engines.data.arrays import unwrap_features
 from tftpu.engines.data.batches import (
-    checked,
-    complete_batches,
-    epoch_batches,
-    epoch_of,
-    finite_dataset,
+    build_complete_batches,
+    build_epoch_batches,
+    build_finite_dataset,
+    check_dataset,
+    infer_batch_size,
+    measure_epoch,
     narrow,
     pad,
-    static_batch_size,
     weigh,
 )
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.engine import Epoch
-from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
@@ -50,7 +50,7 @@ class Epochs(Protocol):
         ...
 
 
-def gate_of(dataset: Any) -> Gate | None:
+def find_gate(dataset: Any) -> Gate | None:
     """Returns a gate for a data set that a callback may change; None for one that none can.
 
     Arrays were copied, and a pipeline draws records of files that do not change during a run. What
@@ -59,7 +59,7 @@ def gate_of(dataset: Any) -> Gate | None:
     return None if isinstance(dataset, Pipeline) else Gate()
 
 
-def length_of(dataset: Any) -> Epoch:
+def measure_length(dataset: Any) -> Epoch:
     """Returns the length of one pass over a data set.
 
     Raises:
@@ -75,10 +75,10 @@ def length_of(dataset: Any) -> Epoch:
                 "steps_per_epoch= with epochs=, or steps=."
             )
         return Epoch(-(-count // size), size)  # the last batch is filled up from the next epoch
-    return epoch_of(dataset)
+    return measure_epoch(dataset)
 
 
-def for_training(
+def build_training(
     dataset: Any,
     start: int,
     class_weight: dict[int, float] | None = None,
@@ -104,14 +104,14 @@ def for_training(
     if isinstance(dataset, Pipeline):
         batches = dataset.starting_at(start, host, hosts)
     elif isinstance(dataset, Epochs):
-        batches = complete_batches(dataset.from_step(0)).skip(start)
+        batches = build_complete_batches(dataset.from_step(0)).skip(start)
     else:
-        batches = complete_batches(dataset).skip(start)
+        batches = build_complete_batches(dataset).skip(start)
     batches = gate.guard(batches) if gate is not None else batches
     return narrow(_weigh_batches(batches, class_weight))
 
 
-def for_epochs(
+def build_epochs(
     dataset: Any,
     start: int,
     epoch: Epoch,
@@ -122,20 +122,20 @@ def for_epochs(
     """Returns an endless data set from step `start`, in which each epoch has its own last batch.
 
     Args:
-        dataset, start, class_weight, gate: as for `for_training`.
-        epoch: of the data set; its smaller last batch is padded as `epoch_batches` does.
+        dataset, start, class_weight, gate: as for `build_training`.
+        epoch: of the data set; its smaller last batch is padded as `build_epoch_batches` does.
         shards: number of shards that a batch is cut into.
     """
     if isinstance(dataset, Epochs):
         batches = dataset.from_step(start)
     else:
-        batches = checked(dataset).repeat().skip(start)
+        batches = check_dataset(dataset).repeat().skip(start)
     batches = gate.guard(batches) if gate is not None else batches
     batches = _weigh_batches(batches, class_weight)
-    return narrow(epoch_batches(batches, epoch, start, shards))
+    return narrow(build_epoch_batches(batches, epoch, start, shards))
 
 
-def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
+def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     """Returns a data set of `(batch, valid)`: every example once, the last batch padded.
 
     Args:
@@ -145,14 +145,14 @@ def for_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     Raises:
         UserError: not a data set, or one that never ends.
     """
-    dataset = finite_dataset(dataset)
-    size = -(-static_batch_size(dataset) // replicas) * replicas
+    dataset = build_finite_dataset(dataset)
+    size = -(-infer_batch_size(dataset) // replicas) * replicas
     known = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
 
     @tf.autograph.experimental.do_not_convert  # there is nothing to translate: starts sooner
     def padded(*batch):
         # Batches of a size that is known beforehand are all complete.
-        return (alone(batch), tf.ones(size)) if known == {size} else pad(batch, size)
+        return (unwrap_features(batch), tf.ones(size)) if known == {size} else pad(batch, size)
 
     return narrow(dataset).map(padded)
 
@@ -169,10 +169,10 @@ def build_shard_spec(batches: tf.data.Dataset, replicas: int, microbatches: int 
         UserError: the replicas and microbatches do not divide the global batch.
     """
     spec = batches.element_spec
-    size = examples_of(spec)
+    size = count_examples(spec)
     shard = PerReplicaBatch(size, replicas, microbatches).examples * microbatches
     keras.tree.map_structure(checks.refuse_spec, spec)
-    return with_examples(spec, shard)
+    return replace_examples(spec, shard)
 
 
 def build_padded_shard_spec(spec: Nest, replicas: int) -> Nest:
@@ -182,10 +182,10 @@ def build_padded_shard_spec(spec: Nest, replicas: int) -> Nest:
         spec: of a batch whose size `replicas` divides.
         replicas: number of shards.
     """
-    return with_examples(spec, examples_of(spec) // replicas)
+    return replace_examples(spec, count_examples(spec) // replicas)
 
 
-def with_examples(spec: Nest, examples: int) -> Nest:
+def replace_examples(spec: Nest, examples: int) -> Nest:
     """Returns a batch spec with another number of examples, the first dimension of each tensor."""
     return keras.tree.map_structure(
         lambda s: tf.TensorSpec((examples, *s.shape[1:]), s.dtype), spec
@@ -206,7 +206,7 @@ def build_last_shard_spec(spec: Nest, examples: int, replicas: int, microbatches
     """
     parts = replicas * microbatches
     if examples % parts:
-        size = examples_of(spec) * replicas
+        size = count_examples(spec) * replicas
         raise UserError(
             f"Each epoch ends with a batch of {examples} examples, which {parts} equal parts "
             f"({replicas} replicas x {microbatches} microbatches) cannot share. Pass "
@@ -217,7 +217,7 @@ def build_last_shard_spec(spec: Nest, examples: int, replicas: int, microbatches
     return keras.tree.map_structure(lambda s: tf.TensorSpec((shard, *s.shape[1:]), s.dtype), spec)
 
 
-def features_of(batch: Nest) -> Nest:
+def extract_features(batch: Nest) -> Nest:
     """Returns the features of a batch.
 
     Raises:

@@ -52,6 +52,6 @@ def divided(division: Division) -> Iterator[None]:
         _DIVISION.reset(token)
 
 
-def announced() -> Division:
-    """Returns the division that is announced; that of one device outside of `divided`."""
+def find_division() -> Division:
+    """Returns the division that is announced; that of one device outside of `shard_function`."""
     return _DIVISION.get(Division())

@@ -12,7 +12,7 @@ from tftpu.tensors import Nest
 _T = TypeVar("_T")
 
 
-def one_ahead(computed: Iterable[_T]) -> Iterator[_T]:
+def iterate_ahead(computed: Iterable[_T]) -> Iterator[_T]:
     """Yields each item after the next one was asked for, which the devices may then be busy with.
 
     Args:
@@ -25,7 +25,7 @@ def one_ahead(computed: Iterable[_T]) -> Iterator[_T]:
     yield from before
 
 
-def joined(parts: Iterable[Nest]) -> Nest:
+def join_outputs(parts: Iterable[Nest]) -> Nest:
     """Returns the outputs of all batches as one, nested NumPy arrays of shape (examples, ...).
 
     Raises:

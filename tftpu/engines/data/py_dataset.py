@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.engines.data.arrays import alone
+from tftpu.engines.data.arrays import unwrap_features
 from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -156,7 +156,7 @@ class PyBatches:
                 f"{type(self.dataset).__name__} returns {len(batch)} parts a batch: return "
                 "(x, y) or (x, y, sample_weight)."
             )
-        return alone(_as_arrays(batch))
+        return unwrap_features(_as_arrays(batch))
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def connect(
     together = None
     if place.count > 1:
         together = JaxHosts(coordination.start(place, host_timeout))
-        internals.place_values_by(placing.put)
+        internals.place_values_by(placing.place_value)
     found = _choose_devices(tpu, virtual_devices)
     if jax.process_count() != place.count:
         raise UserError(
@@ -71,7 +71,7 @@ def find_task(tpu: str, virtual_devices: int | None) -> Task:
     Raises:
         UserError: TF_CONFIG cannot be used.
     """
-    found = hosts.task()
+    found = hosts.read_task()
     on_tpu = tpu in ("auto", "local") and virtual_devices is None and environment.has_tpu()
     return coordination.find_slice_task() if found.count == 1 and on_tpu else found
 

@@ -24,7 +24,7 @@ from tftpu.engines.jax.tracing import building_for
 from tftpu.engines.objectives.objective import Objective
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
-from tftpu.tpu.compiler_options import AUTO, compiler_options
+from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
 
 # Errors of JAX that are of this process, whatever happens to others.
 _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
@@ -57,8 +57,8 @@ class JaxEngine(BaseEngine):
         self.description = ", ".join(
             filter(None, [f"{len(devices)} device(s){of_hosts}", "JAX engine", axes])
         )
-        self.hardware = hardware.of_devices(len(devices), self._platform == "tpu")
-        self.compiler_options = compiler_options(setting, self.hardware.generation)
+        self.hardware = hardware.find_hardware(len(devices), self._platform == "tpu")
+        self.compiler_options = choose_compiler_options(setting, self.hardware.generation)
 
     def lost_host(self, error: BaseException) -> bool:
         """Returns whether an exception means that another host is lost."""

@@ -15,8 +15,8 @@ from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
-from tftpu.engines.data.batches import finite_dataset, narrow, warn_if_endless
-from tftpu.engines.data.outputs import one_ahead
+from tftpu.engines.data.batches import build_finite_dataset, narrow, warn_if_endless
+from tftpu.engines.data.outputs import iterate_ahead
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.jax import feed, functions
 from tftpu.engines.jax.placement import mesh as meshes
@@ -102,7 +102,7 @@ class JaxExecutor(BaseExecutor):
         """
         if self.variables.options.gradient_accumulation_steps > 1:
             checks.warn_of_batch_statistics(self.variables.model)
-        batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
+        batches = functools.partial(conversion.build_training, dataset, 0, class_weight)
         self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(batches())))
 
     def training(self, shard_spec: Nest) -> "JaxTrainLoop":
@@ -119,15 +119,15 @@ class JaxExecutor(BaseExecutor):
         compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
-        padded = conversion.for_evaluation(dataset, self._shards)
+        padded = conversion.build_evaluation(dataset, self._shards)
         spec: Any = padded.element_spec
         if self._is_separable(spec[0]):
             batches = feed.iterate_arrays(padded)
         else:  # the padding would be seen
-            whole = narrow(finite_dataset(dataset))
+            whole = narrow(build_finite_dataset(dataset))
             batches = ((batch, None) for batch in feed.iterate_arrays(whole))
         if not self.evaluation_compiled:
-            whole = narrow(finite_dataset(dataset))
+            whole = narrow(build_finite_dataset(dataset))
             self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(whole)))
         values, sums = self._eval_step.read_values(), self._make_zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
@@ -147,14 +147,17 @@ class JaxExecutor(BaseExecutor):
     def predictions(self, dataset: Any) -> Iterator[Nest]:
         """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
         values = self._eval_step.read_values()
-        padded = conversion.for_evaluation(dataset, self._shards)
+        padded = conversion.build_evaluation(dataset, self._shards)
         batches = feed.iterate_arrays(padded)
 
         def compute_outputs() -> Iterator[tuple[Nest, Any]]:
             for batch, valid in batches:
-                yield self._predict(values, self._place_batch(conversion.features_of(batch))), valid
+                yield (
+                    self._predict(values, self._place_batch(conversion.extract_features(batch))),
+                    valid,
+                )
 
-        ahead = one_ahead(compute_outputs())
+        ahead = iterate_ahead(compute_outputs())
         for outputs, valid in warn_if_endless(ahead, int(padded.cardinality()), dataset=dataset):
             kept = np.asarray(valid) > 0
             yield jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs)
@@ -198,7 +201,7 @@ class JaxExecutor(BaseExecutor):
         return feed.place_batch(batch, self.variables.layout, self._part)
 
     def _make_zeros(self, size: int) -> Any:
-        return placing.put(np.zeros(size, np.float32), self.variables.layout.whole)
+        return placing.place_value(np.zeros(size, np.float32), self.variables.layout.whole)
 
     def _compile_function(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         def traced(*args):
@@ -293,4 +296,6 @@ class JaxTrainLoop(BaseTrainLoop):
         return run
 
     def _make_no_sums(self) -> Any:
-        return placing.put(np.zeros(self.step.sums.size, np.float32), self._state.layout.whole)
+        return placing.place_value(
+            np.zeros(self.step.sums.size, np.float32), self._state.layout.whole
+        )

@@ -16,7 +16,7 @@ from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement import placing
 from tftpu.engines.jax.placement.mesh import BatchShard
 from tftpu.engines.jax.placement.sharding import Layout
-from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.tensors import Nest
 
 
@@ -40,21 +40,21 @@ def iterate_training_batches(
     Of a pipeline, nothing but the part is read; of other data sets, all is.
 
     Args:
-        dataset, start, class_weight: as for `tftpu.engines.data.conversion.for_training`.
+        dataset, start, class_weight: as for `tftpu.engines.data.conversion.build_training`.
         shards: number of shards that a batch is cut into.
         part: of each batch that this process feeds.
         epoch, gate: as for `tftpu.engines.engine.Engine.batches`.
     """
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
         batches = iterate_arrays(
-            conversion.for_epochs(dataset, start, epoch, shards, class_weight, gate)
+            conversion.build_epochs(dataset, start, epoch, shards, class_weight, gate)
         )
     elif isinstance(dataset, Pipeline):
         return iterate_arrays(
-            conversion.for_training(dataset, start, class_weight, part.index, part.count)
+            conversion.build_training(dataset, start, class_weight, part.index, part.count)
         )
     else:
-        batches = iterate_arrays(conversion.for_training(dataset, start, class_weight, gate=gate))
+        batches = iterate_arrays(conversion.build_training(dataset, start, class_weight, gate=gate))
     return (_slice_shard(batch, part) for batch in batches)
 
 
@@ -70,7 +70,7 @@ def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
     def place(array):
         sharding = layout.build_batch_sharding(array.ndim)
         if part.count == 1:
-            return placing.put(array, sharding)
+            return placing.place_value(array, sharding)
         shape = (part.count * len(array), *array.shape[1:])
         return jax.make_array_from_process_local_data(sharding, array, shape)
 
@@ -85,14 +85,14 @@ def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
         layout: where batches lie.
         part: that this process feeds.
     """
-    if examples_of(batch) % meshes.count_batch_shards(layout.mesh) == 0:
+    if count_examples(batch) % meshes.count_batch_shards(layout.mesh) == 0:
         return place_shard(_slice_shard(batch, part), layout, part)
-    return keras.tree.map_structure(lambda array: placing.put(array, layout.whole), batch)
+    return keras.tree.map_structure(lambda array: placing.place_value(array, layout.whole), batch)
 
 
 def _slice_shard(batch: Nest, part: BatchShard) -> Nest:
     """Returns a part of a global batch."""
-    size = examples_of(batch) // part.count
+    size = count_examples(batch) // part.count
     first = part.index * size
     return keras.tree.map_structure(lambda array: array[first : first + size], batch)
 

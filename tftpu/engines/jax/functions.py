@@ -20,7 +20,7 @@ def compile_function(
 
     Args:
         model: the model whose variables it reads, with the values that they have at each call.
-        function: see `tftpu.engines.functions.compiled`.
+        function: see `tftpu.engines.functions.compile_function`.
         tracing: returns a context to trace in.
         weights: returns values to use for the trainable variables; None: those that they have.
     """

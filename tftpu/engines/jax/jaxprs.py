@@ -6,7 +6,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tftpu.engines.origins import Origin, of_arguments, passes, stopped, union
+from tftpu.engines.origins import (
+    Origin,
+    count_passes,
+    find_argument_origins,
+    merge_origins,
+    stopped,
+)
 
 Jaxpr = Any  # jax.extend.core.Jaxpr; JAX publishes no types for its equations
 # Calls whose body has the same inputs and outputs.
@@ -38,11 +44,11 @@ def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origi
         inputs = [origins.get(id(variable), Origin.NONE) for variable in equation.invars]
         bodies = list(_iterate_bodies(equation))
         if name == "dot_general":
-            total += passes(*inputs) * _count_product(equation)
+            total += count_passes(*inputs) * _count_product(equation)
         elif name == "conv_general_dilated":
-            total += passes(*inputs) * _count_convolution(equation)
+            total += count_passes(*inputs) * _count_convolution(equation)
         # Noise is data, whatever its seed depends on.
-        origin = Origin.DATA if name in _RANDOM else union(inputs)
+        origin = Origin.DATA if name in _RANDOM else merge_origins(inputs)
         outputs = [origin] * len(equation.outvars)
         if bodies:
             count, outputs = _count_called(equation, bodies, inputs)
@@ -62,9 +68,13 @@ def _count_called(
     carried = equation.params["num_carry"] if equation.primitive.name == "scan" else 0
     count = len(equation.outvars)
     while True:
-        found = [_count_jaxpr(body, of_arguments(inputs, len(body.invars))) for body in bodies]
+        found = [
+            _count_jaxpr(body, find_argument_origins(inputs, len(body.invars))) for body in bodies
+        ]
         results = [outputs for _, outputs in found if len(outputs) == count]
-        outputs = [union(origins) for origins in zip(*results)] or [union(inputs)] * count
+        outputs = [merge_origins(origins) for origins in zip(*results)] or [
+            merge_origins(inputs)
+        ] * count
         after = [*inputs]
         for place in range(carried):
             after[first + place] |= outputs[place]

@@ -29,7 +29,7 @@ from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
-from tftpu.tpu.compiler_options import AUTO, compiler_options
+from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
 from tftpu.tpu.slices import Slice
 
 
@@ -70,7 +70,7 @@ class JaxLowering:
 
     def choose_compiler_options(self, target: Slice) -> dict[str, str]:
         """Returns the options of XLA with which the trainer compiles its step for a slice."""
-        return compiler_options(self._setting, target.generation)
+        return choose_compiler_options(self._setting, target.generation)
 
     def lower(
         self,
@@ -101,7 +101,7 @@ class JaxLowering:
         finally:
             keras.config.set_dtype_policy(before)
         model = state.model
-        flat = keras_internals.flat_layers(model)
+        flat = keras_internals.list_layers(model)
         return LoweredStep(
             program=program,
             partitioned=True,

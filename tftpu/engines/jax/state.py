@@ -134,15 +134,16 @@ class JaxState(BaseState):
         """Puts every variable where its sharding says."""
         shardings = self.shardings
         for variable, sharding in zip(self._list_variables(), self._list_in_order(shardings)):
-            value = placing.put(variable.value, sharding)
+            value = placing.place_value(variable.value, sharding)
             internals.set_layout(variable, sharding)
             variable.assign(value)
         self.averages = [
-            placing.put(average, place) for average, place in zip(self.averages, shardings.averages)
+            placing.place_value(average, place)
+            for average, place in zip(self.averages, shardings.averages)
         ]
 
     def compute_seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
-        """Returns the state of each seed generator, in the order of `seed_states`.
+        """Returns the state of each seed generator, in the order of `list_seed_states`.
 
         They differ by generator, step, microbatch and objective. Generators that draw by example
         do not differ by microbatch.

@@ -118,7 +118,7 @@ def _divide_function(
 
 
 def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Returns whether `parts` divides every dimension with a name, without cutting a unit."""
+    """Returns whether `count_parts` divides every dimension with a name, without cutting a unit."""
     return all(
         array.shape[place] % (parts * _split_dimension(dim)[1]) == 0
         for dims, argument in zip(inputs, given)

@@ -10,8 +10,8 @@ from tftpu.engines.objectives.losses import (
     Computed,
     Elements,
     Term,
-    examples_of,
-    product,
+    compute_product,
+    count_examples,
     sum_of_own,
 )
 from tftpu.errors import UserError
@@ -73,8 +73,8 @@ class CompiledLosses:
 
     def __init__(self, model: keras.Model):
         self._model = model
-        self._losses = keras_internals.loss_terms(model)
-        self._metrics = keras_internals.bound_metrics(model)
+        self._losses = keras_internals.list_loss_terms(model)
+        self._metrics = keras_internals.list_bound_metrics(model)
         # Another's may leave the weights of examples out of account, and so count padding.
         self._weighable = all(
             (type(bound.metric).update_state.__module__ or "").startswith("keras.")
@@ -110,8 +110,8 @@ class CompiledLosses:
     @property
     def functions(self) -> list[Any]:
         """The functions or classes that compute the losses and the metrics."""
-        losses = [keras_internals.function_of(term.loss) for term in self._losses]
-        return [*losses, *(keras_internals.function_of(m.metric) for m in self._metrics)]
+        losses = [keras_internals.find_function(term.loss) for term in self._losses]
+        return [*losses, *(keras_internals.find_function(m.metric) for m in self._metrics)]
 
     def compute(
         self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
@@ -128,16 +128,16 @@ class CompiledLosses:
         separable = self._weighable and not added and not any(e.is_scalar for e in elements)
         return Computed(outputs.y_pred, elements, sum_of_own(self._model, added), separable)
 
-    def outputs(self, batch: Nest) -> Nest:
+    def compute_outputs(self, batch: Nest) -> Nest:
         """Returns the model's outputs, as in evaluation."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         return self._model(x, training=False)
 
-    def metric_results(self) -> dict[str, Tensor]:
+    def compute_metric_results(self) -> dict[str, Tensor]:
         """Returns the results of the metrics, inside a scope that holds their states."""
-        return keras_internals.metric_results(self._model)
+        return keras_internals.compute_metric_results(self._model)
 
-    def elements_of_zeros(self, batch: Nest, output: Nest) -> list[Elements]:
+    def compute_zero_elements(self, batch: Nest, output: Nest) -> list[Elements]:
         """Returns the losses for outputs of zeros, which have the divisors of the real ones.
 
         Args:
@@ -145,7 +145,7 @@ class CompiledLosses:
             output: `keras.KerasTensor`s of the shapes and dtypes of one example's outputs.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        size = examples_of(x)
+        size = count_examples(x)
         y_pred = keras.tree.map_structure(lambda s: ops.zeros((size, *s.shape), s.dtype), output)
         with keras.StatelessScope():  # Keras counts the losses of several outputs on the way
             return self._compute_elements(Outputs(y_pred, None), y, weight, None)
@@ -186,12 +186,14 @@ class CompiledLosses:
             if not given:
                 metric.update_state(y[output], y_pred[output])
                 continue
-            mask = keras_internals.keras_mask(y_pred[output])
+            mask = keras_internals.read_mask(y_pred[output])
             # Keras multiplies a mask of the outputs with weights of as many axes only.
             shape = max(
                 [f.shape for f in given] + [mask.shape if mask is not None else ()], key=len
             )
-            metric.update_state(y[output], y_pred[output], sample_weight=product(shape, *given))
+            metric.update_state(
+                y[output], y_pred[output], sample_weight=compute_product(shape, *given)
+            )
 
 
 def call(model: keras.Model, x: Nest, training: bool) -> Outputs:
@@ -212,7 +214,7 @@ def _compute_term(
 ) -> Elements:
     if type(term.loss).__call__ is not keras.losses.Loss.__call__:
         return _call_loss(term, y, y_pred, sample_weight)
-    mask = keras_internals.keras_mask(y_pred)
+    mask = keras_internals.read_mask(y_pred)
     labels = y
     y, y_pred = (
         keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
@@ -222,7 +224,7 @@ def _compute_term(
         values = term.loss.call_factored(y, y_pred, *factors)
     else:
         values = term.loss.call(y, y_pred)
-    out_mask = keras_internals.keras_mask(values)
+    out_mask = keras_internals.read_mask(values)
     values = ops.cast(values, "float32")
     known = _find_known_classes(term.loss, labels, y_pred, ops.shape(values))
     if len(values.shape) == 0:
@@ -233,8 +235,8 @@ def _compute_term(
                 "example, of shape (batch,), or leave the weights out."
             )
         return Elements(values, factor=_read_factor(term))
-    count = product(values.shape, mask, out_mask, valid)
-    weight = product(values.shape, mask, out_mask, valid, sample_weight)
+    count = compute_product(values.shape, mask, out_mask, valid)
+    weight = compute_product(values.shape, mask, out_mask, valid, sample_weight)
     if term.loss.reduction == "mean_with_sample_weight":
         count = weight
     if known is not None:
@@ -258,10 +260,10 @@ def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) 
     if isinstance(loss, SmoothedCrossentropy):
         return label_rank < output_rank
     sparse = keras.losses.sparse_categorical_crossentropy
-    return keras_internals.function_of(loss) is sparse
+    return keras_internals.find_function(loss) is sparse
 
 
-def ignored_class(loss: keras.losses.Loss) -> int | None:
+def find_ignored_class(loss: keras.losses.Loss) -> int | None:
     """Returns the label that a loss leaves out, or None."""
     return getattr(loss, "ignore_class", None)
 
@@ -279,7 +281,7 @@ def _find_known_classes(
     known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN is not a class
     if keras.backend.is_float_dtype(keras.backend.standardize_dtype(y.dtype)):
         known = ops.logical_and(known, labels == ops.floor(labels))
-    ignored = ignored_class(loss)
+    ignored = find_ignored_class(loss)
     return known if ignored is None else ops.logical_or(known, labels == ignored)
 
 
@@ -305,7 +307,7 @@ def _read_factor(term: keras_internals.CompiledTerm) -> Tensor | None:
 
 
 def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
-    values = keras_internals.metric_values(metric, y, y_pred)
+    values = keras_internals.compute_metric_values(metric, y, y_pred)
     if values is not None and len(values.shape) == 0:
         raise UserError(
             f"The metric {metric.name!r} returns one number for the whole batch. Return one "

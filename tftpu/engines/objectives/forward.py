@@ -106,7 +106,7 @@ class ForwardPass:
             valid: (batch,), 1.0 for examples and 0.0 for padding; None: all are examples.
         """
         if values.metrics is None:
-            values = values._replace(metrics=self.zero_metrics())
+            values = values._replace(metrics=self.build_zero_metrics())
         means = keras_internals.unscaled_losses()
         with self._build_scope(values) as scope, divided(division), means:
             computed = self.losses.compute(batch, training, valid, lambda: scope.losses)
@@ -114,7 +114,7 @@ class ForwardPass:
             states = [scope.get_current_value(v) for v in self.losses.metric_variables]
         return Forward(computed, new, states, scope.updated, scope.read)
 
-    def outputs(self, batch: Nest, values: Values | None = None) -> Nest:
+    def compute_outputs(self, batch: Nest, values: Values | None = None) -> Nest:
         """Returns what the forward pass alone computes, as in evaluation.
 
         Args:
@@ -122,9 +122,9 @@ class ForwardPass:
             values: of the variables; None: those that they have.
         """
         with self._build_scope(values or Values(self._state.read_trained_values())):
-            return self.losses.outputs(batch)
+            return self.losses.compute_outputs(batch)
 
-    def zero_metrics(self) -> list[Tensor]:
+    def build_zero_metrics(self) -> list[Tensor]:
         """Returns states of the metrics that hold nothing yet."""
         return [ops.zeros(v.shape, v.dtype) for v in self.losses.metric_variables]
 

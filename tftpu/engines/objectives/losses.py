@@ -117,11 +117,11 @@ class Losses(Protocol):
         """
         ...
 
-    def outputs(self, batch: Nest) -> Nest:
+    def compute_outputs(self, batch: Nest) -> Nest:
         """Returns what the forward pass alone computes, as in evaluation."""
         ...
 
-    def metric_results(self) -> dict[str, Tensor]:
+    def compute_metric_results(self) -> dict[str, Tensor]:
         """Returns the results of the metrics, inside a scope that holds their states."""
         ...
 
@@ -147,14 +147,14 @@ def divisor(term: Term, elements: Elements, shards: int, microbatches: int = 1) 
     return ops.sum(elements.count)
 
 
-def weighted_sum(elements: Elements) -> Tensor:
+def sum_weighted(elements: Elements) -> Tensor:
     """Returns the sum of the values times their weights."""
     if elements.weight is None:
         return ops.sum(elements.values)
     return ops.sum(elements.values * elements.weight)
 
 
-def summed_loss(
+def sum_losses(
     terms: Sequence[Term], computed: Computed, divisors: Sequence[Any], parts: int
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns a microbatch's part of the loss, and of each of its terms.
@@ -166,7 +166,7 @@ def summed_loss(
         parts: number of parts of the global batch that are computed apart.
     """
     values = [
-        ops.divide_no_nan(weighted_sum(elements), divisor)
+        ops.divide_no_nan(sum_weighted(elements), divisor)
         for elements, divisor in zip(computed.elements, divisors)
     ]
     # A value that is only logged may be infinite: 0 times it is not 0.
@@ -192,13 +192,13 @@ def sum_and_count(
     if elements.is_scalar:  # a mean over the shard, whose examples it stands for
         return elements.values * examples, examples
     if term.reduction == "sum":  # Keras weights the sum of a batch by its examples
-        return weighted_sum(elements) * batch_size, examples
-    return weighted_sum(elements), ops.convert_to_tensor(
+        return sum_weighted(elements) * batch_size, examples
+    return sum_weighted(elements), ops.convert_to_tensor(
         divisor(term, elements, shards=1), "float32"
     )
 
 
-def product(shape: tuple[int, ...], *factors: Tensor | None) -> Tensor | None:
+def compute_product(shape: tuple[int, ...], *factors: Tensor | None) -> Tensor | None:
     """Returns the product of masks and weights of lower rank, broadcast to `shape`.
 
     None if there are no factors, where the product would be all ones.
@@ -230,6 +230,6 @@ def sum_of_own(model: keras.Model, own: list[Tensor]) -> Tensor:
     return total
 
 
-def examples_of(batch: Nest) -> int:
+def count_examples(batch: Nest) -> int:
     """Returns the number of examples of a batch of static shape."""
     return int(np.shape(keras.tree.flatten(batch)[0])[0])

@@ -75,7 +75,7 @@ class Objective:
             object.__setattr__(self, "name", name if name != "<lambda>" else "objective")
 
 
-def objectives_of(
+def list_objectives(
     model: keras.Model, loss_fn: LossFunction | None, objectives: Sequence[Objective]
 ) -> tuple[Objective, ...]:
     """Returns the objectives that a trainer is given; empty if the model is compiled with its loss.

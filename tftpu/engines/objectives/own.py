@@ -66,11 +66,11 @@ class FunctionLosses:
         # Only its author knows what else in the batch a function looks at.
         return Computed(None, elements, sum_of_own(self._model, own()), separable=False)
 
-    def outputs(self, batch: Nest) -> Nest:
+    def compute_outputs(self, batch: Nest) -> Nest:
         """Returns what the function computes, as in evaluation."""
         return self._call(batch, False)
 
-    def metric_results(self) -> dict[str, Tensor]:
+    def compute_metric_results(self) -> dict[str, Tensor]:
         """Returns nothing: what a function measures is among its terms."""
         return {}
 
@@ -83,7 +83,7 @@ class FunctionLosses:
     def _call(self, batch: Nest, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
         if isinstance(batch, tuple) and len(batch) == 1:  # [a, b] came as the only array argument
             (batch,) = batch
-        with _explained(self._name):
+        with _explain_errors(self._name):
             result: Any = self._loss_fn(self._model, batch, training)
         loss, values = result if isinstance(result, tuple) else (result, {})
         if not hasattr(loss, "shape") or not isinstance(values, dict):
@@ -134,17 +134,17 @@ class ComputedLoss:
         elements = [Elements(ops.cast(loss, "float32"))]
         return Computed(y_pred, elements, ops.zeros(()), separable=False)
 
-    def outputs(self, batch: Nest) -> Nest:
+    def compute_outputs(self, batch: Nest) -> Nest:
         """Returns the model's outputs, as in evaluation."""
-        return self._compiled.outputs(batch)
+        return self._compiled.compute_outputs(batch)
 
-    def metric_results(self) -> dict[str, Tensor]:
+    def compute_metric_results(self) -> dict[str, Tensor]:
         """Returns the results of the metrics, inside a scope that holds their states."""
-        return self._compiled.metric_results()
+        return self._compiled.compute_metric_results()
 
 
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explain_errors(name: str) -> Iterator[None]:
     """Explains the errors of a tape that is asked for gradients by variables of the model."""
     try:
         yield
@@ -160,7 +160,7 @@ def _explained(name: str) -> Iterator[None]:
         ) from error
 
 
-def overrides_compute_loss(model: keras.Model) -> bool:
+def has_own_compute_loss(model: keras.Model) -> bool:
     """Returns whether a model has its own `compute_loss`."""
     return type(model).compute_loss is not keras.Model.compute_loss
 

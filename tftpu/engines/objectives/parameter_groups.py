@@ -8,7 +8,7 @@ import keras
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.losses import Losses
 from tftpu.engines.objectives.objective import Objective
-from tftpu.engines.objectives.own import ComputedLoss, FunctionLosses, overrides_compute_loss
+from tftpu.engines.objectives.own import ComputedLoss, FunctionLosses, has_own_compute_loss
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
@@ -36,7 +36,7 @@ class ParameterGroup(NamedTuple):
 def build_compiled_group(model: keras.Model) -> ParameterGroup:
     """Returns what a built model was compiled with, as the only objective."""
     compiled = CompiledLosses(model)
-    losses = ComputedLoss(model, compiled) if overrides_compute_loss(model) else compiled
+    losses = ComputedLoss(model, compiled) if has_own_compute_loss(model) else compiled
     return ParameterGroup(
         "", losses, model.trainable_variables, *_unwrap_optimizer(model.optimizer), 1
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from tftpu.engines.names import without_counters
+from tftpu.engines.names import remove_counters
 from tftpu.engines.objectives.losses import Losses, Term
 from tftpu.engines.objectives.parameter_groups import ParameterGroup
 from tftpu.errors import UserError
@@ -49,7 +49,7 @@ class _Sums:
         """Names of the losses and metrics; sums of other names cannot be added to these."""
         paths = [variable.path for variable in self._variables]
         names = [*(term.name for term in self._terms), *paths]
-        return [without_counters(name) for name in names]
+        return [remove_counters(name) for name in names]
 
     def _flatten_values(self, values: list[Tensor]) -> Tensor:
         return ops.concatenate([ops.reshape(ops.cast(v, "float32"), (-1,)) for v in values])
@@ -64,7 +64,7 @@ class _Sums:
         found: dict[str, float] = {}
         with keras.StatelessScope(state_mapping=list(zip(self._variables, values))):
             for one in self._losses:
-                for name, value in one.metric_results().items():
+                for name, value in one.compute_metric_results().items():
                     found[name] = _check_number(name, value)
         return found
 
@@ -83,7 +83,7 @@ class TrainSums(_Sums):
         super().__init__(losses, 3 + sum(2 + len(one.terms) for one in losses))
         self._may_skip = any(group.scaler is not None for group in groups)
 
-    def vector(
+    def build_vector(
         self,
         shards: int,
         norm: Tensor,
@@ -103,7 +103,7 @@ class TrainSums(_Sums):
         each = [value for group in groups for value in (group.taken / shards, *group.losses)]
         return self._flatten_values([*shared, *each, *metrics])
 
-    def weighted(self, sums: np.ndarray, weight: float) -> np.ndarray:
+    def scale(self, sums: np.ndarray, weight: float) -> np.ndarray:
         """Returns the sums of steps that count for less, as their batches are smaller.
 
         The states of metrics stay: they count the examples themselves.
@@ -111,21 +111,23 @@ class TrainSums(_Sums):
         means = self.size - sum(self._sizes)
         return np.concatenate([sums[:means] * weight, sums[means:]])
 
-    def all_skipped(self, sums: np.ndarray) -> bool:
+    def has_only_skipped(self, sums: np.ndarray) -> bool:
         """Returns whether every step changed nothing, because a gradient overflowed."""
         return bool(sums[2] == sums[0])
 
-    def finite(self, sums: np.ndarray) -> bool:
+    def is_finite(self, sums: np.ndarray) -> bool:
         """Returns whether all losses and gradients were finite; metrics do not matter."""
         losses = [loss for _, loss, _ in self._read_parts(sums)]
         return bool(np.isfinite([sums[1], *losses]).all())
 
-    def loss(self, sums: np.ndarray) -> float:
+    def compute_loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
-        skipped = self.all_skipped(sums)
+        skipped = self.has_only_skipped(sums)
         # An objective that was not due has no loss.
         means = [
-            _mean(loss, taken) for taken, loss, _ in self._read_parts(sums) if taken or skipped
+            _compute_mean(loss, taken)
+            for taken, loss, _ in self._read_parts(sums)
+            if taken or skipped
         ]
         return sum(means) if means else float("nan")
 
@@ -135,14 +137,16 @@ class TrainSums(_Sums):
         They are NaN where nothing was summed up, as after steps that all overflowed.
         """
         steps, norm, skipped = sums[:3]
-        results, parts = {"loss": self.loss(sums)}, self._read_parts(sums)
+        results, parts = {"loss": self.compute_loss(sums)}, self._read_parts(sums)
         for one, (taken, _, terms) in zip(self._losses, parts):
             named = zip(one.terms, terms)
-            results.update({t.logged: _mean(value, taken) for t, value in named if t.logged})
+            results.update(
+                {t.logged: _compute_mean(value, taken) for t, value in named if t.logged}
+            )
         metrics = self._read_metrics(sums[len(sums) - sum(self._sizes) :])
         seen = any(taken for taken, *_ in parts)
         results.update({name: value if seen else np.nan for name, value in metrics.items()})
-        results["grad_norm"] = _mean(norm, steps - skipped)
+        results["grad_norm"] = _compute_mean(norm, steps - skipped)
         if self._may_skip:
             results["skipped_steps"] = float(skipped)
         return results
@@ -172,7 +176,7 @@ class EvalSums(_Sums):
     def __init__(self, losses: Sequence[Losses]):
         super().__init__(losses, 2 + 2 * sum(len(one.terms) for one in losses))
 
-    def vector(
+    def build_vector(
         self,
         examples: Tensor,
         added: Tensor,
@@ -209,7 +213,7 @@ class EvalSums(_Sums):
         return list(self.read(np.zeros(self.size)))
 
 
-def _mean(total: float, count: float) -> float:
+def _compute_mean(total: float, count: float) -> float:
     """Returns a mean; NaN if nothing was summed up."""
     return float(total / count) if count else float("nan")
 

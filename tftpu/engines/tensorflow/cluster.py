@@ -71,7 +71,7 @@ def choose_strategy(tpu: str, virtual_devices: int | None) -> tf.distribute.Stra
     check_types("cluster", devices)
     devices.validate()
     if virtual_devices is not None:
-        if hosts.task().count > 1:
+        if hosts.read_task().count > 1:
             raise UserError(
                 "virtual_devices splits the CPU of one machine, and TF_CONFIG names several."
             )
@@ -80,8 +80,8 @@ def choose_strategy(tpu: str, virtual_devices: int | None) -> tf.distribute.Stra
         tpu = find_tpu() or "none"
     if tpu != "none":
         return _connect_tpu(tpu)
-    if hosts.task().count > 1:
-        with hosts.ended_if_alone(hosts.task(), hosts.ARRIVE):
+    if hosts.read_task().count > 1:
+        with hosts.ended_if_alone(hosts.read_task(), hosts.ARRIVE):
             return tf.distribute.MultiWorkerMirroredStrategy()
     gpus = tf.config.list_logical_devices("GPU")
     if gpus:

@@ -57,7 +57,7 @@ class TensorFlowEngine(BaseEngine):
         self.compiler_options: dict[str, str] = {}
         self.distributes: bool = on_tpu or self.data_shards > 1
         self._platform = "tpu" if on_tpu else None
-        self.hardware = hardware.of_devices(self.data_shards, on_tpu)
+        self.hardware = hardware.find_hardware(self.data_shards, on_tpu)
 
     def lost_host(self, error: BaseException) -> bool:
         """Returns whether an exception means that another host is lost."""

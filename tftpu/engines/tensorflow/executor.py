@@ -13,10 +13,10 @@ from tftpu import sharding
 from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
-from tftpu.engines.data.batches import data_errors, finite_dataset, narrow, warn_if_endless
-from tftpu.engines.data.outputs import one_ahead
+from tftpu.engines.data.batches import build_finite_dataset, data_errors, narrow, warn_if_endless
+from tftpu.engines.data.outputs import iterate_ahead
 from tftpu.engines.engine import LoopResult
-from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.objectives.sums import EvalSums, TrainSums
 from tftpu.engines.tensorflow import feed, functions, internals, mixing
@@ -79,7 +79,7 @@ class TensorFlowExecutor(BaseExecutor):
         def predict(iterator):
             batch, valid = next(iterator)
             return self._strategy.run(
-                lambda x: (step(x), valid), args=(conversion.features_of(batch),)
+                lambda x: (step(x), valid), args=(conversion.extract_features(batch),)
             )
 
         self._predict = internals.build_graph_function(predict)
@@ -102,7 +102,7 @@ class TensorFlowExecutor(BaseExecutor):
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns if examples of a batch depend on each other; refuses metrics that are not sums."""
-        batches = functools.partial(conversion.for_training, dataset, 0, class_weight)
+        batches = functools.partial(conversion.build_training, dataset, 0, class_weight)
         with sharding.compiling_for(self._platform), self._strategy.scope():
             mixing.check_metrics(self.variables, batches)
             mixing.warn_of_mixing(self.variables, batches)
@@ -111,7 +111,7 @@ class TensorFlowExecutor(BaseExecutor):
         """Returns the train loop for batches whose shares have this spec."""
         with sharding.compiling_for(self._platform), self._strategy.scope():
             step = TrainStep(self.variables, shard_spec)
-        examples = examples_of(shard_spec)
+        examples = count_examples(shard_spec)
         return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
 
     def evaluate(
@@ -124,12 +124,12 @@ class TensorFlowExecutor(BaseExecutor):
         if not self.evaluation_compiled:
 
             def build_dataset():
-                return narrow(finite_dataset(dataset))
+                return narrow(build_finite_dataset(dataset))
 
             with sharding.compiling_for(self._platform), self._strategy.scope():
                 mixing.check_metrics(self.variables, build_dataset)
                 self._mixes = mixing.is_mixed_in_evaluation(self.variables, build_dataset)
-        padded: Any = conversion.for_evaluation(
+        padded: Any = conversion.build_evaluation(
             dataset, self._strategy.num_replicas_in_sync
         ).element_spec
         if self._mixes or not self._is_separable(padded[0]):
@@ -160,7 +160,7 @@ class TensorFlowExecutor(BaseExecutor):
         """
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise UserError("predict works on one host: restore the checkpoint there.")
-        batches = conversion.for_evaluation(dataset, self._strategy.num_replicas_in_sync)
+        batches = conversion.build_evaluation(dataset, self._strategy.num_replicas_in_sync)
 
         def compute_outputs() -> Iterator[Any]:
             with data_errors():
@@ -169,7 +169,7 @@ class TensorFlowExecutor(BaseExecutor):
                     while True:
                         yield self._predict(iterator)
 
-        ahead = one_ahead(compute_outputs())
+        ahead = iterate_ahead(compute_outputs())
         for found in warn_if_endless(ahead, int(batches.cardinality()), dataset=dataset):
             parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
             outputs, valid = parts
@@ -247,7 +247,7 @@ class TensorFlowTrainLoop(BaseTrainLoop):
         super().__init__(step)
 
         def train(batch, due=None):
-            padded = examples_of(batch) > examples
+            padded = count_examples(batch) > examples
             cut = keras.tree.map_structure(lambda t: t[:examples] if padded else t, batch)
             step.train(cut, due)
 

@@ -6,12 +6,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.engines.data.arrays import alone
+from tftpu.engines.data.arrays import unwrap_features
 from tftpu.engines.data.batches import count_batches
-from tftpu.engines.data.conversion import Epochs, Pipeline, for_epochs, for_evaluation, for_training
+from tftpu.engines.data.conversion import (
+    Epochs,
+    Pipeline,
+    build_epochs,
+    build_evaluation,
+    build_training,
+)
 from tftpu.engines.data.gate import Gate, endless
 from tftpu.engines.engine import Epoch
-from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.tensorflow.hosts import count_input_hosts, is_read_remotely
 
 
@@ -31,17 +37,17 @@ def iterate_training_batches(
     gate = None if is_read_remotely(strategy) else gate
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
         shards = strategy.num_replicas_in_sync
-        batches = for_epochs(dataset, start, epoch, shards, class_weight, gate)
+        batches = build_epochs(dataset, start, epoch, shards, class_weight, gate)
         return iter(distribute(batches, strategy))
     if not isinstance(dataset, Pipeline):
-        batches = for_training(dataset, start, class_weight, gate=gate)
+        batches = build_training(dataset, start, class_weight, gate=gate)
         return iter(distribute(batches, strategy))
 
     def build_host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines
         shard = context.get_per_replica_batch_size(dataset.global_batch_size)
         # Consecutive shares go to consecutive replicas.
-        batches = for_training(dataset, start, class_weight, host, hosts)
+        batches = build_training(dataset, start, class_weight, host, hosts)
         if shard * hosts < dataset.global_batch_size:
             batches = batches.rebatch(shard, drop_remainder=True)
         return endless(batches).prefetch(tf.data.AUTOTUNE)
@@ -53,7 +59,7 @@ def build_evaluation_batches(
     dataset: Any, strategy: tf.distribute.Strategy
 ) -> tuple[tf.data.Dataset, int | None]:
     """Returns the batches of an evaluation and their number, None if it is not known."""
-    batches = for_evaluation(dataset, strategy.num_replicas_in_sync)
+    batches = build_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
     if count_input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
         # Endless, and all hosts take the same number of batches: see `_select_part_of_host`.
@@ -83,13 +89,15 @@ def _select_part_of_host(
     Every host reads the full data set, which is endless: otherwise the order would not be that of
     one host.
     """
-    size = examples_of(dataset.element_spec)
+    size = count_examples(dataset.element_spec)
     shard = context.get_per_replica_batch_size(size)
     held = size // context.num_input_pipelines
     first = context.input_pipeline_id * held
 
     def slice_shard(*batch):
-        cut: Any = keras.tree.map_structure(lambda t: t[first : first + held], alone(batch))
+        cut: Any = keras.tree.map_structure(
+            lambda t: t[first : first + held], unwrap_features(batch)
+        )
         return cut
 
     return endless(dataset.map(slice_shard).rebatch(shard, drop_remainder=True)).prefetch(

@@ -21,7 +21,7 @@ def compile_function(
 
     Args:
         model: the model whose variables it reads.
-        function: see `tftpu.engines.functions.compiled`.
+        function: see `tftpu.engines.functions.compile_function`.
         strategy: that of the model; None: the one in whose scope it was built.
         weights: returns values to use for the trainable variables; None: those that they have.
     """

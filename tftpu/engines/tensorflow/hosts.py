@@ -18,7 +18,7 @@ class StrategyHosts:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        place = hosts.task() if several else hosts.Task()
+        place = hosts.read_task() if several else hosts.Task()
         self.index, self.count, self.chief = place.index, place.count, place.chief
         self._strategy: Any = strategy
         replicas = strategy.num_replicas_in_sync // self.count
@@ -59,7 +59,7 @@ def count_input_hosts(strategy: Any) -> int:
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return strategy.extended.num_hosts
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return hosts.task().count
+        return hosts.read_task().count
     return 1
 
 

@@ -16,7 +16,7 @@ from tftpu.engines.collectives import gathering
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import ForwardPass, Values
-from tftpu.engines.objectives.losses import Losses, examples_of, sum_of_own
+from tftpu.engines.objectives.losses import Losses, count_examples, sum_of_own
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.errors import UserError
@@ -132,7 +132,7 @@ def _compute_metric_states(
 
 
 def _has_unknown_code(state: ModelState) -> bool:
-    layers = keras_internals.flat_layers(state.model)
+    layers = keras_internals.list_layers(state.model)
     if any(_is_unknown(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in layers):
         return True
     if keras_internals.has_raw_operations(state.model):
@@ -152,7 +152,7 @@ def _take_first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
     """Returns as many examples as two parts of a global batch have, or all that there are."""
     batch = next(iter(batches.take(1)))
     parts = state.replicas * state.options.gradient_accumulation_steps
-    size = examples_of(batch) // parts * min(parts, 2)
+    size = count_examples(batch) // parts * min(parts, 2)
     return keras.tree.map_structure(lambda t: t[: size - size % 2], batch)
 
 
@@ -166,7 +166,7 @@ class _Trials:
     """
 
     def __init__(self, state: ModelState, batch: Nest, training: bool):
-        self._state, self._half = state, examples_of(batch) // 2
+        self._state, self._half = state, count_examples(batch) // 2
         self._compute: Any = internals.build_graph_function(
             lambda given, draw: _try(state, given, training, draw)
         )

@@ -77,7 +77,7 @@ class ModelState(BaseState):
     def compute_seeds(
         self, replica: Any, microbatch: Any, first_example: Any, part: int = 0
     ) -> Tensors:
-        """Returns the state of each seed generator, in the order of `seed_states`.
+        """Returns the state of each seed generator, in the order of `list_seed_states`.
 
         They differ by generator, step, replica, microbatch and objective only. Generators
         that draw by example do not differ by replica and microbatch; their state holds the position

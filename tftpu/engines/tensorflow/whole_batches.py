@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tftpu.engines.data.batches import finite_dataset, narrow, warn_if_endless
-from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.data.batches import build_finite_dataset, narrow, warn_if_endless
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
 from tftpu.engines.tensorflow.step.loops import wrap_for_platform
 
@@ -40,14 +40,14 @@ class WholeBatches:
             divides: whether batches are cut into shards where they can be.
         """
         replicas = self._strategy.num_replicas_in_sync
-        batches = narrow(finite_dataset(dataset))
+        batches = narrow(build_finite_dataset(dataset))
         for batch in warn_if_endless(
             _iterate_items(batches), int(batches.cardinality()), dataset=dataset
         ):
-            if not divides or examples_of(batch) % replicas:
+            if not divides or count_examples(batch) % replicas:
                 self._run_alike(batch)
             else:
-                self._run_shared(self._split_shards(batch, examples_of(batch) // replicas))
+                self._run_shared(self._split_shards(batch, count_examples(batch) // replicas))
 
     def _compile_step(self, step: Any) -> Any:
         # A batch may be a tuple: `strategy.run` gets it as one argument.

@@ -49,7 +49,7 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
             "use --format=saved_model."
         )
     model = _convert_flatbuffer(serving)
-    path.write_bytes(litert_weights.with_integers(model) if serving.quantized else model)
+    path.write_bytes(litert_weights.convert_to_integers(model) if serving.quantized else model)
     with zipfile.ZipFile(path, "a") as inside:
         if serving.class_names is not None:
             inside.writestr("labels.txt", "".join(f"{name}\n" for name in serving.class_names))

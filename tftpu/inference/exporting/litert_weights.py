@@ -16,7 +16,7 @@ _LARGEST = 127  # the integer of the largest value of what had one scale
 _OFF = 1e-4  # of a step, what rounding to float32 leaves of integers
 
 
-def with_integers(flatbuffer: bytes) -> bytes:
+def convert_to_integers(flatbuffer: bytes) -> bytes:
     """Returns a model that holds weights of 8 bits as integers.
 
     Args:
@@ -29,7 +29,7 @@ def with_integers(flatbuffer: bytes) -> bytes:
     model: Any = schema.ModelT.InitFromPackedBuf(flatbuffer, 0)
     added = _Added(model, schema)
     for graph in model.subgraphs:
-        added.stored_in(graph)
+        added.replace_weights(graph)
     used = {tensor.buffer for graph in model.subgraphs for tensor in graph.tensors}
     used |= {entry.buffer for entry in model.metadata}
     for number, buffer in enumerate(model.buffers):
@@ -51,7 +51,7 @@ class _Added:
         self._code = len(model.operatorCodes)
         model.operatorCodes.append(code)
 
-    def stored_in(self, graph: Any) -> None:
+    def replace_weights(self, graph: Any) -> None:
         """Stores the weights of a graph as integers, and makes floats of them before its nodes."""
         nodes = []
         for number, tensor in enumerate(list(graph.tensors)):

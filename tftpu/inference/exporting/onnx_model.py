@@ -42,16 +42,16 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
     try:
         function = serving.open_function() if serving.quantized else serving.function
-        function = onnx_operations.without_nested_programs(function)
+        function = onnx_operations.flatten_function(function)
         model, _ = tf2onnx.convert.from_function(
             function,
             function.input_signature,
             opset=OPSET,
-            custom_op_handlers=onnx_operations.handlers(),
+            custom_op_handlers=onnx_operations.list_handlers(),
         )
         onnx_operations.store_constants(model, function)
         if serving.quantized:
-            model = onnx_weights.with_integers(model, list(serving.quantized.values()))
+            model = onnx_weights.convert_to_integers(model, list(serving.quantized.values()))
         onnx.checker.check_model(model)
     except (ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]

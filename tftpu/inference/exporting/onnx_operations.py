@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 
-def handlers() -> dict[str, tuple[Callable[..., None], list[str]]]:
+def list_handlers() -> dict[str, tuple[Callable[..., None], list[str]]]:
     """Returns the converters of operations by name, as tf2onnx takes them."""
     return {
         "Erfc": (_erfc, []),
@@ -17,7 +17,7 @@ def handlers() -> dict[str, tuple[Callable[..., None], list[str]]]:
     }
 
 
-def without_nested_programs(function: Any) -> Any:
+def flatten_function(function: Any) -> Any:
     """Returns a `tf.function` of the same values that calls no other.
 
     Keras compiles some convolutions by their own functions, which the converter does not open.

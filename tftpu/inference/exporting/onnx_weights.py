@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tftpu.inference.exporting.serving import weight_name
+from tftpu.inference.exporting.serving import format_weight_name
 from tftpu.inference.quantizing import Quantized
 
 
-def with_integers(model: Any, weights: Sequence[Quantized]) -> Any:
+def convert_to_integers(model: Any, weights: Sequence[Quantized]) -> Any:
     """Returns a model whose weights are integers instead of inputs.
 
     Args:
@@ -25,8 +25,8 @@ def with_integers(model: Any, weights: Sequence[Quantized]) -> Any:
     graph = model.graph
     added = _Added(graph)
     for number, weight in enumerate(weights):
-        added.floats(weight_name(number), weight)
-    inputs = {weight_name(number) for number in range(len(weights))}
+        added.add_floats(format_weight_name(number), weight)
+    inputs = {format_weight_name(number) for number in range(len(weights))}
     kept = [value for value in graph.input if value.name not in inputs]
     nodes = [*added.nodes, *graph.node]
     for field, values in ((graph.input, kept), (graph.node, nodes)):
@@ -59,38 +59,40 @@ class _Added:
         self._known: set[str] = set()
         self.nodes: list[Any] = []
 
-    def floats(self, name: str, weight: Quantized) -> None:
+    def add_floats(self, name: str, weight: Quantized) -> None:
         """Adds a weight as integers, and the nodes that return its floats under a name."""
         from onnx import TensorProto
 
-        def node(kind: str, step: str, *inputs: str, **attributes: Any) -> str:
+        def add_node(kind: str, step: str, *inputs: str, **attributes: Any) -> str:
             return self._add_node(kind, f"{name}/{step}", *inputs, **attributes)
 
         if weight.bits == 8:
-            codes = self._store_array(f"{name}/integers", weight.codes)
-            codes = node("Cast", "floats", codes, to=TensorProto.FLOAT)
+            codes = self._add_array(f"{name}/integers", weight.codes)
+            codes = add_node("Cast", "floats", codes, to=TensorProto.FLOAT)
         else:
-            packed = self._store_array(f"{name}/integers", weight.packed[:, None])
-            lower = node("BitwiseAnd", "lower", packed, self._share_constant("15", np.uint8(15)))
+            packed = self._add_array(f"{name}/integers", weight.packed[:, None])
+            lower = add_node(
+                "BitwiseAnd", "lower", packed, self._share_constant("15", np.uint8(15))
+            )
             upper = self._share_constant("4", np.uint8(4))
-            upper = node("BitShift", "upper", packed, upper, direction="RIGHT")
-            pairs = node("Concat", "pairs", lower, upper, axis=1)
-            flat = node("Reshape", "flat", pairs, self._share_constant("all", np.array([-1])))
+            upper = add_node("BitShift", "upper", packed, upper, direction="RIGHT")
+            pairs = add_node("Concat", "pairs", lower, upper, axis=1)
+            flat = add_node("Reshape", "flat", pairs, self._share_constant("all", np.array([-1])))
             ends = [
                 self._share_constant("0", np.array([0])),
-                self._store_array(f"{name}/size", _describe_size(weight)),
+                self._add_array(f"{name}/size", _build_size_array(weight)),
             ]
-            flat = node("Slice", "sliced", flat, *ends)
-            shape = self._store_array(f"{name}/shape", np.array(weight.codes.shape, np.int64))
-            shaped = node("Reshape", "shaped", flat, shape)
-            raised = node("Cast", "floats", shaped, to=TensorProto.FLOAT)
-            codes = node("Sub", "codes", raised, self._share_constant("8", np.float32(8)))
-        scale = self._store_array(f"{name}/scale", weight.scale)
+            flat = add_node("Slice", "sliced", flat, *ends)
+            shape = self._add_array(f"{name}/shape", np.array(weight.codes.shape, np.int64))
+            shaped = add_node("Reshape", "shaped", flat, shape)
+            raised = add_node("Cast", "floats", shaped, to=TensorProto.FLOAT)
+            codes = add_node("Sub", "codes", raised, self._share_constant("8", np.float32(8)))
+        scale = self._add_array(f"{name}/scale", weight.scale)
         if weight.codes.shape == weight.shape:
             self._add_node("Mul", name, codes, scale)
             return
-        scaled = node("Mul", "scaled", codes, scale)
-        whole = self._store_array(f"{name}/whole", np.array(weight.shape, np.int64))
+        scaled = add_node("Mul", "scaled", codes, scale)
+        whole = self._add_array(f"{name}/whole", np.array(weight.shape, np.int64))
         self._add_node("Reshape", name, scaled, whole)
 
     def _add_node(self, kind: str, output: str, *inputs: str, **attributes: Any) -> str:
@@ -99,7 +101,7 @@ class _Added:
         self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
         return output
 
-    def _store_array(self, name: str, value: Any) -> str:
+    def _add_array(self, name: str, value: Any) -> str:
         from onnx import numpy_helper
 
         self._graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
@@ -110,9 +112,9 @@ class _Added:
         name = f"integers/{name}"
         if name not in self._known:
             self._known.add(name)
-            self._store_array(name, value)
+            self._add_array(name, value)
         return name
 
 
-def _describe_size(weight: Quantized) -> np.ndarray:
+def _build_size_array(weight: Quantized) -> np.ndarray:
     return np.array([weight.codes.size], np.int64)

@@ -83,7 +83,7 @@ class Serving:
         """Returns the `tf.function` of the inputs and of the quantized weights, in float32."""
         count = len(self.inputs)
         weights = [
-            tf.TensorSpec(value.shape, tf.float32, name=weight_name(n))
+            tf.TensorSpec(value.shape, tf.float32, name=format_weight_name(n))
             for n, value in enumerate(self.quantized.values())
         ]
 
@@ -146,7 +146,7 @@ def _build_specs(inputs: Sequence[Input]) -> list[tf.TensorSpec]:
     return [tf.TensorSpec((None, *i.shape), i.dtype, name=i.name) for i in inputs]
 
 
-def weight_name(number: int) -> str:
+def format_weight_name(number: int) -> str:
     """Returns the name that a quantized weight has as an input of `Serving.open_function`."""
     return f"weight_{number}"
 
@@ -159,7 +159,7 @@ def _name_outputs(outputs: Any) -> dict[str, Any]:
     return {"logits": tf.identity(outputs, "logits")}
 
 
-def inputs_of(
+def build_inputs(
     model: keras.Model,
     features: Nest,
     given: ExportInputs | None,
@@ -207,7 +207,7 @@ def inputs_of(
 def _find_index_limit(model: keras.Model) -> int:
     """Returns what whole numbers may be drawn below, which may be indices of any embedding."""
     kinds = keras.layers.Embedding
-    tables = [v for v in keras_internals.flat_layers(model) if isinstance(v, kinds)]
+    tables = [v for v in keras_internals.list_layers(model) if isinstance(v, kinds)]
     return min((table.input_dim for table in tables), default=256)
 
 

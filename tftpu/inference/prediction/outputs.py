@@ -14,7 +14,7 @@ LOGITS, CLASSES, TOP5, EMBEDDING = OUTPUTS = ("logits", "classes", "top5", "embe
 Columns = dict[str, Any]
 
 
-def with_embedding(model: keras.Model) -> keras.Model:
+def add_embedding(model: keras.Model) -> keras.Model:
     """Returns a model of the same layers that also returns what its last layer is given.
 
     Args:
@@ -31,7 +31,7 @@ def with_embedding(model: keras.Model) -> keras.Model:
     return keras.Model(given, {EMBEDDING: embedding, LOGITS: logits}, name=model.name)
 
 
-def columns_of(
+def build_columns(
     wanted: Sequence[str], probabilities: bool, class_names: Sequence[str] | None
 ) -> Callable[[Nest], Columns]:
     """Returns a function from a model's outputs to columns (examples, ...) by name.
@@ -51,7 +51,7 @@ def columns_of(
             if name == LOGITS:
                 found.update(_name_columns(outputs))
             elif name in (CLASSES, TOP5):
-                logits = _classify_outputs(outputs)
+                logits = _check_class_scores(outputs)
                 scores = logits if probabilities else _softmax(logits)
                 pick = _find_likeliest if name == CLASSES else _find_top5
                 found.update(pick(logits, scores, class_names))
@@ -60,7 +60,7 @@ def columns_of(
     return columns
 
 
-def returns_probabilities(model: keras.Model) -> bool:
+def has_probabilities(model: keras.Model) -> bool:
     """Returns whether a model returns probabilities; else logits, for a softmax.
 
     As its loss says, or the activation of its last layer.
@@ -100,7 +100,7 @@ def _trace_outputs(model: keras.Model) -> tuple[Any, Any]:
         )
     given = last.input
     if isinstance(last, keras.Model):
-        inner = with_embedding(last)(given)
+        inner = add_embedding(last)(given)
         return inner[EMBEDDING], inner[LOGITS]
     if isinstance(given, list | tuple | dict) or len(model.outputs) != 1:
         raise UserError(
@@ -119,7 +119,7 @@ def _name_columns(outputs: Nest) -> Columns:
     return {LOGITS: _to_float32(outputs)}
 
 
-def _classify_outputs(outputs: Nest) -> np.ndarray:
+def _check_class_scores(outputs: Nest) -> np.ndarray:
     """Returns outputs of the shape (examples, ..., classes).
 
     Raises:
@@ -137,7 +137,7 @@ def _find_likeliest(logits: np.ndarray, scores: np.ndarray, names: Sequence[str]
     best = logits.argmax(-1)
     found: Columns = {"class": best.astype(np.int32)}
     if names is not None:
-        found["class_name"] = _look_up_names(best, names)
+        found["class_name"] = _find_names(best, names)
     found["probability"] = np.take_along_axis(scores, best[..., None], -1)[..., 0]
     return found
 
@@ -146,12 +146,12 @@ def _find_top5(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | No
     best = np.argsort(-logits, axis=-1, kind="stable")[..., :5]
     found: Columns = {"top5_classes": best.astype(np.int32)}
     if names is not None:
-        found["top5_names"] = _look_up_names(best, names)
+        found["top5_names"] = _find_names(best, names)
     found["top5_probabilities"] = np.take_along_axis(scores, best, -1)
     return found
 
 
-def _look_up_names(classes: np.ndarray, names: Sequence[str]) -> Any:
+def _find_names(classes: np.ndarray, names: Sequence[str]) -> Any:
     found = np.array(names, object)[classes]
     return found.tolist() if found.ndim == 1 else found
 

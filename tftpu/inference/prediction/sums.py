@@ -32,7 +32,7 @@ def sum_of(data: bytes) -> Sum:
     return Sum(len(data), f"{google_crc32c.value(data):08x}")
 
 
-def stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
+def read_stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
     """Returns the sums of those files that are there, by name; a bucket knows them itself."""
     if files.is_remote(folder):
         there = buckets.list_files(folder)
@@ -56,7 +56,7 @@ def is_sealed(record: Mapping[str, Any], data: bytes) -> bool:
     return seal({name: value for name, value in record.items() if name != _SEAL}) == data
 
 
-def without_sums(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def remove_sums(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a manifest as versions without checksums wrote it."""
     plain = {name: value for name, value in manifest.items() if name != _SEAL}
     names = ("name", "first", "records")

@@ -87,7 +87,7 @@ class Answered:
         async def endpoint(request: Request) -> Response:
             start = time.perf_counter()
             response = await self._answer(answer, request)
-            self._counts.request(route, response.status_code, time.perf_counter() - start)
+            self._counts.count_request(route, response.status_code, time.perf_counter() - start)
             return response
 
         return endpoint
@@ -105,7 +105,7 @@ class Answered:
             self._held -= size
             body.clear()
             if size > _LONGEST:
-                _return_memory()
+                _release_memory()
 
     async def parse(self, parse: Callable[[dict[str, Any]], _T], body: bytearray) -> _T:
         """Returns what the object of a body says; a large one is read in a thread.
@@ -116,7 +116,7 @@ class Answered:
 
         def read() -> _T:
             begun = time.perf_counter()
-            given = payloads.parsed(body, self._limits.body)
+            given = payloads.parse_body(body, self._limits.body)
             if len(body) > _LONGEST:
                 time.sleep(time.perf_counter() - begun)
             return parse(given)
@@ -130,13 +130,13 @@ class Answered:
         """Returns the answer for an error, and forgets what its traceback holds."""
         known = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), None)
         if known is None:
-            self._counts.failure(error)
+            self._counts.log_failure(error)
         said = (
             _describe_failure(error) if known is None else self._describe_error(error) or str(error)
         )
         _forget(error)
         headers = {"Retry-After": "1"} if known == 429 else None
-        return as_json(payloads.error(said), known or 500, headers)
+        return as_json(payloads.format_error(said), known or 500, headers)
 
     async def _read(self, request: Request, body: bytearray) -> None:
         """Reads the body of a request."""
@@ -176,7 +176,9 @@ class Answered:
             TimeoutError: f"The answer took longer than {seconds:g} s.",
         }.get(type(error))
 
-    async def streamed(self, first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def follow_events(
+        self, first: bytes, events: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
         """Yields events; ends with one that says why, should the next be too late or fail."""
         yield first
         seconds = self._limits.seconds
@@ -192,10 +194,10 @@ class Answered:
         except TimeoutError:
             said = f"The text ends here: the next part took longer than {seconds:g} s."
         except Exception as error:
-            self._counts.failure(error)
+            self._counts.log_failure(error)
             said = _describe_failure(error)
             _forget(error)
-        yield b"data: " + payloads.error(said) + b"\n\n"
+        yield b"data: " + payloads.format_error(said) + b"\n\n"
 
 
 def _describe_failure(error: Exception) -> str:
@@ -215,7 +217,7 @@ def _forget(error: BaseException) -> None:
         found = found.__cause__ or found.__context__
 
 
-def _return_memory() -> None:
+def _release_memory() -> None:
     """Returns freed memory to the system, which glibc keeps for each of its threads."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have no such function
     if trim is not None:

@@ -59,7 +59,7 @@ class About:
                 raise UserError(f"AIP_{name.upper()}_ROUTE={route} is not a route such as /{name}.")
 
 
-def application(model: Served | Language, about: About, limits: Limits) -> Starlette:
+def build_application(model: Served | Language, about: About, limits: Limits) -> Starlette:
     """Returns the server of a model, as an ASGI application; `state.stop()` ends running texts.
 
     Args:
@@ -75,7 +75,7 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
     else:
         work = Texts(model.writer, limits.batch, limits.waiting, counts.batch)
         predict = _build_texts_routes(model, work, limits, answered)
-    counts.gauge(lambda: work.waiting)
+    counts.set_gauge(lambda: work.waiting)
     task: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
@@ -88,11 +88,11 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
     async def health(_: Request) -> Response:
         alive = any(not running.done() for running in task)
         return as_json(
-            b"{}" if alive else payloads.error("The model stopped."), 200 if alive else 500
+            b"{}" if alive else payloads.format_error("The model stopped."), 200 if alive else 500
         )
 
     async def metrics(_: Request) -> Response:
-        return Response(counts.text(), media_type=counts.media_type)
+        return Response(counts.format_text(), media_type=counts.media_type)
 
     model_at = f"/v1/models/{about.name}"
     versions = model_at, f"{model_at}/versions/{about.version}"
@@ -122,11 +122,11 @@ def application(model: Served | Language, about: About, limits: Limits) -> Starl
 
 def _build_predictions_route(model: Served, batcher: Batcher, answered: Answered) -> Answer:
     def parse(given: dict[str, Any]) -> payloads.Request:
-        return payloads.request(given, model.inputs)
+        return payloads.parse_request(given, model.inputs)
 
     async def answer(body: bytearray) -> Response:
         asked = await answered.parse(parse, body)
-        found = await batcher.outputs(asked.arrays, asked.count)
+        found = await batcher.compute_outputs(asked.arrays, asked.count)
         if sum(value.nbytes for value in found.values()) > LONG:
             return as_json(await asyncio.to_thread(payloads.answer, found, asked))
         return as_json(payloads.answer(found, asked))
@@ -141,14 +141,14 @@ def _build_texts_routes(
     from tftpu.inference.server import completions
 
     def parse(given: dict[str, Any]) -> "list[Row]":
-        prompts, parameters = completions.instances(given, limits.batch)
-        return completions.rows(prompts, parameters, model, limits.tokens)
+        prompts, parameters = completions.parse_instances(given, limits.batch)
+        return completions.build_rows(prompts, parameters, model, limits.tokens)
 
     async def answer(body: bytearray) -> Response:
         rows = await answered.parse(parse, body)
         found = []
-        for row, parts in zip(rows, texts.ask(rows)):
-            text, tokens = await completions.joined(parts, model, row)
+        for row, parts in zip(rows, texts.submit(rows)):
+            text, tokens = await completions.join_parts(parts, model, row)
             found.append({"text": text, "tokens": tokens})
         return as_json(orjson.dumps({"predictions": found}))
 
@@ -162,16 +162,18 @@ def _build_completions_route(
 
     def parse(given: dict[str, Any]) -> "Completion":
         completions.check_model(given, name)
-        return completions.completion(given, model, limits.tokens, limits.batch)
+        return completions.parse_completion(given, model, limits.tokens, limits.batch)
 
     async def answer(body: bytearray) -> Response:
         asked = await answered.parse(parse, body)
-        written = completions.Answer(asked, texts.ask(asked.rows), model, name)
+        written = completions.Answer(asked, texts.submit(asked.rows), model, name)
         if not asked.stream:
-            return as_json(await written.whole())
-        events = written.events()
+            return as_json(await written.build_body())
+        events = written.iterate_events()
         first = await anext(events)  # what fails at once is still answered by a status
-        return StreamingResponse(answered.streamed(first, events), media_type="text/event-stream")
+        return StreamingResponse(
+            answered.follow_events(first, events), media_type="text/event-stream"
+        )
 
     return answer
 
@@ -223,6 +225,6 @@ def _build_refusal(routes: list[Route]) -> Callable[[Request, Exception], Respon
             405: f"This address does not answer {request.method}.",
         }
         headers = error.headers if isinstance(error, HTTPException) else None
-        return as_json(payloads.error(said.get(status, str(error))), status, headers)
+        return as_json(payloads.format_error(said.get(status, str(error))), status, headers)
 
     return refusal

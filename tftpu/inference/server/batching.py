@@ -47,7 +47,7 @@ class Batcher:
         """The examples that wait, and are still wanted."""
         return sum(item.count for item in self._queue if not item.found.done())
 
-    async def outputs(self, arrays: Arrays, count: int) -> Arrays:
+    async def compute_outputs(self, arrays: Arrays, count: int) -> Arrays:
         """Returns the outputs by name for a request's examples.
 
         Raises:
@@ -71,13 +71,13 @@ class Batcher:
         try:
             while True:
                 await self._came.wait()
-                await self._compute(self._take_next())
+                await self._compute(self._pop_next())
                 if not self._queue:
                     self._came.clear()
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _take_next(self) -> list[_Waiting]:
+    def _pop_next(self) -> list[_Waiting]:
         """Takes the next requests whose examples fit a batch; of a larger one, it alone."""
         taken: list[_Waiting] = []
         count = 0
@@ -90,7 +90,7 @@ class Batcher:
 
     async def _compute(self, items: Sequence[_Waiting]) -> None:
         try:
-            parts = _divide_outputs(await self._join_items(items), [item.count for item in items])
+            parts = _split_outputs(await self._join_items(items), [item.count for item in items])
         except Exception as error:
             if len(items) == 1 and not items[0].found.done():
                 items[0].found.set_exception(error)
@@ -126,7 +126,7 @@ class Batcher:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _divide_outputs(found: Arrays, counts: Sequence[int]) -> list[Arrays]:
+def _split_outputs(found: Arrays, counts: Sequence[int]) -> list[Arrays]:
     """Returns the outputs of each request."""
     wrong = [name for name, value in found.items() if value.shape[:1] != (sum(counts),)]
     if wrong:

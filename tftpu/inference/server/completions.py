@@ -41,7 +41,9 @@ def check_model(given: Mapping[str, Any], name: str) -> None:
         raise UnknownModel(f"There is no model {str(asked)[:80]!r}: the only one is {name!r}.")
 
 
-def completion(given: Mapping[str, Any], language: Language, longest: int, most: int) -> Completion:
+def parse_completion(
+    given: Mapping[str, Any], language: Language, longest: int, most: int
+) -> Completion:
     """Returns the rows of a request.
 
     Args:
@@ -66,13 +68,13 @@ def completion(given: Mapping[str, Any], language: Language, longest: int, most:
         raise BadRequest("prompt must be a text, or a list of texts.")
     if not 1 <= len(prompts) <= most:
         raise BadRequest(f"There are {len(prompts)} prompts: give 1 to {most}.")
-    return Completion(rows(prompts, given, language, longest), stream)
+    return Completion(build_rows(prompts, given, language, longest), stream)
 
 
-def rows(
+def build_rows(
     prompts: list[str], given: Mapping[str, Any], language: Language, longest: int
 ) -> list[Row]:
-    """Returns a row for each prompt; see `completion`."""
+    """Returns a row for each prompt; see `parse_completion`."""
     numbers = {name: _parse_number(name, kind, given.get(name)) for name, kind in _NUMBERS.items()}
     length, seed = numbers.pop("max_tokens"), numbers.pop("seed")
     length = _TOKENS if length is None else length
@@ -106,7 +108,7 @@ class Answer:
 
     Args:
         asked: the request.
-        texts: the parts of each text, as `Texts.ask` returns them.
+        texts: the parts of each text, as `Texts.submit` returns them.
         language: the model.
         name: of the model.
     """
@@ -126,11 +128,11 @@ class Answer:
             "model": name,
         }
 
-    async def whole(self) -> bytes:
+    async def build_body(self) -> bytes:
         """Returns the body of the answer."""
         choices, tokens = [], 0
         for index, (row, parts) in enumerate(zip(self._rows, self._texts)):
-            text, count = await joined(parts, self._language, row)
+            text, count = await join_parts(parts, self._language, row)
             tokens += count
             choices.append(_build_choice(index, text, _end(row, count)))
         usage = {
@@ -140,7 +142,7 @@ class Answer:
         usage["total_tokens"] = sum(usage.values())
         return orjson.dumps({**self._head, "choices": choices, "usage": usage})
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def iterate_events(self) -> AsyncIterator[bytes]:
         """Yields server-sent events, one for each part, of one prompt after the other."""
         for index, (row, parts) in enumerate(zip(self._rows, self._texts)):
             decode, count = self._language.decoder(row.prompt), 0
@@ -154,7 +156,9 @@ class Answer:
         return b"data: " + orjson.dumps({**self._head, "choices": [choice]}) + b"\n\n"
 
 
-async def joined(parts: AsyncIterator[list[int]], language: Language, row: Row) -> tuple[str, int]:
+async def join_parts(
+    parts: AsyncIterator[list[int]], language: Language, row: Row
+) -> tuple[str, int]:
     """Returns a whole text, and the number of its tokens."""
     tokens = [token async for part in parts for token in part]
     return language.decoder(row.prompt)(tokens), len(tokens)
@@ -168,7 +172,7 @@ def _end(row: Row, count: int) -> str:
     return "length" if count == row.length else "stop"
 
 
-def instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Mapping[str, Any]]:
+def parse_instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Mapping[str, Any]]:
     """Returns the prompts of Vertex AI's form, and the numbers of its `parameters`.
 
     Raises:

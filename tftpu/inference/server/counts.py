@@ -13,7 +13,7 @@ class Counts:
     """Counts requests and batches.
 
     Attributes:
-        media_type: of `text`.
+        media_type: of `format_text`.
     """
 
     media_type = exposition.CONTENT_TYPE_PLAIN_0_0_4
@@ -39,7 +39,7 @@ class Counts:
             "tftpu_waiting", "Examples, or texts, that wait.", registry=self._registry
         )
 
-    def request(self, route: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, status: int, seconds: float) -> None:
         """Counts an answer."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
@@ -48,15 +48,15 @@ class Counts:
         """Counts a batch."""
         self._batches.observe(size)
 
-    def gauge(self, waiting: Callable[[], int]) -> None:
+    def set_gauge(self, waiting: Callable[[], int]) -> None:
         """Sets the function that says how much waits."""
         self._waiting.set_function(waiting)
 
-    def failure(self, error: Exception) -> None:
+    def log_failure(self, error: Exception) -> None:
         """Logs and counts what should not have happened."""
         self._failures.inc()
         _LOG.error("A request failed.", exc_info=error)
 
-    def text(self) -> bytes:
+    def format_text(self) -> bytes:
         """Returns the metrics."""
         return exposition.generate_latest(self._registry)

@@ -10,7 +10,7 @@ _ON_GPUS = tuple(
 _NVIDIA = "/dev/nvidiactl"  # is there where a driver of NVIDIA is, in containers as well
 
 
-def of_tensorflow() -> str:
+def find_tensorflow_device() -> str:
     """Returns "GPU" or "CPU", which TensorFlow computes on; warns of a GPU that it leaves idle."""
     import tensorflow as tf
 
@@ -20,7 +20,7 @@ def of_tensorflow() -> str:
     return "CPU"
 
 
-def of_onnxruntime(providers: Sequence[str]) -> str:
+def find_onnxruntime_device(providers: Sequence[str]) -> str:
     """Returns the same for the providers of a session of ONNX Runtime."""
     if any(name in _ON_GPUS for name in providers):
         return "GPU"

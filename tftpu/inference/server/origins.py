@@ -21,7 +21,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
 
 
-def own_hosts(host: str) -> tuple[str, ...]:
+def list_own_hosts(host: str) -> tuple[str, ...]:
     """Returns the names by which requests may call a server.
 
     Args:
@@ -51,18 +51,18 @@ class OwnHosts:
         if refused is None:
             await self._app(scope, receive, send)
         else:
-            await as_json(payloads.error(refused), 403)(scope, receive, send)
+            await as_json(payloads.format_error(refused), 403)(scope, receive, send)
 
     def _find_refusal(self, headers: Headers) -> str | None:
         """Returns why a request is refused; None if it is not. Only programs send no host."""
         origin = headers.get("origin")
-        host = _name(f"//{headers['host']}") if "host" in headers else None
+        host = _parse_host(f"//{headers['host']}") if "host" in headers else None
         if host is not None and not self._is_answered(host, self._addresses):
             return (
                 f"This server does not answer to the host {headers['host'][:80]!r}: should it, "
                 "start it with --allow_hosts=NAME."
             )
-        if origin is None or _name(origin) == host or self._is_answered(_name(origin)):
+        if origin is None or _parse_host(origin) == host or self._is_answered(_parse_host(origin)):
             return None
         return (
             f"This server does not answer to pages of {origin[:80]!r}: should it, start it with "
@@ -75,7 +75,7 @@ class OwnHosts:
         return bool(known & self._hosts) or (addresses and _is_address(name))
 
 
-def _name(address: str) -> str:
+def _parse_host(address: str) -> str:
     """Returns the host of an address, in lower case, or "" if there is none."""
     try:
         return (urlsplit(address).hostname or "").rstrip(".")

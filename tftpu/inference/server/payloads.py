@@ -53,7 +53,7 @@ class Request:
     rows: bool
 
 
-def parsed(body: bytes | bytearray, largest: int) -> dict[str, Any]:
+def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     """Returns the object of a body.
 
     Args:
@@ -85,7 +85,7 @@ def parsed(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     return found
 
 
-def request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
+def parse_request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
     """Returns the arrays of a request.
 
     Args:
@@ -200,13 +200,13 @@ def _parse_numbers(values: list[Any], given: Input) -> np.ndarray:
 
 def _explain_shape(values: list[Any], given: Input) -> BadRequest:
     """Returns the error for examples of another shape than the model takes."""
-    shapes = {_shape(value) for value in values[:_LOOKED_AT]}
+    shapes = {_infer_shape(value) for value in values[:_LOOKED_AT]}
     if len(shapes) > 1 or given.shape in shapes:
         return BadRequest(f"{_takes(given)}; the examples given differ in shape.")
     return BadRequest(f"{_takes(given)}; given was {list(shapes.pop())}.")
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _infer_shape(value: Any) -> tuple[int, ...]:
     """Returns the shape of nested lists, as their first elements have it."""
     found = []
     while isinstance(value, list) and len(found) < 8:
@@ -327,6 +327,6 @@ def _encode_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def error(message: str) -> bytes:
+def format_error(message: str) -> bytes:
     """Returns the body of an error, as TensorFlow Serving has it."""
     return _encode_json({"error": message})

@@ -12,7 +12,7 @@ import uvicorn
 
 from tftpu.errors import UserError
 from tftpu.inference.server.answering import Limits
-from tftpu.inference.server.app import About, application
+from tftpu.inference.server.app import About, build_application
 from tftpu.inference.server.protocol import Patient
 from tftpu.inference.server.served import Refused, Served, check_outputs
 from tftpu.inference.server.text import Language
@@ -22,7 +22,7 @@ _GRACE_S = 30  # for requests that run when the process is asked to end
 _FAREWELL_S = 5  # of these, to say that a text ends
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Returns a socket at an address, which does not listen yet; port 0 takes a free one.
 
     Raises:
@@ -98,12 +98,12 @@ def serve(
         at: the socket.
         ready: called when requests are answered, and signals are waited for.
     """
-    server = server_of(model, about, limits, ready)
+    server = build_server(model, about, limits, ready)
     with _ends_quietly(server):
         server.run(sockets=[at])
 
 
-def server_of(
+def build_server(
     model: Served | Language,
     about: About,
     limits: Limits,
@@ -111,7 +111,7 @@ def server_of(
     protocol: type[asyncio.Protocol] = Patient,
 ) -> uvicorn.Server:
     """Returns the server that `serve` runs; `protocol` speaks HTTP."""
-    app = application(model, about, limits)
+    app = build_application(model, about, limits)
     config = uvicorn.Config(
         app,
         http=protocol,

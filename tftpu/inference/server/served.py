@@ -117,7 +117,7 @@ def _load_onnx(path: str) -> Served:
             raise Refused(_extract_first_line(error)) from error
         return dict(zip(outputs, found))
 
-    used = device.of_onnxruntime(session.get_providers())
+    used = device.find_onnxruntime_device(session.get_providers())
     return Served(tuple(inputs), outputs, call, used)
 
 
@@ -143,10 +143,10 @@ def _load_saved_model(path: str) -> Served:
         return {name: value.numpy() for name, value in found.items()}
 
     outputs = tuple(sorted(run.structured_outputs))
-    return of_tensorflow(tuple(inputs), outputs, call)
+    return wrap_tensorflow(tuple(inputs), outputs, call)
 
 
-def of_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: Call) -> Served:
+def wrap_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: Call) -> Served:
     """Returns a model that TensorFlow computes.
 
     Args:
@@ -162,7 +162,7 @@ def of_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: Cal
         except tf.errors.InvalidArgumentError as error:
             raise Refused(_extract_first_line(error)) from error
 
-    return Served(inputs, outputs, explained, device.of_tensorflow())
+    return Served(inputs, outputs, explained, device.find_tensorflow_device())
 
 
 def _check_input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:

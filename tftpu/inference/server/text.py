@@ -76,7 +76,7 @@ class Texts:
         """The texts that wait, and are still wanted."""
         return sum(text.asked.wanted for text in self._queue)
 
-    def ask(self, rows: "Sequence[Row]") -> list[AsyncIterator[list[int]]]:
+    def submit(self, rows: "Sequence[Row]") -> list[AsyncIterator[list[int]]]:
         """Asks for texts; returns an iterator over the parts of each.
 
         Raises:
@@ -95,7 +95,7 @@ class Texts:
         try:
             while True:
                 await self._came.wait()
-                texts = self._take_next()
+                texts = self._pop_next()
                 loop = asyncio.get_running_loop()
                 if texts:
                     self._running = texts
@@ -112,7 +112,7 @@ class Texts:
             text.asked.wanted = False
             text.parts.put_nowait(Stopped("the server stops"))
 
-    def _take_next(self) -> list[_Text]:
+    def _pop_next(self) -> list[_Text]:
         """Takes the longest waiting text, and others that are chosen in the same way."""
         wanted = [text for text in self._queue if text.asked.wanted]
         choice = wanted[0].row.sampling.choice if wanted else None

@@ -35,7 +35,7 @@ class Caller:
         self._asked.put((function, answer))
         return answer.result()
 
-    def each(
+    def map_items(
         self,
         function: Callable[[_Item], _T],
         items: Iterable[_Item],

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError
 from tftpu.installation import find_cache_folder
-from tftpu.preflight.compiling.jax_internals import Internals, install, internals
+from tftpu.preflight.compiling.jax_internals import Internals, install, load_internals
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
-from tftpu.preflight.compiling.work_folder import work_folder
+from tftpu.preflight.compiling.work_folder import open_work_folder
 from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
@@ -98,7 +98,7 @@ def compile_program(
         with Progress() as progress:
             alone = Processes(progress)
             return compile_program(step, target, options, time_limit, verbose, alone)
-    with work_folder(folder.parent) as work:
+    with open_work_folder(folder.parent) as work:
         job = work / "job"
         job.mkdir()
         (job / "module.mlir").write_bytes(module)
@@ -125,11 +125,11 @@ def check_machine() -> None:
             f"{platform.system()} on {platform.machine()}: run preflight on an x86-64 Linux "
             "machine, in a container, or in Colab."
         )
-    internals()
-    libtpu_version()
+    load_internals()
+    read_libtpu_version()
 
 
-def libtpu_version() -> str:
+def read_libtpu_version() -> str:
     """Returns the version of the installed libtpu.
 
     Raises:
@@ -152,7 +152,7 @@ def _convert_step(step: LoweredStep) -> bytes:
     """
     try:
         return _to_stablehlo(step.program)
-    except internals().ir.MLIRError as error:
+    except load_internals().ir.MLIRError as error:
         raise UserError(_explain_invalid(str(error), step)) from error
     finally:
         _release_memory()
@@ -167,10 +167,10 @@ def _release_memory() -> None:
 @functools.lru_cache(maxsize=2)
 def _to_stablehlo(hlo: bytes) -> bytes:
     """Converts HLO to StableHLO with op names, and rewrites what libtpu would reject."""
-    jax = internals()
+    jax = load_internals()
     with jax.mlir.make_ir_context():
         module = jax.ir.Module.parse(jax.xla.mlir.hlo_to_stablehlo(hlo))
-        _drop_copies(module.body)
+        _remove_copies(module.body)
         _use_hardware_generator(module.body, jax)
         # TensorFlow numbers its functions; a fixed name keeps the cache key the same everywhere.
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
@@ -181,7 +181,7 @@ def _explain_invalid(message: str, step: LoweredStep) -> str:
     """Returns an error message for the user, given that of a program that is not valid."""
     found = re.search(r'error: "([^"]*)": (.*)', message)
     name, problem = found.groups() if found else ("", message[:300])
-    layer, op = step.layer_path(name), name.rsplit("/", 1)[-1]
+    layer, op = step.find_layer_path(name), name.rsplit("/", 1)[-1]
     where = f"the op {op} of the layer {layer!r}" if layer else f"the op {op or '(unnamed)'}"
     hint = (
         " Its operands have two float types. TensorFlow makes the gradient of a bilinear resizing "
@@ -192,12 +192,12 @@ def _explain_invalid(message: str, step: LoweredStep) -> str:
     return f"XLA cannot compile {where} in {step.precision}.{hint} The compiler says: {problem}"
 
 
-def _drop_copies(block: Any) -> None:
+def _remove_copies(block: Any) -> None:
     """Removes `mhlo.copy`, a no-op that the TPU pipeline does not support."""
     for op in list(block.operations):
         for region in op.operation.regions:
             for inner in region.blocks:
-                _drop_copies(inner)
+                _remove_copies(inner)
         if op.operation.name == "mhlo.copy":
             op.operation.results[0].replace_all_uses_with(op.operation.operands[0])
             op.operation.erase()
@@ -233,7 +233,7 @@ def _build_key(module: bytes, target: Slice, options: dict[str, str]) -> str:
     given = json.dumps(options, sort_keys=True).encode() if options else b""
     text = hashlib.sha256(module + given).hexdigest()
     chip = f"-{target.generation.chip_config}" if target.generation.chip_config else ""
-    return f"{target.name}{chip}-libtpu{libtpu_version()}-{text[:32]}"
+    return f"{target.name}{chip}-libtpu{read_libtpu_version()}-{text[:32]}"
 
 
 def _keep(job: Path, folder: Path) -> None:
@@ -336,7 +336,7 @@ def _compile(
 ) -> Any:
     import numpy as np
 
-    jax = internals()
+    jax = load_internals()
     given: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if chip_config:
         given["chip_config_name"] = chip_config

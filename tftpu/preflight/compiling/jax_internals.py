@@ -25,7 +25,7 @@ class Internals(NamedTuple):
     mosaic: Any
 
 
-def internals() -> Internals:
+def load_internals() -> Internals:
     """Returns JAX's private modules. Raises `UserError` if they lack what preflight needs."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:

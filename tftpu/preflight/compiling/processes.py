@@ -65,10 +65,10 @@ class Processes:
         text = f"compiling {target.name}"
         with (
             (job / "stderr.txt").open("wb") as log,
-            self._start_compiler(job, target, verbose, log) as process,
-            self.progress.phase(text, process.pid, time_limit) as phase,
+            self._running_compiler(job, target, verbose, log) as process,
+            self.progress.show_phase(text, process.pid, time_limit) as phase,
         ):
-            failure = _await_end(process, time_limit)
+            failure = _wait_for_end(process, time_limit)
             if failure:
                 return failure, phase.seconds
         if self._stopped:
@@ -84,7 +84,7 @@ class Processes:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def _start_compiler(
+    def _running_compiler(
         self, job: Path, target: Slice, verbose: bool, log: IO[bytes]
     ) -> Iterator[subprocess.Popen]:
         """Yields a compiler's process, started when there is room; it has ended after the block."""
@@ -122,10 +122,10 @@ class Processes:
             return True
         growing = sum(max(0.0, most - _read_memory(p)) for p, most in self._running.items())
         cores = len(os.sched_getaffinity(0))
-        return len(self._running) < cores and available_memory() - growing > need
+        return len(self._running) < cores and measure_available_memory() - growing > need
 
 
-def _await_end(process: subprocess.Popen, time_limit: float) -> str:
+def _wait_for_end(process: subprocess.Popen, time_limit: float) -> str:
     """Waits for the end of a process; returns why it did not come, "" if it did.
 
     The limit counts processor time, so that a busy machine stops no compiler that gets on.
@@ -144,7 +144,7 @@ def _await_end(process: subprocess.Popen, time_limit: float) -> str:
             return _HANGS.format(_IDLE)
 
 
-def available_memory() -> float:
+def measure_available_memory() -> float:
     """Returns the bytes of memory that are free for this process, in a container too."""
     available = float(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or no limit: "max"

@@ -65,7 +65,7 @@ class Progress:
         self._thread.join()
 
     @contextlib.contextmanager
-    def phase(
+    def show_phase(
         self, text: str, process: int | None = None, limit: float | None = None
     ) -> Iterator[Phase]:
         """Shows a phase within the block; its text may be set while it runs.

@@ -16,7 +16,7 @@ _SETTLED = 3600.0  # seconds; a younger folder may belong to a process that has 
 
 
 @contextlib.contextmanager
-def work_folder(parent: Path) -> Iterator[Path]:
+def open_work_folder(parent: Path) -> Iterator[Path]:
     """Yields a new folder, which is locked within the block and removed after it.
 
     Those of processes that were killed are removed first.

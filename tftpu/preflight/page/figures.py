@@ -7,15 +7,15 @@ from typing import NamedTuple
 from tftpu.amounts import format_duration, format_number, format_quantity, format_size
 from tftpu.preflight.page.svg import (
     CHARACTER,
-    decades,
-    element,
-    hover,
-    label,
-    linear_ticks,
-    path,
+    build_element,
+    build_hover,
+    choose_size_ticks,
+    choose_ticks,
+    clip_name,
+    draw_label,
+    format_path,
+    list_decades,
     plot,
-    shortened,
-    size_ticks,
 )
 from tftpu.preflight.plots import MemoryCurve, RooflinePoint
 from tftpu.tpu.slices import Slice
@@ -54,7 +54,7 @@ class Bar(NamedTuple):
     shown: str
 
 
-def bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
+def draw_bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
     """Returns horizontal bars, each with a name and a figure.
 
     Args:
@@ -80,19 +80,23 @@ def bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
         middle = y + _BAR / 2 + 9
         at = (0, y + 1) if narrow else (names - 8, middle)
         anchor = "start" if narrow else "end"
-        shown = shortened(row.name, room)
-        parts.append(element("g", hover(row.name), label(shown, *at, text_anchor=anchor)))
+        shown = clip_name(row.name, room)
+        parts.append(
+            build_element("g", build_hover(row.name), draw_label(shown, *at, text_anchor=anchor))
+        )
         for segment in row.segments:
             length = max(1.0, segment.value * scale) if segment.value else 0.0
             box = {"x": x, "y": y + 5.0, "width": length, "height": _BAR}
-            parts.append(element("rect", hover(segment.told), class_=segment.style, **box))
+            parts.append(
+                build_element("rect", build_hover(segment.told), class_=segment.style, **box)
+            )
             x += length
-        parts.append(label(row.shown, x + 6, middle, "figure"))
+        parts.append(draw_label(row.shown, x + 6, middle, "figure"))
     told = "; ".join(f"{row.name}: {row.shown}" for row in rows)
     return plot(name, title, told, width, len(rows) * pitch + 8, *parts)
 
 
-def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> str:
+def draw_memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> str:
     """Returns the HBM in use over the instructions of a step.
 
     Args:
@@ -125,21 +129,23 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
         _draw_band(frame, beneath, floor, "code", f"code {format_size(code)}"),
     ]
     area = [(frame.left, floor), *steps, (frame.right, floor)]
-    parts.append(element("path", d=path(area, closed=True), class_="live"))
-    parts += [frame.row(y(size), shown) for size, shown in size_ticks(high, 5)]
+    parts.append(build_element("path", d=format_path(area, closed=True), class_="live"))
+    parts += [frame.draw_row(y(size), shown) for size, shown in choose_size_ticks(high, 5)]
     count = 3 if width < NARROW else 6
-    for tick in linear_ticks(curve.instructions, count):
-        parts.append(frame.column(x(tick / curve.instructions * places), f"{tick:,.0f}"))
-    parts.append(frame.below("instructions, in program order"))
+    for tick in choose_ticks(curve.instructions, count):
+        parts.append(frame.draw_column(x(tick / curve.instructions * places), f"{tick:,.0f}"))
+    parts.append(frame.draw_axis_name("instructions, in program order"))
     if near:
         line = {"x1": frame.left, "x2": frame.right, "y1": y(limit), "y2": y(limit)}
-        parts.append(element("line", class_="limit", **line))
-        parts.append(label(f"limit {format_size(limit)}", frame.left + 6, y(limit) - 5, "note"))
+        parts.append(build_element("line", class_="limit", **line))
+        parts.append(
+            draw_label(f"limit {format_size(limit)}", frame.left + 6, y(limit) - 5, "note")
+        )
     parts += _describe_places(frame, curve)
     peak = curve.peak
-    parts.append(element("circle", cx=x(peak + 0.5), cy=y(top), r=4, class_="peak"))
+    parts.append(build_element("circle", cx=x(peak + 0.5), cy=y(top), r=4, class_="peak"))
     shown = f"peak {format_size(top)}"
-    parts.append(frame.note(shown, x(peak + 0.5), y(top) - 9))
+    parts.append(frame.draw_note(shown, x(peak + 0.5), y(top) - 9))
     description = (
         f"{shown} at instruction {peak * curve.instructions // places:,} of "
         f"{curve.instructions:,}, in {_find_layer_at_peak(curve)}; {format_size(curve.base)} are "
@@ -150,7 +156,7 @@ def memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> 
     )
 
 
-def roofline(
+def draw_roofline(
     name: str, points: Sequence[RooflinePoint], step_ms: float, target: Slice, width: int
 ) -> str:
     """Returns the instructions with matrix products under the roof of a device.
@@ -180,23 +186,26 @@ def roofline(
     start = max(low_x, low_y / target.bytes_per_s)
     roof = [(x(start), y(start * target.bytes_per_s)), (x(ridge), y(target.flops_per_s))]
     roof.append((frame.right, y(target.flops_per_s)))
-    parts = [frame.row(y(rate), format_quantity(rate, "FLOP/s")) for rate in decades(low_y, high_y)]
-    tens = list(decades(low_x, high_x))
+    parts = [
+        frame.draw_row(y(rate), format_quantity(rate, "FLOP/s"))
+        for rate in list_decades(low_y, high_y)
+    ]
+    tens = list(list_decades(low_x, high_x))
     every = math.ceil(len(tens) * _LABEL / frame.width)
-    parts += [frame.column(x(value), format_number(value)) for value in tens[::every]]
-    parts.append(frame.below("FLOP per byte of HBM traffic"))
-    parts.append(element("path", d=path(roof), class_="roof"))
+    parts += [frame.draw_column(x(value), format_number(value)) for value in tens[::every]]
+    parts.append(frame.draw_axis_name("FLOP per byte of HBM traffic"))
+    parts.append(build_element("path", d=format_path(roof), class_="roof"))
     peak = f"peak {format_quantity(target.flops_per_s, 'FLOP/s')}"
-    parts.append(label(peak, frame.right, roof[1][1] - 7, "note", text_anchor="end"))
+    parts.append(draw_label(peak, frame.right, roof[1][1] - 7, "note", text_anchor="end"))
     parts.append(_draw_slanted(f"{format_quantity(target.bytes_per_s, 'B/s')}", roof[0], roof[1]))
     aside = frame.right + 30
     if len(moving) < len(points):
-        parts.append(label("no HBM", aside, frame.bottom + 16, "tick", text_anchor="middle"))
+        parts.append(draw_label("no HBM", aside, frame.bottom + 16, "tick", text_anchor="middle"))
     for point, rate in zip(points, rates):
         at = x(point.flops / point.hbm_bytes) if point.hbm_bytes else aside
         size = 3 + 14 * math.sqrt(point.ms / step_ms)
-        told = hover(_describe_point(point, rate, step_ms))
-        parts.append(element("circle", told, cx=at, cy=y(rate), r=size, class_="point"))
+        told = build_hover(_describe_point(point, rate, step_ms))
+        parts.append(build_element("circle", told, cx=at, cy=y(rate), r=size, class_="point"))
     longest = "; ".join(f"{p.layer}: {format_quantity(r, 'FLOP/s')}" for p, r in zip(points, rates))
     description = f"{peak}. The longest instructions: {longest[:600]}"
     return plot(name, "Roofline of the instructions", description, width, height, *parts)
@@ -222,27 +231,27 @@ class _Frame:
     def height(self) -> float:
         return self.bottom - self.top
 
-    def row(self, y: float, shown: str) -> str:
+    def draw_row(self, y: float, shown: str) -> str:
         """Returns a line of the grid with its figure."""
-        line = element("line", x1=self.left, x2=self.right, y1=y, y2=y, class_="grid")
-        return line + label(shown, self.left - 7, y + 4, "tick", text_anchor="end")
+        line = build_element("line", x1=self.left, x2=self.right, y1=y, y2=y, class_="grid")
+        return line + draw_label(shown, self.left - 7, y + 4, "tick", text_anchor="end")
 
-    def column(self, x: float, shown: str) -> str:
+    def draw_column(self, x: float, shown: str) -> str:
         """Returns a tick of the horizontal axis with its figure."""
         box = {"x1": x, "x2": x, "y1": self.bottom, "y2": self.bottom + 4}
-        tick = element("line", class_="axis", **box)
-        return tick + label(shown, x, self.bottom + 17, "tick", text_anchor="middle")
+        tick = build_element("line", class_="axis", **box)
+        return tick + draw_label(shown, x, self.bottom + 17, "tick", text_anchor="middle")
 
-    def below(self, shown: str) -> str:
+    def draw_axis_name(self, shown: str) -> str:
         """Returns the name of the horizontal axis."""
         middle = (self.left + self.right) / 2
-        return label(shown, middle, self.bottom + 35, "tick", text_anchor="middle")
+        return draw_label(shown, middle, self.bottom + 35, "tick", text_anchor="middle")
 
-    def note(self, shown: str, x: float, y: float) -> str:
+    def draw_note(self, shown: str, x: float, y: float) -> str:
         """Returns a text centred at a place, moved so that it stays within the frame."""
         half = CHARACTER * len(shown) / 2
         x = min(max(x, self.left + half), self.right - half)
-        return label(shown, x, y, "note", text_anchor="middle")
+        return draw_label(shown, x, y, "note", text_anchor="middle")
 
 
 def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
@@ -251,9 +260,9 @@ def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
     found = []
     for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):
         at = place * curve.instructions // count
-        told = hover(f"instruction {at:,}: {format_size(size)}, {layer}")
+        told = build_hover(f"instruction {at:,}: {format_size(size)}, {layer}")
         box = {"x": frame.left + place * width, "y": frame.top, "height": frame.height}
-        found.append(element("rect", told, class_="sense", width=width, **box))
+        found.append(build_element("rect", told, class_="sense", width=width, **box))
     return found
 
 
@@ -269,7 +278,7 @@ def _describe_point(point: RooflinePoint, rate: float, step_ms: float) -> str:
 
 def _draw_band(frame: _Frame, bottom: float, top: float, style: str, told: str) -> str:
     box = {"x": frame.left, "y": top, "width": frame.width, "height": max(0.0, bottom - top)}
-    return element("rect", hover(told), class_=style, **box)
+    return build_element("rect", build_hover(told), class_=style, **box)
 
 
 def _draw_loop(frame: _Frame, first: float, last: float, times: int | None) -> str:
@@ -277,13 +286,13 @@ def _draw_loop(frame: _Frame, first: float, last: float, times: int | None) -> s
     shown = "loop" if times is None else f"× {times:,}"  # noqa: RUF001 (a multiplication sign)
     box = {"x": first, "y": frame.top, "width": last - first}
     parts = [
-        element("rect", class_="loop", height=frame.height, **box),
-        element("rect", class_="loops", height=3, **box),
+        build_element("rect", class_="loop", height=frame.height, **box),
+        build_element("rect", class_="loops", height=3, **box),
     ]
     if last - first > CHARACTER * len(shown) + 4:
         middle = (first + last) / 2
-        parts.append(label(shown, middle, frame.top - 6, "tick", text_anchor="middle"))
-    return element("g", *parts)
+        parts.append(draw_label(shown, middle, frame.top - 6, "tick", text_anchor="middle"))
+    return build_element("g", *parts)
 
 
 def _draw_slanted(shown: str, start: tuple[float, float], end: tuple[float, float]) -> str:
@@ -292,7 +301,7 @@ def _draw_slanted(shown: str, start: tuple[float, float], end: tuple[float, floa
     angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
     x, y = (x1 + x2) / 2, (y1 + y2) / 2
     turn = f"rotate({angle:.1f} {x:.1f} {y:.1f})"
-    return label(shown, x, y - 7, "note", text_anchor="middle", transform=turn)
+    return draw_label(shown, x, y - 7, "note", text_anchor="middle", transform=turn)
 
 
 def _find_layer_at_peak(curve: MemoryCurve) -> str:

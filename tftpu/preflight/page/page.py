@@ -7,7 +7,7 @@ from tftpu.preflight import table
 from tftpu.preflight.page import figures
 from tftpu.preflight.page.figures import Bar, Segment
 from tftpu.preflight.page.style import STYLE
-from tftpu.preflight.page.svg import element, text
+from tftpu.preflight.page.svg import build_element, format_text
 from tftpu.preflight.plots import Exchange, MemoryCurve, RooflinePoint
 from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.report import Report
@@ -23,32 +23,34 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 Rows = Iterable[Sequence[str]]
 
 
-def page(report: Report) -> str:
+def build_page(report: Report) -> str:
     """Returns a report as a page of HTML.
 
     Args:
         report: a new one, or one that was read from its file.
     """
     links = [
-        element("a", text(item.slice), href=f"#{_build_identifier(item, place)}")
+        build_element("a", format_text(item.slice), href=f"#{_build_identifier(item, place)}")
         for place, item in enumerate(report.slices)
     ]
     body = [
-        element("h1", text(report.title())),
+        build_element("h1", format_text(report.title())),
         _build_overview(report),
-        element("nav", element("p", "Slices: ", ", ".join(links)), aria_label="Slices"),
+        build_element("nav", build_element("p", "Slices: ", ", ".join(links)), aria_label="Slices"),
         *(_slice(item, _build_identifier(item, n)) for n, item in enumerate(report.slices)),
-        element("footer", *(element("p", text(line)) for line in report.evidence() if line)),
+        build_element(
+            "footer", *(build_element("p", format_text(line)) for line in report.evidence() if line)
+        ),
     ]
     head = [
         '<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        element("title", text(report.title())),
-        element("style", STYLE),
+        build_element("title", format_text(report.title())),
+        build_element("style", STYLE),
     ]
-    content = element("head", *head) + element("body", element("main", *body))
-    return f"<!DOCTYPE html>\n{element('html', content, lang='en')}\n"
+    content = build_element("head", *head) + build_element("body", build_element("main", *body))
+    return f"<!DOCTYPE html>\n{build_element('html', content, lang='en')}\n"
 
 
 def _build_identifier(item: SliceReport, place: int) -> str:
@@ -56,7 +58,7 @@ def _build_identifier(item: SliceReport, place: int) -> str:
 
 
 def _build_overview(report: Report) -> str:
-    rows = [table.cells_of(s, report.marks(s), bool(report.steps)) for s in report.ranked()]
+    rows = [table.format_cells(s, report.marks(s), bool(report.steps)) for s in report.ranked()]
     if not rows:
         return ""
     names = ["slice", "", *(name for name in rows[0] if name not in ("slice", ""))]
@@ -66,15 +68,15 @@ def _build_overview(report: Report) -> str:
 
 
 def _slice(item: SliceReport, name: str) -> str:
-    parts = [element("h2", text(item.slice))]
+    parts = [build_element("h2", format_text(item.slice))]
     if item.compiles and item.fits:
         parts.append(_build_summary(item))
     else:  # as in the terminal
-        lines = [str(line).strip() for line in table.details(item, explain=False)[2:]]
-        told = [element("p", text(line)) for line in lines if line]
+        lines = [str(line).strip() for line in table.build_details(item, explain=False)[2:]]
+        told = [build_element("p", format_text(line)) for line in lines if line]
         if not item.compiles:
-            told.insert(0, element("p", element("strong", "Does not compile.")))
-        parts.append(element("div", *told, class_="bad"))
+            told.insert(0, build_element("p", build_element("strong", "Does not compile.")))
+        parts.append(build_element("div", *told, class_="bad"))
     if item.plots is not None:
         parts.append(_build_memory(item, item.plots.memory, f"{name}-memory"))
     if item.by_layer:
@@ -82,14 +84,14 @@ def _slice(item: SliceReport, name: str) -> str:
         parts.append(_build_times("Time by kind of work", item.by_kind, f"{name}-kinds"))
     if item.plots is not None and item.step_ms:
         parts.append(_build_roofline(item, item.plots.points, item.step_ms, f"{name}-roofline"))
-        parts.append(_exchange(item.plots.exchanges, item.step_ms, f"{name}-exchange"))
+        parts.append(_build_exchange(item.plots.exchanges, item.step_ms, f"{name}-exchange"))
     if item.fits:
         parts.append(_build_findings(item))
-    return element("section", *parts, id=name)
+    return build_element("section", *parts, id=name)
 
 
 def _build_summary(item: SliceReport) -> str:
-    cells = table.cells_of(item, "", item.usd_per_run is not None)
+    cells = table.format_cells(item, "", item.usd_per_run is not None)
     share = item.hbm_bytes / item.hbm_limit_bytes if item.hbm_limit_bytes else 0.0
     step = f"{cells['range']}, {cells['bound']}-bound" if item.bound else ""
     cost = "on demand" if item.usd_per_1000_steps is not None else ""
@@ -110,10 +112,14 @@ def _build_summary(item: SliceReport) -> str:
     if item.mesh:
         figures_of.append(("Mesh", item.mesh, f"{item.replicas:,} devices"))
     cards = [
-        element("div", element("dt", text(n)), element("dd", text(v), element("small", text(note))))
+        build_element(
+            "div",
+            build_element("dt", format_text(n)),
+            build_element("dd", format_text(v), build_element("small", format_text(note))),
+        )
         for n, v, note in figures_of
     ]
-    return element("dl", *cards)
+    return build_element("dl", *cards)
 
 
 def _build_memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
@@ -121,7 +127,7 @@ def _build_memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
         return ""
     code = min(item.hbm.get("code", 0), curve.base)
     drawn = _draw_twice(
-        lambda width, id_: figures.memory(id_, curve, code, item.hbm_limit_bytes, width), name
+        lambda width, id_: figures.draw_memory(id_, curve, code, item.hbm_limit_bytes, width), name
     )
     held = ", ".join(f"{part} {format_size(size)}" for part, size in curve.held.items())
     key = [
@@ -135,11 +141,13 @@ def _build_memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
     columns = ("array", "size", "padding", "layer")
     return "".join(
         (
-            element("h3", "Memory over the instructions"),
+            build_element("h3", "Memory over the instructions"),
             drawn,
             _build_legend(key),
-            element("p", text(_describe_agreement(item, curve))),
-            element("p", "The largest arrays at the peak, apart from arguments:") if rows else "",
+            build_element("p", format_text(_describe_agreement(item, curve))),
+            build_element("p", "The largest arrays at the peak, apart from arguments:")
+            if rows
+            else "",
             _build_table(columns, rows, "Arrays at the peak", left=("array", "layer"))
             if rows
             else "",
@@ -175,14 +183,16 @@ def _build_times(title: str, spent: Sequence[Spent], name: str) -> str:
     rest, told = spent[MAX_BARS:], ""
     if rest:
         figure = _format_figure(sum(s.ms for s in rest), sum(s.step_share for s in rest))
-        told = element("p", text(f"{len(rest)} others: {figure}."))
+        told = build_element("p", format_text(f"{len(rest)} others: {figure}."))
     cells = [[s.name, format_duration(s.ms / 1e3), f"{s.step_share:.1%}"] for s in spent]
     return "".join(
         (
-            element("h3", text(title)),
-            _draw_twice(lambda width, id_: figures.bars(id_, title, rows, width), name),
+            build_element("h3", format_text(title)),
+            _draw_twice(lambda width, id_: figures.draw_bars(id_, title, rows, width), name),
             told,
-            _fold_table(f"{title}, as a table", ("name", "time", "of step"), cells, left=("name",)),
+            _build_folded_table(
+                f"{title}, as a table", ("name", "time", "of step"), cells, left=("name",)
+            ),
         )
     )
 
@@ -194,10 +204,10 @@ def _format_figure(milliseconds: float, share: float) -> str:
 def _build_roofline(
     item: SliceReport, points: Sequence[RooflinePoint], step_ms: float, name: str
 ) -> str:
-    title = element("h3", "Roofline")
+    title = build_element("h3", "Roofline")
     points = [p for p in points if p.flops and p.ms]
     if not points:
-        return title + element("p", "No instruction has matrix products.")
+        return title + build_element("p", "No instruction has matrix products.")
     target = parse_slice(item.slice)
     share = sum(p.ms for p in points) / step_ms
     told = (
@@ -214,16 +224,18 @@ def _build_roofline(
     ]
     columns = ("layer", "instruction", "time", "work", "HBM traffic")
     drawn = _draw_twice(
-        lambda width, id_: figures.roofline(id_, points, step_ms, target, width), name
+        lambda width, id_: figures.draw_roofline(id_, points, step_ms, target, width), name
     )
-    folded = _fold_table("Roofline, as a table", columns, rows, left=("layer", "instruction"))
-    return title + element("p", text(told)) + drawn + folded
+    folded = _build_folded_table(
+        "Roofline, as a table", columns, rows, left=("layer", "instruction")
+    )
+    return title + build_element("p", format_text(told)) + drawn + folded
 
 
-def _exchange(exchanges: Sequence[Exchange], step_ms: float, name: str) -> str:
-    title = element("h3", "Collectives")
+def _build_exchange(exchanges: Sequence[Exchange], step_ms: float, name: str) -> str:
+    title = build_element("h3", "Collectives")
     if not exchanges:
-        return title + element("p", "The devices exchange nothing.")
+        return title + build_element("p", "The devices exchange nothing.")
     bars, rows = [], []
     for one in exchanges:
         hidden = max(0.0, one.ms - one.waited_ms)
@@ -243,26 +255,28 @@ def _exchange(exchanges: Sequence[Exchange], step_ms: float, name: str) -> str:
     return "".join(
         (
             title,
-            element("p", text(told)),
-            _draw_twice(lambda width, id_: figures.bars(id_, "Collectives", bars, width), name),
+            build_element("p", format_text(told)),
+            _draw_twice(
+                lambda width, id_: figures.draw_bars(id_, "Collectives", bars, width), name
+            ),
             _build_legend([("waited", "the step waits"), ("hidden", "hidden by other work")]),
-            _fold_table("Collectives, as a table", columns, rows, left=columns[:2]),
+            _build_folded_table("Collectives, as a table", columns, rows, left=columns[:2]),
         )
     )
 
 
 def _build_findings(item: SliceReport) -> str:
     found = [*item.lints, *item.advice]
-    title = element("h3", "Findings and advice")
+    title = build_element("h3", "Findings and advice")
     if not found:
-        return title + element("p", "None.")
-    return title + element("ul", *(element("li", text(line)) for line in found))
+        return title + build_element("p", "None.")
+    return title + build_element("ul", *(build_element("li", format_text(line)) for line in found))
 
 
 def _draw_twice(draw: Callable[[int, str], str], name: str) -> str:
     """Returns a plot twice: for a screen, and for a phone; the style shows one of them."""
     return "".join(
-        element("div", draw(width, f"{name}-{kind}"), class_=kind) for kind, width in _WIDTHS
+        build_element("div", draw(width, f"{name}-{kind}"), class_=kind) for kind, width in _WIDTHS
     )
 
 
@@ -270,15 +284,17 @@ def _build_legend(entries: Iterable[tuple[str, str]]) -> str:
     """Returns what the colours mean."""
     items = []
     for style, told in entries:
-        box = element("rect", width=10, height=10, class_=style)
-        swatch = element("svg", box, viewBox="0 0 10 10", aria_hidden="true")
-        items.append(element("li", swatch, text(told)))
-    return element("ul", *items, class_="key")
+        box = build_element("rect", width=10, height=10, class_=style)
+        swatch = build_element("svg", box, viewBox="0 0 10 10", aria_hidden="true")
+        items.append(build_element("li", swatch, format_text(told)))
+    return build_element("ul", *items, class_="key")
 
 
-def _fold_table(title: str, columns: Sequence[str], rows: Rows, left: Sequence[str]) -> str:
-    return element(
-        "details", element("summary", text(title)), _build_table(columns, rows, title, left)
+def _build_folded_table(title: str, columns: Sequence[str], rows: Rows, left: Sequence[str]) -> str:
+    return build_element(
+        "details",
+        build_element("summary", format_text(title)),
+        _build_table(columns, rows, title, left),
     )
 
 
@@ -292,11 +308,15 @@ def _build_table(columns: Sequence[str], rows: Rows, title: str, left: Sequence[
         left: names of columns aligned to the left.
     """
     styles = ["left" if column in left else "" for column in columns]
-    head = [element("th", text(c), class_=s, scope="col") for c, s in zip(columns, styles)]
+    head = [
+        build_element("th", format_text(c), class_=s, scope="col") for c, s in zip(columns, styles)
+    ]
     lines = [
-        element("tr", *(element("td", text(c), class_=s) for c, s in zip(row, styles)))
+        build_element(
+            "tr", *(build_element("td", format_text(c), class_=s) for c, s in zip(row, styles))
+        )
         for row in rows
     ]
-    inner = element("thead", element("tr", *head)) + element("tbody", *lines)
-    content = element("table", inner, aria_label=title)
-    return element("div", content, class_="wide", tabindex=0, role="region", aria_label=title)
+    inner = build_element("thead", build_element("tr", *head)) + build_element("tbody", *lines)
+    content = build_element("table", inner, aria_label=title)
+    return build_element("div", content, class_="wide", tabindex=0, role="region", aria_label=title)

@@ -10,12 +10,12 @@ from tftpu.amounts import SIZES, format_size
 CHARACTER = 7.7  # width of a character in a plot, in a font that runs wide
 
 
-def element(tag: str, *content: str, **attributes: object) -> str:
+def build_element(tag: str, *content: str, **attributes: object) -> str:
     """Returns an element.
 
     Args:
         tag: its name.
-        content: elements inside; text among them has to be escaped, as `text` does.
+        content: elements inside; text among them has to be escaped, as `format_text` does.
         attributes: by name; "_" stands for "-", and one at the end is left out, as in `class_`.
             Their values are escaped here; floats are rounded.
     """
@@ -26,19 +26,19 @@ def element(tag: str, *content: str, **attributes: object) -> str:
     return f"<{tag}{written}>{''.join(content)}</{tag}>"
 
 
-def text(content: object) -> str:
+def format_text(content: object) -> str:
     """Returns text for the inside of an element, escaped."""
     return html.escape(str(content))
 
 
-def label(content: str, x: float, y: float, class_: str = "", **attributes: object) -> str:
+def draw_label(content: str, x: float, y: float, class_: str = "", **attributes: object) -> str:
     """Returns a text of a plot."""
-    return element("text", text(content), x=x, y=y, class_=class_, **attributes)
+    return build_element("text", format_text(content), x=x, y=y, class_=class_, **attributes)
 
 
-def hover(content: str) -> str:
+def build_hover(content: str) -> str:
     """Returns what a browser shows when the pointer is over the element around it."""
-    return element("title", text(content))
+    return build_element("title", format_text(content))
 
 
 def plot(
@@ -53,10 +53,10 @@ def plot(
         width, height: of its own units.
         content: its elements.
     """
-    return element(
+    return build_element(
         "svg",
-        element("title", text(title), id=f"{name}-title"),
-        element("desc", text(description), id=f"{name}-desc"),
+        build_element("title", format_text(title), id=f"{name}-title"),
+        build_element("desc", format_text(description), id=f"{name}-desc"),
         *content,
         viewBox=f"0 0 {width:g} {height:g}",
         role="img",
@@ -64,18 +64,18 @@ def plot(
     )
 
 
-def path(points: list[tuple[float, float]], closed: bool = False) -> str:
+def format_path(points: list[tuple[float, float]], closed: bool = False) -> str:
     """Returns the `d` of a path through points."""
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points) + ("Z" if closed else "")
 
 
-def shortened(name: str, width: float) -> str:
+def clip_name(name: str, width: float) -> str:
     """Returns a name that fits a width; the end of a longer one says more than its start."""
     room = max(4, int(width / CHARACTER))
     return name if len(name) <= room else "…" + name[1 - room :]
 
 
-def linear_ticks(high: float, count: int) -> list[float]:
+def choose_ticks(high: float, count: int) -> list[float]:
     """Returns round numbers from 0 to `high`, about `count` of them."""
     if high <= 0:
         return [0.0]
@@ -85,15 +85,15 @@ def linear_ticks(high: float, count: int) -> list[float]:
     return [step * n for n in range(int(high / step * 1.0001) + 1)]
 
 
-def size_ticks(high: float, count: int) -> Iterator[tuple[float, str]]:
+def choose_size_ticks(high: float, count: int) -> Iterator[tuple[float, str]]:
     """Yields (bytes, text) of round sizes from 0 to `high`, all in one binary unit."""
     _, unit = format_size(high).split()
     scale = next(s for s, name in SIZES if name == unit)
-    for tick in linear_ticks(high / scale, count):
+    for tick in choose_ticks(high / scale, count):
         yield tick * scale, f"{tick:,.4g} {unit}"
 
 
-def decades(low: float, high: float) -> Iterator[float]:
+def list_decades(low: float, high: float) -> Iterator[float]:
     """Yields the powers of ten from `low` to `high`."""
     for exponent in itertools.count(math.ceil(math.log10(low) - 1e-9)):
         if 10.0**exponent > high * 1.0001:

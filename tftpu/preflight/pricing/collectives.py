@@ -39,30 +39,30 @@ def is_between_slices(instruction: Instruction) -> bool:
     return _BETWEEN_SLICES in instruction.rest
 
 
-def key_of(instruction: Instruction, within: Within) -> str:
+def find_key(instruction: Instruction, within: Within) -> str:
     """Returns what tells an instruction's collective from others: its channel, or its name."""
     for inside, computation in within:
         if inside is instruction and is_between_slices(instruction):
             named = computation[inside.operands[0]] if inside.opcode == "recv-done" else inside
-            return named.attribute(_RENDEZVOUS)
+            return named.match_attribute(_RENDEZVOUS)
         if is_collective(inside) and inside is not instruction:
-            return inside.attribute(r"channel_id=(\d+)") or inside.name
+            return inside.match_attribute(r"channel_id=(\d+)") or inside.name
     is_end = instruction.opcode.endswith("-done")
     return instruction.operands[0] if is_end and instruction.operands else instruction.name
 
 
-def starts(instruction: Instruction, within: Within) -> bool:
+def is_start(instruction: Instruction, within: Within) -> bool:
     """Returns whether an instruction starts an asynchronous collective."""
     opcodes = ("-start", "async-update", "send")  # an update that begins it: see `asynchronous`
     return instruction.opcode.endswith(opcodes) or _is_calling(within, "AsyncCollectiveStart")
 
 
-def ends(instruction: Instruction, within: Within) -> bool:
+def is_end(instruction: Instruction, within: Within) -> bool:
     """Returns whether an instruction waits for the end of an asynchronous collective."""
     return instruction.opcode.endswith("-done") or _is_calling(within, "AsyncCollectiveDone")
 
 
-def seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
+def estimate_seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
     """Returns the time of one collective, 0 for any other instruction.
 
     A reduce-scatter or an all-gather is half of an all-reduce, and costs half. A permutation sends
@@ -81,18 +81,18 @@ def seconds(instruction: Instruction, computation: Computation, target: Slice) -
     if instruction.opcode.startswith("collective-permute"):
         return size / (target.generation.link_gbps * 1e9) + HOP_SECONDS
     chips = _count_chips(instruction, target)
-    links = target.links(chips)
+    links = target.count_links(chips)
     if _SINGLE_RING.search(instruction.rest):
         links = min(links, 2)
-    whole = all_reduce_seconds(size, target, chips, links)
+    whole = estimate_all_reduce(size, target, chips, links)
     return whole if instruction.opcode.startswith("all-reduce") else whole / 2
 
 
-def sent_bytes(instruction: Instruction, computation: Computation, target: Slice) -> float:
+def count_sent_bytes(instruction: Instruction, computation: Computation, target: Slice) -> float:
     """Returns the bytes that a chip sends in one collective, 0 for any other instruction.
 
     Args:
-        instruction, computation, target: as for `seconds`.
+        instruction, computation, target: as for `estimate_seconds`.
     """
     if not is_collective(instruction) or instruction.opcode.endswith("-done"):
         return 0.0
@@ -123,7 +123,7 @@ def _count_chips(instruction: Instruction, target: Slice) -> int:
     return math.ceil(devices / target.generation.cores)
 
 
-def all_reduce_seconds(size: int, target: Slice, chips: int, links: int) -> float:
+def estimate_all_reduce(size: int, target: Slice, chips: int, links: int) -> float:
     """Returns the time of an all-reduce over n chips.
 
     2 (n - 1) / n of the bytes pass each chip, spread over its links: along all axes of the torus
@@ -158,9 +158,9 @@ def group_size(instruction: Instruction) -> int | None:
     They are written as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]`, or as axes of a
     mesh, `mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`.
     """
-    if lists := instruction.attribute(r"replica_groups=\{\{([\d,]+)\}"):
+    if lists := instruction.match_attribute(r"replica_groups=\{\{([\d,]+)\}"):
         return len(lists.split(","))
-    if sizes := instruction.attribute(r"replica_groups=\[(\d+,\d+)\]<="):
+    if sizes := instruction.match_attribute(r"replica_groups=\[(\d+,\d+)\]<="):
         return int(sizes.split(",")[1])
     if mesh := re.search(
         r"replica_groups=(?:@\w+ )?mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest
@@ -182,7 +182,7 @@ class Timeline:
         self._free: dict[str, float] = collections.defaultdict(float)  # by link
         self._ends: dict[str, float] = {}
 
-    def work(self, seconds: float) -> None:
+    def run(self, seconds: float) -> None:
         """Lets an instruction run."""
         self._now += seconds
 

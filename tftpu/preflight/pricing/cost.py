@@ -7,7 +7,7 @@ from typing import Literal
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling.compiler import Compiled
-from tftpu.preflight.pricing.instructions import FREE, Priced, Pricing, is_free, layer_of
+from tftpu.preflight.pricing.instructions import FREE, Priced, Pricing, find_layer, is_free
 from tftpu.preflight.pricing.prices import BASES, PRICES
 from tftpu.preflight.program.hlo import Module
 from tftpu.preflight.program.loops import Runs
@@ -70,7 +70,7 @@ class Cost:
         seconds: predicted time; `seconds_low` and `seconds_high` are the ends of its range.
         roofline_seconds: time at peak FLOP/s or peak bandwidth, whichever is longer.
         collective_seconds: predicted time of the collectives that no other work hides, included in
-            `seconds`.
+            `estimate_seconds`.
         uncounted_loops: names of loops whose trip count is not in the program: counted once.
         silent_kernels: layers of kernels that say nothing of their work: only their traffic counts.
     """
@@ -90,7 +90,7 @@ class Cost:
     uncounted_loops: list[str]
     silent_kernels: list[str]
 
-    def by(self, attribute: Literal["layer", "kind"]) -> list[tuple[str, float, int]]:
+    def group_by(self, attribute: Literal["layer", "kind"]) -> list[tuple[str, float, int]]:
         """Returns (name, seconds, cycles) per layer or kind, the longest time first."""
         seconds: dict[str, float] = collections.defaultdict(float)
         cycles: dict[str, int] = collections.defaultdict(int)
@@ -115,7 +115,7 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
     pricing, runs = Pricing(module, step, target), Runs(module)
     instructions = [
         pricing.price(instruction, times, computation)
-        for instruction, times, computation in runs.walk()
+        for instruction, times, computation in runs.iterate()
         if not is_free(module, instruction, computation)
     ]
     hbm_bytes = sum(p.hbm_bytes for p in instructions)
@@ -126,7 +126,7 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
     flops = sum(p.flops for p in instructions)
     basis = BASES[target.generation.name]
     return Cost(
-        memory=memory_of(compiled.memory),
+        memory=parse_memory_stats(compiled.memory),
         large=_find_large_tensors(module, runs, step),
         instructions=instructions,
         flops=flops,
@@ -138,12 +138,12 @@ def price(step: LoweredStep, compiled: Compiled, target: Slice) -> Cost:
         seconds_high=seconds * basis.high,
         roofline_seconds=max(flops / target.flops_per_s, memory_bound),
         collective_seconds=exchanging,
-        uncounted_loops=runs.uncounted(),
+        uncounted_loops=runs.list_uncounted(),
         silent_kernels=sorted(pricing.silent),
     )
 
 
-def memory_of(stats: dict[str, int]) -> Memory:
+def parse_memory_stats(stats: dict[str, int]) -> Memory:
     """Returns one replica's HBM use, given `Compiled.memory`.
 
     The compiler's sum of temporaries can exceed the chip's memory for a program that fits. Its peak
@@ -167,11 +167,13 @@ def _find_large_tensors(
 ) -> list[LargeTensor]:
     """Returns the largest arrays that the program keeps in HBM, the largest first."""
     found: dict[tuple[str, str], LargeTensor] = {}
-    for instruction, _, computation in runs.walk():
+    for instruction, _, computation in runs.iterate():
         given = instruction.opcode == "parameter" and computation is module.entry
         if (not given and instruction.opcode in FREE) or instruction.opcode.endswith("-done"):
             continue
-        layer = step.arguments[int(instruction.argument)] if given else layer_of(instruction, step)
+        layer = (
+            step.arguments[int(instruction.argument)] if given else find_layer(instruction, step)
+        )
         for tensor in instruction.shape:
             size = tensor.padded_bytes
             if tensor.in_hbm and tensor.dims:
@@ -181,6 +183,6 @@ def _find_large_tensors(
     return sorted(found.values(), key=lambda t: -t.bytes)[:count]
 
 
-def arithmetic_intensity(cost: Cost) -> float:
+def compute_intensity(cost: Cost) -> float:
     """Returns the FLOPs of matrix products per byte of HBM traffic."""
     return cost.flops / cost.bytes_accessed if cost.bytes_accessed else math.inf

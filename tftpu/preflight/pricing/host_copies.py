@@ -11,21 +11,21 @@ LINK = "host"  # one at a time: see `collectives.Timeline`
 _STARTS = (*COPIES, "async-start")
 
 
-def starts(instruction: Instruction, computation: Computation) -> bool:
+def is_start(instruction: Instruction, computation: Computation) -> bool:
     """Returns whether an instruction starts a copy from or to the memory of the host."""
     return instruction.opcode in _STARTS and any(
         tensor.on_host for tensor in _list_arrays(instruction, computation)
     )
 
 
-def ends(instruction: Instruction, computation: Computation) -> bool:
+def is_end(instruction: Instruction, computation: Computation) -> bool:
     """Returns whether an instruction waits for the end of such a copy."""
     started = computation.get(instruction.operands[0]) if instruction.operands else None
     is_end = instruction.opcode.endswith("-done")
-    return is_end and started is not None and starts(started, computation)
+    return is_end and started is not None and is_start(started, computation)
 
 
-def seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
+def estimate_seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
     """Returns the time of a copy: that of its bytes over a device's share of the chip's PCIe link.
 
     Args:

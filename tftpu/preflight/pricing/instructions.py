@@ -6,16 +6,16 @@ import re
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.pricing import collectives, host_copies
-from tftpu.preflight.pricing.collectives import Timeline, key_of
+from tftpu.preflight.pricing.collectives import Timeline, find_key
 from tftpu.preflight.pricing.prices import PRICES, Kind
 from tftpu.preflight.program.asynchronous import (
-    asynchronous_bytes,
-    begins,
+    count_asynchronous_bytes,
     find_start,
+    is_beginning,
     is_on_sparse_core,
 )
 from tftpu.preflight.program.hlo import COPIES, FREE, Computation, Instruction, Module
-from tftpu.preflight.program.kernels import kernel_flops
+from tftpu.preflight.program.kernels import count_kernel_flops
 from tftpu.tpu.slices import Slice
 
 # Of a convolution of one channel each, or of the gradient of its kernel.
@@ -61,14 +61,14 @@ def is_free(module: Module, instruction: Instruction, computation: Computation) 
         return True
     start = find_start(instruction, computation)
     if start is not None and instruction.opcode != "async-done":
-        return not begins(instruction, computation)
+        return not is_beginning(instruction, computation)
     if start is not None and is_on_sparse_core(start):
         return False
     if instruction.opcode.endswith("-done"):
-        within = all_within(module, instruction, computation)
+        within = list_within(module, instruction, computation)
         waits = any(collectives.is_collective(inside) for inside, _ in within)
-        return not waits and not host_copies.ends(instruction, computation)
-    target = instruction.attribute(r'custom_call_target="([^"]*)"')
+        return not waits and not host_copies.is_end(instruction, computation)
+    target = instruction.match_attribute(r'custom_call_target="([^"]*)"')
     return target.startswith(_FREE_CALLS) if target else False
 
 
@@ -94,33 +94,37 @@ class Pricing:
             times: its runs per step.
             computation: the one that contains it.
         """
-        within = all_within(self._module, instruction, computation)
+        within = list_within(self._module, instruction, computation)
         start = find_start(instruction, computation)
         on_sparse_core = start is not None and is_on_sparse_core(start)
-        kind = _classify_kind(instruction, within, on_sparse_core)
-        flops = self._module.matrix_flops(instruction, computation)
-        moved = asynchronous_bytes(self._module, instruction, computation)
+        kind = _choose_kind(instruction, within, on_sparse_core)
+        flops = self._module.count_matrix_flops(instruction, computation)
+        moved = count_asynchronous_bytes(self._module, instruction, computation)
         if kind in ("custom call", "kernel"):
-            moved = int(instruction.attribute(r'"bytes_accessed":"?(\d+)') or moved)
-            said = instruction.attribute(r'"flops":"?(\d+)')
+            moved = int(instruction.match_attribute(r'"bytes_accessed":"?(\d+)') or moved)
+            said = instruction.match_attribute(r'"flops":"?(\d+)')
             counted = (
-                int(said) if said else kernel_flops(instruction) if kind == "kernel" else flops
+                int(said)
+                if said
+                else count_kernel_flops(instruction)
+                if kind == "kernel"
+                else flops
             )
             if counted is None:
-                self.silent.add(layer_of(instruction, self._step))
+                self.silent.add(find_layer(instruction, self._step))
             flops = counted or 0
-        seconds = self._work(kind, instruction, flops, moved)
+        seconds = self._price_work(kind, instruction, flops, moved)
         overlaps = instruction.opcode in (*COPIES, "async-start")
         timeline = self._timelines[id(computation)]
         if any(collectives.is_collective(inside) for inside, _ in within):
-            work = seconds if flops or timeline.is_running(key_of(instruction, within)) else 0.0
-            kind, seconds = self._exchange(instruction, within, kind, work, timeline)
+            work = seconds if flops or timeline.is_running(find_key(instruction, within)) else 0.0
+            kind, seconds = self._price_exchange(instruction, within, kind, work, timeline)
             overlaps = False
-        elif host_copies.starts(instruction, computation):
-            seconds = host_copies.seconds(instruction, computation, self._target)
+        elif host_copies.is_start(instruction, computation):
+            seconds = host_copies.estimate_seconds(instruction, computation, self._target)
             timeline.start(instruction.name, seconds, host_copies.LINK)
             kind, overlaps = "host copy", True
-        elif host_copies.ends(instruction, computation):
+        elif host_copies.is_end(instruction, computation):
             kind, seconds = "host copy", timeline.wait(instruction.operands[0])
         elif start is not None and on_sparse_core:
             if instruction.opcode == "async-done":
@@ -129,11 +133,11 @@ class Pricing:
                 timeline.start(start.name, seconds, _SPARSE_CORE)
                 overlaps = True
         elif not overlaps:
-            timeline.work(seconds)
+            timeline.run(seconds)
         return Priced(
             name=instruction.name,
             kind=kind,
-            layer=layer_of(start or instruction, self._step, kind),
+            layer=find_layer(start or instruction, self._step, kind),
             op_name=(start or instruction).op_name,
             times=times,
             seconds=seconds * times,
@@ -143,14 +147,14 @@ class Pricing:
             overlaps=overlaps,
         )
 
-    def _work(self, kind: Kind, instruction: Instruction, flops: int, moved: int) -> float:
+    def _price_work(self, kind: Kind, instruction: Instruction, flops: int, moved: int) -> float:
         """Returns the seconds of an instruction that exchanges nothing."""
         target, cycles = self._target, instruction.cycles
         estimate = None if cycles is None else cycles / (target.generation.clock_ghz * 1e9)
         products, traffic = flops / target.flops_per_s, moved / target.bytes_per_s
-        return PRICES.seconds(kind, estimate, products, traffic)
+        return PRICES.estimate_seconds(kind, estimate, products, traffic)
 
-    def _exchange(
+    def _price_exchange(
         self,
         instruction: Instruction,
         within: collectives.Within,
@@ -159,25 +163,25 @@ class Pricing:
         timeline: Timeline,
     ) -> tuple[Kind, float]:
         """Returns the kind and the seconds of an instruction with a collective, and other work."""
-        key = key_of(instruction, within)
-        if collectives.ends(instruction, within):
+        key = find_key(instruction, within)
+        if collectives.is_end(instruction, within):
             return "collective", timeline.wait(key)
-        seconds = sum(collectives.seconds(i, inside, self._target) for i, inside in within)
-        if collectives.starts(instruction, within):
+        seconds = sum(collectives.estimate_seconds(i, inside, self._target) for i, inside in within)
+        if collectives.is_start(instruction, within):
             between = collectives.is_between_slices(instruction)
             timeline.start(key, seconds, "network" if between else "slice")
-            timeline.work(work)
+            timeline.run(work)
             return kind if work else "collective", work
         if timeline.is_running(key):  # the work of others, while the collective carries on
-            timeline.work(work)
+            timeline.run(work)
             return kind, work
         # In a fused all-reduce each device keeps one part of the sum: a reduce-scatter.
         seconds /= 2 if instruction.opcode == "fusion" else 1
-        timeline.work(seconds + work)
+        timeline.run(seconds + work)
         return "collective", seconds + work
 
 
-def _classify_kind(
+def _choose_kind(
     instruction: Instruction, within: collectives.Within, on_sparse_core: bool
 ) -> Kind:
     """Returns the kind of an instruction, given all that it runs."""
@@ -202,18 +206,18 @@ def _classify_kind(
     return "elementwise"
 
 
-def layer_of(instruction: Instruction, step: LoweredStep, kind: str = "") -> str:
+def find_layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> str:
     """Returns the layer of an instruction, or a part of the step in parentheses."""
-    path = step.layer_path(instruction.op_name)
+    path = step.find_layer_path(instruction.op_name)
     if path:
         return path
     if kind == "collective":
         return "(exchange between devices)"
-    scope = step.scope(instruction.op_name)
+    scope = step.find_scope(instruction.op_name)
     return f"({scope})" if scope else _REST
 
 
-def all_within(
+def list_within(
     module: Module, instruction: Instruction, computation: Computation
 ) -> list[tuple[Instruction, Computation]]:
     """Returns an instruction, and those it fuses, begins or waits for, with their computations."""

@@ -50,7 +50,9 @@ class Prices:
     vector: float
     kernel: float
 
-    def seconds(self, kind: str, estimate: float | None, products: float, traffic: float) -> float:
+    def estimate_seconds(
+        self, kind: str, estimate: float | None, products: float, traffic: float
+    ) -> float:
         """Returns the time of an instruction that exchanges nothing with other devices.
 
         Args:

@@ -5,7 +5,7 @@ The compiler writes such work as a chain: an `async-start`, any number of `async
 update where the SparseCore of v6e and later does the work.
 """
 
-from tftpu.preflight.program.hlo import FREE, Computation, Instruction, Module, hbm_bytes
+from tftpu.preflight.program.hlo import FREE, Computation, Instruction, Module, count_hbm_bytes
 
 _CALLERS = ("async-start", "call", "custom-call")
 
@@ -17,7 +17,7 @@ def find_start(instruction: Instruction, computation: Computation) -> Instructio
     return instruction if instruction.opcode == "async-start" else None
 
 
-def begins(instruction: Instruction, computation: Computation) -> bool:
+def is_beginning(instruction: Instruction, computation: Computation) -> bool:
     """Returns whether the work of a chain begins with this instruction of it."""
     if instruction.opcode == "async-update":
         before = computation[instruction.operands[0]]
@@ -30,15 +30,18 @@ def is_on_sparse_core(start: Instruction) -> bool:
     return 'async_execution_thread="sparsecore"' in start.rest
 
 
-def asynchronous_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
+def count_asynchronous_bytes(
+    module: Module, instruction: Instruction, computation: Computation
+) -> int:
     """Returns the bytes that an instruction moves from and to HBM, asynchronous work included.
 
-    They are those of `hbm_bytes`; all work of a chain belongs to the instruction that begins it.
+    They are those of `count_hbm_bytes`; all work of a chain belongs to the instruction that
+    begins it.
     """
     start = find_start(instruction, computation)
     if start is None:
-        return hbm_bytes(module, instruction, computation)
-    return _count_called_bytes(module, start) if begins(instruction, computation) else 0
+        return count_hbm_bytes(module, instruction, computation)
+    return _count_called_bytes(module, start) if is_beginning(instruction, computation) else 0
 
 
 def _count_called_bytes(module: Module, caller: Instruction) -> int:
@@ -50,5 +53,5 @@ def _count_called_bytes(module: Module, caller: Instruction) -> int:
             if inside.opcode in _CALLERS and inside.called:
                 moved += _count_called_bytes(module, inside)
             elif inside.opcode not in FREE and not inside.opcode.endswith("-done"):
-                moved += hbm_bytes(module, inside, body)
+                moved += count_hbm_bytes(module, inside, body)
     return moved

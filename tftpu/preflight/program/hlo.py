@@ -100,7 +100,7 @@ class Instruction:
     root: bool = False
     loop: "Instruction | None" = None
 
-    def attribute(self, pattern: str) -> str:
+    def match_attribute(self, pattern: str) -> str:
         """Returns the group of a regular expression matched in the attributes, or ""."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
@@ -111,20 +111,20 @@ class Instruction:
 
         What the compiler adds to a loop that it makes of one op says nothing: it belongs to that.
         """
-        found = self.attribute(r'op_name="([^"]*)"')
+        found = self.match_attribute(r'op_name="([^"]*)"')
         return found or (self.loop.op_name if self.loop else "")
 
     @property
     def cycles(self) -> int | None:
         """The compiler's estimate; None if it makes none."""
-        found = int(self.attribute(r'"estimated_cycles":"(\d+)"') or _UNKNOWN)
+        found = int(self.match_attribute(r'"estimated_cycles":"(\d+)"') or _UNKNOWN)
         return found if found < _UNKNOWN else None
 
     @property
     def called(self) -> list[str]:
         """Names of the computations it runs: the body of a fusion or loop, branches."""
         found = re.findall(_CALLED, self.rest)
-        several = self.attribute(r"(?:branch|called)_computations=\{([^}]*)\}")
+        several = self.match_attribute(r"(?:branch|called)_computations=\{([^}]*)\}")
         return found + re.findall(r"[\w.-]+", several)
 
 
@@ -157,15 +157,15 @@ class Module:
                 here[name] = Instruction(
                     name,
                     opcode,
-                    tensors(shape),
+                    parse_tensors(shape),
                     re.findall(r"%([\w.-]+)", operands),
                     operands,
                     attributes,
                     bool(root),
                 )
-        self._tell_loops()
+        self._set_loops()
 
-    def _tell_loops(self) -> None:
+    def _set_loops(self) -> None:
         """Tells the instructions of loops which loop they are in."""
         for computation in self.computations.values():
             for loop in computation.values():
@@ -173,7 +173,7 @@ class Module:
                     for inside in self.computations[name].values():
                         inside.loop = loop
 
-    def products(
+    def iterate_products(
         self, instruction: Instruction, computation: Computation
     ) -> Iterator[tuple[Instruction, Computation]]:
         """Yields the dots and convolutions that an instruction runs, each with its computation."""
@@ -183,14 +183,17 @@ class Module:
             for name in instruction.called:
                 inner = self.computations[name]
                 for inside in inner.values():
-                    yield from self.products(inside, inner)
+                    yield from self.iterate_products(inside, inner)
 
-    def matrix_flops(self, instruction: Instruction, computation: Computation) -> int:
+    def count_matrix_flops(self, instruction: Instruction, computation: Computation) -> int:
         """Returns the FLOPs of the dots and convolutions that an instruction runs.
 
         A multiply-add counts as two.
         """
-        return sum(product_flops(*product) for product in self.products(instruction, computation))
+        return sum(
+            count_product_flops(*product)
+            for product in self.iterate_products(instruction, computation)
+        )
 
 
 def _iterate_lines(text: str) -> Iterator[str]:
@@ -217,7 +220,7 @@ def _split_operands(text: str) -> tuple[str, str]:
     return text[:end], text[end + 1 :]
 
 
-def tensors(shape: str) -> list[Tensor]:
+def parse_tensors(shape: str) -> list[Tensor]:
     """Returns the arrays in the text of a shape: one, or all of a tuple."""
     return [
         Tensor(dtype, tuple(int(d) for d in dims.split(",") if d), layout)
@@ -225,17 +228,17 @@ def tensors(shape: str) -> list[Tensor]:
     ]
 
 
-def product_flops(instruction: Instruction, computation: Computation) -> int:
+def count_product_flops(instruction: Instruction, computation: Computation) -> int:
     """Returns the FLOPs of a dot or a convolution; products with padding do not count."""
     out = instruction.shape[0].dims
     left, right = (computation[name].shape[0].dims for name in instruction.operands[:2])
     if instruction.opcode == "dot":
-        contracted = instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+        contracted = instruction.match_attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
         return 2 * math.prod(out) * math.prod(left[int(d)] for d in contracted.split(",") if d)
     return 2 * _count_convolution_macs(instruction, out, left, right)
 
 
-def hbm_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
+def count_hbm_bytes(module: Module, instruction: Instruction, computation: Computation) -> int:
     """Returns the bytes that an instruction reads from and writes to HBM, including padding.
 
     If an instruction only slices an operand, or updates an array in place, only that part counts.
@@ -343,14 +346,18 @@ def _count_convolution_macs(
     if labels is None:
         raise ValueError(f"The convolution {instruction.name} has no dim_labels.")
     left_labels, right_labels, out_labels = labels.groups()
-    window = dict(re.findall(r"(\w+)=([\dx_-]+)", instruction.attribute(r"window=\{([^}]*)\}")))
+    window = dict(
+        re.findall(r"(\w+)=([\dx_-]+)", instruction.match_attribute(r"window=\{([^}]*)\}"))
+    )
     spatial = sorted(c for c in right_labels if c.isdigit())
 
-    def setting(key: str) -> list[str]:
+    def read_setting(key: str) -> list[str]:
         default = "0_0" if key == "pad" else "1"
         return window[key].split("x") if key in window else [default] * len(spatial)
 
-    settings = zip(*(setting(key) for key in ("size", "stride", "pad", "lhs_dilate", "rhs_dilate")))
+    settings = zip(
+        *(read_setting(key) for key in ("size", "stride", "pad", "lhs_dilate", "rhs_dilate"))
+    )
     macs = out[out_labels.index("b")] * out[out_labels.index("f")] * right[right_labels.index("i")]
     for axis, (size, stride, pad, left_dilate, right_dilate) in zip(spatial, settings):
         macs *= _count_positions(

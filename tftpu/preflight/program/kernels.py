@@ -10,7 +10,7 @@ import operator
 import re
 from typing import Any
 
-from tftpu.preflight.compiling.jax_internals import internals
+from tftpu.preflight.compiling.jax_internals import load_internals
 from tftpu.preflight.program.hlo import Instruction
 
 _CONTRACTED = re.compile(r"dot_dimension_numbers<\[([\d, ]*)\]")  # of the left operand
@@ -21,7 +21,7 @@ class _UnknownError(Exception):
     """Raised where a product runs a number of times that depends on the data or the place."""
 
 
-def kernel_flops(instruction: Instruction) -> int | None:
+def count_kernel_flops(instruction: Instruction) -> int | None:
     """Returns the FLOPs of a kernel's matrix products, None if its code does not show them.
 
     Of the branches of a condition, the one with more of them counts: a kernel that skips blocks,
@@ -30,13 +30,13 @@ def kernel_flops(instruction: Instruction) -> int | None:
     Args:
         instruction: the call of the kernel.
     """
-    body = instruction.attribute(r'"body":"([^"]*)"')
+    body = instruction.match_attribute(r'"body":"([^"]*)"')
     return _count_body(body) if body else None
 
 
 @functools.lru_cache(maxsize=256)
 def _count_body(body: str) -> int | None:
-    jax = internals()
+    jax = load_internals()
     try:
         with jax.mlir.make_ir_context() as context:
             jax.mosaic.register_dialect(context)

@@ -142,12 +142,12 @@ class Lifetimes:
         nested: bool,
     ) -> "_Value":
         state = [leaf for operand in operands for leaf in operand.leaves]
-        body = self._module.computations[loop.attribute(r"body=%?([\w.-]+)")]
+        body = self._module.computations[loop.match_attribute(r"body=%?([\w.-]+)")]
         first = len(self.order)
         for leaf, returned in zip(state, self._walk(body, [state], nested=True)):
-            leaf.share(returned)
+            leaf.merge(returned)
         if not nested:
-            times = self._runs.trips(loop, computation)
+            times = self._runs.count_trips(loop, computation)
             self.loops.append(Loop(first, len(self.order) - 1, times))
         return _Value(state)
 
@@ -166,7 +166,7 @@ class Lifetimes:
         ]
         for other in results[1:]:
             for leaf, same in zip(results[0], other):
-                leaf.share(same)
+                leaf.merge(same)
         return _Value(results[0])
 
     def _visit_value(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
@@ -174,7 +174,7 @@ class Lifetimes:
         flat = [leaf for operand in operands for leaf in operand.leaves]
         opcode, shape = instruction.opcode, instruction.shape
         if opcode == "get-tuple-element":
-            index = int(instruction.attribute(r"index=(\d+)") or 0)
+            index = int(instruction.match_attribute(r"index=(\d+)") or 0)
             return _Value(flat[index : index + len(shape)])
         if opcode in _PASSED_ON:
             return _Value(flat)
@@ -194,7 +194,7 @@ class Lifetimes:
         made = self._create_value(instruction, shape)
         for group in _find_in_place(instruction, [operand.leaves for operand in operands], made):
             for one, other in itertools.pairwise(group):
-                one.share(other)
+                one.merge(other)
         return _Value(made)
 
     def _visit_updated(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
@@ -252,7 +252,7 @@ class _Leaf:
             leaf = leaf._above
         return leaf
 
-    def share(self, other: "_Leaf") -> None:
+    def merge(self, other: "_Leaf") -> None:
         """Lets two leaves share one array, which lives as long as either."""
         top, under = sorted((self.top, other.top), key=lambda leaf: -leaf.bytes)
         if top is not under:
@@ -269,7 +269,7 @@ def _find_in_place(
     for indices in re.findall(r'\{"indices":\[([^\]]*)\]\}', instruction.rest):
         places = [int(place) for place in re.findall(r"\d+", indices)]
         yield [both[place] for place in places if place < len(both) and both[place].bytes]
-    aliases = instruction.attribute(r"output_to_operand_aliasing=\{(.*?\)\s*)\}")
+    aliases = instruction.match_attribute(r"output_to_operand_aliasing=\{(.*?\)\s*)\}")
     for output, operand in re.findall(r"\{(\d*)\}: \((\d+), \{\}\)", aliases):
         if int(operand) < len(operands) and len(operands[int(operand)]) == 1:
             yield [made[int(output or 0)], operands[int(operand)][0]]

@@ -31,7 +31,7 @@ class Runs:
                 if instruction.opcode == "while":
                     self._loops[id(self._find_part(instruction, "body"))] = instruction, computation
 
-    def walk(
+    def iterate(
         self, computation: Computation | None = None, times: int = 1
     ) -> Iterator[tuple[Instruction, int, Computation]]:
         """Yields (instruction, number of runs, its computation) for every instruction that runs.
@@ -46,28 +46,28 @@ class Runs:
         computation = self._module.entry if computation is None else computation
         for instruction in computation.values():
             if instruction.opcode in ("while", "call", "conditional"):
-                inside = times * (self.trips(instruction, computation) or 1)
+                inside = times * (self.count_trips(instruction, computation) or 1)
                 bodies = [self._module.computations[name] for name in instruction.called]
                 if instruction.opcode == "conditional":
                     bodies = [max(bodies, key=self._count_cycles)]
                 for body in bodies:
-                    yield from self.walk(body, inside)
+                    yield from self.iterate(body, inside)
             else:
                 yield instruction, times, computation
 
     def _count_cycles(self, computation: Computation) -> int:
-        return sum(times * (found.cycles or 0) for found, times, _ in self.walk(computation))
+        return sum(times * (found.cycles or 0) for found, times, _ in self.iterate(computation))
 
-    def uncounted(self) -> list[str]:
+    def list_uncounted(self) -> list[str]:
         """Returns the names of the loops whose trip count the program does not show."""
         return [
             instruction.name
             for computation in self._module.computations.values()
             for instruction in computation.values()
-            if instruction.opcode == "while" and self.trips(instruction, computation) is None
+            if instruction.opcode == "while" and self.count_trips(instruction, computation) is None
         ]
 
-    def trips(self, loop: Instruction, computation: Computation) -> int | None:
+    def count_trips(self, loop: Instruction, computation: Computation) -> int | None:
         """Returns the trip count of a loop, None if it is not known; 1 for other instructions.
 
         Args:
@@ -76,7 +76,7 @@ class Runs:
         """
         if loop.opcode != "while":
             return 1
-        if known := loop.attribute(r'"known_trip_count":\{"n":"?(\d+)'):
+        if known := loop.match_attribute(r'"known_trip_count":\{"n":"?(\d+)'):
             return int(known)
         counts = []
         for counter, bound, extra in self._iterate_comparisons(
@@ -91,7 +91,7 @@ class Runs:
         return min(counts, default=None)
 
     def _find_part(self, loop: Instruction, part: str) -> Computation:
-        return self._module.computations[loop.attribute(rf"{part}=%?([\w.-]+)")]
+        return self._module.computations[loop.match_attribute(rf"{part}=%?([\w.-]+)")]
 
     def _iterate_comparisons(
         self, condition: Computation, calls: tuple[Place, ...]
@@ -190,7 +190,7 @@ class Runs:
         if kept is not None:
             return kept
         step, start = self._step(source, index), self._find_initial(source, computation, index)
-        trips = self.trips(source, computation)
+        trips = self.count_trips(source, computation)
         return None if step is None or start is None or trips is None else start + step * trips
 
 
@@ -206,7 +206,7 @@ def _find_root(computation: Computation) -> Instruction:
 
 def _index(element: Instruction) -> int:
     """Returns the place of an element of a tuple."""
-    return int(element.attribute(r"index=(\d+)") or 0)
+    return int(element.match_attribute(r"index=(\d+)") or 0)
 
 
 def _is_element(value: Instruction | None, index: int, body: Computation) -> bool:

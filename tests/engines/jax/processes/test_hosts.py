@@ -123,7 +123,7 @@ def start(workdir: Path, count: int, *flags: str) -> list[subprocess.Popen]:
 
 def wait_for(workdir: Path, step: int, processes: list[subprocess.Popen]) -> None:
     """Waits until there is a checkpoint of the step or a later one."""
-    while (Checkpoints(str(workdir)).steps() or [0])[-1] < step:
+    while (Checkpoints(str(workdir)).list_steps() or [0])[-1] < step:
         if any(process.poll() is not None for process in processes):
             pytest.fail("\n\n".join(said(workdir.parent)))
         time.sleep(0.02)
@@ -152,7 +152,7 @@ def test_two_hosts_stop_together_fail_together_and_finish_like_one(tmp_path, alo
     wait_for(workdir, 10, processes)
     processes[1].send_signal(signal.SIGTERM)
     assert codes(processes) == [75, 75], said(tmp_path)
-    step = Checkpoints(str(workdir)).steps()[-1]
+    step = Checkpoints(str(workdir)).list_steps()[-1]
     assert step < STEPS
     assert f"Stopped by another host after step {step}, saved" in said(tmp_path)[0]
     assert f"Stopped by SIGTERM after step {step}, saved" in said(tmp_path)[1]
@@ -168,7 +168,7 @@ def test_two_hosts_stop_together_fail_together_and_finish_like_one(tmp_path, alo
         assert f"Host {lost} was lost" in said(tmp_path)[1 - lost]
         processes[lost].kill()
         processes[lost].wait()
-        step = Checkpoints(str(workdir)).steps()[-1]
+        step = Checkpoints(str(workdir)).list_steps()[-1]
 
     assert codes(start(workdir, 2)) == [0, 0], said(tmp_path)
     assert "Resuming from the checkpoint" in said(tmp_path)[0]

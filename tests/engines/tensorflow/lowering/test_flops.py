@@ -12,7 +12,7 @@ from tests.support.models import foreign_models
 from tests.support.programs import jax_process
 from tests.support.steps.closed_form import real_products
 from tests.support.steps.stepping import train_step
-from tftpu.engines.origins import Origin, of_arguments, passes, stopped
+from tftpu.engines.origins import Origin, count_passes, find_argument_origins, stopped
 from tftpu.engines.tensorflow.lowering import flops, lower
 
 DATA, FIXED, TRAINED = Origin.DATA, Origin.FIXED, Origin.TRAINED
@@ -32,7 +32,7 @@ PRODUCT = 2 * 4**3
     ],
 )
 def test_the_passes_of_a_product(left, right, expected):
-    assert passes(left, right) == passes(right, left) == expected
+    assert count_passes(left, right) == count_passes(right, left) == expected
 
 
 def test_no_gradient_flows_through_what_is_stopped():
@@ -44,8 +44,10 @@ def test_no_gradient_flows_through_what_is_stopped():
 
 
 def test_arguments_follow_a_choice_or_mix():
-    assert of_arguments([DATA, FIXED], 2) == of_arguments([TRAINED, DATA, FIXED], 2)
-    assert of_arguments([DATA, FIXED], 4) == [DATA | FIXED] * 4
+    assert find_argument_origins([DATA, FIXED], 2) == find_argument_origins(
+        [TRAINED, DATA, FIXED], 2
+    )
+    assert find_argument_origins([DATA, FIXED], 4) == [DATA | FIXED] * 4
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
         # What an initializer computes from numbers of another shape, such as an orthogonal matrix,
         # is computed whole.
         place = layout if tuple(drawn.shape) == tuple(shape) else None
-        return placing.put(drawn.numpy(), place)
+        return placing.place_value(drawn.numpy(), place)
 
     def wrap_sampler(function: Callable[..., tf.Tensor]) -> Callable[..., jax.Array]:
         def draw(
@@ -54,5 +54,5 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
 
 
 def _draw_seed(seed: Any) -> tf.Tensor:
-    drawn = np.asarray(keras_internals.drawn_seed(seed)).astype(np.int64)
+    drawn = np.asarray(keras_internals.draw_seed(seed)).astype(np.int64)
     return tf.constant(drawn % _SEEDS, tf.int32)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 
-def put(value: Any, sharding: Any) -> jax.Array:
+def place_value(value: Any, sharding: Any) -> jax.Array:
     """Returns an array that lies as a sharding says.
 
     On several hosts each of them gives the same value, and puts onto its own devices their parts of

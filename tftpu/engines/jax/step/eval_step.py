@@ -11,7 +11,7 @@ from tftpu.engines.data.division import Division
 from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.objectives import forward
 from tftpu.engines.objectives.forward import ForwardPass, RecordingScope
-from tftpu.engines.objectives.losses import examples_of, sum_and_count
+from tftpu.engines.objectives.losses import count_examples, sum_and_count
 from tftpu.engines.objectives.sums import EvalSums
 from tftpu.tensors import Nest, Tensor
 
@@ -67,7 +67,7 @@ class EvalStep:
             valid: (batch,) float32, 1.0 for examples and 0.0 for padding; None: no padding.
         """
         runs = self._run(values, batch, valid)
-        examples = jnp.asarray(float(examples_of(batch))) if valid is None else jnp.sum(valid)
+        examples = jnp.asarray(float(count_examples(batch))) if valid is None else jnp.sum(valid)
         totals, counts = [], []
         for losses, run in zip(self._state.losses, runs):
             for term, elements in zip(losses.terms, run.computed.elements):
@@ -76,7 +76,7 @@ class EvalStep:
                 counts.append(count)
         added = sum(run.computed.added for run in runs)
         metrics = [value for run in runs for value in run.metrics]
-        return sums + self.sums.vector(examples, added, totals, counts, metrics)
+        return sums + self.sums.build_vector(examples, added, totals, counts, metrics)
 
     def check_metrics(self, first: Callable[[], Nest]) -> None:
         """Raises `UserError` for a metric whose states cannot be added up over batches.

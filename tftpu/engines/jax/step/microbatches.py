@@ -8,7 +8,7 @@ import keras
 
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement.sharding import Layout
-from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.tensors import Nest
 
 
@@ -33,7 +33,7 @@ class MicrobatchLayout:
     def __init__(self, layout: Layout, shard_spec: Nest, microbatches: int):
         self._layout = layout
         self._shards = meshes.count_batch_shards(layout.mesh)
-        self.shard = examples_of(shard_spec)
+        self.shard = count_examples(shard_spec)
         self.microbatches = microbatches
         self.batch = self._build_shapes(shard_spec, self._shards * self.shard)
         self.microbatch = self._build_shapes(shard_spec, self._shards * self.shard // microbatches)
@@ -44,7 +44,7 @@ class MicrobatchLayout:
 
     def remove_padding(self, batch: Nest) -> Nest:
         """Returns a batch without what its shards hold beyond their examples."""
-        padded = examples_of(batch) // self._shards
+        padded = count_examples(batch) // self._shards
         if padded == self.shard:
             return batch
 

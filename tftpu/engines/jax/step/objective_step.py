@@ -17,7 +17,7 @@ from tftpu.engines.jax.step.microbatches import MicrobatchLayout
 from tftpu.engines.objectives import forward
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import Forward, ForwardPass
-from tftpu.engines.objectives.losses import divisor, summed_loss
+from tftpu.engines.objectives.losses import divisor, sum_losses
 from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
 from tftpu.tensors import Nest, Tensor
@@ -139,7 +139,9 @@ class ObjectiveStep:
     def compute_outputs(self, values: StateValues, batch: Nest) -> Nest:
         """Returns what the forward pass computes, as in evaluation."""
         with self._state.gathering.reading():
-            return self._forward.outputs(batch, forward.Values(values.trainable, values.untrained))
+            return self._forward.compute_outputs(
+                batch, forward.Values(values.trainable, values.untrained)
+            )
 
     def count_flops(self) -> int:
         """Returns the model FLOPs of a microbatch, forward and backward.
@@ -183,7 +185,7 @@ class ObjectiveStep:
         def compute_microbatch(number, metrics, batch):
             def compute_loss(own):
                 result = self._run(values, own, step, number, batch, metrics)
-                loss, terms = summed_loss(self._losses.terms, result.computed, divisors,
+                loss, terms = sum_losses(self._losses.terms, result.computed, divisors,
                                           self._division.parts)  # fmt: skip
                 statistics = [result.statistics[i] for i in changed]
                 scaled = loss if scale is None else loss * scale
@@ -192,7 +194,7 @@ class ObjectiveStep:
             (_, others), grads = jax.value_and_grad(compute_loss, has_aux=True)(own)
             return self._constrain_gradients(grads), *others
 
-        zeros = self._forward.zero_metrics()
+        zeros = self._forward.build_zero_metrics()
         if self._microbatching.microbatches == 1:
             return compute_microbatch(0, zeros, batch)
 
@@ -249,7 +251,7 @@ class ObjectiveStep:
             own = [values.trainable[i] for i in self._own]
             elements = self._run(values, own, step, 0, batch).computed.elements
         else:
-            elements = losses.elements_of_zeros(batch, self._described.output)
+            elements = losses.compute_zero_elements(batch, self._described.output)
         microbatches = self._microbatching.microbatches
         return [
             jnp.asarray(divisor(term, found, 1, microbatches), "float32")
@@ -294,7 +296,7 @@ def _find_constants(
 ) -> list[tuple[keras.Variable, Any]]:
     """Returns the variables outside of the model among those that were read, with their values."""
     model = state.model
-    states = [*state.seed_states, *keras_internals.compiled_states(model)]
+    states = [*state.seed_states, *keras_internals.list_compiled_states(model)]
     known = {id(v) for v in [*model.variables, *states]}
     return [(v, v.value) for v in read if id(v) not in known]
 
@@ -321,7 +323,7 @@ def _describe(traced: Forward, losses: Any, microbatching: MicrobatchLayout) -> 
         keras.tree.map_structure(
             lambda t: keras.KerasTensor(t.shape[1:], np.dtype(t.dtype).name), outputs
         ),
-        any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
+        any(keras_internals.read_mask(t) is not None for t in keras.tree.flatten(outputs)),
         [compute_divisor(*pair) for pair in zip(losses.terms, traced.computed.elements)],
     )
 

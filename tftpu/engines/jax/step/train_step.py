@@ -93,7 +93,7 @@ class TrainStep:
         norm = jnp.sqrt(sum(result.norm**2 for result in results))
         skipped = 1.0 - finite.astype("float32")
         metrics = [value for result in results for value in result.metrics]
-        return values, sums + self.sums.vector(1, norm, skipped, sums_of_groups, metrics)
+        return values, sums + self.sums.build_vector(1, norm, skipped, sums_of_groups, metrics)
 
     def check_constants(self) -> None:
         """Raises `UserError` if a variable outside of the model changed that the program holds."""

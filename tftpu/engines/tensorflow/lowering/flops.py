@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tftpu.engines.origins import Origin, of_arguments, passes, stopped, union
+from tftpu.engines.origins import (
+    Origin,
+    count_passes,
+    find_argument_origins,
+    merge_origins,
+    stopped,
+)
 from tftpu.engines.tensorflow import internals
 
 Shape = Any  # a tf.TensorShape that is fully defined
@@ -43,9 +49,9 @@ def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]
         elif op.type in ("Placeholder", "PlaceholderWithDefault"):
             continue  # an input, whose origin is given
         else:
-            total += passes(*inputs[-2:]) * _count_flops(op) if len(inputs) > 1 else 0
+            total += count_passes(*inputs[-2:]) * _count_flops(op) if len(inputs) > 1 else 0
             # Noise is data, whatever its seed depends on.
-            origin = Origin.DATA if "Random" in op.type else union(inputs)
+            origin = Origin.DATA if "Random" in op.type else merge_origins(inputs)
             outputs = [origin] * len(op.outputs)
         for tensor, origin in zip(op.outputs, outputs):
             flows = op.type != "StopGradient" and _is_differentiable(tensor)
@@ -58,15 +64,17 @@ def _count_called(
 ) -> tuple[int, list[Origin]]:
     """Returns the FLOPs of the functions that an op calls, and the origins of its outputs."""
     while True:
-        found = [_count_graph(body, of_arguments(inputs, len(body.inputs))) for body in bodies]
+        found = [
+            _count_graph(body, find_argument_origins(inputs, len(body.inputs))) for body in bodies
+        ]
         results = [outputs for _, outputs in found if len(outputs) == len(op.outputs)]
-        outputs = [union(origins) for origins in zip(*results)]
+        outputs = [merge_origins(origins) for origins in zip(*results)]
         # What one iteration makes, the next one is given.
         after = [a | b for a, b in zip(inputs, outputs)] if "While" in op.type else inputs
         if after == inputs:
             counts = [flops for flops, _ in found]
             total = max(counts) if op.type in _CHOICES else sum(counts)
-            return total, outputs or [union(inputs)] * len(op.outputs)
+            return total, outputs or [merge_origins(inputs)] * len(op.outputs)
         inputs = after
 
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 from tftpu import sharding
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
-from tftpu.engines.data.conversion import with_examples
-from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf, layer_path
-from tftpu.engines.objectives.losses import examples_of
+from tftpu.engines.data.conversion import replace_examples
+from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf, find_layer_path
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.train_step import TrainStep
@@ -56,7 +56,7 @@ def lower(
     options = options or TrainConfig()
     strategy = OneReplicaStrategy(replicas)
     model, step = _build(model_fn, batch_spec, precision, options, strategy, objectives)
-    flat = keras_internals.flat_layers(model)
+    flat = keras_internals.list_layers(model)
     layers = {layer.name: type(layer).__name__ for layer in flat}
     with sharding.compiling_for("tpu"):
         hlo, arguments = to_hlo(
@@ -65,8 +65,8 @@ def lower(
             "hlo_serialized",
             layers,
         )
-    examples = examples_of(batch_spec) // options.gradient_accumulation_steps
-    microbatch = with_examples(batch_spec, examples)
+    examples = count_examples(batch_spec) // options.gradient_accumulation_steps
+    microbatch = replace_examples(batch_spec, examples)
     # Not for a TPU: a kernel of ours would hide products.
     forward, _ = to_hlo(step.forward, (microbatch,), "hlo", layers)
     return LoweredStep(
@@ -241,7 +241,7 @@ def _explain_failure(message: str, layers: Collection[str]) -> str:
     first = message.strip().splitlines()[0][:300]
     if not node:
         return f"XLA cannot compile the step. TensorFlow reports: {first}"
-    layer, op = layer_path(node[1], layers), node[1].rsplit("/", 1)[-1]
+    layer, op = find_layer_path(node[1], layers), node[1].rsplit("/", 1)[-1]
     if "fixed tensor list size" in message:
         return (
             f"The layer {layer!r} has a loop that XLA cannot differentiate, as it does not know "

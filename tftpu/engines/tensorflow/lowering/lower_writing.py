@@ -9,9 +9,9 @@ from tftpu import sharding
 from tftpu.engines import keras_internals
 from tftpu.engines.lowered import Held, LoweredStep, ModelFn
 from tftpu.engines.tensorflow.lowering.lower import OneReplicaStrategy, count_bytes, to_hlo
-from tftpu.inference.decoding import decoding_of
+from tftpu.inference.decoding import build_decoding
 from tftpu.inference.loop import Loop
-from tftpu.inference.sampling import Sampling, rules
+from tftpu.inference.sampling import Sampling, gather_rules
 
 _TOKENS = 64  # that the loop writes, so that what comes before it does not count
 
@@ -42,7 +42,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
         UserError: the model does not predict the next token, or XLA cannot compile it.
     """
     model = _build_model(model_fn, precision)
-    decoding = decoding_of(model)
+    decoding = build_decoding(model)
     loop, slots = Loop(decoding, Sampling().choice, None), decoding.context
     every = min(_TOKENS, slots // 2)
 
@@ -55,9 +55,11 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
     def write(state: Any, lengths: Any, uniform: Any) -> Any:
         return loop.write(state, lengths, uniform, every)
 
-    layers = {x.name: type(x).__name__ for x in keras_internals.flat_layers(model)}
+    layers = {x.name: type(x).__name__ for x in keras_internals.list_layers(model)}
     lengths, chances = build_spec(rows), build_spec(rows, dtype=tf.float32)
-    numbers = {name: build_spec(rows, dtype=x.dtype) for name, x in rules([Sampling()]).items()}
+    numbers = {
+        name: build_spec(rows, dtype=x.dtype) for name, x in gather_rules([Sampling()]).items()
+    }
     prompts = (
         build_spec(rows, slots - every),
         lengths,

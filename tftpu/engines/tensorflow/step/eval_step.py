@@ -9,7 +9,7 @@ from tftpu.engines import checks
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives import forward
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
-from tftpu.engines.objectives.losses import examples_of, sum_and_count
+from tftpu.engines.objectives.losses import count_examples, sum_and_count
 from tftpu.engines.objectives.sums import EvalSums
 from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.state import ModelState
@@ -60,7 +60,7 @@ class EvalStep:
             repeats: number of replicas that evaluate this same shard.
         """
         runs = self._run(batch, valid, shards)
-        size = float(examples_of(batch))
+        size = float(count_examples(batch))
         examples = tf.constant(size) if valid is None else tf.reduce_sum(valid)
         batch_size = self._count_examples(examples, size, valid, shards)
         sums, counts = [], []
@@ -71,7 +71,7 @@ class EvalStep:
                 counts.append(count)
         added = functools.reduce(tf.add, [run.computed.added for run in runs])
         metrics = [value for run in runs for value in run.metrics]
-        vector = self.sums.vector(examples, added, sums, counts, metrics)
+        vector = self.sums.build_vector(examples, added, sums, counts, metrics)
         self.accumulator.add(vector / repeats)
 
     def predict(self, x: Nest) -> Nest:

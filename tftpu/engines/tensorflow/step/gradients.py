@@ -11,7 +11,7 @@ from tftpu.engines.checks import refuse_unreached
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
-from tftpu.engines.objectives.losses import divisor, summed_loss
+from tftpu.engines.objectives.losses import divisor, sum_losses
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
@@ -103,7 +103,7 @@ class ShardGradients:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(watched)
                 result = self._run(batch, values)
-                loss, terms = summed_loss(
+                loss, terms = sum_losses(
                     self._terms, result.computed, divisors, self._division.parts
                 )
                 scaled = loss if scale is None else loss * scale
@@ -116,7 +116,7 @@ class ShardGradients:
             ]
             return grads, result.statistics, result.metrics, [loss, *terms]
 
-        zero_metrics = self._forward.zero_metrics()
+        zero_metrics = self._forward.build_zero_metrics()
         if self._microbatches == 1:
             grads, stats, metrics, losses = compute_microbatch(0, zero_metrics, batch)
         else:
@@ -141,7 +141,7 @@ class ShardGradients:
             values = Values(trainable, statistics, self._compute_seeds(context, 0))
             elements = self._run(batch, values).computed.elements
         else:
-            elements = losses.elements_of_zeros(batch, self._described.output)
+            elements = losses.compute_zero_elements(batch, self._described.output)
         local = [
             tf.cast(divisor(term, found, self._state.replicas, self._microbatches), tf.float32)
             for term, found in zip(self._terms, elements)

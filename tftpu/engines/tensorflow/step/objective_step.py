@@ -9,7 +9,7 @@ from tftpu import sharding
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
-from tftpu.engines.objectives.losses import divisor, examples_of
+from tftpu.engines.objectives.losses import count_examples, divisor
 from tftpu.engines.objectives.parameter_groups import ParameterGroup
 from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
@@ -67,7 +67,7 @@ class ObjectiveStep:
         self.forward = ForwardPass(state, losses, self.statistics)
         described = _describe(state, self._group, traced)
         self.divisors = described.divisors
-        examples = examples_of(microbatch)
+        examples = count_examples(microbatch)
         self._gradients = ShardGradients(state, index, self.forward, described, examples)
 
     def train(self, context: Any, batch: Nest) -> ObjectiveResult:
@@ -124,7 +124,8 @@ class ObjectiveStep:
         variables = self._state.model.trainable_variables
         own = {id(v) for v in self._group.variables}
         traced = tf.function(
-            lambda batch, values: self.forward.outputs(batch, Values(values)), autograph=False
+            lambda batch, values: self.forward.compute_outputs(batch, Values(values)),
+            autograph=False,
         )
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in variables]
         graph: Any = traced.get_concrete_function(microbatch, specs).graph
@@ -183,7 +184,7 @@ def _describe(state: ModelState, group: ParameterGroup, traced: Forward) -> Forw
         output=keras.tree.map_structure(
             lambda t: keras.KerasTensor(t.shape[1:], t.dtype.name), outputs
         ),
-        masked=any(keras_internals.keras_mask(t) is not None for t in keras.tree.flatten(outputs)),
+        masked=any(keras_internals.read_mask(t) is not None for t in keras.tree.flatten(outputs)),
         divisors=[
             compute_divisor(term, elements)
             for term, elements in zip(group.losses.terms, traced.computed.elements)

@@ -81,7 +81,7 @@ class TrainStep:
 
     def forward(self, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""
-        return [one.forward.outputs(microbatch) for one in self._steps]
+        return [one.forward.compute_outputs(microbatch) for one in self._steps]
 
     @property
     def turns(self) -> StepVariants | None:
@@ -122,7 +122,7 @@ class TrainStep:
         norm = tf.linalg.global_norm([result.norm for result in results])
         skipped = 1.0 - tf.cast(finite, tf.float32)
         metrics = [value for result in results for value in result.metrics]
-        self.accumulator.add(self.sums.vector(state.replicas, norm, skipped, sums, metrics))
+        self.accumulator.add(self.sums.build_vector(state.replicas, norm, skipped, sums, metrics))
 
     def synchronise(self) -> None:
         """Sets the moving statistics of all replicas to their mean, in replica context."""
