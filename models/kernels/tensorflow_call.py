@@ -32,6 +32,6 @@ def call(function: Callable) -> Callable:
         function,
         with_gradient=False,
         native_serialization_platforms=("tpu",),
-        # Preflight lowers on a machine without a TPU; callers have asked `target.platform()`.
+        # Preflight lowers on a machine without a TPU; callers have asked `sharding.get_platform()`.
         native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
     )

@@ -140,7 +140,7 @@ def test_a_real_limit_on_the_size_of_files_fails_only_the_save(tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
         "checkpoints.save(2, leaves(2, (1000, 200)), {})\n"
         "checkpoints.wait()\n"
-        "print(checkpoints.take_failure(), checkpoints.steps())\n"
+        "print(checkpoints.take_failure(), checkpoints.list_steps())\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

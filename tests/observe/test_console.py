@@ -108,7 +108,7 @@ console = Console(900)
 console.start()
 for number in range(20):
     console.say(f"line {number}")
-console.advance(Progress(450, 0.5, 1000.0, None, 60.0))
+console.update_progress(Progress(450, 0.5, 1000.0, None, 60.0))
 time.sleep(60)
 """
 

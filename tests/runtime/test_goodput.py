@@ -39,7 +39,7 @@ RUN = textwrap.dedent(
         compiled(), sys.argv[1], steps_per_loop=1, log_every=10, checkpoint_every=20
     )
     account = trainer.account
-    account.started_earlier(goodput.process_age() - account.clock.wall())
+    account.add_earlier(goodput.process_age() - account.clock.measure_wall())
     trainer.fit(data(), steps=60, validation_data=data(), callbacks=[Watch()], verbose=False)
     print("done", flush=True)
     os._exit(0)

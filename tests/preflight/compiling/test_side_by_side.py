@@ -217,8 +217,9 @@ def test_a_phase_that_is_over_soon_is_not_shown(capfd):
 def test_folders_of_killed_processes_are_removed_and_others_stay(tmp_path):
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from tftpu.preflight.compiling.work_folder import work_folder\n"
-        "with work_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(60)"
+        "from tftpu.preflight.compiling.work_folder import open_work_folder\n"
+        "with open_work_folder(Path(sys.argv[1])) as folder:\n"
+        "    print(folder, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     made = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]

@@ -44,7 +44,7 @@ _DIVISION: contextvars.ContextVar[Division] = contextvars.ContextVar("division")
 
 @contextlib.contextmanager
 def divided(division: Division) -> Iterator[None]:
-    """Announces the division of the batch to `announced`, in this thread only."""
+    """Announces the division of the batch to `find_division`, in this thread only."""
     token = _DIVISION.set(division)
     try:
         yield
