@@ -77,7 +77,7 @@ def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is not a JSON: {error}.") from error
+        raise BadRequest(f"The body is not JSON: {error}.") from error
     finally:
         gc.enable()
     if not isinstance(found, dict):
