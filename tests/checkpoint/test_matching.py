@@ -63,7 +63,7 @@ def saved_by(folder, *processes: Cut) -> str:
     for number, process in enumerate(processes):
         [copied] = HostCopy().take(process.groups).values()
         name = f"model-{number}.safetensors" if number else "model.safetensors"
-        contents[name] = TensorFile(matching.keyed(copied)).blocks
+        contents[name] = TensorFile(matching.keyed(copied)).iterate_blocks
     path = str(folder / "checkpoints" / "3")
     marker = OwnFile(str(folder), "checkpoints", "3", manifest.FILE)
     marker.see()

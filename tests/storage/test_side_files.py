@@ -11,6 +11,7 @@ from tests.support.models.training import compiled, data, make_trainer
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.launch.commands import plot, status
 from tftpu.launch.preflight import predictions
+from tftpu.launch.run import result
 from tftpu.storage import side_files
 from tftpu.storage.lines import Lines
 
@@ -37,7 +38,7 @@ def test_a_damaged_side_file_is_ignored_with_a_warning(content, tmp_path, caplog
         path.write_bytes(content)
     readers = {
         checkpoints.best: best,
-        lambda: plot._read_best(str(tmp_path)): best,
+        lambda: result.read_best(str(tmp_path)): best,
         lambda: status._find_checkpoints(str(tmp_path))["best"]: best,
         lambda: predictions.read_rates(str(tmp_path)): preflight,
         lambda: predictions.read_step_times(str(tmp_path), 1): preflight,
