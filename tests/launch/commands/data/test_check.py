@@ -115,7 +115,7 @@ def test_memory_is_compared_with_the_hosts(tmp_path):
     ],
 )
 def test_the_buckets_region_is_compared_with_the_tpus(monkeypatch, where, zone, level):
-    monkeypatch.setattr(buckets, "location", {"mine": where}.__getitem__)
+    monkeypatch.setattr(buckets, "find_location", {"mine": where}.__getitem__)
     assert levels(data_check.inspect_region("gs://mine/data", zone)) == [level]
 
 
