@@ -32,7 +32,8 @@ def iterate_training_batches(
     """Returns an iterator over the shards of the global batches from step `start`.
 
     Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read in full.
-    With an epoch, its batches are those of `build_epochs`. A gate holds back what this machine reads.
+    With an epoch, its batches are those of `build_epochs`. A gate holds back what this
+    machine reads.
     """
     gate = None if is_read_remotely(strategy) else gate
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
