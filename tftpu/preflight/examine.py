@@ -128,7 +128,7 @@ class Examiner:
         if wider is not None and self.options.mesh == AUTO:
             return wider
         if report.largest_per_core_batch is None:
-            self._add_advice(report, target)
+            self._add_fixes(report, target)
         if wider is not None:
             used = format_size(wider.hbm_bytes)
             if wider.step_ms is not None:
@@ -284,7 +284,7 @@ class Examiner:
                 return f"{found}: {', '.join(used)}, the same update."
         return f"model.remat={self.lowering.remats[-1]} is not enough to make this batch fit."
 
-    def _add_advice(self, report: SliceReport, target: Slice) -> None:
+    def _add_fixes(self, report: SliceReport, target: Slice) -> None:
         """Adds to the report of a step that does not fit: its memory, and what would fit."""
         per_core = report.per_core_batch
         limit = target.generation.hbm_limit

@@ -17,7 +17,7 @@ import numpy as np
 from tests.support.models import zoo
 from tftpu.engines import keras_internals
 from tftpu.engines.objectives.compiled import CompiledLosses
-from tftpu.engines.objectives.losses import divisor, sum_weighted
+from tftpu.engines.objectives.losses import compute_shard_divisor, sum_weighted
 from tftpu.models.layers.stochastic_depth import ExampleSeed
 from tftpu.optim.losses import SmoothedCrossentropy
 
@@ -111,7 +111,7 @@ def _numbers(model: keras.Model, x: Any, y: np.ndarray) -> Numbers:
             computed = losses.compute((x, y), True, None, list)
             states = [scope.get_current_value(v) for v in others]
         (elements,), (term,) = computed.elements, losses.terms
-        total = sum_weighted(elements) / divisor(term, elements, 1)
+        total = sum_weighted(elements) / compute_shard_divisor(term, elements, 1)
         return total, (computed.y_pred, states)
 
     def evaluation_logits(values):  # as Keras's own trainers compute them, not by `__call__`

@@ -126,7 +126,9 @@ class Losses(Protocol):
         ...
 
 
-def divisor(term: Term, elements: Elements, shards: int, microbatches: int = 1) -> Any:
+def compute_shard_divisor(
+    term: Term, elements: Elements, shards: int, microbatches: int = 1
+) -> Any:
     """Returns the summand of one shard's elements in the global divisor of a term.
 
     It is a Python float if it does not depend on the data, so that the usual case needs no
@@ -194,7 +196,7 @@ def sum_and_count(
     if term.reduction == "sum":  # Keras weights the sum of a batch by its examples
         return sum_weighted(elements) * batch_size, examples
     return sum_weighted(elements), ops.convert_to_tensor(
-        divisor(term, elements, shards=1), "float32"
+        compute_shard_divisor(term, elements, shards=1), "float32"
     )
 
 

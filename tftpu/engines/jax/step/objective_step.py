@@ -17,7 +17,7 @@ from tftpu.engines.jax.step.microbatches import MicrobatchLayout
 from tftpu.engines.objectives import forward
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import Forward, ForwardPass
-from tftpu.engines.objectives.losses import divisor, sum_losses
+from tftpu.engines.objectives.losses import compute_shard_divisor, sum_losses
 from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
 from tftpu.tensors import Nest, Tensor
@@ -254,7 +254,7 @@ class ObjectiveStep:
             elements = losses.compute_zero_elements(batch, self._described.output)
         microbatches = self._microbatching.microbatches
         return [
-            jnp.asarray(divisor(term, found, 1, microbatches), "float32")
+            jnp.asarray(compute_shard_divisor(term, found, 1, microbatches), "float32")
             for term, found in zip(losses.terms, elements)
         ]
 
@@ -317,7 +317,7 @@ def _describe(traced: Forward, losses: Any, microbatching: MicrobatchLayout) -> 
             return None
         summed = term.reduction == "sum" and not elements.is_scalar
         count = microbatching.microbatches
-        return divisor(term, elements, count) * count if not summed else 1.0
+        return compute_shard_divisor(term, elements, count) * count if not summed else 1.0
 
     return _ForwardProperties(
         keras.tree.map_structure(

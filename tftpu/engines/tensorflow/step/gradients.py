@@ -11,7 +11,7 @@ from tftpu.engines.checks import refuse_unreached
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
-from tftpu.engines.objectives.losses import divisor, sum_losses
+from tftpu.engines.objectives.losses import compute_shard_divisor, sum_losses
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
@@ -143,7 +143,10 @@ class ShardGradients:
         else:
             elements = losses.compute_zero_elements(batch, self._described.output)
         local = [
-            tf.cast(divisor(term, found, self._state.replicas, self._microbatches), tf.float32)
+            tf.cast(
+                compute_shard_divisor(term, found, self._state.replicas, self._microbatches),
+                tf.float32,
+            )
             for term, found in zip(self._terms, elements)
         ]
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(local))

@@ -9,7 +9,7 @@ from tftpu import sharding
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
-from tftpu.engines.objectives.losses import count_examples, divisor
+from tftpu.engines.objectives.losses import compute_shard_divisor, count_examples
 from tftpu.engines.objectives.parameter_groups import ParameterGroup
 from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
@@ -178,7 +178,7 @@ def _describe(state: ModelState, group: ParameterGroup, traced: Forward) -> Forw
         if elements.count is not None:
             return None
         summed = term.reduction == "sum" and not elements.is_scalar
-        return divisor(term, elements, parts) * parts if not summed else 1.0
+        return compute_shard_divisor(term, elements, parts) * parts if not summed else 1.0
 
     return ForwardProperties(
         output=keras.tree.map_structure(
