@@ -10,7 +10,7 @@ KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece hugg
 TRANSFORM := tensorflow-transform==1.21.0 tfx-bsl==1.21.0 tf_keras==2.20.1 pydot dill
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-all test-slow test-parity exhaustive fuzz audit test-matrix lint types format \
+.PHONY: train test test-all test-slow test-parity durations exhaustive fuzz audit test-matrix lint types format \
 	docs pictures clean
 
 # `make train ENGINE=jax` trains the same on the JAX engine, in a workdir of its own.
@@ -36,6 +36,14 @@ test-slow: $(VENV)/.dev
 # The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
 	$(PYTEST) -m parity $(TWO)
+
+# The seconds of every test file, by which tests/conftest.py orders them: runs all of `test-all`.
+durations: $(VENV)/.parity
+	-$(PYTEST) $(TWO) --junitxml=build/fast.xml
+	-$(PYTEST) -m 'slow and not exhaustive' $(TWO) $(LARGE) --junitxml=build/slow1.xml
+	-$(PYTEST) -m 'slow and not exhaustive' $(TWO) $(LARGE:%=--ignore=%) --junitxml=build/slow2.xml
+	-$(PYTEST) -m parity $(TWO) --junitxml=build/parity.xml
+	$(BIN)/python -m tests.support.repository.durations $(addprefix build/,fast.xml slow1.xml slow2.xml parity.xml)
 
 # The packages that are installed, against the public database of vulnerabilities: over the network.
 audit: $(VENV)/.dev
