@@ -271,7 +271,7 @@ def test_a_whole_loss_of_several_numbers_is_refused():
         def __call__(self, y_true, y_pred, sample_weight=None):
             return ops.square(y_true - y_pred)
 
-    with pytest.raises(UserError, match=r"__call__ of its own that returns the shape \(16, 1\)"):
+    with pytest.raises(UserError, match=r"its own __call__ that returns the shape \(16, 1\)"):
         tftpu.Trainer(own_code.dense(loss=Several())).fit(X, Y, **RUN)
 
 
