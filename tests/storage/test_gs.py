@@ -279,6 +279,9 @@ def test_writers_write_into_a_bucket(service):
     for step in (1, 2, 3):
         tensorboard.write(step, "train", {"loss": 1.0 / step})
         lines.write(step, "train", {"loss": 1.0 / step})
+        assert not tf.summary.scalar(
+            "of nobody", 1.0, step=step
+        )  # no writer is left as the default
     tensorboard.close()
     lines.close()
     (events,) = tf.io.gfile.glob(f"{folder}/train/events*")

@@ -197,9 +197,8 @@ class TensorBoard(Writer):
             self._write_hyperparameters("eval")
         with self._open_folder("train" if split == HOST else split, step, 100 * len(scalars)):
             for name, value in scalars.items():
-                tf.summary.scalar(
-                    name, np.asarray(value)
-                )  # an array, for the reason in `_open_folder`
+                # An array, for the reason in `_open_folder`.
+                tf.summary.scalar(name, np.asarray(value))
 
     def write_text(self, step: int, name: str, text: str) -> None:
         import tensorflow as tf
@@ -260,14 +259,24 @@ class TensorBoard(Writer):
 
 @contextlib.contextmanager
 def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
-    """Writes events by a writer of TensorFlow, whose own context would flush at its end."""
+    """Writes events by a writer of TensorFlow, whose own context would flush at its end.
+
+    The thread's earlier default returns at the end. TensorFlow flushes whatever is the default
+    then: a writer with nothing to flush. (Its no-op writer is never a default.)
+    """
     import tensorflow as tf
 
-    writer.set_as_default(step=step)
-    try:
-        yield
-    finally:
-        tf.summary.create_noop_writer().set_as_default()
+    class Nothing(tf.summary.SummaryWriter):
+        def flush(self) -> None:
+            pass
+
+    nothing = Nothing()
+    with nothing.as_default(step=step):
+        writer.set_as_default()
+        try:
+            yield
+        finally:
+            nothing.set_as_default()
 
 
 def format_line(step: int, steps: int, split: str, scalars: Mapping[str, float]) -> str:
