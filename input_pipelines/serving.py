@@ -1,8 +1,8 @@
 """The machine that prepares data for another one; `service` describes how, and for whom.
 
 Whoever reaches the port can read batches of the data set, and keep the machine busy: there are no
-passwords and no encryption. So a server listens at one address, and at one of the internet or at
-all addresses only if it is told to.
+passwords and no encryption. So a server listens at one address. A flag allows a public address,
+or all addresses.
 """
 
 import contextlib

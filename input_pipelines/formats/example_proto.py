@@ -139,7 +139,7 @@ def _decode_feature(name: str, value: Tensor, feature: Feature, names: Tensor) -
     dtype = tf.as_dtype(feature.dtype)
     if feature.encoding == "raw":
         size = int(np.prod(feature.shape)) * dtype.size
-        what = f"the feature {name!r} has not {size} bytes, as {feature.dtype} {feature.shape} has"
+        what = f"the feature {name!r} is not of {size} bytes, as {feature.dtype} {feature.shape} is"
         check(tf.strings.length(value) == size, what, names)
         value = tf.reshape(tf.io.decode_raw(value, dtype), (-1, *feature.shape))
     if feature.num_classes:

@@ -78,8 +78,8 @@ class Cache:
         with open(self.folder / f"{key}.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)  # from here on nobody removes the file
             if not self._is_whole(key, path, expected):
-                # A lock of its own: the first of two readers would keep the second from an
-                # exclusive one for as long as it reads, and `hold` may read for hours.
+                # A separate lock for the download: `hold` may keep the shared one for hours, and a
+                # second reader would wait that long for an exclusive lock on the same file.
                 with open(self.folder / f"{key}.download", "a") as download:
                     fcntl.flock(download, fcntl.LOCK_EX)
                     if not self._is_whole(key, path, expected):

@@ -104,7 +104,7 @@ def ask(
 
 
 def wait_for_waiting(port: int, count: int) -> None:
-    """Waits until so many examples, or texts, wait for the model of a server."""
+    """Waits until `count` examples, or texts, wait for the model of a server."""
     while f"tftpu_waiting {count:.1f}" not in ask(port, "GET", "/metrics")[1].decode():
         time.sleep(0.01)
 

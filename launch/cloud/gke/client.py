@@ -138,7 +138,7 @@ class ClusterNamespace:
                 _request_timeout=TIMEOUT_S,
                 **limits,
             )
-        except (UserError, ConnectionLost):  # it has not started, or is gone
+        except (UserError, ConnectionLost):  # the pod has not started, or was deleted
             return ""
         return answer.data.decode(errors="replace")
 

@@ -11,7 +11,8 @@ from tftpu.launch.cloud.gke.job import CONTAINER
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _SLICE = "jobset.sigs.k8s.io/job-index"
 _CLOCKS_S = 60  # by which the node's clock and this one may differ
-# Of pods that lost another host, or that a signal stopped: any other code is a failure of its own.
+# Exit codes of pods that lost another host or that a signal stopped; any other code is the cause of
+# a failure, and is reported first.
 _CONSEQUENCES = {137: 1, 143: 2, ExitCode.PREEMPTED: 3, ExitCode.HOST_LOST: 4}
 _OUT_OF_MEMORY = "OOMKilled"
 

@@ -34,8 +34,8 @@ class TpuVmJob(job.CloudJob):
         project: project of Google Cloud that pays.
         zone: zone of the slice.
         queue_timeout: how long to wait for capacity, "24h".
-        keep: whether the slice stays after the run; else its machine deletes it some minutes
-            after the end, if the launcher has not.
+        keep: whether the slice stays after the run. Otherwise the launcher deletes it; if the
+            launcher is gone, its machine does so some minutes after the end.
     """
 
     project: str

@@ -53,7 +53,7 @@ class SliceWorkers:
         return f"Worker 0 is shown; {others} to {folder}/worker-N/log.txt."
 
     def poll(self) -> Outcome | None:
-        """Prints the new output of worker 0; returns how the run ended, None while it has not.
+        """Prints the new output of worker 0; returns how the run ended, or None if it continues.
 
         It has ended when all workers have, or some time after the first one has.
         """

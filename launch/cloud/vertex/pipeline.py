@@ -71,9 +71,9 @@ class VertexPipeline:
         # The time zone is Google's to know; five fields are a mistake's usual place.
         if self.cron and len(re.sub(r"^(CRON_)?TZ=\S+\s+", "", self.cron).split()) != 5:
             raise UserError(
-                f"--cron='{self.cron}' has not the five fields minute, hour, day, month and "
-                "weekday: --cron='0 3 * * 1' is at 3 on Mondays, --cron='TZ=Europe/Berlin 0 3 * * "
-                "1' as well, there."
+                f"--cron='{self.cron}' needs five fields: minute, hour, day, month and weekday. "
+                "--cron='0 3 * * 1' starts a run at 3:00 UTC on Mondays, and "
+                "--cron='TZ=Europe/Berlin 0 3 * * 1' at 3:00 in Berlin."
             )
 
     def compile_spec(self) -> Spec:

@@ -329,7 +329,7 @@ def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
 def test_a_config_whose_classes_only_get_config_imports_is_refused_when_it_is_loaded(
     part, is_imported, tmp_path, monkeypatch
 ):
-    """What the message says to write helps in a fresh process."""
+    """Follows the message's advice in a fresh process: the config loads."""
     (tmp_path / "site/far").mkdir(parents=True)
     (tmp_path / "site/far/__init__.py").write_text("")
     inner = "import dataclasses, model\n\n@dataclasses.dataclass\nclass Inner(model.Part): pass"

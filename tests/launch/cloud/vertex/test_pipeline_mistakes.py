@@ -28,7 +28,7 @@ pytest.importorskip("kfp", reason="not beside TensorFlow 2.19, which holds proto
         ([*SOURCE, "--config.data.data_dir=gs://b/x"], "both say where the data are"),
         (["--workdir=gs://b/it's"], "has a quote or a backslash"),
         ([*SOURCE, "--source=images:photos"], "give images:gs://BUCKET/FOLDER"),
-        (["--cron=daily"], "--cron='daily' has not the five fields"),
+        (["--cron=daily"], "--cron='daily' needs five fields"),
         (["--workdir=runs/a"], "write gs://BUCKET/FOLDER"),
         (["--slice=v4-8"], "v4-8 is not a slice for custom jobs"),
         (["--slice=v6e-8"], "add --config.cluster.engine=jax"),
