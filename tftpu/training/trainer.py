@@ -387,7 +387,7 @@ class Trainer:
             writers = ()
             if self._writes_to is not None:
                 writers = (*self._writers, *background.open_services(self.options, self._writes_to))
-            share = keras.tree.flatten(spec)[0].shape[0]
+            shard_size = keras.tree.flatten(spec)[0].shape[0]
             self._base.begin(self.model)
             session = Session(
                 self._programs,
@@ -405,7 +405,7 @@ class Trainer:
                     self._programs,
                     self.account,
                     loop,
-                    share * self.engine.data_shards,
+                    shard_size * self.engine.data_shards,
                     timetable.steps,
                     start,
                     workdir=self._writes_to,
