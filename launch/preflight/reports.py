@@ -68,7 +68,7 @@ def _read_slices(workdir: str) -> list[dict[str, Any]]:
 
 def _is_slice(item: Any) -> bool:
     """Returns whether an item is one that `tftpu preflight` writes."""
-    if not isinstance(item, dict) or not isinstance(item.get("slice"), str):
+    if not isinstance(item, dict) or not side_files.is_text(item.get("slice")):
         return False
     numbers = (item.get(name) for name in ("step_ms", "replicas", "examples_per_second"))
     return all(n is None or (isinstance(n, int | float) and math.isfinite(n)) for n in numbers)

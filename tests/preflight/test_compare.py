@@ -116,7 +116,9 @@ def test_what_is_no_report_of_this_version_fails_with_a_clear_error(change, mess
         read_report(str(tmp_path / "r.json"))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff", b"[]", b"[" * 100_000, b'{"slices": [{"\\ud800": 1}]}']
+)
 def test_a_damaged_file_is_not_a_report(content, tmp_path):
     (tmp_path / "r.json").write_bytes(content)
     with pytest.raises(UserError, match=r"is not a report of tftpu preflight"):

@@ -27,6 +27,7 @@ def read_report(path: str) -> Report:
         raise UserError(f"There is no report {path}.")
     try:
         record = json.loads(side_files.read_content(path).decode())
+        json.dumps(record, ensure_ascii=False).encode()  # half a character cannot be printed
     except OSError as error:
         raise UserError(f"The report {path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:

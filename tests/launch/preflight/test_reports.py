@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.written_reports import report, written
 from tftpu.launch import main as command_line
+from tftpu.launch.preflight import reports
 
 
 @pytest.fixture
@@ -102,3 +103,11 @@ def test_a_config_is_compared_with_another_as_it_is(saved, capsys):
     assert "block2_attention" in str(found) and "block4_attention" not in str(found)
     assert "block2_attention" in (saved / "two.html").read_text()
     assert not (saved / "runs/python_gpt").exists()
+
+
+def test_a_slice_whose_name_cannot_be_printed_is_none(tmp_path):
+    known = {"step_ms": 1.5, "replicas": 8, "examples_per_second": 100.0}
+    slices = [{"slice": name, **known} for name in ("\ud800", "v3-8", "a\nb")]
+    (tmp_path / "preflight.json").write_text(json.dumps({"slices": slices}))
+    assert reports.read_rates(str(tmp_path)) == {"v3-8": 100.0}
+    assert reports.read_step_times(str(tmp_path), 8) == "v3-8: 1.5 ms"
