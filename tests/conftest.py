@@ -8,6 +8,10 @@ import tempfile
 os.environ.setdefault("TFTPU_CACHE", os.path.join(tempfile.gettempdir(), "tftpu-test-cache"))
 # Nothing of what tests name as their configs is trusted by the developer's own commands.
 os.environ["XDG_STATE_HOME"] = os.path.join(os.environ["TFTPU_CACHE"], "state")
+# What one process of the tests compiles, no other compiles again.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(os.environ["TFTPU_CACHE"], "jax"))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

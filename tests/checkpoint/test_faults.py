@@ -5,7 +5,6 @@ import itertools
 import logging
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import threading
@@ -13,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.support import warm
 from tests.support.fakes import fake_storage
 from tests.support.fakes.fake_storage import BUCKET, Fault
 from tests.support.fakes.faulty_storage import KilledError, storage
@@ -143,7 +143,7 @@ def test_a_real_limit_on_the_size_of_files_fails_only_the_save(tmp_path):
         "print(checkpoints.take_failure(), checkpoints.list_steps())\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = warm.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "Failure(step=2, reason='File too large') [1]\n"
     assert not (tmp_path / "checkpoints/2").exists()
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 500_000

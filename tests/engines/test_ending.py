@@ -1,7 +1,6 @@
 """The interpreter ends, whatever still reads ahead."""
 
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
+from tests.support import warm
 from tftpu.engines import ending
 from tftpu.engines.tensorflow import feed
 
@@ -39,7 +39,7 @@ def test_an_iterator_that_is_still_held_ends_its_generator(devices):
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 @pytest.mark.parametrize(("devices", "place"), [(1, "evaluation"), (4, "training")])
 def test_a_process_ends_after_a_fit_that_an_error_ended(backend, devices, place):
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "tests.support.programs.failing_fit", str(devices), place],
         env={**os.environ, "KERAS_BACKEND": backend},
         capture_output=True,

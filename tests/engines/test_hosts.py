@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
 from tftpu.runtime import hosts
@@ -18,7 +19,7 @@ from tftpu.runtime import hosts
 STEPS = 60
 COMMAND = [
     *(sys.executable, "-m", "tftpu.launch.main", "train", "--config=digits_resnet"),
-    *("--config.model.width=8", f"--config.train.steps={STEPS}"),
+    *("--config.model.width=8", "--config.model.blocks=(1,)", f"--config.train.steps={STEPS}"),
     *("--config.train.steps_per_loop=5", "--config.train.checkpoint_every=10"),
     *(
         "--config.train.log_every=5",
@@ -47,7 +48,7 @@ def start(workdir: Path, count: int, *flags: str) -> list[subprocess.Popen]:
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         with open(workdir.parent / f"output-{index}.txt", "w") as output:
             processes.append(
-                subprocess.Popen(
+                warm.Popen(
                     [*COMMAND, *flags, f"--workdir={workdir}"],
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -220,6 +221,6 @@ def test_a_process_of_tensorflow_ends_if_no_other_comes():
     environ = os.environ | {
         "TF_CONFIG": json.dumps(place | {"task": {"type": "worker", "index": 0}})
     }
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    done = warm.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert "waits for the others" in done.stderr and "for at most 2 s" in done.stderr

@@ -1,8 +1,8 @@
 """Lowered steps: the layers of their ops, and the memory that lowering takes."""
 
-import subprocess
 import sys
 
+from tests.support import warm
 from tftpu.engines.lowered import find_layer_path
 
 
@@ -38,7 +38,7 @@ print((resident() - before) / (8 * 2048 * 2049))
 
 
 def test_a_model_is_lowered_without_its_values():
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", HELD], capture_output=True, text=True, check=True, timeout=200
     )
     # Weights, two moments and averages would take 16 bytes a parameter, and gradients 4.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import warm
 from tests.support.data import data_sets
 from tftpu import input_pipelines
 from tftpu.config import DataContext
@@ -78,7 +79,7 @@ def test_the_command_serves_a_config(tmp_path):
     )
     command = [sys.executable, "-m", "tftpu.launch.main", "data", "serve"]
     command += [f"--config={tmp_path}/rows.py", "--host=127.0.0.1", "--port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with warm.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = next(line for line in process.stdout if line.startswith("127.")).strip()
             served = input_pipelines.training(data(tmp_path, service=address), seed=2)

@@ -3,13 +3,13 @@
 import json
 import math
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 import tftpu
+from tests.support import warm
 from tftpu import input_pipelines
 from tftpu.input_pipelines.datasets import tfds
 from tftpu.launch.run import experiment
@@ -17,7 +17,7 @@ from tftpu.launch.settings import config_flags
 
 
 def command(*arguments: str) -> str:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "tftpu.launch.main", *arguments],
         capture_output=True,
         text=True,

@@ -14,6 +14,7 @@ import pytest
 import requests
 import tensorflow as tf
 
+from tests.support import warm
 from tests.support.programs import jax_process
 from tftpu import preflight
 from tftpu.errors import UserError
@@ -56,9 +57,7 @@ def test_plain_tensorflow_connecting_to_a_tpu():
         "resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu='local')\n"
         "tf.tpu.experimental.initialize_tpu_system(resolver)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = warm.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     message = done.stderr[done.stderr.index("tensorflow.python.framework.errors_impl.") :]
     assert "tftpu doctor" in explained("no-tpu-kernels", message)
 
@@ -184,7 +183,7 @@ step.trace(shape).lower(lowering_platforms=("tpu",)).compile()
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
         "TPU_WORKER_HOSTNAMES": "localhost",
     }
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,

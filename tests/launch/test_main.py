@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.support import warm
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS
 from tftpu import models
 from tftpu.config import to_json
@@ -194,7 +195,7 @@ def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, caps
         "import sys, time\nfrom tftpu.storage import locks\n"
         "with locks.locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
-    holder = subprocess.Popen(
+    holder = warm.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     try:
@@ -315,7 +316,7 @@ def test_no_secret_of_the_environment_is_written_to_disk(tmp_path):
 
     def printed(*flags):
         command = [sys.executable, "-m", "tftpu.launch.main", *TRAIN, f"--workdir={workdir}"]
-        done = subprocess.run([*command, *flags], capture_output=True, text=True, env=environment)
+        done = warm.run([*command, *flags], capture_output=True, text=True, env=environment)
         return done.returncode, done.stdout + done.stderr
 
     code, first = printed("--config.train.steps=2", "--config.train.eval_every=2")

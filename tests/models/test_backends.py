@@ -2,12 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests.support import warm
 from tests.support.models.strategies import relative
 from tests.support.programs.backend_numbers import CASES, REMAT
 
@@ -23,7 +23,7 @@ def run(backend: str, *arguments: str) -> str:
     quick = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     environment = {**os.environ, **quick, "KERAS_BACKEND": backend}
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = warm.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

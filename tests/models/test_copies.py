@@ -1,7 +1,6 @@
 """Models of the zoo that Keras saved and loaded, or cloned, train as the original."""
 
 import collections
-import subprocess
 import sys
 
 import keras
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import warm
 from tests.support.models import zoo
 from tests.support.models.strategies import relative
 from tests.support.steps.stepping import train_step
@@ -127,5 +127,5 @@ def test_a_new_process_loads_a_model(tmp_path):
     original("gpt", "block", {}).save(tmp_path / "model.keras")
     code = "import sys, tftpu; print(type(tftpu.models.load_model(sys.argv[1])).__name__)"
     command = [sys.executable, "-c", code, str(tmp_path / "model.keras")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = warm.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.split()[-1] == "FactoredTokenModel"

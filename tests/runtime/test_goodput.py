@@ -12,6 +12,7 @@ import keras
 import pytest
 
 import tftpu
+from tests.support import warm
 from tests.support.models.training import compiled, data, make_trainer, slowly
 from tftpu.runtime import goodput
 
@@ -49,7 +50,7 @@ RUN = textwrap.dedent(
 
 def start(workdir, stop_at: int) -> subprocess.Popen:
     command = [sys.executable, "-c", RUN, str(workdir), str(stop_at)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return warm.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +243,7 @@ def test_the_age_of_a_process_agrees_with_another_clock():
         "from tftpu.runtime.goodput import process_age; print(process_age())"
     )
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0.5 <= float(done.stdout) <= time.monotonic() - began
     assert os.path.exists("/proc/self/stat")
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.support import warm
 from tftpu.errors import ExitCode
 from tftpu.runtime import preemption
 
@@ -33,7 +34,7 @@ WAITING = (
 
 
 def start(busy: str, grace_seconds: float = 60.0) -> subprocess.Popen:
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-c", DEAF.format(busy=busy), str(grace_seconds)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -257,7 +258,7 @@ def test_a_signal_before_the_first_step_also_exits_with_75():
         "    with PreemptionNotice():\n        pass\n"
         "    print('ready', flush=True)\n    time.sleep(60)\n"
     )
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "ready\n"

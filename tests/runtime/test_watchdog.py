@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from tests.support import warm
 from tftpu.errors import ExitCode
 from tftpu.runtime import watchdog
 
@@ -19,7 +20,7 @@ with watchdog.Watchdog(0.5) as dog:
 def run(body: str, extra: str = "") -> subprocess.CompletedProcess:
     body = "\n".join("    " + line for line in body.splitlines())
     code = CODE.format(body=body, extra=extra)
-    return subprocess.run(
+    return warm.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
 

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.support import warm
 from tests.support.data import data_sets
 from tests.support.fakes import checkpoint_hosts, gs_proxy
 from tests.support.fakes.fake_storage import BUCKET, Fault
@@ -324,7 +325,7 @@ def test_a_killed_run_in_a_bucket_resumes(bucket, service, tmp_path):
         command = (sys.executable, "-m", "tftpu.launch.main", "train", "--config=digits_resnet")
         small = ("--config.train.steps=60", "--config.train.eval_every=30")
         more = ("--config.train.checkpoint_every=20", "--config.train.log_every=10")
-        return subprocess.Popen(
+        return warm.Popen(
             [*command, *small, *more, f"--workdir={workdir}"],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support import warm
 from tftpu.launch.search import space
 from tftpu.launch.search.plan import Plan
 from tftpu.launch.search.trials import Trials
@@ -24,7 +25,7 @@ TINY = (
 
 def started(*words: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Starts the command line in its own process."""
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", "tftpu.launch.main", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

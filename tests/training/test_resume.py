@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import warm
 from tests.support.models.resumed import STEPS, fit, outcome, pipeline, trainer
 from tests.support.models.strategies import random_batches
 from tests.support.models.training import make_trainer
@@ -153,7 +154,7 @@ def test_another_seed_gives_another_run(uninterrupted, tmp_path):
 
 def run_command(*arguments: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "tftpu.launch.main", "train", "--config=digits_resnet"]
-    return subprocess.Popen(
+    return warm.Popen(
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 

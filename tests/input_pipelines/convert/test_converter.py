@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import warm
 from tests.support.data.conversions import content, examples, one, silent
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import beam, converter, publishing, verify
@@ -150,7 +151,7 @@ def test_a_conversion_waits_for_another_process_that_makes_the_same(pictures, tm
         "with locks.locked(sys.argv[1]):\n"
         "    print('held', flush=True)\n    sys.stdin.readline()\n"
     )
-    holder = subprocess.Popen(
+    holder = warm.Popen(
         [sys.executable, "-c", code, str(tmp_path / ".converting-train")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -215,7 +216,7 @@ def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_p
 
     def start(output):
         command = [sys.executable, "-m", "tftpu.launch.main", "data", "convert", *arguments]
-        return subprocess.Popen([*command, f"--output={output}"], start_new_session=True)
+        return warm.Popen([*command, f"--output={output}"], start_new_session=True)
 
     def alive(group) -> bool:
         try:

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.support import warm
 from tftpu import input_pipelines
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import embedded, tfds
@@ -63,7 +64,7 @@ def test_processes_that_start_together_prepare_a_data_set_once(tmp_path):
         "print(builder.info.splits['test'].num_examples)\n"
     )
     command = [sys.executable, "-c", code]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [warm.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = sorted(process.communicate()[0].splitlines() for process in both)
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == ["360"] and said[1][0].startswith("Preparing") and said[1][1:] == ["360"]

@@ -3,12 +3,12 @@
 import ctypes
 import os
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.data import data_sets
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import INDEX_EVERY
@@ -50,7 +50,7 @@ def made(folder: Path, shards: int, records: int) -> Path:
 def costs(folder: Path, batch: int, skipped: int, steps: int, turns: int) -> list[list[int]]:
     """Returns the bytes read and the bytes resident of each turn of `steps` steps."""
     numbers = map(str, (batch, skipped, steps, turns))
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", PROGRAM, str(folder), *numbers],
         capture_output=True,
         text=True,

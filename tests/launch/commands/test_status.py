@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tftpu
+from tests.support import warm
 from tests.support.models.training import compiled, data, make_trainer, slowly
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
@@ -69,7 +70,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(run, tmp_path):
         "import sys, time\nfrom tftpu.storage import locks\n"
         "with locks.locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
-    holder = subprocess.Popen(
+    holder = warm.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     try:

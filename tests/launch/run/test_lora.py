@@ -1,9 +1,7 @@
 """`--config.model.lora`: runs that train adapters above the weights of another run."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.support import warm
 from tests.support.models.strategies import relative
 from tftpu.launch.main import main
 
@@ -65,9 +64,8 @@ def train(config: str, workdir: Path, base: str, *flags: str) -> Path:
     if engine:
         assert main(words) == 0
     else:  # devices are counted once in a process
-        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
         command = [sys.executable, "-m", "tftpu.launch.main", *words]
-        subprocess.run(command, check=True, env=environment, capture_output=True)
+        warm.run(command, check=True, capture_output=True)
     return workdir
 
 

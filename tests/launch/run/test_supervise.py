@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import warm
 from tftpu.launch.run import start as starting
 
 # Runs a script of words: "save:N" makes a checkpoint, "exit:N" ends, "kill" dies.
@@ -45,7 +46,7 @@ SUPERVISE = (
 
 def start(workdir: Path, lives: list[str], restarts: int) -> subprocess.Popen:
     (workdir / "lives.json").write_text(json.dumps([life.split() for life in lives]))
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-c", SUPERVISE, CHILD, str(workdir), str(restarts)],
         stderr=subprocess.PIPE,
         text=True,

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support import warm
 from tests.support.searches import TINY, result, started, table
 from tftpu.launch.commands import search
 from tftpu.launch.search import plan as plans
@@ -29,7 +30,7 @@ pricing.price = lambda *_: pricing.Price(0.4)
 
 def with_changes(program, *words):
     """Returns the exit code and the output of a command, in a process with changes."""
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", f"{program}\nfrom tftpu.launch.main import run\nrun()", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

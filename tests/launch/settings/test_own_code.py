@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 import tftpu
-from tests.support import projects
+from tests.support import projects, warm
 from tftpu.config import Experiment, from_json, to_json
 from tftpu.errors import UserError
 from tftpu.launch.main import main
@@ -74,7 +73,7 @@ def test_the_same_folder_elsewhere_gives_the_same_names(tmp_path):
         "e = config_flags.load('mine.py', [])\n"
         "print(type(e.model).__module__, type(e.data).__qualname__)\n"
     )
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", code], cwd=tmp_path / "sent", capture_output=True, text=True
     )
     assert done.stdout == "model Sums\n", done.stderr
@@ -316,9 +315,7 @@ def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
         "print(finished.load_experiment('.', "
         "finished.FinishedRunOptions(config='mine.py')).data.label)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = warm.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     said = done.stdout.splitlines()
     assert "model.Linear, and 'model' is not part of the run's own code" in said[0], done.stderr
     assert "--config=FILE.py" in said[0] and said[1] == "width"

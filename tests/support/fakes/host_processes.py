@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.programs.jax_process import QUICK
 
 
@@ -37,7 +38,7 @@ def start(folder: Path, count: int, *words: str) -> list[subprocess.Popen]:
             task = {"type": "worker", "index": index}
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
         with open(folder / f"output-{index}.txt", "w") as output:
-            process = subprocess.Popen(
+            process = warm.Popen(
                 [sys.executable, "-m", *words],
                 stdout=output,
                 stderr=subprocess.STDOUT,

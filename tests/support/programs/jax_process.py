@@ -1,8 +1,9 @@
 """Processes whose Keras runs on JAX: one process has one backend."""
 
 import os
-import subprocess
 import sys
+
+from tests.support import warm
 
 # Compiling takes longer than these programs run.
 QUICK = "--xla_backend_optimization_level=0"
@@ -10,7 +11,7 @@ QUICK = "--xla_backend_optimization_level=0"
 
 def output(module: str, *arguments: str, xla_flags: str = QUICK) -> str:
     """Returns what a module of `tests.support` prints on Keras's JAX backend."""
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", f"tests.support.{module}", *arguments],
         env={**os.environ, "KERAS_BACKEND": "jax", "XLA_FLAGS": xla_flags},
         capture_output=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import warm
 from tests.support.fakes import host_processes
 from tests.support.fakes.host_processes import codes, said
 from tests.support.models.strategies import relative
@@ -26,7 +27,8 @@ STEPS = 60
 LOST = 8  # seconds after which a host is lost
 COMMAND = (
     *("tftpu.launch.main", "train", "--config=digits_resnet", "--config.cluster.engine=jax"),
-    *("--config.model.width=8", f"--config.train.steps={STEPS}", "--config.train.eval_every=30"),
+    *("--config.model.width=8", "--config.model.blocks=(1,)", f"--config.train.steps={STEPS}"),
+    "--config.train.eval_every=30",
     *("--config.train.steps_per_loop=5", "--config.train.checkpoint_every=10"),
     *("--config.train.log_every=5", f"--config.cluster.host_timeout={LOST}"),
 )
@@ -189,7 +191,7 @@ def test_a_host_that_does_not_arrive_is_lost(index):
         "cluster": {"worker": [f"127.0.0.1:{port}", "127.0.0.1:1"]},
         "task": {"type": "worker", "index": index},
     }
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", program],
         env={**os.environ, "KERAS_BACKEND": "jax", "TF_CONFIG": json.dumps(config)},
         capture_output=True,
@@ -215,5 +217,5 @@ def test_four_hosts_whose_chief_is_killed_resume_as_two_as_one_and_on_tensorflow
     on_tensorflow = ("--config.cluster.engine=tensorflow", "--config.cluster.mesh=None")
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     words = (*COMMAND, *on_tensorflow, f"--workdir={workdir}")
-    subprocess.run([sys.executable, "-m", *words], env=environment, check=True)
+    warm.run([sys.executable, "-m", *words], env=environment, check=True)
     assert losses(workdir) == pytest.approx(losses(alone), rel=1e-3)

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from tests.support import warm
 from tests.support.serving import JSON, SHAPE, ask, pixels
 from tftpu.errors import UserError
 from tftpu.inference.exporting import export
@@ -45,7 +46,7 @@ def exported(tmp_path_factory) -> dict[str, str]:
 def serving(*flags: str, **environment: str) -> Iterator[tuple[subprocess.Popen, int]]:
     """Runs `tftpu serve`; yields the process and its port, once it answers."""
     command = [sys.executable, "-c", PROGRAM, "serve", *flags]
-    process = subprocess.Popen(
+    process = warm.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
