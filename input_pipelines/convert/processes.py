@@ -24,9 +24,11 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     if min(workers, tasks) <= 1:
         yield lambda function, numbers: [function(number) for number in numbers]
         return
-    # Not by fork, which would not copy TensorFlow's threads.
-    spawn = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(workers, spawn, initializer=_end_with_parent)
+    # By fork from a process that has imported TensorFlow and has not started its threads, which a
+    # fork does not copy: its import would take each new process longer than a small conversion.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tensorflow", __name__])
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_end_with_parent)
 
     def run(function: Callable[[int], Any], numbers: Iterable[int]) -> list[Any]:
         with _hide_main():
