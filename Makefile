@@ -27,11 +27,13 @@ test: $(VENV)/.dev lint
 # Everything that CI runs, in about an hour on two cores.
 test-all: docs test test-slow test-parity
 
-# In two parts, as a process that has traced hundreds of models holds several GB.
+# In two parts, as a process that has traced hundreds of models holds several GB; the second by three
+# processes, as its tests often wait for others.
 LARGE := tests/compatibility tests/models
+SLOW := -m 'slow and not exhaustive'
 test-slow: $(VENV)/.dev
-	$(PYTEST) -m 'slow and not exhaustive' $(TWO) $(LARGE)
-	$(PYTEST) -m 'slow and not exhaustive' $(TWO) $(LARGE:%=--ignore=%)
+	$(PYTEST) $(SLOW) $(TWO) $(LARGE)
+	$(PYTEST) $(SLOW) $(TWO:2=3) $(LARGE:%=--ignore=%)
 
 # The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
@@ -40,8 +42,8 @@ test-parity: $(VENV)/.parity
 # The seconds of every test file, by which tests/conftest.py orders them: runs all of `test-all`.
 durations: $(VENV)/.parity
 	-$(PYTEST) $(TWO) --junitxml=build/fast.xml
-	-$(PYTEST) -m 'slow and not exhaustive' $(TWO) $(LARGE) --junitxml=build/slow1.xml
-	-$(PYTEST) -m 'slow and not exhaustive' $(TWO) $(LARGE:%=--ignore=%) --junitxml=build/slow2.xml
+	-$(PYTEST) $(SLOW) $(TWO) $(LARGE) --junitxml=build/slow1.xml
+	-$(PYTEST) $(SLOW) $(TWO:2=3) $(LARGE:%=--ignore=%) --junitxml=build/slow2.xml
 	-$(PYTEST) -m parity $(TWO) --junitxml=build/parity.xml
 	$(BIN)/python -m tests.support.repository.durations $(addprefix build/,fast.xml slow1.xml slow2.xml parity.xml)
 
