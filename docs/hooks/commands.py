@@ -1,7 +1,8 @@
 """Writes the command reference and the tables of config fields while the site is built.
 
-A page requests them with a separate line: `{{ commands }}`, or
-`{{ fields tftpu.config.TrainConfig }}`.
+A page requests them with a separate line: `{{ commands }}`, `{{ fields tftpu.config.TrainConfig }}`
+or `{{ classes tftpu.models.sizes tftpu.config.ModelConfig }}`. The last one writes the fields of
+each class of a module that derives from another class.
 """
 
 import dataclasses
@@ -59,6 +60,8 @@ def entries() -> list[Entry]:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Replaces the lines `{{ … }}` of a page."""
     markdown = re.sub(r"^\{\{ commands \}\}$", lambda _: reference(entries()), markdown, flags=re.M)
+    found = re.compile(r"^\{\{ classes (\S+) (\S+) \}\}$", re.M)
+    markdown = found.sub(lambda m: classes(m[1], m[2]), markdown)
     return re.sub(r"^\{\{ fields (\S+) \}\}$", lambda m: fields(m[1]), markdown, flags=re.M)
 
 
@@ -82,14 +85,36 @@ def reference(commands: Iterable[Entry]) -> str:
     return "\n".join(text)
 
 
+def classes(module: str, base: str) -> str:
+    """Returns a section with the fields of each class of a module, by name, as Markdown.
+
+    Args:
+        module: that defines or imports the classes.
+        base: path of the class that they derive from; one that others derive from is left out.
+    """
+    parent = _import_class(base)
+    found = {
+        name: cls
+        for name, cls in sorted(vars(importlib.import_module(module)).items())
+        if isinstance(cls, type) and issubclass(cls, parent)
+    }
+    bases = {above for cls in found.values() for above in cls.__mro__[1:]}
+    names = [name for name, cls in found.items() if cls not in bases]
+    return "\n\n".join(f"### {name}\n\n{fields(f'{module}.{name}')}" for name in names)
+
+
+def _import_class(path: str) -> type:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 def fields(path: str) -> str:
     """Returns the fields of a dataclass as a Markdown table; inherited ones first.
 
     Args:
         path: of the class, as "tftpu.config.TrainConfig".
     """
-    module, _, name = path.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
+    cls = _import_class(path)
     meanings = _meanings(cls)
     rows = []
     for field in dataclasses.fields(cls):

@@ -1,12 +1,15 @@
 """Every code block, link and path of README and of the documentation works as written."""
 
 import ast
+import dataclasses
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +69,8 @@ def test_the_code_of_a_page_runs(page, results):
 
 def test_no_block_is_skipped_silently():
     found = {page: sum(bool(b.reason) for b in doc_blocks.blocks(page)) for page in PAGES}
-    assert {page: count for page, count in found.items() if count} == CHECKED
+    found = {page: count for page, count in found.items() if count}
+    assert found == CHECKED, "CHECKED, in this file, has the number of such blocks of each page"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -96,6 +100,14 @@ def test_the_paths_that_are_named_exist(page):
     assert [p for p in named if not (ROOT / p).exists() and not made_up.fullmatch(p)] == []
 
 
+def test_the_files_that_architecture_names_exist():
+    """By their names alone, such as `losses.py`."""
+    named = re.findall(r"`(\w+\.py)`", (ROOT / "docs/architecture.md").read_text())
+    folders = ("tftpu", "models", "input_pipelines", "launch")
+    known = {path.name for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    assert named and set(named) <= known
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_modules_that_are_run_exist(page):
     for module in set(re.findall(r"python -m ((?:tests|tftpu)[\w.]+)", (ROOT / page).read_text())):
@@ -119,10 +131,47 @@ def imports_of(path) -> set[str]:
     return found
 
 
+def load_script(path: str) -> Any:
+    """Loads a Python file of `docs/`, which is no package."""
+    spec = importlib.util.spec_from_file_location("script", ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "base"),
+    [
+        ("tftpu.models.sizes", "tftpu.config.ModelConfig"),
+        ("tftpu.input_pipelines.sources", "tftpu.config.DataConfig"),
+    ],
+)
+def test_the_reference_of_configs_has_every_family_and_every_source(module, base):
+    page = (ROOT / "docs/reference/config.md").read_text()
+    line = f"{{{{ classes {module} {base} }}}}"
+    assert line in page
+    written = load_script("docs/hooks/commands.py").on_page_markdown(line, None, None, None)
+    tables = dict(zip(*[iter(re.split(r"^### (\w+)$", written, flags=re.M)[1:])] * 2))
+    parts = importlib.import_module(module)
+    code = ast.parse(Path(parts.__file__).read_text())
+    named = {node.name for node in code.body if isinstance(node, ast.ClassDef)}
+    assert named and named <= set(tables)
+    for name, table in tables.items():
+        fields = {field.name for field in dataclasses.fields(getattr(parts, name))}
+        assert fields == set(re.findall(r"^\| `(\w+)`", table, re.M)), name
+
+
+def test_the_guide_names_every_source_of_data():
+    from tftpu.input_pipelines import sources
+
+    page = "docs/guides/input-data.md"
+    table = (ROOT / page).read_text().partition("## Sources")[2].partition("###")[0]
+    for name in set(sources.__all__) - {"Augment", "Streamed"}:  # parts of sources
+        assert f"`{name}`" in table, f"add {name} to the table under Sources in {page}"
+
+
 def test_the_picture_of_the_rooms_matches_the_imports():
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
-    pictures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pictures)
+    pictures = load_script("docs/pictures.py")
     outside = ("launch", "models", "input_pipelines")
     rooms = {
         f"tftpu.{name}" if name in outside else name: floor
