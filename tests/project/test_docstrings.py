@@ -36,14 +36,14 @@ def test_no_public_docstring_opens_with_a_question():
                 if re.match(rf"({'|'.join(OPENINGS)})\b", text):
                     first = text.splitlines()[0]
                     wrong.append(f"{path.relative_to(ROOT)}:{line}: {first}")
-    assert wrong == []
+    assert not wrong, "open with a verb, as Returns or Loads; a class or an attribute with a noun"
 
 
 def test_no_text_reads_as_translated():
     search = ["git", "grep", "-nwE", TRANSLATED, "--", "*.py", "*.md"]
     found = subprocess.run(search, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode in (0, 1), found.stderr  # 1: nothing was found
-    assert found.stdout.splitlines() == []
+    assert found.stdout.splitlines() == [], f"write these words differently: {TRANSLATED}"
 
 
 def test_the_check_reads_public_docstrings_only(tmp_path):

@@ -72,7 +72,7 @@ def test_no_part_imports_what_it_must_not(part):
         for name in sorted(names_imported(path))
         if any(below(name, forbidden) for forbidden in FORBIDDEN[part])
     ]
-    assert not wrong
+    assert not wrong, "docs/architecture.md says who may import whom"
 
 
 @pytest.mark.parametrize("part", TENSORFLOW_FREE)
@@ -122,7 +122,8 @@ def test_no_folder_is_crowded():
         for folder, _, names in os.walk(ROOT / top):
             if "__pycache__" not in folder and len(names) > 16:
                 crowded[Path(folder).relative_to(ROOT).as_posix()] = len(names)
-    assert set(crowded) == {"tests/compatibility/scripts"}
+    del crowded["tests/compatibility/scripts"]
+    assert not crowded, "sort the files of these folders, more than 16, into folders by topic"
 
 
 def test_private_interfaces_are_used_in_separate_files_only():
@@ -142,7 +143,7 @@ def test_private_interfaces_are_used_in_separate_files_only():
         "tftpu/preflight/compiling/jax_internals.py",
         "tftpu/models/kernels/internals.py",
         "tftpu/models/layers/internals.py",
-    }
+    }, "use the function of such a file, or add one to it"
 
 
 def test_import_tftpu_loads_neither_tensorflow_nor_keras():
