@@ -1,6 +1,6 @@
 """The command line: `tftpu COMMAND --flag=value`.
 
-A command is a file of `launch/commands/`, whose docstring describes how to write one. This module
+A command is a file of `launch/commands/`; CONTRIBUTING.md describes how to write one. This module
 finds the file, parses its flags and runs it.
 """
 

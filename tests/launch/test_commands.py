@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.support.repository import doc_blocks
 from tftpu.errors import UserError
 from tftpu.launch import commands as package
 from tftpu.launch import main as command_line
@@ -45,6 +46,16 @@ def run(options: Options) -> None:
     greeting = f"Hello, {{options.name}}."
     print(*[greeting.upper() if options.loud else greeting] * options.times)
 '''
+
+
+def test_the_command_that_contributing_adds_is_one_file(tmp_path, monkeypatch, capsys):
+    (block,) = [b for b in doc_blocks.blocks("CONTRIBUTING.md") if b.title == "greet.py"]
+    (tmp_path / block.title).write_text(block.text)
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    assert command_line.main(["greet", "--name=Ada", "--times=2"]) == 0
+    assert capsys.readouterr().out == "Hello, Ada.\nHello, Ada.\n"
+    assert command_line.main(["help", "greet"]) == 0
+    assert "example:\n  tftpu greet --name=Ada --times=2\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ LONGEST = 1e7  # seconds of a watchdog, about four months
 class TrainConfig:
     """The options of training: of a `Trainer`, and of an experiment.
 
-    The last five are those of an experiment alone. A program gives a `Trainer` the length and
+    Those from `steps` on are of an experiment alone. A program gives a `Trainer` the length and
     `eval_every` as arguments of `fit`, a smoothed loss in the compiled model, and the dtype policy
     by `tftpu.set_precision`.
 
