@@ -174,7 +174,7 @@ class _Child:
 
         del training  # imported for the time that it takes
         marked(experiment, "connect", "devices")
-        marked(experiment, "training_data", "training data")
+        marked(experiment, "build_training_data", "training data")
         marked(input_pipelines, "evaluation", "evaluation data")
         marked(experiment, "build_trainer", "model")
         func_graph.FuncGraph.as_default = self._traced_within(func_graph.FuncGraph.as_default)
