@@ -17,7 +17,8 @@ print("to stderr", file=sys.stderr)
 
 
 @pytest.mark.parametrize("kind", ["code", "file", "module"])
-def test_it_has_what_a_new_process_has(tmp_path, kind):
+def test_it_has_what_a_new_process_has(tmp_path, kind, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the server is started elsewhere
     (tmp_path / "shown.py").write_text(SHOWN)
     words = {"code": ["-c", SHOWN], "file": [str(tmp_path / "shown.py")], "module": ["-m", "shown"]}
     command = [sys.executable, *words[kind], "--flag", "a b"]

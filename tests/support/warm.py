@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 # A change of these must be seen by an import: such a process starts cold.
@@ -93,6 +94,7 @@ class _Server:
         self._turn = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.programs.forking", str(theirs.fileno())],
+            cwd=_ROOT,
             env=environment,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -118,6 +120,8 @@ class _Server:
         return int.from_bytes(answer)
 
 
+_ROOT = Path(__file__).parents[2]
+_environment = dict(os.environ)  # of all tests, before one changes it for itself
 _servers: dict[str, _Server] = {}
 _starting = threading.Lock()
 
@@ -125,7 +129,7 @@ _starting = threading.Lock()
 def _find_server(environment: Mapping[str, str]) -> _Server | None:
     """Returns the server for Keras's backend, or None where the environment differs in more."""
     backend = environment.get("KERAS_BACKEND", "tensorflow")
-    own = {**os.environ, "KERAS_BACKEND": backend}
+    own = {**_environment, "KERAS_BACKEND": backend}
 
     def read_on_import(variables: Mapping[str, str]) -> dict[str, str]:
         return {name: variables[name] for name in variables if name.startswith(_READ_ON_IMPORT)}
