@@ -36,12 +36,12 @@ def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
         )
     if wanted.slices > 1:
         check_between_slices(mesh_sizes(experiment.cluster.mesh, wanted.replicas), wanted.slices)
-    own_code.validate(experiment, _count_data_shares(experiment.cluster, wanted))
+    own_code.validate(experiment, _count_data_shards(experiment.cluster, wanted))
     return name
 
 
-def _count_data_shares(cluster: ClusterConfig, wanted: Slice) -> int | None:
-    """Returns how many shares a global batch is cut into; None if only the machines choose."""
+def _count_data_shards(cluster: ClusterConfig, wanted: Slice) -> int | None:
+    """Returns how many shards a global batch is divided into; None if only the machines choose."""
     if cluster.mesh == AUTO:
         return None
     return count_batch_shards(mesh_sizes(cluster.mesh, wanted.replicas))

@@ -89,12 +89,12 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path):
 
 def test_machines_share_the_ranges_and_the_last_one_writes_the_manifest(tmp_path):
     trainer = trainer_of()
-    assert not predict(trainer, records(), job(tmp_path, share=(2, 3)))
-    assert not predict(trainer, records(), job(tmp_path, share=(1, 3)))
+    assert not predict(trainer, records(), job(tmp_path, machine=(2, 3)))
+    assert not predict(trainer, records(), job(tmp_path, machine=(1, 3)))
     assert sorted(content(tmp_path))[1:] == [
         f"predictions-0000{n}-of-00005.jsonl" for n in (0, 1, 3, 4)
     ]
-    assert predict(trainer, records(), job(tmp_path, share=(3, 3)))
+    assert predict(trainer, records(), job(tmp_path, machine=(3, 3)))
     assert [row["record"] for row in rows(tmp_path)] == list(range(COUNT))
 
 
@@ -103,7 +103,7 @@ def test_machines_share_the_ranges_and_the_last_one_writes_the_manifest(tmp_path
     [
         ({"plan": {"of": "y"}}, "of = 'x', and these have 'y'"),
         ({"records_per_shard": 10}, "records_per_shard = 20"),
-        ({"share": (1, 2)}, "machines = 1"),
+        ({"machine": (1, 2)}, "machines = 1"),
         ({"keep": ["place"]}, r"keep = \[\]"),
         ({"keep": ["plaice"]}, "no field 'plaice'"),
     ],

@@ -20,7 +20,7 @@ from tftpu.inference.server import run
 from tftpu.inference.server.answering import Limits
 from tftpu.inference.server.app import About
 from tftpu.inference.server.origins import LOOPBACK
-from tftpu.inference.server.protocol import Patient
+from tftpu.inference.server.protocol import TimeoutProtocol
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language
 
@@ -55,7 +55,7 @@ def letters() -> Language:
 @contextlib.contextmanager
 def running(
     model: Served | Language,
-    protocol: type[asyncio.Protocol] = Patient,
+    protocol: type[asyncio.Protocol] = TimeoutProtocol,
     hosts: tuple[str, ...] = LOOPBACK,
     **limits: Any,
 ) -> Iterator[int]:

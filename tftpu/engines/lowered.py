@@ -24,7 +24,7 @@ ObjectivesOf = Callable[["keras.Model"], Sequence["Objective"]]
 STEP_SCOPES = ("loss", "metrics", "optimizer")
 
 
-class Held(NamedTuple):
+class StateBytes(NamedTuple):
     """The bytes of a run that one device holds.
 
     Attributes:
@@ -60,7 +60,7 @@ class LoweredStep:
         grouped: names of the layers with grouped convolutions.
         kernels: shape of every weight with two or more dimensions, by variable path.
         precision: dtype policy under which the model was built.
-        held: what a device holds, whatever the batch.
+        state_bytes: what a device holds, whatever the batch.
     """
 
     program: bytes
@@ -73,7 +73,7 @@ class LoweredStep:
     grouped: list[str] = dataclasses.field(default_factory=list)
     kernels: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     precision: str
-    held: Held = dataclasses.field(default_factory=lambda: Held(0, 0, 0))
+    state_bytes: StateBytes = dataclasses.field(default_factory=lambda: StateBytes(0, 0, 0))
 
     def find_layer_path(self, op_name: str) -> str:
         """Returns the layers that an op belongs to, as the function `find_layer_path` does."""

@@ -83,7 +83,7 @@ def build_rows(
     return [Row(p, length, sampling, seed, n) for n, p in enumerate(prompts)]
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """The next tokens of all rows.
 
     Attributes:
@@ -122,9 +122,9 @@ class Writer:
 
     def write(self, rows: Sequence[Row], every: int = 16) -> Iterator[list[Tokens]]:
         """Yields the next tokens of each row, up to `every` of them, until all rows have ended."""
-        return (part.tokens for part in self.parts(rows, every))
+        return (chunk.tokens for chunk in self.iterate_chunks(rows, every))
 
-    def parts(self, rows: Sequence[Row], every: int = 16) -> Iterator[Part]:
+    def iterate_chunks(self, rows: Sequence[Row], every: int = 16) -> Iterator[Chunk]:
         """Yields the same, and which rows have ended.
 
         Args:
@@ -158,7 +158,7 @@ class Writer:
                     for index, (row, part) in enumerate(zip(rows, parts))
                 ]
                 done += len(parts[0])
-                yield Part(found, ended.tolist())
+                yield Chunk(found, ended.tolist())
                 if ended.all():
                     return
 

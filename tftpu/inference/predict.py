@@ -80,7 +80,7 @@ class Job:
         plan: JSON values that say what is predicted; a folder holds the predictions of one plan.
         keep: fields of the input to write beside the predictions.
         records_per_shard: the length of a range.
-        share: number of this machine, from 1, and of all machines.
+        machine: number of this machine, from 1, and of all machines.
     """
 
     output: str
@@ -90,7 +90,7 @@ class Job:
     plan: Mapping[str, Any]
     keep: Sequence[str] = ()
     records_per_shard: int = RECORDS_PER_SHARD
-    share: tuple[int, int] = (1, 1)
+    machine: tuple[int, int] = (1, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def predict(
     job: Job,
     report: Callable[[int, int], None] = lambda done, all_records: None,
 ) -> bool:
-    """Writes the predictions of all records, or of a machine's share, that are not there yet.
+    """Writes the predictions of all records, or of a machine's part, that are not there yet.
 
     Args:
         trainer: with the weights to predict with.
@@ -127,7 +127,7 @@ def predict(
         range(0), job.keep
     )  # an unknown field is refused before anything is computed
     shards = _list_shards(records.count, job)
-    mine = shards[job.share[0] - 1 :: job.share[1]]
+    mine = shards[job.machine[0] - 1 :: job.machine[1]]
     plan = _describe_plan(job, records)
     with locks.locked(_resolve_locked_folder(job)), contextlib.ExitStack() as stack:
         known = _read_known_sums(job, plan)
@@ -195,8 +195,8 @@ def _list_shards(count: int, job: Job) -> list[_Shard]:
 
 def _resolve_locked_folder(job: Job) -> str:
     """Returns the folder that this process holds while it writes."""
-    machine, machines = job.share
-    return job.output if machines == 1 else f"{job.output}/.share-{machine}-of-{machines}"
+    machine, machines = job.machine
+    return job.output if machines == 1 else f"{job.output}/.machine-{machine}-of-{machines}"
 
 
 def _describe_plan(job: Job, records: Records) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _describe_plan(job: Job, records: Records) -> dict[str, Any]:
         "keep": list(job.keep),
         "format": job.format,
         "records_per_shard": job.records_per_shard,
-        "machines": job.share[1],
+        "machines": job.machine[1],
     }
 
 
@@ -215,7 +215,7 @@ def _read_known_sums(job: Job, plan: Mapping[str, Any]) -> Sums:
     """Returns the sums of the shards that any machine has written so far."""
     manifest, listed = sums.read_manifest(files.join(job.output, MANIFEST))
     same = manifest is not None and all(manifest.get(name) == plan[name] for name in plan)
-    return Sums(job.output, plan, listed if same else {}, job.share)
+    return Sums(job.output, plan, listed if same else {}, job.machine)
 
 
 def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
@@ -276,7 +276,7 @@ def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
     """Removes what a process left that was killed while it wrote; nobody else writes these."""
     if files.is_remote(job.output):
         return  # where an object appears when it is complete
-    own = [*mine, *((PLAN, MANIFEST) if job.share[1] == 1 else ())]
+    own = [*mine, *((PLAN, MANIFEST) if job.machine[1] == 1 else ())]
     begins = tuple(f".{name}." for name in own)
     for name in files.list_names(job.output):
         if name.startswith(begins) and name.endswith(".tmp"):

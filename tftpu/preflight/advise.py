@@ -143,16 +143,16 @@ def _find_uncounted_loops(cost: Cost) -> list[Lint]:
         return []
     count = counted(len(cost.uncounted_loops), "loop")
     fix = "A counter that is compared with a constant is understood, such as maximum_iterations"
-    told = f"The step has {count} whose number of runs could not be read, counted as one"
-    return [Lint("", f"{told}: time and work are too low", fix)]
+    text = f"The step has {count} whose number of runs could not be read, counted as one"
+    return [Lint("", f"{text}: time and work are too low", fix)]
 
 
 def _find_silent_kernels(cost: Cost) -> list[Lint]:
     if not cost.silent_kernels:
         return []
     where = ", ".join(repr(layer) for layer in cost.silent_kernels)
-    told = f"The work of kernels in {where} is not priced, since they do not say what it is"
-    return [Lint("", told, "Give a cost_estimate to pallas_call")]
+    text = f"The work of kernels in {where} is not priced, since they do not say what it is"
+    return [Lint("", text, "Give a cost_estimate to pallas_call")]
 
 
 def _find_partial_tiles(microbatch: int) -> list[Lint]:

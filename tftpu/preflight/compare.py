@@ -158,14 +158,14 @@ def _build_changes(
         return [table]
     change = sum(_format_change(row) for row in rest)
     sign = "+" if change > 0 else "-"
-    told = (
+    sentence = (
         f"{sign}{_format_time(abs(change))} in all"
         if abs(change) > WORTH * step_ms
         else "unchanged"
     )
     if not shown:
-        return [f"  {title}: {told}"]
-    return [table, f"  {counted(len(rest), 'other')}: {told}"]
+        return [f"  {title}: {sentence}"]
+    return [table, f"  {counted(len(rest), 'other')}: {sentence}"]
 
 
 def _format_change(row: _Row) -> float:

@@ -157,7 +157,7 @@ class Examiner:
             mesh=self.lowering.format_mesh(target.replicas),
             compiler_options=self.lowering.choose_compiler_options(target),
         )
-        if step.held.total > target.generation.hbm_limit:
+        if step.state_bytes.total > target.generation.hbm_limit:
             fill_state(report, step, target)
             return report
         compiled = self.compile(step, target)

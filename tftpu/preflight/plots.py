@@ -152,7 +152,7 @@ def _build_memory(module: Module, step: LoweredStep, cost: Cost) -> MemoryCurve:
     return MemoryCurve(
         instructions=count,
         base=base,
-        held={name: size for name, size in step.held._asdict().items() if size},
+        held={name: size for name, size in step.state_bytes._asdict().items() if size},
         bytes=[base + in_use[at] for at in highest],
         layers=[_find_layer(lifetimes.order[at], layers, step) for at in highest],
         arrays=[

@@ -191,7 +191,7 @@ def fill_state(report: SliceReport, step: LoweredStep, target: Slice) -> None:
         step: the lowered step, which was not compiled.
         target: the slice.
     """
-    held, limit = step.held, target.generation.hbm_limit
+    held, limit = step.state_bytes, target.generation.hbm_limit
     report.compiles, report.largest_per_core_batch = True, 0
     report.hbm, report.hbm_bytes = held._asdict(), held.total
     parts = ", ".join(

@@ -61,7 +61,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
         shown="data.global_batch_size of the run",
     )
     records_per_shard: int = flag(4096, "records in a file of the output", minimum=1, metavar="N")
-    share: str = flag(
+    shard: str = flag(
         "1/1", "number of this machine, and of all that share the work", metavar="K/N"
     )
     skip_bad: bool = flag(False, "write the reason for a record that cannot be read, and continue")
@@ -74,7 +74,7 @@ def run(options: Options) -> None:
     form = options.format
     if form not in _FORMATS:
         raise UserError(f"--format has no {form!r}.{did_you_mean(form, _FORMATS)}")
-    share = _parse_share(options.share)
+    machine = _parse_machine(options.shard)
     files.check_folder("--output", options.output)
     _check_table(form, options)
     if options.verify:
@@ -113,7 +113,7 @@ def run(options: Options) -> None:
         },
         _parse_kept_fields(options),
         options.records_per_shard,
-        share,
+        machine,
     )
     _check_files(records.count, options)
     try:
@@ -194,7 +194,7 @@ class ProgressPrinter:
 
 
 def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> None:
-    machine, machines = job.share
+    machine, machines = job.machine
     if records.skipped:
         print(
             f"tftpu: warning: of what was read now, {len(records.skipped):,} records could not be: "
@@ -205,7 +205,8 @@ def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> 
         print(f"{records.count:,} predictions in {job.output}")
     else:
         print(
-            f"the share of machine {machine} is in {job.output}; others of {machines} are missing"
+            f"the predictions of machine {machine} of {machines} are in {job.output}; those of "
+            "others are missing"
         )
 
 
@@ -246,10 +247,10 @@ def _parse_choices(flag_name: str, text: str, known: tuple[str, ...]) -> list[st
     return chosen
 
 
-def _parse_share(text: str) -> tuple[int, int]:
+def _parse_machine(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise UserError(f"--share={text} should be K/N, the number of this machine and of all.")
+        raise UserError(f"--shard={text} should be K/N, the number of this machine and of all.")
     return int(found[1]), int(found[2])
 
 

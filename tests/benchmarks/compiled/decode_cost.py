@@ -71,7 +71,7 @@ def token(generation: str, batch: int) -> Token:
         raise CompileError(compiled.error[:200])
     cost = price(program, compiled, target)
     size = models.config("gpt2_small")
-    weights = program.held.weights // 2  # of float32
+    weights = program.state_bytes.weights // 2  # of float32
     cache = batch * size.context * size.layers * 2 * size.width * 2
     least = weights + cache
     return Token(

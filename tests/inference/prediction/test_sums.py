@@ -128,13 +128,13 @@ def test_a_damaged_file_is_named_and_written_again(tmp_path, caplog, form, name,
 
 
 def test_a_shard_that_is_damaged_before_all_are_there_is_found(tmp_path):
-    predicted(tmp_path, share=(1, 2))
+    predicted(tmp_path, machine=(1, 2))
     flip(tmp_path / "predictions-00002-of-00003.jsonl", 20, 1)
-    assert predicted(tmp_path, share=(2, 2)) == 2
+    assert predicted(tmp_path, machine=(2, 2)) == 2
     assert verify(str(tmp_path)) == [
         "predictions-00002-of-00003.jsonl is not what was written (CRC32C)"
     ]
-    assert predicted(tmp_path, share=(1, 2)) == 2
+    assert predicted(tmp_path, machine=(1, 2)) == 2
     assert verify(str(tmp_path)) == []
 
 
@@ -159,7 +159,7 @@ def test_predictions_of_a_version_without_checksums_are_taken_as_they_are(tmp_pa
 
 
 def test_predictions_that_are_not_complete_are_not_vouched_for(tmp_path):
-    predicted(tmp_path, share=(1, 2))
+    predicted(tmp_path, machine=(1, 2))
     with pytest.raises(UserError, match="not complete"):
         verify(str(tmp_path))
 

@@ -23,13 +23,13 @@ from tftpu.inference.server import payloads, run
 from tftpu.inference.server.answering import Limits
 from tftpu.inference.server.app import About
 from tftpu.inference.server.payloads import BadRequest
-from tftpu.inference.server.protocol import Patient
+from tftpu.inference.server.protocol import TimeoutProtocol
 from tftpu.inference.server.served import Refused, Served
 
 DOUBLE = Served((Input("x", (), "int32"),), ("y",), lambda given: {"y": given["x"] * 2})
 
 
-class Hasty(Patient):
+class Hasty(TimeoutProtocol):
     """The protocol with little patience."""
 
     head_s, rest_s = 0.5, 0.5

@@ -28,7 +28,7 @@ from tests.support.serving import (
 )
 from tftpu.errors import UserError
 from tftpu.inference.exporting.inputs import Input
-from tftpu.inference.generate import Part, Row
+from tftpu.inference.generate import Chunk, Row
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.server import run
 from tftpu.inference.server.served import Refused, Served
@@ -309,10 +309,10 @@ def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
     gate = threading.Event()
 
     class Slow:
-        def parts(self, rows: Any) -> Any:
-            yield Part([[1]] * len(rows), [False] * len(rows))
+        def iterate_chunks(self, rows: Any) -> Any:
+            yield Chunk([[1]] * len(rows), [False] * len(rows))
             assert gate.wait(30)
-            yield Part([[2]] * len(rows), [True] * len(rows))
+            yield Chunk([[2]] * len(rows), [True] * len(rows))
 
     async def told() -> tuple[list[int], str]:
         texts = Texts(cast(Any, Slow()), 8, 8, lambda size: None)

@@ -11,7 +11,7 @@ import pytest
 from tests.support import serving
 from tests.support.serving import ask, running, wait_for_waiting
 from tftpu.errors import UserError
-from tftpu.inference.generate import Part
+from tftpu.inference.generate import Chunk
 from tftpu.inference.server import run
 from tftpu.inference.server.text import Language
 
@@ -27,13 +27,13 @@ class Written:
     def check(self, prompts: Any, length: int) -> None:
         """Takes everything."""
 
-    def parts(self, rows: Any) -> Iterator[Part]:
+    def iterate_chunks(self, rows: Any) -> Iterator[Chunk]:
         """Yields one letter for each row, up to its length."""
         for count in range(1, max(row.length for row in rows) + 1):
             if count > 1:
                 self._between()
             letters = [[97] if count <= row.length else [] for row in rows]
-            yield Part(letters, [count >= row.length for row in rows])
+            yield Chunk(letters, [count >= row.length for row in rows])
 
 
 def language(between: Any) -> Language:
@@ -153,6 +153,6 @@ def test_a_row_says_that_it_has_ended_before_longer_ones():
     from tftpu.inference.sampling import Sampling
 
     rows = [Row(prompts[0], 3, Sampling(0)), Row(prompts[1], 20, Sampling(0))]
-    parts = list(model.writer.parts(rows, every=4))
+    parts = list(model.writer.iterate_chunks(rows, every=4))
     assert parts[0].ended == [True, len(parts) == 1]
     assert all(not part.tokens[0] for part in parts[1:])

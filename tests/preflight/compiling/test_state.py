@@ -30,7 +30,7 @@ def uncompiled(monkeypatch):
 
 def test_what_a_device_holds_is_known_before_the_step_is_compiled():
     options = TrainConfig(ema_momentum=0.9)
-    held = lower.lower(model, BATCH, 1, "float32", options).held
+    held = lower.lower(model, BATCH, 1, "float32", options).state_bytes
     weights = 4 * WIDTH**2
     assert (held.weights, held.averages) == (weights, weights)
     assert held.optimizer == pytest.approx(2 * weights, abs=100)  # and its counter and rate

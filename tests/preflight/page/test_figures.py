@@ -7,13 +7,13 @@ import tensorflow as tf
 from tests.support.programs.collectives import ESTIMATED, FUSIONS, GATHER, PAIR, SLICE, compiled
 from tftpu import preflight
 from tftpu.config import TrainConfig
-from tftpu.engines.lowered import Held, LoweredStep
+from tftpu.engines.lowered import LoweredStep, StateBytes
 from tftpu.preflight import PreflightOptions
 from tftpu.preflight.plots import MAX_PLACES, build_plots
 from tftpu.preflight.pricing.cost import price
 
-HELD = Held(weights=10, optimizer=20, averages=0)
-STEP = LoweredStep(program=b"", arguments=["a", "b"], precision="float32", held=HELD)
+STATE_BYTES = StateBytes(weights=10, optimizer=20, averages=0)
+STEP = LoweredStep(program=b"", arguments=["a", "b"], precision="float32", state_bytes=STATE_BYTES)
 MIB = 2**20
 
 

@@ -167,13 +167,13 @@ def one_pass(dataset: Any, evaluates: bool = False) -> Iterator[None]:
         dataset: that is read.
         evaluates: whether it is evaluated, before which Keras ends an epoch, too.
     """
-    told = isinstance(dataset, PyBatches)
-    if told and evaluates:
+    is_py_dataset = isinstance(dataset, PyBatches)
+    if is_py_dataset and evaluates:
         dataset.end_epoch()
-    if told:
+    if is_py_dataset:
         dataset.begin_epoch()
     yield
-    if told:
+    if is_py_dataset:
         dataset.end_epoch()
 
 

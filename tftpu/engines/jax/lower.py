@@ -26,7 +26,7 @@ from tftpu.engines.jax import cluster
 from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.jax.step.train_step import TrainStep
 from tftpu.engines.jax.tracing import tracing_for
-from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf
+from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf, StateBytes
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
@@ -112,7 +112,7 @@ class JaxLowering:
             numbered=False,
             kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
             precision=precision,
-            held=_describe_held(shapes, state.shardings),
+            state_bytes=_count_state_bytes(shapes, state.shardings),
         )
 
     def _build_abstract_mesh(self, devices: int) -> AbstractMesh:
@@ -189,7 +189,7 @@ def _lower_train_step(
     return text.encode(), ["(constant)"] * constants + names
 
 
-def _describe_held(shapes: StateValues, shardings: StateValues) -> Held:
+def _count_state_bytes(shapes: StateValues, shardings: StateValues) -> StateBytes:
     """Returns what a device holds of values with these shapes."""
 
     def count_bytes(arrays: Any, places: Any) -> int:
@@ -200,7 +200,9 @@ def _describe_held(shapes: StateValues, shardings: StateValues) -> Held:
     weights = count_bytes(shapes.trainable, shardings.trainable)
     others = count_bytes(shapes.untrained, shardings.untrained)
     optimizers = count_bytes(shapes.optimizers, shardings.optimizers)
-    return Held(weights + others, optimizers, count_bytes(shapes.averages, shardings.averages))
+    return StateBytes(
+        weights + others, optimizers, count_bytes(shapes.averages, shardings.averages)
+    )
 
 
 def _is_shape(value: Any) -> bool:

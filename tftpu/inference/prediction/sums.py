@@ -70,7 +70,7 @@ class Sums:
         folder: of the shards.
         plan: what is predicted; sums of anything else do not count.
         manifest: the sums in a manifest of that plan, by name.
-        share: number of this machine, from 1, and of all machines.
+        machine: number of this machine, from 1, and of all machines.
 
     Attributes:
         name: of the file of this machine.
@@ -84,10 +84,10 @@ class Sums:
         folder: str,
         plan: Mapping[str, Any],
         manifest: Mapping[str, Sum],
-        share: tuple[int, int],
+        machine: tuple[int, int],
     ):
         self._folder, self._plan = folder, _compute_checksum(plan)
-        self.name = f"{_BEGIN}{share[0]}-of-{share[1]}.crc"
+        self.name = f"{_BEGIN}{machine[0]}-of-{machine[1]}.crc"
         self._lines: lines.Lines | None = None
         self._flushed = 0.0
         self.begun = self.of_plan = bool(manifest)

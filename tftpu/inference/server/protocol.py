@@ -6,7 +6,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
-class Patient(H11Protocol):
+class TimeoutProtocol(H11Protocol):
     """uvicorn's protocol, with an end to the patience for each thing that a client should do.
 
     uvicorn waits for ever for the head of the first request, for the rest of a body that was

@@ -13,7 +13,7 @@ import uvicorn
 from tftpu.errors import UserError
 from tftpu.inference.server.answering import Limits
 from tftpu.inference.server.app import About, build_application
-from tftpu.inference.server.protocol import Patient
+from tftpu.inference.server.protocol import TimeoutProtocol
 from tftpu.inference.server.served import Refused, Served, check_outputs
 from tftpu.inference.server.text import Language
 
@@ -108,7 +108,7 @@ def build_server(
     about: About,
     limits: Limits,
     ready: Callable[[], None] = lambda: None,
-    protocol: type[asyncio.Protocol] = Patient,
+    protocol: type[asyncio.Protocol] = TimeoutProtocol,
 ) -> uvicorn.Server:
     """Returns the server that `serve` runs; `protocol` speaks HTTP."""
     app = build_application(model, about, limits)

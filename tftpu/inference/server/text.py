@@ -12,7 +12,7 @@ from tftpu.inference.server.batching import Busy
 if TYPE_CHECKING:
     from tftpu.inference.generate import Row, Writer
 
-Part = list[int] | Exception | None  # None: the text has ended
+Chunk = list[int] | Exception | None  # None: the text has ended
 
 
 class Stopped(Exception):  # noqa: N818 (an answer, not a failure of the server)
@@ -48,7 +48,7 @@ class _Asked:
 @dataclasses.dataclass(eq=False)
 class _Text:
     row: "Row"
-    parts: asyncio.Queue[Part]
+    chunks: asyncio.Queue[Chunk]
     asked: _Asked
 
 
@@ -88,7 +88,7 @@ class Texts:
         texts = [_Text(row, asyncio.Queue(), asked) for row in rows]
         self._queue.extend(texts)
         self._came.set()
-        return [_iterate_parts(text) for text in texts]
+        return [_iterate_chunks(text) for text in texts]
 
     async def run(self) -> None:
         """Writes what is asked for, until it is cancelled."""
@@ -110,7 +110,7 @@ class Texts:
         """Ends all texts where they are."""
         for text in (*self._running, *self._queue):
             text.asked.wanted = False
-            text.parts.put_nowait(Stopped("the server stops"))
+            text.chunks.put_nowait(Stopped("the server stops"))
 
     def _pop_next(self) -> list[_Text]:
         """Takes the longest waiting text, and others that are chosen in the same way."""
@@ -121,8 +121,8 @@ class Texts:
         return taken
 
     def _write(self, texts: Sequence[_Text], loop: asyncio.AbstractEventLoop) -> None:
-        def put(text: _Text, part: Part) -> None:
-            loop.call_soon_threadsafe(text.parts.put_nowait, part)
+        def put(text: _Text, chunk: Chunk) -> None:
+            loop.call_soon_threadsafe(text.chunks.put_nowait, chunk)
 
         running = dict(enumerate(texts))
         rows = [text.row for text in texts]
@@ -130,7 +130,7 @@ class Texts:
         filling = rows[0]._replace(prompt=[0], length=1)
         rows += [filling] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
         try:
-            for tokens, ended in self._writer.parts(rows):
+            for tokens, ended in self._writer.iterate_chunks(rows):
                 for index, text in list(running.items()):
                     put(text, tokens[index])
                     if ended[index]:  # its answer need not wait for longer ones
@@ -144,11 +144,11 @@ class Texts:
             put(text, None)
 
 
-async def _iterate_parts(text: _Text) -> AsyncIterator[list[int]]:
-    """Yields the parts of a text; whoever stops reading them ends all that was asked for."""
+async def _iterate_chunks(text: _Text) -> AsyncIterator[list[int]]:
+    """Yields the chunks of a text; whoever stops reading them ends all that was asked for."""
     try:
         while True:
-            part = await text.parts.get()
+            part = await text.chunks.get()
             if part is None:
                 return
             if isinstance(part, Exception):

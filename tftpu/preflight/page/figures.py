@@ -32,12 +32,12 @@ class Segment(NamedTuple):
     Attributes:
         value: its length.
         style: class of its colour.
-        told: what a pointer over it shows.
+        hover: what a pointer over it shows.
     """
 
     value: float
     style: str
-    told: str
+    hover: str
 
 
 class Bar(NamedTuple):
@@ -88,12 +88,12 @@ def draw_bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
             length = max(1.0, segment.value * scale) if segment.value else 0.0
             box = {"x": x, "y": y + 5.0, "width": length, "height": _BAR}
             parts.append(
-                build_element("rect", build_hover(segment.told), class_=segment.style, **box)
+                build_element("rect", build_hover(segment.hover), class_=segment.style, **box)
             )
             x += length
         parts.append(draw_label(row.shown, x + 6, middle, "figure"))
-    told = "; ".join(f"{row.name}: {row.shown}" for row in rows)
-    return plot(name, title, told, width, len(rows) * pitch + 8, *parts)
+    hover = "; ".join(f"{row.name}: {row.shown}" for row in rows)
+    return plot(name, title, hover, width, len(rows) * pitch + 8, *parts)
 
 
 def draw_memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> str:
@@ -204,8 +204,8 @@ def draw_roofline(
     for point, rate in zip(points, rates):
         at = x(point.flops / point.hbm_bytes) if point.hbm_bytes else aside
         size = 3 + 14 * math.sqrt(point.ms / step_ms)
-        told = build_hover(_describe_point(point, rate, step_ms))
-        parts.append(build_element("circle", told, cx=at, cy=y(rate), r=size, class_="point"))
+        hover = build_hover(_describe_point(point, rate, step_ms))
+        parts.append(build_element("circle", hover, cx=at, cy=y(rate), r=size, class_="point"))
     longest = "; ".join(f"{p.layer}: {format_quantity(r, 'FLOP/s')}" for p, r in zip(points, rates))
     description = f"{peak}. The longest instructions: {longest[:600]}"
     return plot(name, "Roofline of the instructions", description, width, height, *parts)
@@ -260,25 +260,25 @@ def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
     found = []
     for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):
         at = place * curve.instructions // count
-        told = build_hover(f"instruction {at:,}: {format_size(size)}, {layer}")
+        hover = build_hover(f"instruction {at:,}: {format_size(size)}, {layer}")
         box = {"x": frame.left + place * width, "y": frame.top, "height": frame.height}
-        found.append(build_element("rect", told, class_="sense", width=width, **box))
+        found.append(build_element("rect", hover, class_="sense", width=width, **box))
     return found
 
 
 def _describe_point(point: RooflinePoint, rate: float, step_ms: float) -> str:
     """Returns what a pointer over a point of a roofline shows."""
     share = f"{format_duration(point.ms / 1e3)}, {point.ms / step_ms:.1%} of the step"
-    told = f"{point.layer} ({point.name}, {point.kind}): {share}; "
-    told += format_quantity(rate, "FLOP/s")
+    hover = f"{point.layer} ({point.name}, {point.kind}): {share}; "
+    hover += format_quantity(rate, "FLOP/s")
     if not point.hbm_bytes:
-        return f"{told} without HBM traffic"
-    return f"{told} with {format_number(point.flops / point.hbm_bytes)} FLOP/B"
+        return f"{hover} without HBM traffic"
+    return f"{hover} with {format_number(point.flops / point.hbm_bytes)} FLOP/B"
 
 
-def _draw_band(frame: _Frame, bottom: float, top: float, style: str, told: str) -> str:
+def _draw_band(frame: _Frame, bottom: float, top: float, style: str, hover: str) -> str:
     box = {"x": frame.left, "y": top, "width": frame.width, "height": max(0.0, bottom - top)}
-    return build_element("rect", build_hover(told), class_=style, **box)
+    return build_element("rect", build_hover(hover), class_=style, **box)
 
 
 def _draw_loop(frame: _Frame, first: float, last: float, times: int | None) -> str:

@@ -73,10 +73,10 @@ def _slice(item: SliceReport, name: str) -> str:
         parts.append(_build_summary(item))
     else:  # as in the terminal
         lines = [str(line).strip() for line in table.build_details(item, explain=False)[2:]]
-        told = [build_element("p", format_text(line)) for line in lines if line]
+        text = [build_element("p", format_text(line)) for line in lines if line]
         if not item.compiles:
-            told.insert(0, build_element("p", build_element("strong", "Does not compile.")))
-        parts.append(build_element("div", *told, class_="bad"))
+            text.insert(0, build_element("p", build_element("strong", "Does not compile.")))
+        parts.append(build_element("div", *text, class_="bad"))
     if item.plots is not None:
         parts.append(_build_memory(item, item.plots.memory, f"{name}-memory"))
     if item.by_layer:
@@ -158,17 +158,17 @@ def _build_memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
 def _describe_agreement(item: SliceReport, curve: MemoryCurve) -> str:
     """Returns sentences that compare the curve with the compiler's own figure."""
     drawn, counted = max(curve.bytes), item.hbm_bytes
-    told = (
+    text = (
         f"The peak of the arrays' lifetimes is {format_size(drawn)}; the compiler itself counts "
         f"{format_size(counted)}"
     )
     apart = abs(drawn - counted) / max(counted, 1)
     if apart < 0.005:
-        return f"{told}: they agree within 0.5%."
+        return f"{text}: they agree within 0.5%."
     between = f"{format_size(abs(drawn - counted))} ({apart:.1%})"
     if drawn < counted:
-        return f"{told}. The {between} between them is in no array that the program names."
-    return f"{told}. They are {between} apart: some arrays share memory in a way not seen here."
+        return f"{text}. The {between} between them is in no array that the program names."
+    return f"{text}. They are {between} apart: some arrays share memory in a way not seen here."
 
 
 def _format_padding(tensor: LargeTensor) -> str:
@@ -180,16 +180,16 @@ def _build_times(title: str, spent: Sequence[Spent], name: str) -> str:
     for part in spent[:MAX_BARS]:
         figure = _format_figure(part.ms, part.step_share)
         rows.append(Bar(part.name, [Segment(part.ms, "time", f"{part.name}: {figure}")], figure))
-    rest, told = spent[MAX_BARS:], ""
+    rest, text = spent[MAX_BARS:], ""
     if rest:
         figure = _format_figure(sum(s.ms for s in rest), sum(s.step_share for s in rest))
-        told = build_element("p", format_text(f"{len(rest)} others: {figure}."))
+        text = build_element("p", format_text(f"{len(rest)} others: {figure}."))
     cells = [[s.name, format_duration(s.ms / 1e3), f"{s.step_share:.1%}"] for s in spent]
     return "".join(
         (
             build_element("h3", format_text(title)),
             _draw_twice(lambda width, id_: figures.draw_bars(id_, title, rows, width), name),
-            told,
+            text,
             _build_folded_table(
                 f"{title}, as a table", ("name", "time", "of step"), cells, left=("name",)
             ),
@@ -210,7 +210,7 @@ def _build_roofline(
         return title + build_element("p", "No instruction has matrix products.")
     target = parse_slice(item.slice)
     share = sum(p.ms for p in points) / step_ms
-    told = (
+    text = (
         f"The {len(points)} longest instructions with matrix products, {share:.0%} of the step; "
         "larger points take longer. Left of the corner the memory is the limit, right of it "
         "the matrix units are. Rates are of predicted times."
@@ -229,7 +229,7 @@ def _build_roofline(
     folded = _build_folded_table(
         "Roofline, as a table", columns, rows, left=("layer", "instruction")
     )
-    return title + build_element("p", format_text(told)) + drawn + folded
+    return title + build_element("p", format_text(text)) + drawn + folded
 
 
 def _build_exchange(exchanges: Sequence[Exchange], step_ms: float, name: str) -> str:
@@ -250,12 +250,12 @@ def _build_exchange(exchanges: Sequence[Exchange], step_ms: float, name: str) ->
         share = f"{hidden / one.ms:.0%}" if one.ms else "-"
         rows.append([one.opcode, one.layer, f"{one.count:,}", sent, whole, waited, share])
     waited_ms = sum(one.waited_ms for one in exchanges)
-    told = f"The step waits {format_duration(waited_ms / 1e3)} for them, {waited_ms / step_ms:.1%}."
+    text = f"The step waits {format_duration(waited_ms / 1e3)} for them, {waited_ms / step_ms:.1%}."
     columns = ("collective", "layer", "runs", "sent by a chip", "time", "waited", "hidden")
     return "".join(
         (
             title,
-            build_element("p", format_text(told)),
+            build_element("p", format_text(text)),
             _draw_twice(
                 lambda width, id_: figures.draw_bars(id_, "Collectives", bars, width), name
             ),
@@ -283,10 +283,10 @@ def _draw_twice(draw: Callable[[int, str], str], name: str) -> str:
 def _build_legend(entries: Iterable[tuple[str, str]]) -> str:
     """Returns what the colours mean."""
     items = []
-    for style, told in entries:
+    for style, text in entries:
         box = build_element("rect", width=10, height=10, class_=style)
         swatch = build_element("svg", box, viewBox="0 0 10 10", aria_hidden="true")
-        items.append(build_element("li", swatch, format_text(told)))
+        items.append(build_element("li", swatch, format_text(text)))
     return build_element("ul", *items, class_="key")
 
 

@@ -17,7 +17,7 @@ from tftpu import sharding
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.conversion import replace_examples
-from tftpu.engines.lowered import Held, LoweredStep, ModelFn, ObjectivesOf, find_layer_path
+from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf, StateBytes, find_layer_path
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
@@ -81,14 +81,14 @@ def lower(
         grouped=[x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1],
         kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
         precision=precision,
-        held=_describe_held(step.state),
+        state_bytes=_count_state_bytes(step.state),
     )
 
 
-def _describe_held(state: ModelState) -> Held:
+def _count_state_bytes(state: ModelState) -> StateBytes:
     """Returns what a device holds: everything, as each has the whole model."""
     optimizers = [v for group in state.groups for v in group.optimizer.variables]
-    return Held(
+    return StateBytes(
         count_bytes(state.model.variables), count_bytes(optimizers), count_bytes(state.averages)
     )
 

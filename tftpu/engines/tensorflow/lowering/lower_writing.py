@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tftpu import sharding
 from tftpu.engines import keras_internals
-from tftpu.engines.lowered import Held, LoweredStep, ModelFn
+from tftpu.engines.lowered import LoweredStep, ModelFn, StateBytes
 from tftpu.engines.tensorflow.lowering.lower import OneReplicaStrategy, count_bytes, to_hlo
 from tftpu.inference.decoding import build_decoding
 from tftpu.inference.loop import Loop
@@ -79,7 +79,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
         arguments=arguments,
         layers=layers,
         precision=precision,
-        held=Held(count_bytes(model.variables), 0, 0),
+        state_bytes=StateBytes(count_bytes(model.variables), 0, 0),
     )
     return LoweredWriting(step, slots, every)
 
