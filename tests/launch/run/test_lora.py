@@ -64,8 +64,10 @@ def train(config: str, workdir: Path, base: str, *flags: str) -> Path:
     if engine:
         assert main(words) == 0
     else:  # devices are counted once in a process
+        is_jax = any("engine=jax" in flag or "mesh" in flag for flag in flags)
+        environment = {**os.environ, "KERAS_BACKEND": "jax" if is_jax else "tensorflow"}
         command = [sys.executable, "-m", "tftpu.launch.main", *words]
-        warm.run(command, check=True, capture_output=True)
+        warm.run(command, check=True, env=environment, capture_output=True)
     return workdir
 
 
