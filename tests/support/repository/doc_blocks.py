@@ -26,7 +26,6 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support import warm
 from tests.support.repository.checkout import ROOT
 
 PAGES = (
@@ -140,7 +139,7 @@ def _run_command(command: str) -> None:
     own_process = ("--virtual_devices", "--restarts", "--config.cluster")
     if any(word.startswith(own_process) for word in arguments):
         own = [sys.executable, "-m", "tftpu.launch.main", *arguments]
-        code = warm.run(own, check=False).returncode
+        code = subprocess.run(own, check=False).returncode
     else:
         from tftpu.launch import main
 
