@@ -2,7 +2,8 @@
 
 `run` and `Popen` take what those of `subprocess` take, where the command is this interpreter and
 `-m MODULE`, `-c CODE` or a file. They give real children: signals, `wait` and pipes are those of
-any process. What happens on import, or in the interpreter itself, is tested by `subprocess`.
+any process. A program that runs Keras on JAX has KERAS_BACKEND=jax in its environment. What happens
+on import, or in the interpreter itself, is tested by `subprocess`.
 """
 
 import ctypes
