@@ -1,6 +1,7 @@
 """`--config.model.lora`: runs that train adapters above the weights of another run."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
