@@ -35,7 +35,7 @@ def training(data: DataConfig, seed: int = 0) -> ArrayPipeline | Pipeline | tf.d
     """Returns the training split, reshuffled each epoch by `seed`.
 
     Raises:
-        UserError: `data.training` returns no data set, or one of another batch size.
+        UserError: `data.training` returns no data set, or one with another batch size.
     """
     from tftpu.input_pipelines import own
 
@@ -62,12 +62,13 @@ def prediction(
 
     Args:
         data: the data of the run.
-        address: of the records, such as "images:FOLDER" or "evaluation".
-        skip_bad: whether records that cannot be read are left out, and named; else they stop.
-        keep: fields of the records that will be asked for.
+        address: the address of the records, such as "images:FOLDER" or "evaluation".
+        skip_bad: whether records that cannot be read are left out and named; otherwise they are an
+            error.
+        keep: the fields of the records that will be read.
 
     Raises:
-        UserError: data of this class cannot be read from there.
+        UserError: data of this class cannot be read from the address.
     """
     from tftpu.input_pipelines import own
 
@@ -77,7 +78,7 @@ def prediction(
 def batch_spec(data: DataConfig, examples: int) -> Spec:
     """Returns the shapes and dtypes of a batch of `examples`, as nested `tf.TensorSpec`s.
 
-    A user's data without a `batch_spec` of their own are opened for it.
+    A user's data set without its own `batch_spec` is opened for it.
     """
     from tftpu.input_pipelines import own
 
@@ -91,14 +92,14 @@ def class_names(data: DataConfig) -> list[str] | None:
 
 
 def steps_per_epoch(data: DataConfig, pipeline: Any) -> int:
-    """Returns the number of batches of an epoch, the last one included if it is smaller.
+    """Returns the number of batches in an epoch, including a smaller last one.
 
     Args:
         data: the data set.
         pipeline: its training split.
 
     Raises:
-        UserError: the number of examples is not known.
+        UserError: the number of examples is unknown.
     """
     from tftpu.input_pipelines import own
 
@@ -109,9 +110,9 @@ def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.d
     """Returns the endless global batches of a training split from a step on.
 
     Args:
-        pipeline: as `training` returns it.
+        pipeline: the pipeline as `training` returns it.
         step: the first batch.
-        host, hosts: the part of each batch, where the pipeline can give one host its own.
+        host, hosts: choose the part of each batch, if the pipeline can give each host its own.
     """
     from tftpu.input_pipelines import own
 

@@ -1,4 +1,4 @@
-"""A user's own data: a `tf.data.Dataset` where the built-in sources have a pipeline."""
+"""A user's own data, which are a `tf.data.Dataset` where built-in sources have a pipeline."""
 
 import logging
 import math
@@ -16,14 +16,15 @@ from tftpu.input_pipelines.unlabelled import EVALUATION, UnlabelledRecords, from
 
 _log = logging.getLogger(__name__)
 
-_LONG = 10.0  # seconds of reading that deserve a word
+_LONG = 10.0  # seconds of reading after which a message is logged
 
 
 def check_training(data: DataConfig, found: Any) -> Any:
-    """Returns the training split that a data set gave, if it is one.
+    """Returns the training split of a user's data, after a check.
 
     Raises:
-        UserError: it is none, or its batches are not of `data.global_batch_size`.
+        UserError: it is not a data set, or its batches do not have `data.global_batch_size`
+            examples.
     """
     where = f"{type(data).__name__}.training()"
     if hasattr(found, "starting_at"):
@@ -32,8 +33,9 @@ def check_training(data: DataConfig, found: Any) -> Any:
         size = _inspect_first(found, where)[0].shape[0]
         if size < data.global_batch_size and _has_end_within(found, 1):
             raise UserError(
-                f"{where} returns {size:,} examples in all, fewer than data.global_batch_size="
-                f"{data.global_batch_size}: lower that, or add .repeat() before .batch(…)."
+                f"{where} returns only {size:,} examples, fewer than "
+                f"data.global_batch_size={data.global_batch_size}: lower data.global_batch_size, "
+                "or add .repeat() before .batch(…)."
             )
     else:
         raise UserError(
@@ -42,17 +44,17 @@ def check_training(data: DataConfig, found: Any) -> Any:
         )
     if size != data.global_batch_size:
         raise UserError(
-            f"{where} returns batches of {size} examples, and data.global_batch_size is "
-            f"{data.global_batch_size}: end it with .batch(context.global_batch_size)."
+            f"{where} returns batches of {size} examples, but data.global_batch_size is "
+            f"{data.global_batch_size}: end the data set with .batch(context.global_batch_size)."
         )
     return found
 
 
 def check_evaluation(data: DataConfig, found: Any) -> tf.data.Dataset | None:
-    """Returns the evaluation split that a data set gave, if it is one, or None.
+    """Returns the evaluation split of a user's data, after a check, or None.
 
     Raises:
-        UserError: it is something else.
+        UserError: it is not a finite data set.
     """
     if found is None or isinstance(found, tf.data.Dataset):
         return found
@@ -66,7 +68,7 @@ def open_records(data: DataConfig, address: str, context: DataContext) -> Unlabe
     """Returns the records to predict at an address; see `tftpu.input_pipelines.prediction`.
 
     Raises:
-        UserError: the data set has no `prediction`, and the address is not its evaluation split.
+        UserError: the class has no `prediction`, and the address is not its evaluation split.
     """
     name = type(data).__name__
     own = not type(data).prediction.__module__.startswith("tftpu.")
@@ -77,8 +79,9 @@ def open_records(data: DataConfig, address: str, context: DataContext) -> Unlabe
         split = check_evaluation(data, data.evaluation(context)) if address == EVALUATION else None
         if split is None:
             raise UserError(
-                f"The input {address!r} cannot be read: {name} has no prediction(self, address, "
-                f"context), and without one only {EVALUATION!r}, where there is such a split."
+                f"The input {address!r} cannot be read, because {name} has no method "
+                f"prediction(self, address, context). Without it, only the input {EVALUATION!r} "
+                "can be read, if there is such a split."
             )
         if split.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise UserError(f"{name}.evaluation() never ends: leave out .repeat().")
@@ -90,7 +93,7 @@ def open_records(data: DataConfig, address: str, context: DataContext) -> Unlabe
 
 
 def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
-    """Yields the features of each batch; warns of a split that may have no end."""
+    """Yields the features of each batch; warns about a split that may never end."""
     started, due = time.monotonic(), _LONG
     for number, batch in enumerate(split.as_numpy_iterator(), 1):
         yield batch[0] if isinstance(batch, tuple) else batch
@@ -98,8 +101,9 @@ def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
         if split.cardinality() < 0 and seconds >= due:
             due *= 2
             _log.warning(
-                "%s.evaluation() does not say how many batches it has: %s are in memory after %.0f "
-                "s, and it did not end yet. If it never ends, cut it with .take(batches).",
+                "%s.evaluation() does not say how many batches it has. After %s batches and %.0f "
+                "s it has not ended yet; all of them are held in memory. If it never ends, limit "
+                "it with .take(batches).",
                 *(name, f"{number:,}", seconds),
             )
 
@@ -109,7 +113,7 @@ def infer_batch_spec(pipeline: Any, examples: int) -> Spec:
 
     Args:
         pipeline: the training split.
-        examples: in the batch.
+        examples: the number of examples in the batch.
     """
     batches = starting_at(pipeline, 0)
     spec = batches.element_spec
@@ -135,26 +139,26 @@ def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.d
 
 
 def count_steps(data: DataConfig, pipeline: Any) -> int:
-    """Returns the batches of an epoch; see `tftpu.input_pipelines.steps_per_epoch`."""
+    """Returns the number of batches in an epoch; see `tftpu.input_pipelines.steps_per_epoch`."""
     if hasattr(pipeline, "count"):
         return math.ceil(pipeline.count / pipeline.global_batch_size)
     batches = int(pipeline.cardinality()) if isinstance(pipeline, tf.data.Dataset) else -2
     if batches < 0:
         length = "never ends" if batches == tf.data.INFINITE_CARDINALITY else "has no known length"
         raise UserError(
-            f"train.epochs needs the number of examples of an epoch, and what "
-            f"{type(data).__name__}.training() returns {length}: set train.steps instead, remove "
-            ".repeat(), or state its length with "
+            "train.epochs needs the number of examples in an epoch, but the data set that "
+            f"{type(data).__name__}.training() returns {length}. Set train.steps instead, remove "
+            ".repeat(), or state the length with "
             ".apply(tf.data.experimental.assert_cardinality(BATCHES))."
         )
     return batches
 
 
 def _inspect_first(dataset: tf.data.Dataset, where: str) -> list[Any]:
-    """Returns the parts of the first batch: their specs, where those are complete."""
+    """Returns the parts of the first batch, or only their specs if those are complete."""
     parts = tf.nest.flatten(dataset.element_spec)
     if any(part.shape.rank == 0 for part in parts):
-        raise UserError(f"{where} returns single examples: end it with .batch(…).")
+        raise UserError(f"{where} returns single examples: end the data set with .batch(…).")
     if all(part.shape.is_fully_defined() for part in parts):
         return parts
     for batch in dataset.take(1):

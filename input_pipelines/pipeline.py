@@ -1,16 +1,16 @@
-"""Batches for a device from a source's records: parsed, prepared and batched, starting at any step.
+"""Turns a source's records into batches for a device: parses, prepares and batches from any step.
 
-A run that stopped at step k and resumes sees exactly the examples it would have seen: the source
-draws records by position (`reading.order`); every later stage keeps their order (each parallel
-stage is deterministic) and works on one example with its own seed, or on neighbours in a batch. No
-state passes from one batch to the next, so nothing has to be saved.
+A run that resumes at step k sees exactly the examples that it would have seen without a stop. The
+source draws records by position (`reading.order`). Every later stage keeps their order (each
+parallel stage is deterministic), and works on one example with its own seed or on neighbours in a
+batch. No state passes from one batch to the next, so nothing has to be saved.
 
 A record that cannot be read or prepared (bad checksum, truncated JPEG, wrong feature, class id out
-of range) stops the run with an error that names its file and number. With `on_bad_record="skip"`
-it keeps its position in the stream and gets weight 0, so all other examples stay where they were,
-on any number of hosts and after any restart; it is logged, and the run stops after more than
-`max_bad_records` of them. A bucket or disk that cannot be read for a while makes no bad record: it
-is waited for and, in the end, stops the run.
+of range) stops the run with an error that names its file and number. With `on_bad_record="skip"` it
+keeps its position in the stream and gets weight 0, so all other examples stay in their places, on
+any number of hosts and after any restart. The record is logged, and the run stops after more than
+`max_bad_records` of them. A bucket or disk that cannot be read for a while does not make a record
+bad. The run waits for it, and stops in the end.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 Parse = Callable[[Tensor], Batch]
 Prepare = Callable[[Any, Tensor], Any]
 Finish = Callable[[Batch, Tensor], Any]
-Attempt = Callable[[Tensor, Tensor], Batch]  # `Pipeline._try_records`, traced
+Attempt = Callable[[Tensor, Tensor], Batch]  # the traced `Pipeline._try_records`
 
 
 class RecordSource(Protocol):
@@ -59,7 +59,7 @@ class RecordSource(Protocol):
     def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
         """Returns the records from number `first` to below `last`, and their numbers, in order.
 
-        In complete batches of a size, of which the last is filled up by the last record.
+        The batches have a fixed size, and the last one is filled up with the last record.
         """
         ...
 
@@ -68,29 +68,32 @@ class RecordSource(Protocol):
         ...
 
     def explain_loss(self, number: int) -> str:
-        """Returns why a record that came as "" could not be read; "" if it can be now.
+        """Returns why a record that is "" could not be read; "" if it can be read now.
 
         Raises:
-            OSError: the bucket is still out of reach.
+            OSError: the bucket still cannot be reached.
         """
         ...
 
 
 @dataclasses.dataclass
 class Pipeline:
-    """Batches of a source's examples: endless and shuffled, or each example once.
+    """The batches of a source's examples: endless and shuffled, or each example once.
 
     Args:
-        source: of records.
+        source: the source of records.
         data: the options of the data set: bad records, services.
         context: the seed of order and augmentation, and the batch size.
-        parse: records (n,) -> examples, nested tensors (n, ...).
-        finish: (batch of examples, seeds (batch, 2)) -> (features, labels[, weights]).
-        example: (example, seed (2,), int32) -> example of static shapes; None: as parsed.
-        pairs: `finish` mixes each example with its neighbour, so that a bad one spoils both.
+        parse: a function that maps records (n,) to examples, nested tensors (n, ...).
+        finish: a function that maps a batch of examples and seeds (batch, 2) to (features, labels[,
+            weights]).
+        example: a function that maps an example and its seed (2,), int32, to an example of static
+            shapes; None: examples stay as parsed.
+        pairs: whether `finish` mixes each example with its neighbour, so that a bad one spoils
+            both.
 
     Attributes:
-        skipped: why records were skipped, by number.
+        skipped: the reasons why records were skipped, by number.
     """
 
     source: RecordSource
@@ -152,8 +155,8 @@ class Pipeline:
     def read_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
         """Returns the examples of ranges of records, in order, in complete batches.
 
-        Each range begins with its own batch, and ends with one that repeats its last record:
-        what a range's batches hold depends on nothing but the range and the batch size.
+        Each range begins with a new batch, and its last batch is filled up with its last record. So
+        the batches of a range depend only on the range and the batch size.
         """
         size = self.global_batch_size
 
@@ -166,7 +169,7 @@ class Pipeline:
         lasts = tf.constant([numbers.stop for numbers in ranges], tf.int64)
         drawn = tf.data.Dataset.from_tensor_slices((firsts, lasts)).flat_map(read_records)
 
-        # What is prepared at a time need not divide all of it, but whole batches come out.
+        # A chunk need not divide the range, but whole batches are returned.
         def finish_range(batch: Batch, _: Tensor, seeds: Tensor) -> Any:
             shaped = [tf.ensure_shape(p, (size, *p.shape[1:])) for p in tf.nest.flatten(batch)]
             return self.finish(tf.nest.pack_sequence_as(batch, shaped), seeds)
@@ -177,8 +180,8 @@ class Pipeline:
         share = compute_host_batch_size(self.global_batch_size, hosts)
         if self.pairs and share % 2:
             raise UserError(
-                f"A host's share of the batch is {share} examples, and mixing works in pairs: make "
-                f"the global batch a multiple of {2 * hosts}."
+                f"Each host has {share} examples of the batch, but MixUp and CutMix mix pairs: "
+                f"make the global batch a multiple of {2 * hosts}."
             )
         return share
 
@@ -194,7 +197,8 @@ class Pipeline:
             records = records.rebatch(size, drop_remainder=drop_remainder)
         spec: Any = records.element_spec
         record, _, seed = spec
-        # Traced once and called several times: its graph holds all of the preparation.
+        # The function is traced once and called several times: its graph holds all of the
+        # preparation.
         signature = (_widen_spec(record), _widen_spec(seed))
         attempt = tf.function(self._try_records, input_signature=signature)
 
@@ -209,7 +213,7 @@ class Pipeline:
     def _parse_chunk(
         self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
     ) -> tuple[Batch, Tensor, Tensor]:
-        """Returns the examples of some records, a mask of the good ones, and their seeds."""
+        """Returns the examples of some records, a mask of the good records, and their seeds."""
         together = attempt(records, seeds)
         size = tf.shape(records)[0]
         fine = tf.shape(tf.nest.flatten(together)[0])[0] == size
@@ -223,19 +227,19 @@ class Pipeline:
         examples = tf.nest.map_structure(
             lambda part: tf.ensure_shape(part, static + part.shape[1:]), examples
         )
-        # A copy: TensorFlow complains on stderr of slices of a batch that are batched again.
+        # `gather` copies: TensorFlow complains on stderr if slices of a batch are batched again.
         return examples, tf.ensure_shape(found, static), tf.gather(seeds, tf.range(size))
 
     def _parse_each(
         self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
     ) -> tuple[Batch, Tensor]:
-        """Returns the examples of some records, zeros for bad ones; and a mask of the good."""
+        """Returns the examples of some records, zeros for bad ones, and a mask of good ones."""
 
         def parse_one(record: Tensor, number: Tensor, seed: Tensor) -> tuple[Any, Tensor]:
             first = attempt(record[None], seed[None])
 
             def try_again() -> tuple[Batch, Tensor]:
-                # It returns for a bad record, and once a bucket that was away is back.
+                # `_judge` returns if the record is bad, and once an unreachable bucket is back.
                 bad = tf.numpy_function(self._judge, [record, number, seed], tf.bool)
                 with tf.control_dependencies([bad]):
                     return attempt(record[None], seed[None]), tf.ensure_shape(bad, ())
@@ -257,10 +261,10 @@ class Pipeline:
         return each.batch(tf.size(records, tf.int64)).get_single_element()
 
     def _try_records(self, records: Tensor, seeds: Tensor) -> Batch:
-        """Returns the examples of some records; fewer of them, or none, if one of them is bad."""
+        """Returns the examples of some records; fewer or no examples if one record is bad."""
 
         def parse_records(records: Tensor, seeds: Tensor) -> tuple[Batch, Tensor]:
-            if records.dtype == tf.string:  # "": no reader could read it
+            if records.dtype == tf.string:  # "" stands for a record that no reader could read
                 tf.debugging.Assert(tf.reduce_all(tf.strings.length(records) > 0), [records])
             return self.parse(records), seeds
 
@@ -276,11 +280,11 @@ class Pipeline:
         return examples.concatenate(none).take(1).get_single_element()
 
     def _judge(self, record: Any, drawn: np.int64, seed: np.ndarray) -> bool:
-        """Counts a record as bad, or waits until the bucket that it is in can be read again.
+        """Counts a record as bad, or waits until its bucket can be read again.
 
         Raises:
-            UserError: the run stops at a bad record, or has skipped too many, or the bucket stays
-                out of reach.
+            UserError: the run stops at a bad record, has skipped too many, or cannot reach the
+                bucket.
         """
         number = int(drawn)
         if number in self.skipped:
@@ -289,21 +293,21 @@ class Pipeline:
         name = self._describe_record(number)
         if not reason and _is_lost(record):
             raise UserError(
-                f"{name} could not be read at first, but can be now: the disk or the bucket failed "
-                "for a while. Run the same command again."
+                f"{name} could not be read at first, but can be read now, so the disk or the "
+                "bucket failed for a while. Run the same command again."
             )
         if not reason:
             return False
         if self.data.on_bad_record == "raise":
             raise UserError(
-                f"{name} {reason}. Fix the data, or leave out such records with "
-                "on_bad_record=skip (--config.data.on_bad_record=skip; predict: --skip_bad)."
+                f"{name} {reason}. Fix the data, or skip such records with "
+                "--config.data.on_bad_record=skip (in `tftpu predict`: --skip_bad)."
             )
         self.skipped[number] = reason
         _log.warning("Skipped %s, which %s (%d so far)", name, reason, len(self.skipped))
         if len(self.skipped) > self.data.max_bad_records:
             raise UserError(
-                f"{len(self.skipped)} bad records, more than "
+                f"{len(self.skipped)} bad records were skipped, more than "
                 f"max_bad_records={self.data.max_bad_records}. The last is {name}, which {reason}."
             )
         return True
@@ -312,12 +316,12 @@ class Pipeline:
         return self.source.describe_records(tf.constant([number], tf.int64))[0].numpy().decode()
 
     def _find_reason(self, record: Any, number: int, seed: Any) -> str:
-        """Returns why a record cannot be prepared, found by trying; "" if it can.
+        """Tries to prepare a record; returns why that fails, or "".
 
         It is the end of a sentence that begins with the name of the record.
 
         Raises:
-            UserError: its bucket stays out of reach.
+            UserError: its bucket cannot be reached.
         """
 
         def prepare() -> None:
@@ -337,7 +341,7 @@ class Pipeline:
         except (OSError, *away, tf.errors.PermissionDeniedError) as error:
             raise UserError(
                 f"{self._describe_record(number)} cannot be reached ({_strip_node_names(error)}). "
-                "Run the same command again once it can be: the run resumes."
+                "Run the same command again once it can be reached: the run resumes."
             ) from error
         except pillow.ImageError as error:
             return _strip_node_names(error)
@@ -369,22 +373,22 @@ def _is_lost(record: Any) -> bool:
 
 
 def _is_one(examples: Batch) -> Tensor:
-    """Returns whether this is one example, not none."""
+    """Returns whether there is exactly one example."""
     return tf.shape(tf.nest.flatten(examples)[0])[0] == 1
 
 
 def _strip_node_names(error: Exception) -> str:
     """Returns an error's message without TensorFlow's names of nodes."""
-    text = str(error).partition("\nTraceback")[0]  # of a function in Python
+    text = str(error).partition("\nTraceback")[0]  # removes the traceback of a function in Python
     text = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]|name:\s*$", " ", text)
     return " ".join(text.split()).rstrip(". ")
 
 
 def _make_zeros(shape: tuple[int | None, ...], like: Any) -> Tensor:
-    """Returns zeros of the dtype of `like`, with 0 for unknown dimensions."""
+    """Returns zeros with the dtype and the shape of `like`, in which unknown dimensions are 0."""
     return tf.zeros([size or 0 for size in shape], like.dtype)
 
 
 def _make_no_seeds(numbers: Tensor) -> Tensor:
-    """Returns zeros (batch, 2), since evaluation draws nothing at random."""
+    """Returns zeros (batch, 2) as seeds, because evaluation draws nothing at random."""
     return tf.zeros((tf.shape(numbers)[0], 2), tf.int32)

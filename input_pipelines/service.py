@@ -1,20 +1,21 @@
 """A data service: other machines prepare the data for this one, in the same order.
 
-    tftpu data serve --config=photos.py --host=10.0.0.3 --port=5000        # on each of them
+    tftpu data serve --config=photos.py --host=10.0.0.3 --port=5000 # on each of these machines
     tftpu train --config=photos.py --config.data.service=10.0.0.3:5000,10.0.0.4:5000
 
 Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. The
 training machine takes one step from each in turn, so the stream is that of a run without a service,
-from any step on. If a machine dies, the run stops; once it is back, the same command resumes from
-the checkpoint.
+from any step on. If a machine dies, the run stops. Once the machine is back, the same command
+resumes from the checkpoint.
 
-TensorFlow has its own service. It listens on all interfaces of a machine, and runs any graph
-that it is sent, which may read and write files. This one sends batches of one data set, and does
-nothing else for whoever reaches it. This module is the side that trains; `serving` is the other.
+TensorFlow has its own service. It listens on all interfaces of a machine, and runs any graph that
+it is sent, which may read and write files. This service only sends batches of one data set, whoever
+reaches it. This module is the training side, and `serving` is the other side.
 
-The protocol: a line of JSON with what is wanted; a line of JSON with the shapes and dtypes of the
-parts of a batch, or with an error; then batches without end, each with the byte `BATCH`, the number
-of its step and the bytes of its parts. `ERROR` and a line of JSON end them.
+The protocol: the client sends a line of JSON with its request. The server answers with a line of
+JSON with the shapes and dtypes of the parts of a batch, or with an error. Then it sends batches
+without end, each with the byte `BATCH`, the number of its step and the bytes of its parts. `ERROR`
+and a line of JSON end them.
 """
 
 import contextlib
@@ -34,9 +35,9 @@ from tftpu.input_pipelines.tensors import Spec
 from tftpu.version import __version__
 
 BATCH, ERROR = b"B", b"E"
-LINE = 1 << 20  # longest line, in bytes
+LINE = 1 << 20  # most bytes in a line
 PATIENCE = 30.0  # seconds to wait for machines that start at the same time as this one
-STALLED = 600.0  # seconds without a byte
+STALLED = 600.0  # seconds without a byte after which a connection counts as stalled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +45,10 @@ class BatchRequest:
     """The batches that one machine prepares.
 
     Attributes:
-        version: of tftpu.
-        data: the data set, as `config.json` has it, without what may differ between machines.
-        seed: of the order and the augmentation.
+        version: the version of tftpu.
+        data: the data set in the form of `config.json`, without fields that may differ between
+            machines.
+        seed: the seed of the order and the augmentation.
         step: the first step of the stream.
         host, hosts: the training host, and the number of hosts that share a batch.
         machine, machines: this machine's steps are those after `step` with this number modulo the
@@ -64,7 +66,7 @@ class BatchRequest:
 
 
 def describe_data(data: DataConfig) -> dict[str, Any]:
-    """Returns the fields of a data set that decide which batches there are."""
+    """Returns the fields of a data set that determine its batches."""
     left_out = operational_fields(data)
     return {key: value for key, value in to_plain(data).items() if key not in left_out}
 
@@ -77,9 +79,9 @@ def fetch_batches(
 
     Args:
         data: the data set.
-        addresses: of the services, such as "10.0.0.2:5000".
-        context: of the run.
-        spec: of a batch.
+        addresses: the addresses of the services, such as "10.0.0.2:5000".
+        context: the context of the run.
+        spec: the spec of a batch.
         step: the number of the first batch.
         host, hosts: as for `Pipeline.starting_at`.
 
@@ -100,7 +102,7 @@ def fetch_batches(
             len(addresses),
         )
         with _open_stream(address, wanted, parts):
-            pass  # a mistake is found before training
+            pass  # opens the stream to find mistakes before training
         batches = tf.data.Dataset.from_generator(
             lambda address=address, wanted=wanted: _receive_batches(address, wanted, parts),
             output_signature=tuple(parts),
@@ -129,25 +131,25 @@ def _receive_batches(
                 number += wanted.machines
     except OSError as error:
         raise UserError(
-            f"The data service at {address} ended ({error or type(error).__name__}): start it "
+            f"The data service at {address} ended ({error or type(error).__name__}). Start it "
             "again, and run the same command to resume."
         ) from error
 
 
 @contextlib.contextmanager
 def _open_stream(address: str, wanted: BatchRequest, parts: list[Any]) -> Iterator[IO[bytes]]:
-    """Opens a stream of batches, after the shapes that it has were compared."""
+    """Opens a stream of batches, after comparing its shapes."""
     with _connect(address) as connection, connection.makefile("rb") as stream:
         connection.settimeout(STALLED)
         connection.sendall(json.dumps(dataclasses.asdict(wanted)).encode() + b"\n")
         answer = _read_line(stream)
         if "error" in answer:
-            raise UserError(f"The data service at {address} refuses: {answer['error']}")
+            raise UserError(f"The data service at {address} rejects the request: {answer['error']}")
         if answer.get("parts") != describe_shapes(parts):
             raise UserError(
-                f"The data service at {address} has batches of {answer.get('parts')}, and this "
-                f"machine expects {describe_shapes(parts)}: start it with the same config and "
-                "files."
+                f"The data service at {address} has batches of {answer.get('parts')}, but this "
+                f"machine expects {describe_shapes(parts)}: start the service with the same "
+                "config and files."
             )
         yield stream
 
@@ -156,13 +158,13 @@ def describe_shapes(parts: list[Any]) -> list[Any]:
     """Returns the shapes and dtypes of the parts of a batch, for JSON.
 
     Raises:
-        UserError: a part has no fixed size.
+        UserError: a part has no fixed shape.
     """
     for part in parts:
         if part.dtype == tf.string or not part.shape.is_fully_defined():
             raise UserError(
-                f"A batch has a part of {part.dtype.name} {part.shape}, which data.service cannot "
-                "send: it sends numbers of fixed shapes. Remove data.service."
+                f"A batch contains {part.dtype.name} {part.shape}, but data.service can send only "
+                "numbers of fixed shapes: remove data.service."
             )
     return [[part.dtype.name, part.shape.as_list()] for part in parts]
 
@@ -188,9 +190,9 @@ def _read_line(stream: IO[bytes]) -> dict[str, Any]:
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConnectionError("its answer is not that of a data service") from error
+        raise ConnectionError("its answer is not from a data service") from error
     if not isinstance(answer, dict):
-        raise ConnectionError("its answer is not that of a data service")
+        raise ConnectionError("its answer is not from a data service")
     return answer
 
 

@@ -48,7 +48,8 @@ class Images(DataConfig):
     channels: int = 3
     train_split: str = "train"
     eval_split: str = "test"
-    shift: int = 0  # augmentation: shifts the image by up to this many pixels, filling with zeros
+    # Augmentation: the most pixels by which an image is shifted; the gap is filled with zeros.
+    shift: int = 0
 
     def validate(self) -> None:
         super().validate()
@@ -93,7 +94,7 @@ class Images(DataConfig):
 class Text(DataConfig):
     """A TFDS data set of documents, read as bytes, cut into windows and held in memory."""
 
-    context: int = 128  # bytes of a window
+    context: int = 128  # bytes in a window
     train_split: str = "train"
     eval_split: str = "test"
     per_token: ClassVar[bool] = True
@@ -125,12 +126,12 @@ class Text(DataConfig):
 
 @dataclasses.dataclass
 class StreamedImages(Streamed):
-    """Images with one class each, read, decoded and augmented while training.
+    """Images with one class each, which are read, decoded and augmented during training.
 
     `data_dir` depends on the format:
 
     - "tfds": the folder where TFDS prepared the data set `name`.
-    - "tfrecord": a folder with a `dataset.json`; or TFRecord files of any writer, named SPLIT* or
+    - "tfrecord": a folder with a `dataset.json`; or TFRecord files of any program, named SPLIT* or
       in a folder SPLIT, whose records hold a JPEG and its label.
     - "folder": a folder with a subfolder for each split, and in it one for each class.
     - "index": a folder with a table for each split, SPLIT.csv (or .tsv, .jsonl, .ndjson, .json),
@@ -143,14 +144,18 @@ class StreamedImages(Streamed):
     num_classes: int = 1000
     train_split: str = "train"
     eval_split: str = "validation"
-    classes: tuple[str, ...] = ()  # names of the classes by id; format tfrecord: of labels as text
-    image_feature: str = "image"  # formats tfds, tfrecord: such as image/encoded
-    label_feature: str = "label"  # formats tfds, tfrecord: such as image/class/label
-    first_class: int = 0  # format tfrecord: the lowest class id, such as 1; it becomes 0
+    # Names of the classes by id; for format tfrecord with labels as text.
+    classes: tuple[str, ...] = ()
+    # Formats tfds and tfrecord: the feature's name, for example image/encoded.
+    image_feature: str = "image"
+    # Formats tfds and tfrecord: the feature's name, for example image/class/label.
+    label_feature: str = "label"
+    # Format tfrecord: the lowest class id in the files, for example 1; it becomes 0.
+    first_class: int = 0
     augment: Augment = dataclasses.field(default_factory=Augment)
     space_to_depth: bool = False
-    image_dtype: str = "float32"  # of the model's input; uint8: pixels from 0 to 255
-    # format tfds: TFDS may download and prepare missing data
+    image_dtype: str = "float32"  # dtype of the model's input; uint8 keeps pixels from 0 to 255
+    # Format tfds: whether TFDS may download and prepare missing data.
     download: bool = dataclasses.field(default=False, metadata=OPERATIONAL)
 
     def validate(self) -> None:
@@ -181,13 +186,16 @@ class StreamedImages(Streamed):
         if self.format != "tfds" and not self.data_dir:
             raise UserError(f"data.data_dir is empty: data.format={self.format} needs a folder.")
         if self.format != "tfrecord" and self.cache_dir:
-            raise UserError("data.cache_dir is for data.format=tfrecord only.")
+            raise UserError("data.cache_dir works only with data.format=tfrecord.")
         if self.format != "tfrecord" and self.first_class:
-            raise UserError("data.first_class is for data.format=tfrecord only.")
+            raise UserError("data.first_class works only with data.format=tfrecord.")
         if self.format == "tfds" and self.classes:
-            raise UserError("data.classes is not for data.format=tfds, which knows its classes.")
+            raise UserError(
+                "data.classes does not work with data.format=tfds, which knows its classes: "
+                "leave it out."
+            )
         if self.format != "tfds" and self.download:
-            raise UserError("data.download is for data.format=tfds only.")
+            raise UserError("data.download works only with data.format=tfds.")
 
     def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import streamed_images
@@ -226,17 +234,18 @@ class Tokens(Streamed):
 
     Either `data_dir` is a folder of packed shards, written by `tftpu data convert
     --source=text:...`; or `train_text` and `eval_text` are patterns of text files or tables, which
-    are tokenised and packed once, into the cache folder (see `formats.text_files`). Attention and
+    are tokenized and packed once, into the cache folder (see `formats.text_files`). Attention and
     loss do not cross documents: the features are {"tokens", "segments", "positions"}.
     """
 
-    context: int = 1024  # tokens of a row
+    context: int = 1024  # tokens in a row
     train_split: str = "train"
     eval_split: str = "test"
     train_text: str = ""
     eval_text: str = ""
-    tokenizer: str | None = None  # a tokenizer.json of Hugging Face; None: the bytes of the text
-    end_of_text: str | None = None  # a token of its vocabulary, put after every document
+    # A Hugging Face tokenizer.json; None: the tokens are the bytes of the text.
+    tokenizer: str | None = None
+    end_of_text: str | None = None  # a token of the tokenizer, put after every document
     field: str = "text"  # the field or column of a table that holds the text
     per_token: ClassVar[bool] = True
 
@@ -250,8 +259,8 @@ class Tokens(Streamed):
             raise UserError(f"data.context is {self.context}: it must be 1 or more.")
         if bool(self.data_dir) == bool(self.train_text):
             raise UserError(
-                "Give data.data_dir, a folder of packed shards, or data.train_text, a pattern of "
-                "text files, but not both."
+                "Set either data.data_dir (a folder of packed shards) or data.train_text (a "
+                "pattern of text files)."
             )
         if self.train_text and not self.eval_text:
             raise UserError("data.eval_text is empty: give a pattern of text files to evaluate on.")
@@ -296,11 +305,11 @@ class Records(Streamed):
     Args:
         data_dir: a folder with a `dataset.json`; or, if `spec` describes the records, a folder
             with TFRecord files named SPLIT* or in a folder SPLIT.
-        spec: a line per feature, such as "image: image", "x: float32[28,28]",
-            "y: int64 num_classes=10", "tokens: uint16[1025] raw"; see `manifest.Feature`.
-        features: names of the model's inputs: one, or several, which become a dict.
-        label, weight: names of the label and of the example's weight; "": none.
-        compression: "GZIP", for files without a `dataset.json`; "": as the files say.
+        spec: a line for each feature, such as "image: image", "x: float32[28,28]", "y: int64
+            num_classes=10", "tokens: uint16[1025] raw"; see `manifest.Feature`.
+        features: the names of the model's inputs; several inputs become a dict.
+        label, weight: the names of the label and of the example's weight; "": none.
+        compression: "GZIP", for files without a `dataset.json`; "": the files show it.
     """
 
     spec: tuple[str, ...] = ()
@@ -322,7 +331,9 @@ class Records(Streamed):
         if not self.features:
             raise UserError("data.features is empty: name the model's inputs.")
         if self.on_bad_record == "skip" and not self.label:
-            raise UserError("data.on_bad_record=skip gives weights to labels: set data.label.")
+            raise UserError(
+                "data.on_bad_record=skip sets weights of labels, so it needs data.label."
+            )
         check_one_of("data.compression", self.compression, COMPRESSIONS)
         spec = parse_features(self.spec)
         for name in (*self.features, self.label, self.weight) if spec else ():
@@ -352,13 +363,13 @@ class Records(Streamed):
 
 @dataclasses.dataclass
 class Synthetic(DataConfig):
-    """Random numbers of any shape, the same in every run: to time a step or to try a model.
+    """Random numbers of any shape, the same in every run, to time a step or to try a model.
 
     Args:
         spec: a line per feature, as in `Records`; floats are normal, integers are uniform on
             [0, num_classes).
         features, label: as in `Records`.
-        examples: of an epoch.
+        examples: the number of examples in an epoch.
     """
 
     spec: tuple[str, ...] = ("x: float32[224,224,3]", "y: int32 num_classes=1000")
@@ -379,7 +390,8 @@ class Synthetic(DataConfig):
                 raise UserError(f"data.spec: {name!r} is a string, which no device supports.")
             if feature.dtype != "float32" and not feature.num_classes:
                 raise UserError(
-                    f"data.spec: {name!r} needs num_classes=N, the range of its random numbers."
+                    f"data.spec: {name!r} needs num_classes=N, which sets the range of its random "
+                    "numbers."
                 )
 
     def training(self, context: DataContext) -> "ArrayPipeline":

@@ -20,9 +20,9 @@ class BigQuery(DataConfig):
 
     Args:
         train_table, eval_table: `project.dataset.table`, or a query, `SELECT ...`.
-        features: columns of the model's inputs: one, or several, which become a dict.
-        label: column of the label; "": none.
-        snapshot: point in time to read, such as 2026-11-20T12:00:00Z; None: the last change.
+        features: the columns of the model's inputs; several inputs become a dict.
+        label: the column of the label; "": none.
+        snapshot: the point in time to read, such as 2026-11-20T12:00:00Z; None: the last change.
     """
 
     train_table: str = ""

@@ -1,4 +1,4 @@
-"""Names for TensorFlow's values in signatures, and a mark for functions of them."""
+"""Type names for TensorFlow's values, and a decorator for functions of tensors."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,9 +14,9 @@ Spec = Any  # nested `tf.TensorSpec`s
 
 
 def skip_autograph(function: _F) -> _F:
-    """Marks a function without Python's control flow: AutoGraph, which tf.data calls, leaves it.
+    """Marks a function without Python control flow, which tf.data's AutoGraph then skips.
 
-    Its translation would take some 50 ms at every start.
+    Converting it would take about 50 ms at every start.
     """
     marked: Any = tf.autograph.experimental.do_not_convert(function)
     return marked

@@ -1,4 +1,4 @@
-"""Records to predict: their features, and the file and the place that each comes from."""
+"""Records to predict: their features, and the file and the place of each."""
 
 import dataclasses
 import hashlib
@@ -34,22 +34,22 @@ Fields = Callable[[range, Sequence[str]], Mapping[str, Any]]
 
 
 def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]:
-    """Returns the kind of an address of records, and what it names.
+    """Returns the kind of an address of records, and the path or name in it.
 
     Args:
         text: KIND:WHAT, or the name of a split of the run's own data.
-        data: class of the data of the run, for errors.
-        kinds: that it can read, such as "images", besides its splits.
+        data: the class of the run's data, for errors.
+        kinds: the kinds that the data can read besides their splits, such as "images".
 
     Raises:
-        UserError: it is none of these.
+        UserError: the address has none of these kinds.
     """
     kind, _, what = text.partition(":")
     if (kind in kinds and what) or text in (EVALUATION, TRAINING):
         return kind, what
     allowed = [*(f"{name}:..." for name in kinds), EVALUATION, TRAINING]
     raise UserError(
-        f"The input {text!r} is none that data of the class {data} can be read from: it takes "
+        f"Data of the class {data} cannot be read from the input {text!r}: use "
         f"{', '.join(allowed)}.{did_you_mean(kind, [*kinds, EVALUATION, TRAINING])}"
     )
 
@@ -60,13 +60,14 @@ class UnlabelledRecords:
 
     Args:
         count: number of records.
-        identity: a text that is another one for other records.
-        features: returns the features of ranges of records in complete batches, of which each
-            range ends with one that repeats its last record.
-        places: returns the files of a range of records, and their numbers in these.
-        names: of the fields that can be kept beside a prediction.
-        fields: returns those fields of a range of records; None: there are none.
-        skipped: why records were skipped, by number, once they were read.
+        identity: a text that differs between different records.
+        features: a function that returns the features of ranges of records in complete batches; the
+            last batch of a range repeats its last record.
+        places: a function that returns the files of a range of records, and the numbers of the
+            records in these.
+        names: the names of the fields that can be kept beside a prediction.
+        fields: a function that returns these fields of a range of records; None: there are none.
+        skipped: the reasons why records were skipped, by number; filled while reading.
     """
 
     count: int
@@ -91,7 +92,7 @@ class UnlabelledRecords:
 
 
 def build_record_options(context: DataContext) -> Streamed:
-    """Returns the options of a pipeline over records to predict: what becomes of bad ones."""
+    """Returns the options of a pipeline over records to predict: how it handles bad records."""
     return Streamed(
         on_bad_record="skip" if context.skip_bad else "raise", max_bad_records=sys.maxsize
     )
@@ -103,9 +104,10 @@ def open_shards(
     """Returns a data set of TFRecord shards, and the records of all its splits, or of one.
 
     Args:
-        where: FOLDER, or FOLDER:SPLIT.
-        features: of a record, for a folder without a manifest; empty: those of its first record.
-        compression: "" or "GZIP", for a folder without a manifest; "": as its files say.
+        where: the address, FOLDER or FOLDER:SPLIT.
+        features: the features of a record, for a folder without a manifest; empty: those of its
+            first record.
+        compression: "" or "GZIP", for a folder without a manifest; "": the files show it.
 
     Raises:
         UserError: there is no such data set or split.
@@ -126,9 +128,9 @@ def from_shards(
     """Returns the records of TFRecord shards.
 
     Args:
-        source: of the records.
-        pipeline: over the source; its `finish` returns features alone.
-        features: of a record, of which any but images can be kept; None: they are not known.
+        source: the source of the records.
+        pipeline: a pipeline over the source whose `finish` returns only features.
+        features: the features of a record, which can be kept unless they are images; None: unknown.
     """
     known = {name: f for name, f in (features or {}).items() if f.encoding != "image"}
 
@@ -158,10 +160,10 @@ def from_arrays(
 
     Args:
         features: NumPy arrays, nested as the model's inputs.
-        context: of the run.
-        name: given as their file.
-        columns: fields that can be kept, arrays of as many examples, by name.
-        finish: makes the model's inputs of a batch of the arrays.
+        context: the context of the run.
+        name: the name that is given as their file.
+        columns: the fields that can be kept, by name: arrays with as many examples.
+        finish: a function that turns a batch of the arrays into the model's inputs.
 
     Raises:
         UserError: the arrays are empty, or no device supports their dtype.
@@ -200,7 +202,7 @@ def from_image_files(
 
     Args:
         folder: local or in a bucket.
-        pipeline: as for `from_files`.
+        pipeline: see `from_files`.
 
     Raises:
         UserError: there are no images.
@@ -217,13 +219,14 @@ def from_image_files(
 def from_files(
     sizes: Sequence[tuple[str, int]], pipeline: Callable[[RecordSource, Parse], Pipeline]
 ) -> UnlabelledRecords:
-    """Returns files as records, one in each.
+    """Returns files as records, one record for each file.
 
     Args:
-        sizes: path and bytes of the files, in order.
-        pipeline: returns the pipeline over a source, whose records `parse` makes {"path"} of.
+        sizes: the paths and the bytes of the files, in order.
+        pipeline: a function that returns the pipeline over a source, whose records `parse` turns
+            into {"path"}.
     """
-    encoded = [os.fsencode(path) for path, _ in sizes]  # a disk's names need not be UTF-8
+    encoded = [os.fsencode(path) for path, _ in sizes]  # names on a disk need not be UTF-8
     paths = [path.decode(errors="replace") for path in encoded]
     held = tf.constant(encoded)
 
@@ -241,12 +244,12 @@ def from_files(
 
 
 def _read_change_time(path: str) -> int:
-    """Returns when a local file was changed, in nanoseconds; 0 in a bucket, by sizes alone."""
+    """Returns a local file's time of change in nanoseconds; 0 for a file in a bucket."""
     return 0 if files.is_remote(path) else os.stat(path).st_mtime_ns
 
 
 def decode_texts(values: np.ndarray) -> np.ndarray:
-    """Returns an array of bytes as one of texts."""
+    """Converts an array of bytes to an array of texts."""
     return np.vectorize(lambda value: value.decode(errors="replace"), [object])(values)
 
 
@@ -257,7 +260,7 @@ def _collect_fields(
     names: Sequence[str],
     skipped: Mapping[int, str],
 ) -> Mapping[str, Any]:
-    """Returns fields of records that were read before; 0 or "" for those that were skipped."""
+    """Returns fields of records that were already read; 0 or "" for skipped records."""
     first, last = (tf.constant(n, tf.int64) for n in (numbers.start, numbers.stop))
     records, _ = source.read_range(first, last, len(numbers)).get_single_element()
     good = np.array([number not in skipped for number in numbers])

@@ -26,16 +26,16 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     """Prints milliseconds per step of each contestant, and the ratios between them.
 
     Args:
-        experiment: validated, but not yet for the available devices.
+        experiment: an experiment that is validated, but not yet for the available devices.
         name: name of the config.
-        compare: time Keras's own `fit` as well.
+        compare: whether to time Keras's own `fit` as well.
     """
     engine = build.connect(experiment)
     own_code.validate(experiment, engine.data_shards)
     precision = tftpu.set_precision(experiment.train.precision)
     experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0
-    experiment.train.best_metric = ""  # nothing is evaluated
+    experiment.train.best_metric = ""  # the benchmark evaluates nothing
     # A turn lasts from one log line to the next, so that it includes everything `train` does.
     steps = experiment.train.log_every
     contestants: dict[str, Contestant] = {
@@ -46,13 +46,13 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     on_jax = keras.config.backend() == "jax"
     if compare and on_jax and engine.hardware.chips > 1:
         raise UserError(
-            f"Keras's fit is compared on one device, and this config has {engine.description}: "
+            f"--compare runs Keras's fit on one device, but this config has {engine.description}: "
             "leave out --compare, or the mesh."
         )
     if compare and build.has_objectives(experiment):
         raise UserError(
-            f"Keras's fit knows no objectives(), which {type(experiment.model).__name__} has: "
-            "leave out --compare."
+            f"{type(experiment.model).__name__} has objectives(), which Keras's fit does not "
+            "support: leave out --compare."
         )
     if compare:
         contestants["keras fit"] = lambda turn: _run_keras_fit(experiment, engine, turn, "auto")
@@ -77,8 +77,8 @@ def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, li
     """Runs the contestants in turn, repeatedly, each in its own thread.
 
     Args:
-        contestants: by name; each calls the `TurnCallback` that it is given after every step or
-            device loop, with the number of steps since the last call.
+        contestants: the contestants by name; each calls the `TurnCallback` that it is given after
+            every step or device loop, with the number of steps since the last call.
         steps: length of a turn.
 
     Returns:
@@ -158,19 +158,19 @@ class ContestantThread:
             self._done.release()
 
 
-# Runs until its turn raises `ContestantStopped`.
+# A function that trains until its turn raises `ContestantStopped`.
 Contestant = Callable[[ContestantThread], None]
 
 
 class TurnCallback(keras.callbacks.Callback):
-    """Calls the turn after every step, or every device loop, of a `fit`."""
+    """Ends a turn of `fit` after each step or each device loop."""
 
     def __init__(self, turn: ContestantThread):
         super().__init__()
         self._turn, self._seen = turn, 0
 
     def on_train_batch_begin(self, batch, logs=None):
-        # Counts from the start of the epoch, which never ends here.
+        # `batch` counts from the start of the epoch, and the benchmark's epoch never ends.
         if batch > self._seen:
             self._turn(batch - self._seen)
             self._seen = batch
@@ -190,7 +190,7 @@ def _run_trainer(experiment: Experiment, engine: Engine, turn: ContestantThread)
 
 
 def _run_bare_step(experiment: Experiment, engine: Engine, turn: ContestantThread) -> None:
-    """Runs the same step in a bare loop, on one batch that is on the device already."""
+    """Runs the same step in a bare loop, on one batch that is already on the device."""
     data = build.build_training_data(experiment)
     microbatches = experiment.train.gradient_accumulation_steps
     with engine.scope():

@@ -1,7 +1,7 @@
-"""Turns what ends a command into an `ExitCode`, and explains known messages of the libraries.
+"""Turns the error that ends a command into an `ExitCode`, and explains known library errors.
 
-One table for TensorFlow, JAX, XLA and libtpu. A row matches a message by words that are stable
-across versions; the first row that matches explains it.
+There is one table for TensorFlow, JAX, XLA and libtpu. A row matches a message by words that are
+stable across versions, and the first row that matches explains the message.
 """
 
 import re
@@ -16,7 +16,7 @@ class Failure(NamedTuple):
     """A known failure.
 
     Attributes:
-        name: unique; tests refer to it.
+        name: a unique name, to which tests refer.
         pattern: regular expression for the message; its named groups fill the next two texts.
         meaning: what happened.
         remedy: what to do.
@@ -255,7 +255,7 @@ FAILURES = (
 )
 
 _NODES = (r'op_name="([^"]+)"', r"\{\{node ([^}]+)\}\}", r"to node `([^`]+)`")
-# Parts of a node's name that TensorFlow adds: loops, calls, replicas, gradients.
+# Parts that TensorFlow adds to a node's name: loops, calls, replicas, gradients.
 _NOT_A_LAYER = re.compile(
     r"while|body|cond|then|else|gradient_tape|gradients|(Stateful)?PartitionedCall|_\d+|"
     r"(while|cond|body|(Stateful)?PartitionedCall|replica|tpu|cluster)(_\d+)+|\w*\(.*\)"
@@ -263,7 +263,7 @@ _NOT_A_LAYER = re.compile(
 
 
 def run_for_exit_code(work: Callable[[], None]) -> int:
-    """Does some work, and prints what ends it early; returns the exit code."""
+    """Runs a function, prints the error if it fails, and returns the exit code."""
     try:
         work()
         return int(ExitCode.DONE)
@@ -306,7 +306,8 @@ def explain(error: BaseException) -> str | None:
                 failure.remedy.format_map(values),
             ]
             text = " ".join(filter(None, sentences))
-            # What the library said itself needs none of TensorFlow's words around it.
+            # If the remedy is known, TensorFlow's words around the library's own message are left
+            # out.
             return f"{text}\n\n{said}" if failure.remedy else text
     return None
 

@@ -48,7 +48,7 @@ class Command:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """The flags, and the positional argument where there is one."""
+        """The flags, and the positional argument if there is one."""
         return list_flags(self.options)
 
     @property
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def load_commands() -> dict[str, Command]:
-    """Returns all commands by name, sorted. Imports every file of `commands/`, and runs none."""
+    """Returns all commands by name, sorted. Imports every file of `commands/`, but runs none."""
     return {name: _load(name, module) for name, module in sorted(_find_modules().items())}
 
 
@@ -124,7 +124,7 @@ def _dispatch(words: list[str]) -> None:
     if words and words[0] in ("version", "--version"):
         print(f"tftpu {__version__}")
         return
-    if words[:1] == ["help"] and words[1:]:  # help COMMAND
+    if words[:1] == ["help"] and words[1:]:  # tftpu help COMMAND
         words = [*words[1:], "--help"]
     if not words or words[0] in ("help", *HELP):
         print(format_usage())
@@ -148,7 +148,7 @@ def _split_command(words: list[str]) -> tuple[str, list[str]]:
     if not group:
         raise UserError(f"There is no command {words[0]!r}.{did_you_mean(words[0], names)}")
     if len(words) == 1 or words[1].startswith("-"):
-        raise UserError(f"tftpu {words[0]} needs one of {', '.join(group)} after it.")
+        raise UserError(f"tftpu {words[0]} must be followed by one of {', '.join(group)}.")
     raise UserError(f"There is no command '{words[0]} {words[1]}'.{did_you_mean(words[1], group)}")
 
 
@@ -167,7 +167,8 @@ def _load(name: str, module: str) -> Command:
     code = importlib.import_module(module)
     text = _read_docstring(Path(inspect.getfile(code)))
     summary, *paragraphs = text.split("\n\n")
-    # An example is indented; where it is all that follows the summary, formatters outdent it.
+    # An example is indented. Formatters remove the indent if nothing but the example follows the
+    # summary.
     examples = [p for p in paragraphs if p.startswith(("    ", "tftpu "))]
     return Command(
         name=name,
@@ -203,7 +204,7 @@ def _format_table(rows: Sequence[tuple[str, str]]) -> str:
     lines = []
     for first, second in rows:
         head = f"  {first:{width}}"
-        if len(first) > width - 2:  # longer than its column: the text starts on the next line
+        if len(first) > width - 2:  # too long for its column: the text starts on the next line
             lines.append(f"  {first}")
             head = " " * (width + 2)
         lines += textwrap.wrap(

@@ -1,4 +1,4 @@
-"""Standard output and error that outlive their reader, as in `tftpu train ... | head`."""
+"""Lets a command continue when the reader of its output ends, as in `tftpu train ... | head`."""
 
 import io
 import os
@@ -9,8 +9,8 @@ from typing import Any, TextIO
 def outlive_readers() -> None:
     """Lets the command continue when its output can no longer be written.
 
-    Hours of training must not end because a pager was closed. What is printed afterwards is lost,
-    which standard error says once; metrics and checkpoints are in the workdir as ever.
+    Hours of training must not end because a pager was closed. Later output is lost, and standard
+    error says so once. Metrics and checkpoints are in the workdir as always.
     """
     if sys.stdout is not None:
         sys.stdout = _wrap_stream(sys.stdout, os.dup(2) if sys.stderr is not None else None)
@@ -19,7 +19,7 @@ def outlive_readers() -> None:
 
 
 def is_reader_gone() -> bool:
-    """Returns whether what is printed is lost, so that a filter need not go on."""
+    """Returns whether printed text is lost, so that a filter can stop."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return isinstance(raw, _LossyDescriptor) and raw.lost
 
@@ -39,8 +39,8 @@ class _LossyDescriptor(io.FileIO):
     """A file descriptor that becomes the null device when a write to it fails.
 
     Args:
-        descriptor: to write to.
-        notices: descriptor that the failure is reported to; None: it is not.
+        descriptor: the descriptor to write to.
+        notices: the descriptor to which the failure is reported; None: it is not reported.
 
     Attributes:
         lost: whether a write has failed.
@@ -68,5 +68,5 @@ class _LossyDescriptor(io.FileIO):
         text = f"tftpu: the output cannot be written ({error.strerror}): continuing without it.\n"
         try:
             os.write(self._notices, text.encode())
-        except OSError:  # its reader is gone as well
+        except OSError:  # the reader of stderr is gone as well
             return

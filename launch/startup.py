@@ -14,9 +14,9 @@ from tftpu import installation
 from tftpu.engines import backend
 from tftpu.errors import UserError
 
-# Packages that TensorFlow and Keras import where they are installed, for features that no command
-# uses: converting JAX models, plotting, notebooks, data frames, scikit-learn's interface. They take
-# as long to import as TensorFlow and Keras themselves.
+# TensorFlow and Keras import these packages if they are installed, for features that no command
+# uses: converting JAX models, plotting, notebooks, data frames, scikit-learn's interface. The
+# imports take as long as those of TensorFlow and Keras themselves.
 UNUSED = ("IPython", "jax", "matplotlib", "pandas", "scipy", "sklearn")
 
 
@@ -25,14 +25,14 @@ def require_tensorflow() -> None:
     if importlib.util.find_spec("tensorflow") is None:
         raise UserError(
             "TensorFlow is not installed, because the right package depends on the machine. Run "
-            f"`{installation.command('cpu')}`; with a GPU of NVIDIA "
+            f"`{installation.command('cpu')}`; with an NVIDIA GPU "
             f"`{installation.command('gpu')}`; on a TPU VM, Colab or Kaggle "
             f"`{installation.command('tpu')}`."
         )
 
 
 def quieten_tensorflow() -> None:
-    """Hides the notes of TensorFlow's C++ side, which it reads this for when it is imported."""
+    """Hides the notes of TensorFlow's C++ code, by variables that it reads when it is imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
@@ -41,7 +41,7 @@ _NOTES = (b"I0000 ", b"before absl::InitializeLog")
 
 @contextlib.contextmanager
 def without_notes(hidden: tuple[bytes, ...] = _NOTES) -> Iterator[None]:
-    """Hides notes of TensorFlow's C++ side, which come at any level of logging; shows the rest.
+    """Hides notes of TensorFlow's C++ code, which ignore the log level; shows the rest.
 
     Args:
         hidden: parts of the lines to leave out.
@@ -62,7 +62,7 @@ def without_notes(hidden: tuple[bytes, ...] = _NOTES) -> Iterator[None]:
 
 
 def quieten_xla() -> None:
-    """Hides the note on the first program of a process, by compiling a program of nothing."""
+    """Hides the note on a process's first program, by compiling an empty program."""
     if backend.read_name() != "tensorflow":
         return
     import tensorflow as tf
@@ -89,7 +89,7 @@ def import_tensorflow() -> None:
 
 @contextlib.contextmanager
 def _hidden(names: tuple[str, ...]) -> Iterator[None]:
-    """Makes packages appear as not installed within the block, unless they are imported already."""
+    """Makes packages appear as not installed within the block, unless they are already imported."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # pyright: ignore[reportCallIssue, reportArgumentType] (None is documented to mean this)
     try:
@@ -101,11 +101,10 @@ def _hidden(names: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Leaves what the block makes out of garbage collection, then and later.
+    """Excludes the objects that the block makes from garbage collection, now and later.
 
-    Half a million objects of imported modules live as long as the process. To look through them
-    takes two fifths of the import's time, and a third of a second for each layer that Keras
-    quantizes.
+    Half a million objects of imported modules live as long as the process. Scanning them takes two
+    fifths of the import's time, and a third of a second for each layer that Keras quantizes.
     """
     enabled = gc.isenabled()
     gc.disable()

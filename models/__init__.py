@@ -73,8 +73,8 @@ def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
         model = config(model, **fields)
     elif fields:
         raise UserError(
-            f"build() takes fields ({', '.join(fields)}) only with the name of a model: set them "
-            "on the hyper-parameters instead."
+            f"build() takes fields ({', '.join(fields)}) only together with a model's name: set "
+            "them on the hyper-parameters instead."
         )
     if type(model).__module__ == sizes.__name__:
         check_types("model", model)
@@ -85,13 +85,13 @@ def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
     if not isinstance(built, keras.Model):
         raise UserError(
             f"{type(model).__name__}.build() returns a {type(built).__name__}: return a "
-            "keras.Model, not compiled."
+            "keras.Model that is not compiled."
         )
     return built
 
 
 def _choose_fitting_batch(model: ModelConfig) -> PerReplicaBatch:
-    """Returns a share of a batch that fits the model: there is no batch yet."""
+    """Returns the shard of a batch size that fits the model, for use before there is a batch."""
     group = getattr(model, "norm_batch", 1)
     return PerReplicaBatch(group if isinstance(group, int) and group > 0 else 1, replicas=1)
 
@@ -99,10 +99,10 @@ def _choose_fitting_batch(model: ModelConfig) -> PerReplicaBatch:
 def load_model(path: str, **options: Any) -> "keras.Model":
     """Loads a model of the zoo from the `.keras` file that its `save` wrote.
 
-    Like `keras.models.load_model`, which alone knows only the families that were used already.
+    Unlike `keras.models.load_model`, this also knows the families that were not used before.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         options: further arguments of `keras.models.load_model`.
 
     Raises:

@@ -36,7 +36,7 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
 
     Args:
         model: built; its weights may be loaded before or after.
-        rank: of the adapters, 1 or more. What they add is scaled by 1.
+        rank: the rank of the adapters, 1 or more. What they add is scaled by 1.
         targets: comma-separated globs over the paths of the layers to adapt, dense layers and
             convolutions: "*_attention/qkv,*_attention/out"; "" is as said above.
         base: "int8" or "int4" quantizes the kernels of the adapted layers: those of dense layers
@@ -78,10 +78,10 @@ def list_adapted(model: keras.Model) -> list[Any]:
 def merge_weights(
     model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns a model's weights by path, adapters added to what they adapt, all in floats.
+    """Returns a model's weights by path, as floats, with adapters merged into their kernels.
 
     Args:
-        model: with or without adapters, quantized or not.
+        model: the model with or without adapters, quantized or not.
         replaced: values by path that take the place of weights, such as their averages.
 
     Raises:
@@ -120,16 +120,16 @@ def _dequantize(layer: Any) -> Any:
             return dequantize_embeddings(layer)
     raise UserError(
         f"The layer {layer.path!r} is a {type(layer).__name__} quantized to "
-        f"{layer.quantization_mode}, whose weights cannot be made floats again: only int8 and int4 "
-        "of Dense, Embedding and the zoo's convolutions can. Save the model as it was before it "
-        "was quantized."
+        f"{layer.quantization_mode}. Its weights cannot be turned into floats again: only int8 "
+        "and int4 weights of Dense, Embedding and the zoo's convolutions can. Save the model "
+        "before it is quantized."
     )
 
 
 def assign_merged(
     plain: keras.Model, model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
 ) -> None:
-    """Sets the weights of a model without adapters to `merge_weights` of the same with them.
+    """Sets the weights of a model without adapters to the merged weights of one with them.
 
     Args:
         plain: built as `model` was, but for its adapters; layers may have other automatic names.
@@ -151,7 +151,7 @@ def find_quantized(model: keras.Model) -> dict[str, Any]:
 
 
 def compute_kernel_shape(layer: Any) -> tuple[int, ...]:
-    """Returns the shape of the kernel that a quantized layer stands for."""
+    """Returns the shape of the kernel that a quantized layer represents."""
     if isinstance(layer, QuantizedConvolution):
         return layer.kernel_shape
     return layer.input_spec.axes[-1], layer.units
@@ -161,8 +161,8 @@ def assign_quantized(layer: Any, value: np.ndarray) -> None:
     """Rounds a kernel to the integers and scales of a quantized layer, as Keras does.
 
     Args:
-        layer: of `find_quantized`.
-        value: of `shape(layer)`, floats.
+        layer: a layer that `find_quantized` returns.
+        value: floats of the shape `shape(layer)`.
     """
     if isinstance(layer, QuantizedConvolution):
         for variable, rounded in layer.quantize_kernel(value):
@@ -188,7 +188,7 @@ def assign_quantized(layer: Any, value: np.ndarray) -> None:
 
 
 def list_added_weights(model: keras.Model) -> set[str]:
-    """Returns the paths of weights that no file of a plain model has: adapters and scales."""
+    """Returns the paths of adapters and scales, which files of plain models lack."""
     found = {f"{v.path}/{name}" for v in list_adapted(model) for name in ADAPTERS}
     for layer in find_quantized(model).values():
         found |= {f"{layer.path}/{name}" for name in _SCALES}
@@ -197,31 +197,35 @@ def list_added_weights(model: keras.Model) -> set[str]:
 
 def _check(model: keras.Model, rank: int, base: str) -> None:
     if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
-        raise UserError(f"model.lora={rank}: give the rank of the adapters, an integer from 1.")
+        raise UserError(
+            f"model.lora={rank}: give the rank of the adapters, an integer of 1 or more."
+        )
     if base not in BASES:
         raise UserError(f"model.lora_base={base!r}: give int8 or int4, or leave it out.")
     before = [v.path for v in list_adapted(model)]
     if before:
         raise UserError(
-            f"The model {model.name!r} has adapters already, in {before[0]!r}: adapt it once, and "
-            "build it anew for adapters of another rank or in other layers."
+            f"The model {model.name!r} has adapters already, for example in {before[0]!r}. A "
+            "model can be adapted only once: build it again for adapters of another rank or in "
+            "other layers."
         )
 
 
 def _check_rank(layer: Any, rank: int) -> None:
-    """Raises `UserError` for adapters that are larger than what they adapt."""
-    shape = tuple(layer.kernel.shape)  # Keras's adapters are (*shape[:-1], rank), (rank, shape[-1])
+    """Raises `UserError` for adapters that are larger than the kernels that they adapt."""
+    # The shapes of Keras's adapters are (*shape[:-1], rank) and (rank, shape[-1]).
+    shape = tuple(layer.kernel.shape)
     most = min(math.prod(shape[:-1]), shape[-1])
     if rank > most:
         raise UserError(
-            f"model.lora={rank}: the kernel of {layer.path!r} has the shape {shape}, whose "
-            f"adapters have a rank of {most} at most. Give a lower rank, or other layers by "
+            f"model.lora={rank}: the kernel of {layer.path!r} has the shape {shape}, so the rank "
+            f"of its adapters is at most {most}. Give a lower rank, or name other layers with "
             "model.lora_targets."
         )
 
 
 def _find_heads(model: keras.Model, layers: list[Any]) -> list[Any]:
-    """Returns the dense layers that are outputs of a model; none of a language model's.
+    """Returns the dense layers that are outputs of a model; empty for a language model.
 
     A layer without weights may follow, such as the activation of a classifier.
     """
@@ -239,7 +243,7 @@ def _find_heads(model: keras.Model, layers: list[Any]) -> list[Any]:
 def _find_targets(
     model: keras.Model, layers: list[Any], globs: list[str], heads: list[Any]
 ) -> list[Any]:
-    """Returns the layers to adapt: those that a glob matches; without globs, as by default."""
+    """Returns the layers that a glob matches, or the default layers without globs."""
     kinds = keras.layers.Dense | keras.layers.EinsumDense
     able = [v for v in layers if hasattr(v, "enable_lora") and v.built]
     able = [v for v in able if not isinstance(v, keras.layers.Embedding)]
@@ -256,8 +260,9 @@ def _find_targets(
     found = [v for v in found if id(v) not in unwanted]
     if not found:
         raise UserError(
-            f"The model {model.name!r} has no dense layer but its outputs, which are trained as a "
-            f"whole: name the layers to adapt by model.lora_targets. {_format_layers(model, able)}"
+            f"The model {model.name!r} has no dense layer except its outputs, which are trained "
+            "without adapters: name the layers to adapt with model.lora_targets. "
+            f"{_format_layers(model, able)}"
         )
     return found
 
@@ -270,7 +275,7 @@ def _format_layers(model: keras.Model, able: list[Any]) -> str:
 
 
 def _adapt(layer: Any, rank: int, base: str) -> None:
-    # A variable that is added late would have the path of its layer's name alone.
+    # A variable that is added after the model was built would lack the outer layers in its path.
     with contextlib.ExitStack() as scopes:
         for part in layer.path.split("/")[:-1]:
             scopes.enter_context(keras.name_scope(part))
@@ -287,17 +292,18 @@ def _quantize(layer: Any, base: str) -> None:
         return
     if layer.quantization_mode is not None:
         raise UserError(
-            f"model.lora_base={base!r}: the layer {layer.path!r} is quantized to "
-            f"{layer.quantization_mode} already: give that, or leave it out."
+            f"model.lora_base={base!r}: the layer {layer.path!r} is already quantized to "
+            f"{layer.quantization_mode}: set model.lora_base to that, or leave it out."
         )
     known = type(layer) in (Dense, keras.layers.Dense) or isinstance(layer, QuantizedConvolution)
     if not known:
         raise UserError(
-            f"model.lora_base={base!r} is for dense layers and the zoo's convolutions, and "
-            f"{layer.path!r} is a {type(layer).__name__}: leave it out of model.lora_targets, or "
-            "lora_base out."
+            f"model.lora_base={base!r} works only with dense layers and the zoo's convolutions, "
+            f"but {layer.path!r} is a {type(layer).__name__}. Leave that layer out of "
+            "model.lora_targets, or leave out lora_base."
         )
-    quantizers: Any = keras.quantizers  # whose annotations lack that None leaves activations alone
+    # Keras's annotations do not say that None leaves activations unquantized
+    quantizers: Any = keras.quantizers
     if base == "int8":
         config = quantizers.Int8QuantizationConfig(activation_quantizer=None)
     else:
@@ -306,7 +312,7 @@ def _quantize(layer: Any, base: str) -> None:
 
 
 def _freeze(layers: list[Any], kept: set[int]) -> None:
-    """Freezes all layers without one that is kept, and the own variables of the others."""
+    """Freezes all layers that contain no kept layer, and the direct variables of the others."""
     for layer in layers:
         if id(layer) in kept:
             continue

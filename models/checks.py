@@ -10,7 +10,7 @@ from tftpu.errors import UserError, did_you_mean
 ATTENTIONS = ("plain", "flash")
 REMATS = ("none", "block", "products")
 SCANS = ("auto", "none", "block")
-_DEEPEST = 10_000  # blocks or layers
+_DEEPEST = 10_000  # most blocks or layers that a config may have
 _LARGEST = (1 << 31) - 1
 
 
@@ -43,7 +43,7 @@ def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
 def check_rate(field: str, value: float) -> None:
     """Raises `UserError` for a dropout rate outside [0, 1)."""
     if not 0 <= value < 1:
-        raise UserError(f"model.{field} is {value}: it must be 0 or more, and below 1.")
+        raise UserError(f"model.{field} is {value}: it must be at least 0, and below 1.")
 
 
 def check_sizes(config: ModelConfig, may_be_zero: tuple[str, ...] = ()) -> None:
@@ -82,8 +82,8 @@ def check_stages(blocks: Sequence[int], **fields: Sequence[int]) -> None:
     for name, value in fields.items():
         if len(value) != len(blocks):
             raise UserError(
-                f"model.{name} has {len(value)} entries and model.blocks {len(blocks)}: give both "
-                "one entry for each stage."
+                f"model.{name} has {len(value)} entries, but model.blocks has {len(blocks)}: give "
+                "both one entry for each stage."
             )
 
 
@@ -104,9 +104,9 @@ def check_norm_batch(value: int | str, batch: PerReplicaBatch) -> None:
     if batch.examples % value:
         each = f"each of {batch.replicas} replicas" if batch.replicas > 1 else "the one replica"
         raise UserError(
-            f"model.norm_batch={value} does not divide the {batch.examples} examples that "
-            f"{each} computes at a time with "
+            f"model.norm_batch={value} does not divide the {batch.examples} examples that {each} "
+            "computes at a time with "
             f"train.gradient_accumulation_steps={batch.gradient_accumulation_steps}: batch "
-            "statistics need full groups. Use a divisor of that number, or a larger "
+            "statistics need complete groups. Use a divisor of that number, or a larger "
             "data.global_batch_size."
         )

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class ResNet(ModelConfig):
     """ResNet v1.5 (He et al. 2015, https://arxiv.org/abs/1512.03385), which strides in the 3x3."""
 
-    blocks: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks of each stage
+    blocks: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks in each stage
     width: int = 64  # channels of the first stage; each later stage doubles them
     bottleneck: bool = True
-    stride_in: str = "3x3"  # "1x1" is v1, as in keras.applications
-    # "imagenet": 7x7 with stride 2, then max pooling. "space_to_depth": the same numbers, computed
+    stride_in: str = "3x3"  # "1x1" is ResNet v1, as in keras.applications
+    # "imagenet": 7x7 with stride 2, then max pooling. "space_to_depth": the same result, computed
     # as a 4x4 convolution over blocks of 2x2 pixels. "small": 3x3 with stride 1.
     stem: str = "imagenet"
     image_size: int = 224
@@ -31,7 +31,7 @@ class ResNet(ModelConfig):
     num_classes: int = 1000
     norm_batch: int | str = 32  # consecutive examples that share statistics, or "global"
     dropout: float = 0.0
-    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
+    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
@@ -62,9 +62,9 @@ class GPT(ModelConfig):
     width: int = 768
     heads: int = 12
     dropout: float = 0.0
-    attention: str = "plain"  # "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
-    # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
+    attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
+    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
     scan: str = "auto"
 
     def validate(self, batch: PerReplicaBatch) -> None:
@@ -85,14 +85,15 @@ class GPT(ModelConfig):
 class ConvNeXt(ModelConfig):
     """ConvNeXt (Liu et al. 2022, https://arxiv.org/abs/2201.03545)."""
 
-    blocks: tuple[int, ...] = (3, 3, 9, 3)  # of each stage
+    blocks: tuple[int, ...] = (3, 3, 9, 3)  # blocks in each stage
     widths: tuple[int, ...] = (96, 192, 384, 768)  # output channels of each stage
     image_size: int = 224
     channels: int = 3
     num_classes: int = 1000
-    layer_scale: float = 1e-6  # initial factor of each branch; 0: no factor
-    stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
-    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
+    layer_scale: float = 1e-6  # initial factor of each residual branch; 0: no factor
+    # Drop rate of the last block; earlier blocks have less, the first 0.
+    stochastic_depth: float = 0.0
+    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
@@ -110,21 +111,23 @@ class ConvNeXt(ModelConfig):
 class EfficientNetV2(ModelConfig):
     """EfficientNetV2 (Tan & Le 2021, https://arxiv.org/abs/2104.00298)."""
 
-    blocks: tuple[int, ...] = (2, 4, 4, 6, 9, 15)  # of each stage
+    blocks: tuple[int, ...] = (2, 4, 4, 6, 9, 15)  # blocks in each stage
     widths: tuple[int, ...] = (24, 48, 64, 128, 160, 256)  # output channels of each stage
     strides: tuple[int, ...] = (1, 2, 2, 2, 1, 2)
     expand: tuple[int, ...] = (1, 4, 4, 4, 6, 6)  # expansion factor within a block
-    fused_stages: int = 3  # leading stages of fused blocks; the rest are depthwise
-    squeeze: float = 0.25  # squeeze-and-excite ratio, relative to a block's input
+    # The first stages, whose blocks are fused; the other stages have depthwise blocks.
+    fused_stages: int = 3
+    squeeze: float = 0.25  # width of squeeze-and-excite, relative to a block's input
     stem_width: int = 24
     head_width: int = 1280
-    image_size: int = 300  # for training; the paper evaluates at a larger one
+    image_size: int = 300  # the size for training; the paper evaluates at a larger one
     channels: int = 3
     num_classes: int = 1000
     norm_batch: int | str = 32  # consecutive examples that share statistics, or "global"
     dropout: float = 0.2
-    stochastic_depth: float = 0.2  # rate after the last block; falls to 0 at the first
-    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
+    # Drop rate after the last block; earlier blocks have less, the first 0.
+    stochastic_depth: float = 0.2
+    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self, may_be_zero=("fused_stages",))
@@ -150,17 +153,18 @@ class ViT(ModelConfig):
     layers: int = 12
     width: int = 768
     heads: int = 12
-    # "token": a class token and learned positions. "mean": the mean over patches, and fixed
+    # "token": a class token and learned positions. "mean": the mean over the patches, with fixed
     # positions (Beyer et al. 2022, https://arxiv.org/abs/2205.01580).
     pooling: str = "token"
     image_size: int = 224
     channels: int = 3
     num_classes: int = 1000
     dropout: float = 0.0
-    stochastic_depth: float = 0.0  # rate of the last block; falls to 0 at the first
-    attention: str = "plain"  # "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
-    # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
+    # Drop rate of the last block; earlier blocks have less, the first 0.
+    stochastic_depth: float = 0.0
+    attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
+    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
     scan: str = "auto"
 
     def validate(self, batch: PerReplicaBatch) -> None:
@@ -178,8 +182,8 @@ class ViT(ModelConfig):
             )
         if self.pooling == "mean" and self.width % 4:
             raise UserError(
-                f"model.width is {self.width}: model.pooling='mean' needs a multiple of 4, one "
-                "quarter each for the sines and cosines of rows and columns."
+                f"model.width is {self.width}: model.pooling='mean' needs a multiple of 4, "
+                "because the sines and the cosines of rows and columns each take a quarter."
             )
 
     def build(self) -> "keras.Model":
@@ -194,16 +198,16 @@ class BERT(ModelConfig):
 
     vocabulary: int = 30522
     context: int = 512  # longest sequence, in tokens
-    types: int = 2  # of segments, as sentence A and B
+    types: int = 2  # number of segment types, such as sentence A and sentence B
     layers: int = 12
     width: int = 768
     heads: int = 12
-    head: str = "masked_lm"  # or "classes"
-    num_classes: int = 2  # for head="classes"
+    head: str = "masked_lm"  # "masked_lm" or "classes"
+    num_classes: int = 2  # classes of head="classes"
     dropout: float = 0.1
-    attention: str = "plain"  # "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
-    # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
+    attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
+    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
     scan: str = "auto"
 
     def validate(self, batch: PerReplicaBatch) -> None:
@@ -226,7 +230,7 @@ class Llama(ModelConfig):
     """Llama (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) and its successors."""
 
     vocabulary: int = 32000
-    context: int = 2048  # longest sequence that it was trained for, in tokens
+    context: int = 2048  # longest sequence that the model was trained for, in tokens
     layers: int = 12
     width: int = 768
     heads: int = 12
@@ -236,9 +240,9 @@ class Llama(ModelConfig):
     rope_base: float = 10000.0
     rope_scaling: float = 1.0  # factor by which Llama 3.1 stretches long wavelengths
     epsilon: float = 1e-5
-    attention: str = "plain"  # "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # what the backward pass recomputes, as `BlockModel` says
-    # "block": one loop over the blocks, on the JAX engine; "auto": from 10**9 parameters on.
+    attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
+    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
     scan: str = "auto"
 
     def validate(self, batch: PerReplicaBatch) -> None:
@@ -253,9 +257,9 @@ class Llama(ModelConfig):
             )
         if self.width // self.heads % 2:
             raise UserError(
-                f"model.width {self.width} gives each of {self.heads} heads an odd number of "
-                "channels, but rotary positions rotate pairs: choose an even model.width / "
-                "model.heads."
+                f"model.width {self.width} gives each of the {self.heads} heads an odd number of "
+                "channels, but rotary positions rotate pairs of channels: choose an even "
+                "model.width / model.heads."
             )
         if self.rope_scaling < 1.0:
             raise UserError(f"model.rope_scaling is {self.rope_scaling}: it must be 1 or more.")
@@ -278,7 +282,7 @@ SIZES: dict[str, ModelConfig] = {
         GPT("gpt2_medium", layers=24, width=1024, heads=16),
         GPT("gpt2_large", layers=36, width=1280, heads=20),
         GPT("gpt2_xl", layers=48, width=1600, heads=25),
-        # Rates of stochastic depth for 300 epochs on ImageNet-1k: the paper's table 5.
+        # Rates of stochastic depth for 300 epochs on ImageNet-1k, from the paper's table 5.
         ConvNeXt("convnext_tiny", stochastic_depth=0.1),
         ConvNeXt("convnext_small", blocks=(3, 3, 27, 3), stochastic_depth=0.4),
         ConvNeXt(
@@ -310,7 +314,7 @@ SIZES: dict[str, ModelConfig] = {
         ViT("vit_l16", layers=24, width=1024, heads=16),
         BERT("bert_base"),
         BERT("bert_large", layers=24, width=1024, heads=16),
-        # The shapes of Karpathy's stories110M, Llama 3.2 1B and Llama 3 8B.
+        # These have the shapes of Karpathy's stories110M, Llama 3.2 1B and Llama 3 8B.
         Llama("llama_110m", context=1024, tied=True),
         Llama(
             "llama_1b",
@@ -339,7 +343,7 @@ SIZES: dict[str, ModelConfig] = {
     )
 }
 
-# The number of trainable parameters of each size, which a test counts again.
+# Trainable parameters of each size. A test counts them again.
 PARAMETERS = {
     "bert_base": 109_514_298,
     "bert_large": 335_174_458,

@@ -60,7 +60,8 @@ _LAZY = {
     "set_precision": "tftpu.optim.precision",
     "simulated_slice": "tftpu.preflight.simulated",
 }
-_TRAINS = ("Trainer", "connect", "generate", "set_precision", "simulated_slice")  # need Keras 3
+# These names need Keras 3.
+_TRAINS = ("Trainer", "connect", "generate", "set_precision", "simulated_slice")
 _SUBMODULES = ("input_pipelines", "models", "preflight")
 
 __all__ = [
@@ -92,7 +93,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # type checkers then report undefined names
+if not TYPE_CHECKING:  # type checkers can then report undefined names
 
     def __getattr__(name: str) -> object:
         if name in _TRAINS:

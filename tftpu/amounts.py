@@ -3,7 +3,7 @@
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-_DAYS = ((86_400.0, "d"),)  # from two days on
+_DAYS = ((86_400.0, "d"),)  # the unit of times of two days or more
 
 Units = tuple[tuple[float, str], ...]  # (scale, name), the largest first
 

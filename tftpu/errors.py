@@ -10,11 +10,11 @@ class ExitCode(enum.IntEnum):
     """The exit codes of `tftpu`."""
 
     DONE = 0
-    BUG = 1  # of ours, with a traceback
+    BUG = 1  # a bug in tftpu, with a traceback
     USER_ERROR = 2
-    HOST_LOST = 69  # EX_UNAVAILABLE: another host of the run
-    PREEMPTED = 75  # EX_TEMPFAIL: stopped and safely saved, run the same command again
-    HUNG = 124  # as of timeout(1): --watchdog ended the run
+    HOST_LOST = 69  # EX_UNAVAILABLE: another host of the run was lost
+    PREEMPTED = 75  # EX_TEMPFAIL: the run stopped and saved; the same command resumes it
+    HUNG = 124  # the exit code of timeout(1): --watchdog ended the run
     INTERRUPTED = 130
 
 
@@ -75,7 +75,8 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
         " Did you mean 'x'?", or " Allowed: x, y, z.", with the leading space.
     """
     allowed = sorted(allowed)
-    # Parts of a name ("float16" of "mixed_float16") say more than a similar one ("float32").
+    # A name that contains all parts of the given one ("mixed_float16" for "float16") is a better
+    # suggestion than a similar name ("float32").
     near = [name for name in allowed if _split_words(name).issuperset(_split_words(given))]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)

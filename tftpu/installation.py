@@ -19,7 +19,7 @@ def command(extra: str) -> str:
 
     try:
         requirements = metadata.requires("tftpu") or ()
-    except metadata.PackageNotFoundError:  # a clone that is on the path and was never installed
+    except metadata.PackageNotFoundError:  # a clone is on Python's path, but was never installed
         requirements = ()
     found = []
     for requirement in map(Requirement, requirements):
@@ -27,7 +27,7 @@ def command(extra: str) -> str:
         if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
             requirement.marker = None
             found.append(shlex.quote(str(requirement)))
-    # What was installed is older than this clone, if it does not know the extra.
+    # If the extra is unknown, then the installed tftpu is older than this clone.
     return "pip install " + (" ".join(found) or f"-e '.[{extra}]'")
 
 

@@ -12,19 +12,20 @@ import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Axes that arrays may be sharded along: examples; heads of attention; the time of an example; and
-# the tokens of what blocks add to, which is time sharded further, between two sharded products
-# (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+# Axes that arrays may be sharded along: the examples, the heads of attention, and the time of an
+# example. TOKENS is the time of a residual stream, which is sharded further between two sharded
+# products (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 EXAMPLES, HEADS, TIME, TOKENS = "examples", "heads", "time", "tokens"
-GATHERED = "gathered weight"  # a weight that devices share, made whole where a layer reads it
+# The name of a sharded weight after a layer has gathered it to read it.
+GATHERED = "gathered weight"
 
-# From a function of arrays, and the dimensions of its arguments and results, to the same function
-# run by each device on its shard.
+# Turns a function of arrays, with the dimensions of its arguments and results, into one that each
+# device runs on its shard.
 ShardFunction = Callable[[Callable[..., Any], Sequence[Any], Any], Callable[..., Any]]
 
 
 class Ring(NamedTuple):
-    """Devices that share the time of examples, each consecutive tokens.
+    """Devices that divide the time of examples, each with consecutive tokens.
 
     Attributes:
         axis: the name by which JAX's collectives call them.
@@ -60,11 +61,11 @@ _SHARDING: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def compiling_for(platform: str | None, sharding: Sharding | None = None) -> Iterator[None]:
-    """Sets what the functions of this module see while the block runs, in this thread only.
+    """Sets the results of this module's functions within the block, in this thread only.
 
     Args:
         platform: "tpu", "gpu" or "cpu"; None: unknown.
-        sharding: of a program for several devices; None: the program is that of one device.
+        sharding: how a program for several devices is sharded; None: the program is for one device.
     """
     tokens = _PLATFORM.set(platform), _SHARDING.set(sharding)
     try:
@@ -75,7 +76,7 @@ def compiling_for(platform: str | None, sharding: Sharding | None = None) -> Ite
 
 
 def get_platform() -> str | None:
-    """Returns the platform that is being traced for; None if nobody has set one."""
+    """Returns the platform for which a program is traced; None if it is not set."""
     return _PLATFORM.get()
 
 
@@ -85,7 +86,7 @@ def shard_function(
     """Returns a function that each device runs on its shards of the arrays.
 
     Args:
-        function: of arrays, such as a kernel.
+        function: a function of arrays, such as a kernel.
         inputs: for each argument a tuple of `EXAMPLES`, `HEADS`, `TIME` or None for each dimension,
             or of a pair of the name and a size that is not sharded, such as that of a column of
             heads. An argument may be None, or a list of arrays with these dimensions.
@@ -107,16 +108,16 @@ def count_shards(name: str) -> int:
 
 
 def get_ring() -> Ring | None:
-    """Returns the devices that share the time of examples; None if each has all of it."""
+    """Returns the devices that divide the time of examples; None if each has all of it."""
     sharding = _SHARDING.get()
     return None if sharding is None else sharding.ring
 
 
 def shard(array: Any, dims: Sequence[str | None]) -> Any:
-    """Returns an array that is sharded along its named dimensions, where those axes are.
+    """Returns an array that is sharded along those of its named dimensions that are sharded axes.
 
     Args:
-        array: of any kind.
+        array: an array of any kind.
         dims: for each dimension its name, or None: the compiler decides about it.
     """
     sharding = _SHARDING.get()

@@ -4,11 +4,12 @@ from typing import Any
 
 import keras
 
-# A tensor of Keras's backend; TensorFlow and JAX publish no types that fit both.
+# A tensor of Keras's backend. TensorFlow and JAX publish no types that fit both.
 Tensor = Any
-# A nest (list, tuple, dict) of tensors, arrays or specs, as a Keras model takes and returns them.
+# A list, tuple or dict of tensors, arrays or specs, also nested, as a Keras model takes and
+# returns.
 Nest = Any
-# `keras.ops`: its inferred return types include None, which callers never get.
+# `keras.ops` as Any, because its inferred return types include None, which callers never get.
 ops: Any = keras.ops
-# A Keras initializer; Keras's layers are annotated to accept only names.
+# A Keras initializer as Any, because Keras annotates its layers to accept only names.
 Initializer = Any

@@ -16,7 +16,7 @@ def jitter(image: Tensor, seed: Tensor, strength: float, hue_strength: float) ->
     Args:
         image: (height, width, channels), uint8, 1 or 3 channels.
         seed: (2,), int32.
-        strength: the three factors are uniform on [1 - strength, 1 + strength], none below 0.
+        strength: the three factors are uniform on [1 - strength, 1 + strength], but never below 0.
         hue_strength: the rotation of the hue is uniform on [-hue_strength, hue_strength]; 0.5 is
             half the circle.
     """

@@ -2,13 +2,13 @@
 
 For a JPEG, only the rows and blocks that the crop needs are decoded; if the crop is at least twice
 the size of the result, at a half, a quarter or an eighth of the resolution, which is faster and
-aliases less. Every other image is decoded completely: by TensorFlow a PNG, and a JPEG with bytes
-after its end; by Pillow (`formats.pillow`) a JPEG in CMYK, a PNG with EXIF data, and other formats.
-Images are turned upright as their EXIF data or XMP say.
+aliases less. Every other image is decoded completely: PNGs, and JPEGs with bytes after their end,
+by TensorFlow; JPEGs in CMYK, PNGs with EXIF data, and other formats by Pillow (`formats.pillow`).
+Images are turned upright according to their EXIF data or XMP.
 
 Decoding is exact (accurate integer DCT, smooth chroma), in training and evaluation: the fast
-approximations save no measurable time. Only the last column of a crop differs slightly in colour
-from the complete image, if a JPEG stores colours at half the resolution: their neighbour is not
+approximations save no measurable time. If a JPEG stores colours at half the resolution, the last
+column of a crop differs slightly in colour from the complete image, because its neighbour is not
 decoded.
 
 Resizing is bilinear with pixel centres at halves, rounded to uint8, without a filter.
@@ -25,9 +25,9 @@ from tftpu.input_pipelines.augment import draws
 from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.tensors import Tensor
 
-ATTEMPTS = 10  # to find a random crop that fits into the image
-NUMBERS = 2 * ATTEMPTS + 2  # random numbers of a crop
-# Where a PNG may state its orientation, as Pillow reads it.
+ATTEMPTS = 10  # attempts to find a random crop that fits into the image
+NUMBERS = 2 * ATTEMPTS + 2  # random numbers that a crop needs
+# Matches a PNG that may state an orientation where Pillow reads it.
 _MAY_BE_TURNED = r"\C*(eXIf|Raw profile type|XML:com\.adobe\.xmp)\C*"
 
 Window = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height, width; int32
@@ -43,8 +43,8 @@ def draw_random_window(
     """Returns the random crop of Inception (Szegedy et al. 2014, https://arxiv.org/abs/1409.4842).
 
     Its share of the image's area is uniform on `areas` and the logarithm of its aspect ratio is
-    uniform, given that it fits into the image; its position is uniform. If ten draws do not fit,
-    it is the first of them, reduced to the largest size that the aspect ratios allow.
+    uniform, given that it fits into the image; its position is uniform. If none of ten draws fits,
+    the first is reduced to the largest size that the aspect ratios allow.
 
     Args:
         height, width: of the image, int32.
@@ -58,7 +58,7 @@ def draw_random_window(
     image = tf.cast(tf.stack([height, width]), tf.float32)
     drawn = tf.stack([sides / roots, sides * roots], 1) * tf.sqrt(tf.reduce_prod(image))
     fits = tf.reduce_all(drawn < image + 0.5, axis=1)
-    first = tf.gather(drawn, tf.argmax(fits))  # the first that fits; 0 if none does
+    first = tf.gather(drawn, tf.argmax(fits))  # the first that fits; the first of all if none does
     largest = tf.minimum(image, image[::-1] * max_aspect)
     size = tf.maximum(tf.round(tf.minimum(first, largest)), 1.0)
     place = tf.floor(numbers[2 * ATTEMPTS :] * (image - size + 1.0))
@@ -88,9 +88,10 @@ def crop_and_resize(
 
     Args:
         image: encoded, a scalar string; or decoded, (height, width, channels), uint8.
-        window: (height, width) of the image -> the part.
+        window: a function that maps (height, width) of the image to the part.
         size: height and width of the result, in pixels.
-        channels: of the result: 3, or 1 for grey levels; images are converted.
+        channels: the number of channels of the result: 3, or 1 for grey levels; images are
+            converted.
 
     Raises:
         tf.errors.InvalidArgumentError: at run time, for a broken or truncated image.
@@ -101,7 +102,8 @@ def crop_and_resize(
     def decode_fused() -> Tensor:
         shape = tf.image.extract_jpeg_shape(image)
         number = _read_orientation(image)
-        upright = tf.where(number >= 5, shape[1::-1], shape[:2])  # height, width
+        # (height, width) of the upright image
+        upright = tf.where(number >= 5, shape[1::-1], shape[:2])
         place = tf.stack(window(upright[0], upright[1]))
         place = _select_if_turned(number, place, lambda: _locate_in_file(place, upright, number))
         shorter = tf.minimum(place[2], place[3])
@@ -124,7 +126,7 @@ def crop_and_resize(
     def decode_whole() -> Tensor:
         return resize_square(_slice_window(decode_image(image, channels), window), size)
 
-    # A decoder that stops below the crop would not notice that the file is truncated.
+    # A decoder that stops below the crop would not notice a truncated file.
     ends = tf.equal(_slice_end(image, 2), b"\xff\xd9")
     pixels = tf.cond(_is_plain_jpeg(image) & ends, decode_fused, decode_whole)
     return tf.ensure_shape(pixels, (size, size, channels))
@@ -135,7 +137,8 @@ def decode_image(image: Tensor, channels: int) -> Tensor:
 
     Args:
         image: encoded, a scalar string.
-        channels: of the result: 3, or 1 for grey levels; images are converted.
+        channels: the number of channels of the result: 3, or 1 for grey levels; images are
+            converted.
 
     Returns:
         (height, width, channels), uint8.
@@ -164,7 +167,7 @@ def explain_failure(image: bytes) -> str:
     """Returns why an image cannot be decoded, as the end of a sentence; "" if it can be."""
     try:
         decode_image(tf.constant(image), 3)
-    except ValueError as error:  # of Pillow
+    except ValueError as error:  # raised by Pillow
         return str(error).partition("\nTraceback")[0]
     except tf.errors.OpError as error:
         said = error.message.partition("}} ")[2] or error.message
@@ -186,22 +189,24 @@ def resize_square(image: Tensor, size: int) -> Tensor:
     pixels = tf.raw_ops.ResizeBilinear(
         images=image[None], size=(size, size), half_pixel_centers=True
     )
-    # The sum reuses the memory of its first term, which a slice of it could not.
+    # The sum reuses the memory of its first term. A slice of the sum could not.
     return tf.squeeze(tf.cast(pixels + 0.5, tf.uint8), 0)
 
 
 def _call_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType) -> Tensor:
-    """Returns what a function makes of the bytes of an image; this process has to compute it."""
+    """Calls a Python function with the bytes of an image; it must run in this process."""
 
-    def call_function(value: Any) -> np.ndarray:  # bytes, or outside of graphs an array of them
+    # `value` is bytes, or outside a graph an array of bytes
+    def call_function(value: Any) -> np.ndarray:
         return np.asarray(function(np.asarray(value, object).item()), dtype.as_numpy_dtype)
 
     return tf.numpy_function(call_function, [image], dtype)
 
 
 def _read_orientation(image: Tensor) -> Tensor:
-    """Returns the orientation that the metadata of a JPEG state, (), int32; 1 is upright."""
-    # Read in Python, but few JPEGs have metadata: a segment of it first, or after that of JFIF.
+    """Returns the orientation in a JPEG's metadata, (), int32; 1 is upright."""
+    # Few JPEGs have metadata, so only those are read in Python. Metadata come first, or right after
+    # the JFIF segment.
     head = tf.cast(tf.io.decode_raw(tf.strings.substr(image, 0, 24), tf.uint8), tf.int32)
     has_jfif = head[3] == 0xE0
     marker = tf.where(has_jfif, head[21], head[3])
@@ -214,7 +219,7 @@ def _read_orientation(image: Tensor) -> Tensor:
 
 
 def _select_if_turned(number: Tensor, value: Tensor, other: Callable[[], Tensor]) -> Tensor:
-    """Returns a value for an upright image; another one for an image of another orientation."""
+    """Returns one value for an upright image, and another for an image with another orientation."""
     return tf.cond(number > 1, other, lambda: value)
 
 
@@ -223,7 +228,7 @@ def _is_one_of(number: Tensor, *numbers: int) -> Tensor:
 
 
 def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
-    """Turns pixels as the file holds them, (height, width, channels), upright."""
+    """Turns the pixels of a file, (height, width, channels), upright."""
     found = tf.cond(number >= 5, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels)
     down, across = _is_one_of(number, 3, 4, 7, 8), _is_one_of(number, 2, 3, 6, 7)
     found = tf.cond(down, lambda: tf.reverse(found, [0]), lambda: found)
@@ -231,7 +236,7 @@ def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
 
 
 def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
-    """Returns where the file holds a part of the upright image.
+    """Returns the place in the file's pixels of a part of the upright image.
 
     Args:
         place: top, left, height, width of the part.
@@ -245,7 +250,7 @@ def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
 
 
 def _is_plain_jpeg(image: Tensor) -> Tensor:
-    """Returns whether an image is a JPEG in grey or colours, neither in CMYK nor too large."""
+    """Returns whether an image is a JPEG in grey or RGB that is not too large."""
 
     def is_plain() -> Tensor:
         shape = tf.image.extract_jpeg_shape(image, tf.int64)
@@ -260,7 +265,8 @@ def _is_plain_png(image: Tensor) -> Tensor:
 
     def is_plain() -> Tensor:
         head = tf.strings.substr(image, 0, 4096)
-        # Metadata mostly stand before the pixels, which begin soon, and else after them.
+        # Metadata are mostly before the pixels, which begin early in the file, and otherwise after
+        # them.
         few_metadata = tf.strings.regex_full_match(head, r"\C*IDAT\C*")
         searched = tf.cond(few_metadata, lambda: head + _slice_end(image, 4096), lambda: image)
         stated = tf.strings.regex_full_match(searched, _MAY_BE_TURNED)
@@ -274,7 +280,7 @@ def _is_plain_png(image: Tensor) -> Tensor:
 
 
 def _slice_end(text: Tensor, size: int) -> Tensor:
-    """Returns the last bytes of a text, all if it is shorter."""
+    """Returns the last bytes of a text, or all bytes if it is shorter."""
     length = tf.strings.length(text)
     return tf.strings.substr(text, tf.maximum(length - size, 0), size)
 

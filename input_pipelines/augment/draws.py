@@ -19,8 +19,9 @@ def uniform(seeds: Tensor, count: int, purpose: str) -> Tensor:
 
     Args:
         seeds: (..., 2), int32; at most one leading dimension.
-        count: numbers for each seed.
-        purpose: such as "crop"; numbers for different purposes are independent.
+        count: how many numbers each seed gives.
+        purpose: the use of the numbers, such as "crop". Numbers for different purposes are
+            independent.
 
     Returns:
         (..., count), float32, multiples of 2**-24.
@@ -46,7 +47,7 @@ def uniform(seeds: Tensor, count: int, purpose: str) -> Tensor:
 def draw_pixels(seed: Tensor, shape: tuple[int, ...], purpose: str) -> Tensor:
     """Returns random pixels, uint8, of a static shape, for one seed (2,), int32."""
     words = -(-math.prod(shape) // 4)
-    full: Any = None  # the whole range of the dtype
+    full: Any = None  # None draws from the whole range of the dtype
     drawn = tf.random.stateless_uniform(
         (words,), seed + _derive_key(purpose), full, full, tf.int32, alg="philox"
     )
@@ -59,7 +60,7 @@ def scale_to_range(low: float, high: float, numbers: Tensor) -> Tensor:
 
 
 def beta(alpha: float, numbers: Tensor) -> Tensor:
-    """Returns numbers of the distribution Beta(alpha, alpha).
+    """Returns numbers from the distribution Beta(alpha, alpha).
 
     Devroye 1996, "Random variate generation in one line of code": a closed form for the symmetric
     case. Other methods reject and draw again, an unlimited number of times.
@@ -72,7 +73,7 @@ def beta(alpha: float, numbers: Tensor) -> Tensor:
         (...,), float32.
     """
     first, angle, side = tf.unstack(tf.cast(numbers, tf.float64), axis=-1)
-    # 1 - first is in (0, 1]; at 1 the spread is 0.
+    # 1 - first is in (0, 1]. If it is 1, the spread is 0.
     spread = (tf.pow(1.0 - first, -1.0 / alpha) - 1.0) * tf.cos(2 * math.pi * angle) ** 2
     half = 0.5 * tf.sqrt(spread / (1.0 + spread))
     half = tf.where(tf.math.is_finite(spread), half, 0.5)

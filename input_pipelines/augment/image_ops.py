@@ -19,7 +19,7 @@ from tftpu.input_pipelines.tensors import Tensor
 
 Example = dict[str, Tensor]
 
-ERASED = (0.02, 0.4)  # share of the image's area
+ERASED = (0.02, 0.4)  # range of the erased rectangle, as shares of the image's area
 ERASED_ASPECT = 1 / 0.3
 
 
@@ -29,9 +29,9 @@ def build_training_augmentation(
     """Returns the augmentation of a training example, for `tf.data.Dataset.map`.
 
     Args:
-        settings: of the augmentation.
+        settings: the settings of the augmentation.
         size: height and width of the resulting image, in pixels.
-        channels: of the resulting image, 1 or 3.
+        channels: the number of channels of the resulting image, 1 or 3.
 
     Returns:
         `({"image": ..., ...}, seed (2,) int32) -> {"image": (size, size, channels) uint8, ...}`;
@@ -39,7 +39,8 @@ def build_training_augmentation(
     """
 
     def augment_example(example: Example, seed: Tensor) -> Example:
-        # One call: apart from decoding, the number of operations determines the time.
+        # One call draws all numbers: apart from decoding, the number of operations determines the
+        # time.
         numbers = draws.uniform(seed, decode.NUMBERS + 1, "crop and flip")
 
         def choose_window(height: Tensor, width: Tensor) -> decode.Window:
@@ -59,7 +60,7 @@ def build_training_augmentation(
 def build_evaluation_crop(
     settings: Augment, size: int, channels: int
 ) -> Callable[[Example], Example]:
-    """Returns the central crop of an evaluation example; arguments as for `training`."""
+    """Returns the central crop of an evaluation example; arguments as for training."""
 
     def crop_example(example: Example) -> Example:
         def choose_window(height: Tensor, width: Tensor) -> decode.Window:
@@ -85,7 +86,7 @@ def augment_image(image: Tensor, seed: Tensor, settings: Augment) -> Tensor:
 
 
 def flip(image: Tensor, number: Tensor) -> Tensor:
-    """Mirrors left and right if the number, uniform on [0, 1), is below 0.5."""
+    """Mirrors left and right if `number`, uniform on [0, 1), is below 0.5."""
     return tf.cond(number < 0.5, lambda: tf.reverse(image, [1]), lambda: image)
 
 
@@ -97,7 +98,7 @@ def erase(image: Tensor, seed: Tensor, probability: float) -> Tensor:
     Args:
         image: (height, width, channels), uint8.
         seed: (2,), int32.
-        probability: of erasing at all.
+        probability: the probability that a rectangle is erased.
     """
     height, width = image.shape[:2]
 

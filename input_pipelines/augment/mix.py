@@ -54,7 +54,7 @@ def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Ten
             not use this operation.
 
     Returns:
-        The mixed images, uint8, and the share of each that is its own, (batch,), float32.
+        The mixed images, uint8, and each image's own share of the result, (batch,), float32.
     """
     count = images.shape[0]
     if count % 2:
@@ -85,7 +85,7 @@ def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Ten
 
         return tf.cond(cut[index], paste_box, blend_pair)
 
-    # One image at a time, which keeps it in the processor's cache.
+    # Mixing one image at a time keeps it in the processor's cache.
     mixed = tf.map_fn(
         mix_one, tf.range(count), fn_output_signature=images.dtype, parallel_iterations=1
     )

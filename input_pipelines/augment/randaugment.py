@@ -36,7 +36,7 @@ def randaugment(image: Tensor, seed: Tensor, layers: int, magnitude: float) -> T
         image: (height, width, channels), uint8, 1 or 3 channels.
         seed: (2,), int32.
         layers: number of operations.
-        magnitude: of all of them, from 0 to 30.
+        magnitude: the magnitude of all operations, from 0 to 30.
     """
     shape = image.shape
     numbers = draws.uniform(seed, 2 * layers, "randaugment")
@@ -59,7 +59,7 @@ def identity(image: Tensor, strength: Tensor) -> Tensor:
 
 def auto_contrast(image: Tensor, strength: Tensor | None = None) -> Tensor:
     """Stretches each channel so that its darkest pixel is 0 and its brightest 255."""
-    # In float64, like Pillow, since the table is truncated to whole levels.
+    # float64 as in Pillow, because the table is truncated to whole levels.
     low: Tensor = tf.cast(tf.reduce_min(image, (0, 1)), tf.float64)  # (channels,)
     high: Tensor = tf.cast(tf.reduce_max(image, (0, 1)), tf.float64)
     scale = 255.0 / tf.maximum(high - low, 1.0)
@@ -75,7 +75,7 @@ def equalize(image: Tensor, strength: Tensor | None = None) -> Tensor:
     shifted: Tensor = tf.cast(image, tf.int32) + 256 * tf.range(channels)
     counts = tf.math.bincount(tf.reshape(shifted, [-1]), minlength=256 * channels)
     counts = tf.transpose(tf.reshape(counts, (channels, 256)))  # (256, channels)
-    # The brightest level that occurs is left out, as in Pillow.
+    # Pillow, too, leaves out the brightest level that occurs.
     levels = tf.range(256)[:, None]
     brightest = tf.reduce_max(tf.where(counts > 0, levels, -1), 0)
     last = tf.reduce_sum(tf.where(levels == brightest, counts, 0), 0)
@@ -178,7 +178,7 @@ def _transform_affine(
     right: Number = 0.0,
     down: Number = 0.0,
 ) -> Tensor:
-    """Fills the pixel at (x, y) from the middle from (a x + b y + right, c x + d y + down).
+    """Moves the pixel at (a x + b y + right, c x + d y + down) to (x, y), relative to the middle.
 
     Takes the nearest pixel, the default of Pillow.
     """

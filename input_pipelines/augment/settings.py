@@ -9,18 +9,20 @@ from tftpu.errors import UserError
 class Augment:
     """The augmentation of training images, and the crop of evaluation images."""
 
-    crop: bool = True  # a random part, resized; False: the same part as in evaluation
-    min_area: float = 0.08  # of a random crop, as a share of the image's area
-    max_aspect: float = 4 / 3  # of a random crop, longer side over shorter side
-    flip: bool = True  # left and right, for half of the images
+    # True: a random part of the image, resized; False: the part that evaluation takes
+    crop: bool = True
+    min_area: float = 0.08  # smallest area of a random crop, as a share of the image's area
+    max_aspect: float = 4 / 3  # largest ratio of a random crop's longer side to its shorter one
+    flip: bool = True  # flips half of the images left to right
     randaugment: int = 0  # operations per image; 2 is common
-    magnitude: float = 9.0  # of RandAugment, from 0 to 30
+    magnitude: float = 9.0  # strength of RandAugment's operations, from 0 to 30
     jitter: float = 0.0  # scales brightness, contrast, saturation by 1 - jitter to 1 + jitter
     hue: float = 0.0  # largest rotation of the hue, as a share of the circle, up to 0.5
     erasing: float = 0.0  # probability that a rectangle is filled with noise
-    mixup: float = 0.0  # alpha of its Beta distribution; 0: no MixUp
-    cutmix: float = 0.0  # likewise; with both, each image draws one of them
-    eval_crop: float = 0.875  # side of the central square over the image's shorter side
+    mixup: float = 0.0  # alpha of MixUp's Beta distribution; 0: no MixUp
+    cutmix: float = 0.0  # the same for CutMix; with both, each image draws one of them
+    # Side of evaluation's central square, as a share of the image's shorter side.
+    eval_crop: float = 0.875
 
     def validate(self) -> None:
         """Raises `UserError` for a value out of range."""

@@ -1,4 +1,4 @@
-"""The conversion of `converter` as a job of Apache Beam: the same bytes, made by many machines.
+"""Runs the conversion of `converter` as an Apache Beam job: many machines make the same bytes.
 
     parts -> records -> (shard, place in it) -> a group for each shard -> sorted, written
           -> counts and bytes of each part -> the plan
@@ -27,14 +27,17 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
     """Converts as a Beam job, and waits for its end.
 
     Args:
-        conversion: the conversion; its output is a folder that all workers can reach.
-        arguments: of Beam, such as ["--runner=DataflowRunner", "--project=P", "--region=R"].
+        conversion: the conversion, whose output is a folder that all workers can reach.
+        arguments: arguments for Beam, such as ["--runner=DataflowRunner", "--project=P",
+            "--region=R"].
 
     Raises:
         UserError: a mistake, or Beam is not installed.
     """
     if conversion.options.skip_bad:
-        raise UserError("skip_bad works without a runner only: convert on this machine.")
+        raise UserError(
+            "skip_bad does not work with a runner: leave out --runner to convert on this machine."
+        )
     try:
         import apache_beam
         from apache_beam.options.pipeline_options import PipelineOptions
@@ -44,7 +47,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
             "without a runner."
         ) from error
 
-    beam: Any = apache_beam  # its types omit its re-exports
+    beam: Any = apache_beam  # Beam's types omit the names that it re-exports
     conversion.validate()
     reader = publishing.open_reader(conversion)
     if not reader.ordered:
@@ -92,9 +95,10 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
 
 
 def _iterate_records(part: int, reader: Reader) -> Iterator[tuple[int, int, bytes]]:
-    """Yields (part, number in it, record)."""
+    """Yields (part, number in the part, record)."""
     for number, record in enumerate(staging.encode_part(reader, part)):
-        if isinstance(record, bytes):  # nothing is left out here
+        # skip_bad works without a runner only, so no file is skipped here.
+        if isinstance(record, bytes):
             yield part, number, record
 
 
@@ -115,7 +119,7 @@ def _plan_conversion(
 
 def _place(beam: Any) -> Any:
     class Place(beam.DoFn):
-        """(part, number, record) -> (shard, (place, record)); keeps the places of one part."""
+        """Maps (part, number, record) to (shard, (place, record)); keeps the places of one part."""
 
         def setup(self):
             self._part = None

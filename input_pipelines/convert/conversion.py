@@ -13,7 +13,8 @@ from tftpu.input_pipelines.formats import manifest
 from tftpu.storage import buckets
 
 MIB = 1 << 20
-_NEWER = ("num_classes", "image_feature", "label_feature", "first_class")  # options of a reader
+# Options that older versions of tftpu do not have.
+_NEWER = ("num_classes", "image_feature", "label_feature", "first_class")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Conversion:
 
     Args:
         source: address of the source, as `readers.addresses` reads it.
-        output: a folder, local or `gs://`, that holds this data set or nothing.
-        options: of the reader.
-        seed: of the shuffle.
+        output: a folder, local or `gs://`, which is empty or holds this data set.
+        options: the options of the reader.
+        seed: the seed of the shuffle.
         shard_mb: approximate size of a shard in MiB. The numbers of examples in two shards differ
             by at most one.
         min_shards: minimum number of shards; every host should have at least one.
@@ -45,8 +46,9 @@ class Conversion:
             raise UserError(f"shard_mb is {self.shard_mb}: it must be a number above 0.")
         if not re.fullmatch(r"\w[\w.+-]*", self.split):
             raise UserError(
-                f"The split would be named {self.split!r}, and its shards after it: use letters, "
-                "digits, '_', '-', '+' and '.', as in --split=train, or give it a name: NAME=SPLIT."
+                f"The split {self.split!r} cannot name the shards' files: use letters, digits, "
+                "'_', '-', '+' and '.', as in --split=train. To give it another name, write "
+                "--split=NAME=SPLIT."
             )
         if self.min_shards < 1:
             raise UserError(f"min_shards is {self.min_shards}: it must be 1 or more.")
@@ -59,11 +61,11 @@ class Conversion:
         return self.options.output_split
 
     def compute_fingerprint(self, reader: Reader) -> str:
-        """Returns a hash of the options and of the source's state: equal for equal output."""
+        """Returns a hash of the options and the source's state, equal only for equal output."""
         options = dataclasses.asdict(self.options)
         if self.options.tokenizer:
             options["tokenizer"] = buckets.describe_file(self.options.tokenizer).crc32c
-        for name in _NEWER:  # what was converted without them stays what it is
+        for name in _NEWER:  # conversions made before these options keep their hash
             if options[name] == getattr(ReadOptions, name):
                 del options[name]
         made_of = {**dataclasses.asdict(self), "options": options, "output": ""}
@@ -75,8 +77,8 @@ class Conversion:
         """Returns the plan of the shards.
 
         Args:
-            counts: records of each part.
-            size: bytes of all records.
+            counts: the number of records in each part.
+            size: the bytes of all records.
 
         Raises:
             UserError: there are fewer records than `min_shards`.

@@ -25,7 +25,7 @@ from tftpu.input_pipelines.formats.manifest import Manifest, Shard
 from tftpu.storage import files
 
 Say = Callable[[str], None]
-_SHOWN = 20  # files that were left out
+_SHOWN = 20  # most skipped files that are listed
 
 
 def run(
@@ -41,24 +41,25 @@ def run(
         conversion: the conversion.
         workers: number of processes; 0: one per core.
         staging_folder: a local folder with room for all records, which are removed at the end;
-            None: in a local output, or in the cache folder.
-        say: called with lines about the progress.
-        reader: of the source; None: it is opened here.
+            None: a folder in a local output, or in the cache folder.
+        say: a function that is called with lines about the progress.
+        reader: the reader of the source; None: the source is opened here.
 
     Raises:
-        UserError: a mistake, or a record that cannot be read or written.
+        UserError: an option is wrong, or a record cannot be read or written.
     """
     conversion.validate()
     reader = reader or publishing.open_reader(conversion)
     folder = staging.choose_folder(conversion, staging_folder)
     if publishing.find_unfinished(conversion, reader) is None:
-        files.remove_tree(str(folder))  # left by a process killed after it wrote the manifest
+        # A process that was killed after it wrote the manifest may have left it.
+        files.remove_tree(str(folder))
         say(f"{conversion.output} is already complete.")
         return manifest.read(conversion.output)
     with staging.claimed(folder, say):
         if (
             publishing.find_unfinished(conversion, reader) is None
-        ):  # made by the process that held the folder
+        ):  # the process that held the folder has made the split
             return manifest.read(conversion.output)
         for line in reader.notes:
             say(f"{conversion.split}: {line}")

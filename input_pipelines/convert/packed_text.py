@@ -15,12 +15,12 @@ def prepare_folder(pattern: str, options: ReadOptions) -> str:
     """Returns the folder with the packed text of a split; packs the text if it is new.
 
     Args:
-        pattern: of the text files.
-        options: of the reader.
+        pattern: the pattern of the text files.
+        options: the options of the reader.
     """
     conversion = Conversion(f"text:{pattern}", "", options)
     reader = addresses.build_reader(conversion.source, options)
-    # Text that has changed gets another name, and is packed again.
+    # The hash changes with the text, so changed text is packed again under another name.
     name = hashlib.sha256(conversion.compute_fingerprint(reader).encode()).hexdigest()[:16]
     output = files.join(find_cache_folder("data"), "packed", name)
     converter.run(dataclasses.replace(conversion, output=output), reader=reader)

@@ -3,8 +3,8 @@
 The tokens of all documents are concatenated and cut into sequences of `context` + 1 tokens that
 overlap by one: a model reads the first `context` and predicts the last `context`. `segments` counts
 the documents of a sequence from 1; 0 is padding, at the end of the last sequence. Attention stays
-within a segment, and a token is predicted if its predecessor is of the same segment: every token
-but the first of each document, exactly once.
+within a segment, and a token is predicted if its predecessor is in the same segment. So every token
+except the first of each document is predicted exactly once.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ Tokenizer = Callable[[str], np.ndarray]
 
 
 def build_tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokenizer, int]:
-    """Returns a function from a document to its tokens, int32, and the size of the vocabulary.
+    """Returns a function that maps a document to its tokens, int32, and the vocabulary's size.
 
     Args:
         path: a file of Hugging Face `tokenizers` (tokenizer.json), whose truncation and padding
             are switched off; None: the bytes of the text in UTF-8.
-        end_of_text: a token of that vocabulary, put after every document; None: no such token.
+        end_of_text: a token of that vocabulary that is put after every document; None: no token.
 
     Raises:
-        UserError: no such file or token.
+        UserError: there is no such file or token.
     """
     if not path:
         if end_of_text:
@@ -62,9 +62,10 @@ def build_tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[T
 
 
 def list_switched_off(path: str | None) -> list[str]:
-    """Returns which of truncation and padding a tokenizer's file asks for, and does not get.
+    """Returns those of truncation and padding that a tokenizer's file asks for; both are ignored.
 
-    Both are for a batch of questions to a model: they would drop text, or train on padding.
+    Both are meant for batches of questions to a model. Here they would drop text, or train on
+    padding.
     """
     return _find_padding_settings(load_tokenizer(path)) if path else []
 
@@ -75,7 +76,7 @@ def _find_padding_settings(loaded: Any) -> list[str]:
 
 @functools.cache
 def _warn_switched_off(path: str, asked: str) -> None:
-    if multiprocessing.parent_process() is None:  # once, not in each process of a conversion
+    if multiprocessing.parent_process() is None:  # warns in the first process of a conversion only
         _log.warning(
             "The tokenizer %s asks for %s, which is switched off: documents are packed whole.",
             path,
@@ -87,10 +88,10 @@ def load_tokenizer(path: str) -> Any:
     """Returns a `tokenizers.Tokenizer`.
 
     Args:
-        path: tokenizer.json.
+        path: the path of a tokenizer.json.
 
     Raises:
-        UserError: no such file, or none that can be read; or the package is missing.
+        UserError: the file does not exist or cannot be read, or the package is missing.
     """
     try:
         import tokenizers
@@ -104,11 +105,11 @@ def load_tokenizer(path: str) -> Any:
 
 @contextlib.contextmanager
 def _errors_of_the_library(path: str) -> Iterator[None]:
-    """Turns the errors of `tokenizers`, which has no class for them, into `UserError`."""
+    """Turns errors of `tokenizers`, which have no class of their own, into `UserError`."""
     try:
         yield
     except BaseException as error:
-        # A panic of its Rust code derives from BaseException.
+        # A panic in the tokenizer's Rust code derives from BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise UserError(f"The tokenizer {path} cannot be used: {error}") from error
@@ -118,15 +119,15 @@ def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.nda
     """Yields the sequences of documents, in order.
 
     Args:
-        documents: tokens of each, (any length,), int32.
-        context: tokens that a model reads at once.
+        documents: the tokens of each document, (any length,), int32.
+        context: the number of tokens that a model reads at once.
 
     Yields:
         (tokens, segments), both (context + 1,), int32.
     """
     length = context + 1
     tokens, numbers = np.zeros(0, np.int32), np.zeros(0, np.int64)
-    fresh = 0  # tokens that no sequence contains yet
+    fresh = 0  # number of tokens that no sequence contains yet
 
     def pad_sequence(tokens: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         segments = np.cumsum(np.diff(numbers, prepend=numbers[:1]) != 0) + 1
@@ -148,7 +149,7 @@ def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.nda
 
 
 def compute_positions(segments: np.ndarray) -> np.ndarray:
-    """Returns the position of each token in its segment: (..., time), int32; 0 if padding."""
+    """Returns the position of each token in its segment, (..., time), int32; 0 for padding."""
     places = np.arange(segments.shape[-1])
     begins = np.diff(segments, axis=-1, prepend=0) != 0
     first = np.maximum.accumulate(np.where(begins, places, 0), axis=-1)

@@ -1,4 +1,4 @@
-"""The place of every record in the output: the shuffle, and its cut into shards."""
+"""The place of every record in the output: the shuffle, and the division into shards."""
 
 import dataclasses
 
@@ -9,12 +9,12 @@ from tftpu.input_pipelines.reading.permutation import Permutation
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The place of every record, once all are counted.
+    """The place of every record, which is known once all records are counted.
 
     Args:
-        counts: records of each part.
-        shards: number of shards.
-        seed: of the shuffle.
+        counts: the number of records in each part.
+        shards: the number of shards.
+        seed: the seed of the shuffle.
     """
 
     counts: tuple[int, ...]
@@ -36,13 +36,13 @@ class Plan:
         return Permutation(self.examples, self.seed).forward(places)
 
     def locate_records(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the parts of records, and their numbers in these parts."""
+        """Returns the part of each record, and its number in that part."""
         firsts = np.cumsum([0, *self.counts])
         part = np.searchsorted(firsts, records, side="right") - 1
         return part, records - firsts[part]
 
     def list_places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the shard of each record of a part, and its place in the row of all records."""
+        """Returns the shard of each record of a part, and its place among all records."""
         first = sum(self.counts[:part])
         places = Permutation(self.examples, self.seed).invert(
             np.arange(first, first + self.counts[part])

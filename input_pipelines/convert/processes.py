@@ -1,4 +1,4 @@
-"""A parallel map over numbers, on all cores."""
+"""A parallel map over numbers that uses all cores."""
 
 import concurrent.futures
 import contextlib
@@ -15,17 +15,17 @@ Map = Callable[[Callable[[int], Any], Iterable[int]], list[Any]]
 
 @contextlib.contextmanager
 def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
-    """Yields a map, `each(function, numbers)`: results in order; raises the first error at once.
+    """Yields a function `each(function, numbers)`: an ordered map that raises errors at once.
 
     Args:
-        workers: largest number of processes.
-        tasks: approximate length of `numbers`; for 1, no process is started.
+        workers: the largest number of processes.
+        tasks: the approximate length of `numbers`; for 1, no process is started.
     """
     if min(workers, tasks) <= 1:
         yield lambda function, numbers: [function(number) for number in numbers]
         return
-    # By fork from a process that has imported TensorFlow and has not started its threads, which a
-    # fork does not copy: its import would take each new process longer than a small conversion.
+    # The processes fork from one that has imported TensorFlow, because the import takes longer than
+    # a small conversion. It has not started TensorFlow's threads, which a fork does not copy.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tensorflow", __name__])
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_end_with_parent)
@@ -53,7 +53,7 @@ def _hide_main() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Ends a pool process if its parent is killed: it would wait for work forever."""
+    """Ends a pool process if its parent is killed; otherwise it would wait for work forever."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     parent = multiprocessing.parent_process()
     if not parent:

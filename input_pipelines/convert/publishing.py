@@ -30,7 +30,8 @@ def open_reader(conversion: Conversion) -> Reader:
         by_name = conversion.source.partition(":")[0] in ("images", "index")
         options = dataclasses.replace(
             options,
-            # Labels that are names find their ids; the order of ids that are given is compared.
+            # Labels that are names get the ids of the first split. Where class ids are given, the
+            # order of the classes is compared.
             classes=(fixed or options.classes) if by_name else (options.classes or fixed),
             num_classes=options.num_classes or (label.num_classes if label else 0),
         )
@@ -41,8 +42,8 @@ def find_unfinished(conversion: Conversion, reader: Reader) -> tuple[Manifest, i
     """Returns the manifest to add the split to, and its generation; None if the split is done.
 
     Raises:
-        UserError: the folder holds another conversion of the split, or a data set that is made of
-            something else.
+        UserError: the folder holds another conversion of the split, or a data set with other
+            properties.
     """
     text, generation = _read_manifest(conversion.output)
     if not text:
@@ -53,26 +54,27 @@ def find_unfinished(conversion: Conversion, reader: Reader) -> tuple[Manifest, i
         return None
     if conversion.split in found.splits:
         raise UserError(
-            f"{conversion.output} holds another {conversion.split!r} split already, from other "
-            "data or options: choose another output folder, or remove it first."
+            f"{conversion.output} already holds a split {conversion.split!r} that was made from "
+            "other data or with other options. Choose another output folder, or remove that one "
+            "first."
         )
     if differences := list(_find_differences(found, conversion, reader)):
         raise UserError(
-            f"{conversion.output} holds a data set of other features or options, which its first "
-            f"split fixed: {'; '.join(differences)}. Convert this split like the others, or choose "
+            f"{conversion.output} holds a data set whose first split has other features or "
+            f"options: {'; '.join(differences)}. Convert this split with the same ones, or choose "
             "another output folder."
         )
     return found, generation
 
 
 def _find_differences(first: Manifest, conversion: Conversion, reader: Reader) -> Iterator[str]:
-    """Yields what a split would be made of, other than the data set that it is added to."""
-    # What an older tftpu did not record is not compared.
+    """Yields the properties in which a split differs from the data set that it is added to."""
+    # Values that an older tftpu did not record are not compared.
     keys = ["classes", *(key for key in first.about if key in reader.about and key != "classes")]
     pairs = {key: (first.about.get(key), reader.about.get(key)) for key in keys}
     pairs["compression"] = (first.compression, conversion.compression)
     if first.about.get("tokenizer_crc32c") and len(set(pairs.get("tokenizer_crc32c", ()))) == 1:
-        pairs.pop("tokenizer", None)  # the same file by another name
+        pairs.pop("tokenizer", None)  # the tokenizer is the same file under another name
     for name in {**first.features, **reader.features}:
         pairs[f"feature {name}"] = (first.features.get(name), reader.features.get(name))
     for key, (there, here) in pairs.items():
@@ -88,11 +90,11 @@ def publish(
 ) -> Manifest:
     """Writes the manifest with the new split, which makes the split available.
 
-    The manifest is read again: another process may have added another split meanwhile.
+    The manifest is read again, because another process may have added another split meanwhile.
     """
     with _locked(conversion.output):
         found = find_unfinished(conversion, reader)
-        if found is None:  # another process has made the same
+        if found is None:  # another process has made the same split
             return manifest.read(conversion.output)
         before, generation = found
         after = _extend_manifest(before, conversion, reader, shards, skipped)
@@ -130,7 +132,7 @@ def _extend_manifest(
 
 
 def _read_manifest(folder: str) -> tuple[bytes, int]:
-    """Returns the text of a manifest, empty if there is none, and its generation in a bucket."""
+    """Returns the text of a manifest ("" if there is none), and its generation in a bucket."""
     if files.is_remote(folder):
         return buckets.read_version(f"{folder}/{manifest.NAME}")
     path = files.join(folder, manifest.NAME)
@@ -139,7 +141,7 @@ def _read_manifest(folder: str) -> tuple[bytes, int]:
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Runs a block in which no other process of this machine adds to a local data set.
+    """Keeps other processes of this machine from adding to a local data set within the block.
 
     Data sets in buckets are protected by generations instead.
     """
@@ -149,7 +151,8 @@ def _locked(folder: str) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        for path in Path(folder).glob(f".{manifest.NAME}.*.tmp"):  # of one that was killed
+        # Left by a process that was killed.
+        for path in Path(folder).glob(f".{manifest.NAME}.*.tmp"):
             path.unlink()
         yield
     finally:

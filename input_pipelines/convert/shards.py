@@ -16,13 +16,13 @@ from tftpu.storage.buckets import Stored
 
 @dataclasses.dataclass(frozen=True)
 class ShardWriter:
-    """A writer of shards, which records each finished one in the staging folder.
+    """Writes shards, and records each finished one in the staging folder.
 
     Args:
-        conversion: in progress.
-        staging: of the records.
+        conversion: the conversion in progress.
+        staging: the staging of the records.
         planned: the place of every record.
-        existing: the files in the output, by name; see `existing`.
+        existing: the files in the output by name, as `list_existing` returns them.
     """
 
     conversion: Conversion
@@ -44,7 +44,7 @@ class ShardWriter:
         return made
 
     def _is_there(self, made: Shard) -> bool:
-        """Returns whether the output holds a shard that an earlier process made, undamaged."""
+        """Returns whether the output holds an undamaged shard that an earlier process made."""
         there = self.existing.get(made.name)
         if there is None or there.bytes != made.bytes:
             return False
@@ -56,13 +56,13 @@ def write_shard(conversion: Conversion, name: str, records: list[bytes], scratch
     """Writes a shard into the output.
 
     Args:
-        conversion: in progress.
-        name: of the file.
-        records: of the shard.
-        scratch: a local folder, where shards are made before their upload to a bucket.
+        conversion: the conversion in progress.
+        name: the name of the file.
+        records: the records of the shard.
+        scratch: a local folder in which shards are made before their upload to a bucket.
 
     Raises:
-        UserError: the bucket cannot be written, or received other bytes.
+        UserError: the bucket cannot be written, or has received other bytes.
     """
     remote = files.is_remote(conversion.output)
     folder = str(scratch) if remote else conversion.output
@@ -77,7 +77,7 @@ def write_shard(conversion: Conversion, name: str, records: list[bytes], scratch
 
 
 def list_existing(folder: str) -> dict[str, Stored]:
-    """Returns the files in an output folder, by name; local ones without their checksum."""
+    """Returns the files in an output folder by name; local files have no checksum here."""
     if files.is_remote(folder):
         return buckets.list_files(folder)
     return {entry.name: Stored(entry.stat().st_size, "") for entry in os.scandir(folder)}

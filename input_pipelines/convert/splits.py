@@ -1,4 +1,4 @@
-"""The conversions of one source: a folder of splits has several, and a share may be held out."""
+"""The conversions of one source: one for each split, which may be a held-out part."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,24 +20,28 @@ def plan_conversions(
     """Returns the conversions of a source, one for each split of the output.
 
     Args:
-        conversion: of the whole source. Its split may be "": those of a folder of splits, else
-            "train".
-        validation_fraction: share of each class to hold out as the split `HELD_OUT`; 0: none.
-        say: called with lines about files that are in no split.
+        conversion: the conversion of the whole source. If its split is "", all splits of a folder
+            are converted; without such a folder it is "train".
+        validation_fraction: the share of each class to hold out as the split `HELD_OUT`; 0: none.
+        say: a function that is called with lines about files that are in no split.
 
     Raises:
-        UserError: an option that does not apply to the source.
+        UserError: an option does not apply to the source.
     """
     options = conversion.options
     kind, _, what = conversion.source.partition(":")
     if kind not in _OF_IMAGES and (validation_fraction or options.skip_bad):
         raise UserError(
-            "validation_fraction and skip_bad are for images and index. For tfds, "
-            "--split=validation=train[90%:] holds a share out."
+            "validation_fraction and skip_bad work only with the sources images and index. For "
+            "tfds, --split=validation=train[90%:] makes a validation split of a tenth of the "
+            "data."
         )
     for name, kinds in _OF_CLASSES.items():
         if getattr(options, name) and kind not in kinds:
-            raise UserError(f"{name} is for {', '.join(kinds)}: {conversion.source} has its own.")
+            raise UserError(
+                f"{name} works only with {', '.join(kinds)}: {conversion.source} has its own. "
+                "Leave it out."
+            )
     if not 0 <= validation_fraction < 1:
         raise UserError(f"validation_fraction is {validation_fraction}: use 0.1, for a tenth.")
     splits = Splits({}, {})
@@ -50,7 +54,8 @@ def plan_conversions(
     if options.split:
         raise UserError(
             f"The folders of {what} are the splits {', '.join(found)}: leave out --split to "
-            f"convert all of them, or convert one, as --source=images:{what}/{next(iter(found))}."
+            "convert all of them, or convert one of them with "
+            f"--source=images:{what}/{next(iter(found))}."
         )
     for line in image_files.describe_left_out(splits.left_out):
         say(line)
@@ -68,8 +73,8 @@ def plan_conversions(
     training = [c for c in conversions if c.split.lower() in image_files.TRAINING_NAMES]
     if validation or len(training) != 1:
         raise UserError(
-            f"The folders of {what} are the splits {', '.join(found)}: validation_fraction is for "
-            "a source with one training split and no validation split."
+            f"The folders of {what} are the splits {', '.join(found)}. validation_fraction works "
+            "only if there is a single training split and no validation split."
         )
     others = [c for c in conversions if c is not training[0]]
     return [*_hold_out(training[0], validation_fraction), *others]

@@ -9,8 +9,8 @@ FOLDER/conversion            the fingerprint of the conversion that the files be
        order.npy             the order of all records by hash, if the source has none
        <shard>.json          a shard that is finished
 
-A conversion that is started again compares the parts with their checksums, and makes again what
-does not match.
+A conversion that is started again compares the parts with their checksums, and makes those again
+that do not match.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ _PIECE = 1 << 20  # bytes written at a time
 
 
 def encode_part(reader: Reader, part: int) -> Iterator[bytes | SkippedFile]:
-    """Yields the records of a part, in order, and what was left out.
+    """Yields the records of a part in order, and the files that were skipped.
 
     Raises:
-        UserError: an example that does not fit the reader's features; names the part.
+        UserError: an example does not fit the reader's features; the message names the part.
     """
     from tftpu.input_pipelines.formats import example_proto
 
@@ -66,19 +66,19 @@ class Staging:
     """A staging folder, with methods to fill and read it. Sent to worker processes.
 
     Args:
-        reader: of the source.
-        folder: local.
+        reader: the reader of the source.
+        folder: a local folder.
     """
 
     reader: Reader
     folder: Path
 
     def count_done(self) -> int:
-        """Returns the number of parts that seem to be staged; `stage` looks at them."""
+        """Returns the number of parts that seem to be staged; `stage_part` checks them."""
         return sum(self._build_note_path(part).exists() for part in range(len(self.reader.parts)))
 
     def stage_part(self, part: int) -> np.ndarray:
-        """Encodes a part, unless it is staged, undamaged; returns the bytes of each record."""
+        """Encodes a part unless it is staged and undamaged; returns the bytes of each record."""
         if not self._is_whole(part):
             self._write_part(part)
         return np.load(self._build_lengths_path(part))
@@ -114,7 +114,7 @@ class Staging:
         write_note(self._build_note_path(part), sums)
 
     def _is_whole(self, part: int) -> bool:
-        """Returns whether a part is staged, and its files are as they were written."""
+        """Returns whether a part is staged, with its files as they were written."""
         sums = read_note(self._build_note_path(part))
         if sums is None:
             return False
@@ -125,7 +125,7 @@ class Staging:
         return found == sums
 
     def list_skipped(self) -> list[SkippedFile]:
-        """Returns what was left out of all parts, in their order."""
+        """Returns the skipped files of all parts, in order."""
         notes = filter(Path.exists, map(self._build_skipped_path, range(len(self.reader.parts))))
         return [SkippedFile(*row) for note in notes for row in json.loads(note.read_text())]
 
@@ -161,7 +161,7 @@ class Staging:
                     except ValueError as error:
                         raise UserError(
                             f"{path} was damaged after it was written: {error}. Run the same "
-                            "command again, which reads this part of the source again."
+                            "command again: it reads this part of the source again."
                         ) from error
         return found
 
@@ -182,8 +182,8 @@ def choose_folder(conversion: Conversion, given: str | None) -> Path:
     """Returns the staging folder of a conversion.
 
     Args:
-        conversion: to stage.
-        given: a local folder to put it in; None: in a local output, or in the cache folder.
+        conversion: the conversion to stage.
+        given: the local folder to put it in; None: a local output, or the cache folder.
     """
     name = f".converting-{conversion.split}"
     if not given and not files.is_remote(conversion.output):
@@ -220,8 +220,10 @@ def prepare_folder(folder: Path, conversion: Conversion, reader: Reader) -> None
             path.unlink()
     files.write_whole(str(note), text.encode())
     if not files.is_remote(output):
-        os.makedirs(output, exist_ok=True)  # with a staging folder elsewhere it may not exist yet
-        for path in Path(output).glob(f".{conversion.split}-*.tmp"):  # no other split's
+        # It may not exist yet if the staging folder is elsewhere.
+        os.makedirs(output, exist_ok=True)
+        # Temporary files of this split only.
+        for path in Path(output).glob(f".{conversion.split}-*.tmp"):
             path.unlink(missing_ok=True)
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
@@ -243,7 +245,7 @@ def write_note(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_note(path: Path) -> dict[str, Any] | None:
-    """Returns the object of a note; None if there is none, or not the one that was written."""
+    """Returns the object of a note; None if there is none, or if it is damaged."""
     try:
         data = files.read(path)
         if not check_seal(data):

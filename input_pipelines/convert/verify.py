@@ -21,11 +21,11 @@ def run(folder: str, workers: int = 0) -> tuple[Manifest, list[str]]:
     """Checks the size, checksum and record count of every shard, and parses every record.
 
     Args:
-        folder: of the data set, local or `gs://`.
+        folder: the folder of the data set, local or `gs://`.
         workers: number of processes; 0: one per core.
 
     Returns:
-        The manifest, and a description of each problem, with the file and the record.
+        The manifest, and a text about each problem that names the file and the record.
     """
     found = manifests.read(folder)
     shards = [shard for split in found.splits.values() for shard in split]
@@ -36,7 +36,7 @@ def run(folder: str, workers: int = 0) -> tuple[Manifest, list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class _ShardCheck:
-    """A check of single shards, for any process."""
+    """Checks single shards, in any process."""
 
     manifest: Manifest
     shards: list[Shard]
@@ -81,7 +81,7 @@ def _check_records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]
         yield from _check_batch(path, count - len(batch), batch, manifest)
     except BucketError:
         raise
-    except UserError as error:  # a corrupt record: the next one cannot be found
+    except UserError as error:  # the record after a corrupt one cannot be found
         yield str(error)
         return
     if count != shard.examples:
@@ -91,7 +91,7 @@ def _check_records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]
 
 
 def _check_batch(path: str, first: int, batch: list[bytes], manifest: Manifest) -> Iterator[str]:
-    """Yields the problems of a batch of records; parses them one by one only if there are any."""
+    """Yields the problems of a batch of records; parses them singly only if there are any."""
     import tensorflow as tf
 
     from tftpu.input_pipelines.formats import example_proto
@@ -120,7 +120,7 @@ def _check_batch(path: str, first: int, batch: list[bytes], manifest: Manifest) 
 
 
 def _name_source(record: bytes) -> str:
-    """Returns " (made of FILE)" if a record names its file; "" if not, or if it cannot be read."""
+    """Returns " (made of FILE)" if a record can be read and names its file; otherwise ""."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 

@@ -22,20 +22,20 @@ def from_arrays(
     Args:
         features: an array-like, or a dict or tuple of them; the first dimension counts the
             examples.
-        labels, weights: likewise, or None.
+        labels, weights: of the same form, or None.
         global_batch_size: examples per step.
-        seed: of the order.
+        seed: the seed of the order.
 
     Raises:
-        UserError: arrays of different lengths, empty arrays, or a dtype that no device supports.
+        UserError: the arrays have different lengths or are empty, or no device supports a dtype.
     """
     given = [part for part in (features, labels, weights) if part is not None]
     batch = tf.nest.map_structure(to_device_array, tuple(given) if len(given) > 1 else given[0])
     lengths = {len(array) if array.ndim else 0 for array in tf.nest.flatten(batch)}
     if len(lengths) != 1 or not lengths - {0}:
         raise UserError(
-            f"The arrays hold {', '.join(map(str, sorted(lengths)))} examples: they must hold the "
-            "same number, and at least one."
+            f"The arrays hold {', '.join(map(str, sorted(lengths)))} examples: all must hold the "
+            "same number of examples, at least one."
         )
     return ArrayPipeline(batch, global_batch_size, seed, prepare=lambda examples, seeds: examples)
 
@@ -45,34 +45,35 @@ def from_generator(
 ) -> tf.data.Dataset:
     """Returns batches of the examples of a Python generator, on one host.
 
-    One Python thread makes the examples, so a TPU will usually wait for it. A resumed run calls
-    the generator again and skips the examples it has seen, so it must yield the same ones each
-    time. Write anything large to TFRecord shards once (`tfrecord.write`, `manifest.write`).
+    One Python thread makes the examples, so a TPU will usually wait for it. A resumed run calls the
+    generator again and skips the examples that it has seen, so the generator must yield the same
+    examples each time. Write anything large to TFRecord shards once (`tfrecord.write`,
+    `manifest.write`).
 
     Args:
-        make: called for each epoch.
-        spec: of one example, nested `tf.TensorSpec`s.
+        make: a function that is called for each epoch and returns the examples.
+        spec: the spec of one example, nested `tf.TensorSpec`s.
         global_batch_size: examples per step.
 
     Raises:
-        UserError: a shape that is not static, or a dtype that no device supports.
+        UserError: a shape is not static, or no device supports a dtype.
     """
     for part in tf.nest.flatten(spec):
         if part.dtype == tf.string or None in part.shape:
-            raise UserError(f"{part} is not of a static shape and a dtype that devices support.")
+            raise UserError(f"{part} must have a static shape, and a dtype that devices support.")
     _log.warning(
-        "Data from a Python generator comes from one thread, and a TPU waits for it: for a long "
-        "run write it to TFRecord shards."
+        "A Python generator runs in a single thread, so the TPU waits for its data. For a long "
+        "run, write the data to TFRecord shards."
     )
     dataset = tf.data.Dataset.from_generator(make, output_signature=spec)
     return dataset.repeat().batch(global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
 def to_device_array(value: Any) -> np.ndarray:
-    """Returns an array in a dtype of a device: float64 as float32, int64 as int32.
+    """Returns an array in a dtype that devices support: float64 as float32, int64 as int32.
 
     Raises:
-        UserError: neither numbers nor booleans, or an integer that does not fit int32.
+        UserError: it holds neither numbers nor booleans, or an integer does not fit int32.
     """
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":

@@ -9,7 +9,8 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.tensors import Spec, Tensor
 
-_NARROW: dict[str, Any] = {"int64": tf.int32, "uint16": tf.int32}  # unsupported, or needlessly wide
+# A TPU does not support these dtypes, or they are needlessly wide.
+_NARROW: dict[str, Any] = {"int64": tf.int32, "uint16": tf.int32}
 
 
 def build_spec(
@@ -31,8 +32,8 @@ def build_spec(
             raise UserError(f"The data has no feature {name!r}; it has {sorted(found)}.")
         if found[name].dtype == "string":
             raise UserError(
-                f"The feature {name!r} is a string, which no device supports: use StreamedImages "
-                "with format=tfrecord for images and their labels, and convert text to tokens."
+                f"The feature {name!r} is a string, which no device supports. For images and "
+                "their labels, use StreamedImages with format=tfrecord; convert text to tokens."
             )
         dtype = _NARROW.get(found[name].dtype, tf.as_dtype(found[name].dtype))
         values[name] = tf.TensorSpec((examples, *found[name].shape), dtype)
@@ -42,7 +43,7 @@ def build_spec(
 def arrange_batch(
     values: Mapping[str, Any], features: tuple[str, ...], label: str, weight: str = ""
 ) -> Any:
-    """Returns (features, labels[, weights]) of values by name; a single feature is not a dict."""
+    """Returns (features, labels[, weights]) from values by name; a single feature is not a dict."""
     chosen = {name: values[name] for name in features}
     batch = [chosen if len(chosen) > 1 else next(iter(chosen.values()))]
     batch += [values[name] for name in (label, weight) if name]

@@ -11,7 +11,7 @@ arbitrarily. So both ways of using a table sort the rows by a hash of each row:
 - `tftpu data convert` makes the same shards from the same rows; a killed conversion reads the table
   again. Use it for tables that do not fit into memory.
 
-A query runs again in every process; whether it returns the same rows is up to the query.
+A query runs again in every process; the query itself decides whether it returns the same rows.
 """
 
 import concurrent.futures
@@ -36,7 +36,7 @@ from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 if TYPE_CHECKING:
     from tftpu.input_pipelines.tables import BigQuery
 
-STREAMS = 8  # read at a time
+STREAMS = 8  # streams read at a time
 
 Batch = dict[str, np.ndarray]  # (rows, ...) by column
 
@@ -50,14 +50,16 @@ class Table:
         snapshot: ISO 8601, such as 2026-11-20T12:00:00Z; None: the table's last change.
 
     Raises:
-        UserError: no such table or column, a column that records cannot hold, or no permission.
+        UserError: there is no such table or column, records cannot hold a column, or permission is
+            missing.
     """
 
     def __init__(self, what: str, features: tuple[str, ...] = (), snapshot: str | None = None):
         is_query = what.lstrip()[:6].upper().startswith(("SELECT", "WITH"))
         if is_query and snapshot:
             raise UserError(
-                "A snapshot is for a table: write FOR SYSTEM_TIME AS OF into the query instead."
+                "A snapshot works only with a table. In a query, write FOR SYSTEM_TIME AS OF "
+                "instead."
             )
         with clients.explained(what):
             table = _run_query(what) if is_query else clients.connect().tables.get_table(what)
@@ -119,7 +121,7 @@ class Table:
         return {name: column[order] for name, column in columns.items()}
 
     def _describe_rows(self) -> dict[str, Feature]:
-        """Returns the features by the first rows: the schema lacks the length of arrays."""
+        """Returns the first rows' features, because the schema lacks the lengths of arrays."""
         for part in self.parts:
             for batch in self.read_batches(part):
                 return {name: _infer_feature(values) for name, values in batch.items()}
@@ -142,9 +144,9 @@ def build_evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
 
 
 def build_prediction(data: "BigQuery", address: str, context: DataContext) -> UnlabelledRecords:
-    """Returns rows to predict: of a table of the run, or of another; held in memory."""
+    """Returns rows to predict, held in memory: of a table of the run, or of another table."""
     kind, table = unlabelled.parse_address(address, "BigQuery", ("bigquery",))
-    snapshot = None  # another table is read as it is
+    snapshot = None  # a table that the run does not name is read as it is now
     if kind != "bigquery":
         table = data.eval_table if kind == unlabelled.EVALUATION else data.train_table
         snapshot = data.snapshot
@@ -153,7 +155,7 @@ def build_prediction(data: "BigQuery", address: str, context: DataContext) -> Un
     found = {name: _infer_feature(values) for name, values in rows.items()}
     batches.build_spec(
         found, data.features, "", examples=1
-    )  # raises for missing features and strings
+    )  # raises `UserError` for missing features and for strings
     narrow = {name: arrays.to_device_array(rows[name]) for name in data.features}
     features = batches.arrange_batch(narrow, data.features, "")
     columns = {name: _decode_texts(rows[name]) for name in context.keep}
@@ -168,7 +170,7 @@ def batch_spec(data: "BigQuery", examples: int) -> Spec:
 
 def _arrange_rows(data: "BigQuery", table: str) -> Any:
     found = Table(table, _list_columns(data), data.snapshot)
-    # Raises for missing features and strings.
+    # Raises `UserError` for missing features and for strings.
     batches.build_spec(found.features, data.features, data.label, examples=1)
     values = {name: arrays.to_device_array(column) for name, column in found.read().items()}
     return batches.arrange_batch(values, data.features, data.label)
@@ -216,14 +218,14 @@ def _convert_column(column: Any, what: str, first: int) -> np.ndarray:
     """Converts an Arrow column to an array (rows, ...) of a dtype that records support.
 
     Raises:
-        UserError: a NULL, arrays of different lengths, or another type.
+        UserError: the column has a NULL, arrays of different lengths, or another type.
     """
     import pyarrow
 
     if column.null_count:
         raise UserError(
             f"There is a NULL in {what}, in row {first + column.is_null().index(True).as_py()} of "
-            "a stream: leave such rows out or fill them with IFNULL, in a query."
+            "a stream: use a query that leaves out such rows, or fills them with IFNULL."
         )
     kind = column.type
     if pyarrow.types.is_list(kind):
@@ -245,13 +247,13 @@ def _convert_column(column: Any, what: str, first: int) -> np.ndarray:
         values = [v.encode() if isinstance(v, str) else v for v in column.to_pylist()]
         return np.array(values, object)
     raise UserError(
-        f"Records cannot hold {kind}, the type of {what}: leave it out of `features`, or CAST it "
-        "in a query."
+        f"{what} has the type {kind}, which records cannot hold: leave it out of `features`, or "
+        "CAST it in a query."
     )
 
 
 def _decode_texts(values: np.ndarray) -> Any:
-    """Returns a column with texts in place of bytes."""
+    """Returns a column with its bytes decoded to texts."""
     return unlabelled.decode_texts(values) if values.dtype == object else values
 
 

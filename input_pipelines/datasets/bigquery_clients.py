@@ -1,4 +1,4 @@
-"""Google's clients of BigQuery, made once, and their errors in words for people."""
+"""Google's clients for BigQuery, which are made once, and clear messages for their errors."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ def connect() -> Clients:
     """Returns the clients, with the credentials and the project of this machine.
 
     Raises:
-        UserError: they are not installed, or there is no project.
+        UserError: the clients are not installed, or there is no project.
     """
     try:
         from google.cloud import bigquery
@@ -34,7 +34,7 @@ def connect() -> Clients:
         ) from error
     try:
         return Clients(bigquery.Client(), BigQueryReadClient())
-    except OSError as error:  # the client raises nothing more specific
+    except OSError as error:  # the client raises no more specific error for a missing project
         raise UserError(
             "BigQuery needs a Google Cloud project to bill: set GOOGLE_CLOUD_PROJECT."
         ) from error
@@ -45,7 +45,7 @@ def explained(what: str, action: str = "read") -> Iterator[None]:
     """Turns the errors of Google's clients into `UserError`s.
 
     Args:
-        what: table or query.
+        what: the table or query.
         action: "read" or "write".
     """
     from google.api_core import exceptions

@@ -1,7 +1,7 @@
-"""Parquet files in a bucket as rows of a BigQuery table: one load job, which runs once.
+"""Loads Parquet files from a bucket into a BigQuery table, by a job that runs only once.
 
-The job's name follows from the files and the table, so that a command given again finds the job of
-the first time: BigQuery runs no two jobs of one name. One that failed is tried again by another.
+The job's name follows from the files and the table, so that a repeated command finds the first job:
+BigQuery never runs two jobs with the same name. After a failed job, another one tries again.
 """
 
 import hashlib
@@ -12,26 +12,26 @@ from typing import Any
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import bigquery_clients as clients
 
-MOST = 10_000  # files of one job
+MOST = 10_000  # most files that BigQuery loads in one job
 _ATTEMPTS = 100
 
 
 def load(uris: Sequence[str], table: str, identity: str) -> str:
-    """Loads files into a table that has no rows yet, unless that was done; returns the job's name.
+    """Loads files into an empty table, unless they were already loaded; returns the job's name.
 
     Args:
         uris: gs://BUCKET/NAME of each file.
         table: project.dataset.table; created if it does not exist.
-        identity: a text that is another one for other files.
+        identity: a text that differs between different files.
 
     Raises:
-        UserError: the table has rows of something else, or there is no permission.
+        UserError: the table has other rows, or permission is missing.
     """
     from google.api_core import exceptions
     from google.cloud import bigquery
 
     lists = bigquery.ParquetOptions()
-    lists.enable_list_inference = True  # else a list becomes a record of records
+    lists.enable_list_inference = True  # without it, BigQuery reads a list as a record of records
     options = bigquery.LoadJobConfig(
         parquet_options=lists,
         source_format=bigquery.SourceFormat.PARQUET,
@@ -58,7 +58,7 @@ def load(uris: Sequence[str], table: str, identity: str) -> str:
 
 
 def _has_failed(job: Any) -> bool:
-    """Returns whether a job of an earlier time has failed, once it is over."""
+    """Waits for the end of an earlier job, and returns whether it failed."""
     from google.api_core import exceptions
 
     try:

@@ -25,10 +25,10 @@ class EmbeddedLayout:
     """The layout of an embedded data set.
 
     Args:
-        config: folder of the configuration below that of the data set; "": there is none.
-        version: of the data set.
-        features: names of the features, with the dtypes in which a record stores them.
-        images: features that are PNG images, with their number of channels.
+        config: the folder of the configuration in the data set's folder; "": there is none.
+        version: the version of the data set.
+        features: the names of the features, with the dtypes in which a record stores them.
+        images: the features that are PNG images, with their numbers of channels.
     """
 
     config: str
@@ -52,7 +52,7 @@ def load_split(name: str, data_dir: str | None, split: str) -> Batch | None:
     folder, or the split is not one complete file (such as "train[:90%]").
 
     Args:
-        name: of the data set.
+        name: the name of the data set.
         data_dir: folder of prepared data; None: the cache folder.
         split: name of the split.
     """
@@ -77,7 +77,7 @@ def load_split(name: str, data_dir: str | None, split: str) -> Batch | None:
 
 
 def _count(place: Path, split: str) -> int:
-    """Returns the number of examples in a split by TFDS's metadata; 0 if there is no such file."""
+    """Returns the number of examples of a split in TFDS's metadata; 0 without such a file."""
     try:
         info = json.loads((place / "dataset_info.json").read_text())
         lengths = {found["name"]: found["shardLengths"] for found in info["splits"]}

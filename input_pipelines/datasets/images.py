@@ -46,7 +46,7 @@ def build_evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
 
 
 def build_prediction(data: "Images", address: str, context: DataContext) -> UnlabelledRecords:
-    """Returns images to predict: of a split, or of a folder; larger ones are reduced."""
+    """Returns images to predict, of a split or of a folder. Larger images are scaled down."""
     kind, where = unlabelled.parse_address(address, "Images", ("images",))
     if kind != "images":
         split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
@@ -90,7 +90,7 @@ def export_inputs(data: "Images") -> ExportInputs:
 
 def read_class_names(data: "Images") -> list[str]:
     """Returns the names of the classes by class id."""
-    from tftpu.input_pipelines.datasets import tfds  # slow to import
+    from tftpu.input_pipelines.datasets import tfds  # importing TFDS is slow
 
     return tfds.open_builder(data.name, data.data_dir).info.features["label"].names
 

@@ -21,7 +21,7 @@ def build_training(data: "Tokens", folder: str, context: DataContext) -> Pipelin
 
 
 def build_evaluation(data: "Tokens", folder: str, context: DataContext) -> tf.data.Dataset:
-    """Returns every row once: each token but the first of a document is predicted once."""
+    """Returns every row once. Each token except the first of a document is predicted once."""
     return _build_pipeline(data, folder, data.eval_split, context).iterate_once()
 
 
@@ -46,13 +46,13 @@ def split_rows(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tens
 
     Returns:
         The features "tokens", "segments" and "positions" (in the document), (batch, context),
-        int32; the next tokens; and weights, 1.0 if the next token is of the same document, else
+        int32; the next tokens; and weights, 1.0 if the next token is in the same document, else
         0.0.
     """
     tokens: Tensor = tf.cast(rows["tokens"], tf.int32)
     segments: Tensor = tf.cast(rows["segments"], tf.int32)
     here, after = segments[:, :-1], segments[:, 1:]
-    # One sequence 0, 1, 2, ... after the other, one for each document of each row.
+    # Positions count 0, 1, 2, ... from the start of each document of a row.
     begins = tf.pad(here[:, 1:] != here[:, :-1], [[0, 0], [1, 0]], constant_values=True)
     borders: Tensor = tf.where(tf.reshape(begins, [-1]))
     borders = tf.concat([borders[:, 0], [tf.size(here, tf.int64)]], 0)
@@ -73,8 +73,9 @@ def _build_pipeline(data: "Tokens", folder: str, split: str, context: DataContex
     length = found.features["tokens"].shape
     if length != (data.context + 1,):
         raise UserError(
-            f"The rows in {folder} are packed for a context of {length[0] - 1} tokens, and "
-            f"data.context is {data.context}: use that, or convert the text again."
+            f"The rows in {folder} are packed for a context of {length[0] - 1} tokens, but "
+            f"data.context is {data.context}: set data.context to {length[0] - 1}, or convert the "
+            "text again."
         )
     features = {name: found.features[name] for name in ("tokens", "segments")}
     parse = example_proto.build_parser(features)

@@ -1,4 +1,4 @@
-"""TFRecord shards of any features, read while training."""
+"""TFRecord shards with any features, read during training."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ def build_evaluation(data: "Records", context: DataContext) -> tf.data.Dataset:
 
 
 def build_prediction(data: "Records", address: str, context: DataContext) -> UnlabelledRecords:
-    """Returns records to predict: of a split, or of other shards with the same features."""
+    """Returns records to predict, of a split or of other shards with the same features."""
     kind, where = unlabelled.parse_address(address, "Records", ("tfrecord",))
     if kind == "tfrecord":
         spec = parse_features(data.spec)
@@ -61,10 +61,10 @@ def batch_spec(data: "Records", examples: int) -> Spec:
 
 
 def load_manifest(data: "Records", split: str) -> Manifest:
-    """Returns the manifest of the data: from its folder, or made by reading its files once.
+    """Returns the manifest from the data's folder, or makes one by reading the files once.
 
     Raises:
-        UserError: neither a manifest nor a spec, or no files of the split.
+        UserError: there is neither a manifest nor a spec, or the split has no files.
     """
     folder, spec = data.data_dir or "", parse_features(data.spec)
     if not spec and not files.exists(files.join(folder, manifest.NAME)):
@@ -76,7 +76,7 @@ def load_manifest(data: "Records", split: str) -> Manifest:
 
 
 def _propose_spec(folder: str, split: str) -> str:
-    """Returns a spec as the first record of a split has it; an example if there is no record."""
+    """Returns the spec of a split's first record; an example of a spec without records."""
     try:
         return manifest.describe_features(counted.find_features(folder, split)) or _EXAMPLE
     except UserError:
@@ -97,7 +97,7 @@ def _build_pipeline(data: "Records", split: str, context: DataContext) -> Pipeli
 
 
 def _build_parser(found: Manifest, wanted: Sequence[str]) -> Parse:
-    """Returns the function that makes features, by name, of records.
+    """Returns the function that turns records into features by name.
 
     Raises:
         UserError: a feature is missing, or is a string.

@@ -8,11 +8,11 @@ def load_split(name: str, data_dir: str | None, split: str) -> Batch:
     """Returns all examples of a split in order, as NumPy arrays by feature name.
 
     Raises:
-        UserError: an unknown data set or split, or a data set that is not prepared.
+        UserError: the data set or the split is unknown, or the data set is not prepared.
     """
     found = embedded.load_split(name, data_dir, split)
     if found is not None:
         return found
-    from tftpu.input_pipelines.datasets import tfds  # slow to import
+    from tftpu.input_pipelines.datasets import tfds  # importing TFDS is slow
 
     return tfds.load_split(tfds.open_builder(name, data_dir), split)

@@ -1,4 +1,4 @@
-"""Images with one class each, read, decoded and augmented while training."""
+"""Images with one class each, which are read, decoded and augmented during training."""
 
 import logging
 import os
@@ -74,7 +74,7 @@ def build_evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Da
 def build_prediction(
     data: "StreamedImages", address: str, context: DataContext
 ) -> UnlabelledRecords:
-    """Returns images to predict, prepared as those of the evaluation split."""
+    """Returns images to predict, prepared like those of the evaluation split."""
     kind, where = unlabelled.parse_address(address, "StreamedImages", ("images", "tfrecord"))
     prepare = image_ops.build_evaluation_crop(data.augment, data.image_size, data.channels)
 
@@ -137,7 +137,7 @@ def read_class_names(data: "StreamedImages") -> list[str] | None:
         folder = data.data_dir or ""
         named = files.exists(files.join(folder, manifest.NAME))
         return manifest.read(folder).about.get("classes") if named else None
-    from tftpu.input_pipelines.datasets import tfds  # slow to import
+    from tftpu.input_pipelines.datasets import tfds  # importing TFDS is slow
 
     builder = tfds.open_builder(data.name, data.data_dir, data.download)
     _, label = tfds.find_image_and_label(builder, data.image_feature, data.label_feature)
@@ -150,10 +150,10 @@ def has_soft_labels(data: "StreamedImages") -> bool:
 
 
 def _open_source(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
-    """Returns the records of a split, and the function that makes {"image", "label"} of them.
+    """Returns the records of a split, and the function that turns them into {"image", "label"}.
 
     Raises:
-        UserError: no such split, or another number of classes than in the config.
+        UserError: there is no such split, or its number of classes differs from the config's.
     """
     if data.format in ("folder", "index"):
         return _open_files(data, split)
@@ -163,7 +163,7 @@ def _open_source(data: "StreamedImages", split: str) -> tuple[RecordSource, Pars
 
 
 def _open_tfds(data: "StreamedImages", split: str) -> tuple[Shards, Parse]:
-    from tftpu.input_pipelines.datasets import tfds  # slow to import
+    from tftpu.input_pipelines.datasets import tfds  # importing TFDS is slow
 
     builder = tfds.open_builder(data.name, data.data_dir, data.download)
     source = tfds.open_shards(builder, split, data.shuffle)
@@ -194,7 +194,7 @@ def _open_shards(data: "StreamedImages", found: Manifest, split: str) -> tuple[S
 def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
     found = _list_images(data, data.train_split, data.classes)
     _check_classes(data, found.num_classes, are_names=found.class_names is not None)
-    if split != data.train_split:  # it may lack some of the classes, and has no others
+    if split != data.train_split:  # this split may lack some of the classes, but has no others
         found = _list_images(data, split, found.class_names or (), data.num_classes)
     for line in image_files.describe_left_out(found.left_out):
         _log.warning("%s: %s", found.folder, line)
@@ -213,7 +213,7 @@ def _list_images(
     """Lists the image files of a split; see `image_index.list_in_index` for the classes.
 
     Raises:
-        UserError: there is no folder or index of the split, or it is not valid.
+        UserError: the split has no folder or index, or it is not valid.
     """
     folder = data.data_dir or ""
     if data.format == "folder":
@@ -226,16 +226,16 @@ def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -
 
     Args:
         data: the config.
-        found: number of the data's classes; 0: not known.
-        are_names: whether these are all; else they are the class ids of an index, which may lack
-            the highest ones.
+        found: the number of the data's classes; 0: unknown.
+        are_names: whether the classes have names, so that these are all classes. Class ids in an
+            index may lack the highest ones.
     """
     if not found or found == data.num_classes:
         return
     if not are_names and found < data.num_classes:
         _log.warning(
-            "The highest class id in the split %r is %d, and data.num_classes is %d: set "
-            "data.num_classes=%d, unless it has no images of the others.",
+            "The highest class id in the split %r is %d, but data.num_classes is %d: set "
+            "data.num_classes=%d, unless the split just lacks images of the other classes.",
             data.train_split,
             found - 1,
             data.num_classes,
@@ -243,8 +243,8 @@ def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -
         )
         return
     raise UserError(
-        f"The data has {found} classes, but data.num_classes is {data.num_classes}: the model "
-        f"needs as many as the data; set data.num_classes={found}."
+        f"The data has {found} classes, but data.num_classes is {data.num_classes}: set "
+        f"data.num_classes={found}."
     )
 
 
@@ -270,5 +270,6 @@ def _build_finish(data: "StreamedImages", mixed: Callable[[Batch, Tensor], Batch
 def _scale_pixels(data: "StreamedImages", images: Tensor) -> Tensor:
     if data.image_dtype == "uint8":
         return images
-    images = tf.cast(images, tf.float32) / 64.0 - 1.2  # about zero mean and unit variance
+    # The mean is about 0 and the variance about 1.
+    images = tf.cast(images, tf.float32) / 64.0 - 1.2
     return tf.cast(images, data.image_dtype)

@@ -25,7 +25,7 @@ def build_training(data: "Text", context: DataContext) -> ArrayPipeline:
 
 
 def build_evaluation(data: "Text", context: DataContext) -> tf.data.Dataset:
-    """Returns windows that predict every byte but the first of each document exactly once."""
+    """Returns windows that predict every byte, except the first of each document, exactly once."""
     windows = tf.data.Dataset.from_tensor_slices(_cut_windows(data, data.eval_split))
     return windows.batch(context.global_batch_size).map(_shift_windows, tf.data.AUTOTUNE)
 
@@ -43,7 +43,7 @@ def batch_spec(data: "Text", examples: int) -> Spec:
 def _cut_windows(data: "Text", split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns all windows of a split, (windows, context + 1), uint8, and their lengths.
 
-    Windows of one document overlap by one byte, so that each byte but the first is predicted
+    Windows of one document overlap by one byte, so that each byte except the first is predicted
     exactly once; the last window of a document is padded.
     """
     windows, lengths = [], []

@@ -1,4 +1,4 @@
-"""TFDS data sets by name: the embedded ones of tftpu, and any that TFDS knows."""
+"""TFDS data sets by name: those that come with tftpu, and any that TFDS knows."""
 
 import contextlib
 import fcntl
@@ -23,7 +23,8 @@ from tftpu.storage import files
 
 Builder = Any  # a `tfds.core.DatasetBuilder`, whose published types leave out most of its methods
 
-_LOOKUP = threading.Lock()  # of classes of features, by one thread at a time
+# One thread at a time may replace how TFDS looks up the classes of features.
+_LOOKUP = threading.Lock()
 
 # TFDS warns of a data set that is not prepared; our own error explains it.
 logging.getLogger("absl").addFilter(lambda r: not r.getMessage().startswith("Variant folder"))
@@ -32,8 +33,8 @@ logging.getLogger("absl").addFilter(lambda r: not r.getMessage().startswith("Var
 def open_builder(name: str, data_dir: str | None, download: bool = False) -> Builder:
     """Returns the builder of a data set that is ready to be read.
 
-    An embedded data set is prepared on first use, without network access. Any other has to be
-    prepared by TFDS before, unless `download` is set.
+    An embedded data set is prepared on first use, without network access. TFDS must have prepared
+    any other data set, unless `download` is set.
 
     Args:
         name: "digits", "python_source", or a name that TFDS knows, such as "imagenet2012".
@@ -41,7 +42,7 @@ def open_builder(name: str, data_dir: str | None, download: bool = False) -> Bui
         download: whether TFDS may download and prepare missing data.
 
     Raises:
-        UserError: an unknown data set, or one that is not prepared.
+        UserError: the data set is unknown or not prepared.
     """
     data_dir = data_dir or find_cache_folder("data")
     if name in EMBEDDED:
@@ -59,49 +60,49 @@ def open_builder(name: str, data_dir: str | None, download: bool = False) -> Bui
         near = did_you_mean(name, known)
         near = near if "Did you mean" in near else " tfds.list_builders() lists what TFDS has."
         raise UserError(f"There is no data set {name!r}.{near}") from error
-    except Exception as error:  # of many kinds: AssertionError, and those of a network
+    except Exception as error:  # TFDS raises many kinds: AssertionError, and errors of the network
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
-            f"TFDS has no data set {name!r} ({why}): data.name is NAME, NAME/CONFIG or NAME:1.0.0. "
-            "The folder of a data set is data.data_dir."
+            f"TFDS has no data set {name!r} ({why}): data.name is NAME, NAME/CONFIG or "
+            "NAME:1.0.0. To name the folder of a data set, set data.data_dir."
         ) from error
     if download:
         _prepare(builder)
     if not builder.is_prepared():
         raise UserError(
             f"The data set {name!r} is not prepared in {data_dir}: run "
-            f"`{_format_command(name, data_dir)}` on a machine that can download it (it names the "
-            "files that you have to fetch yourself), or set data.data_dir to the folder that holds "
-            "it."
+            f"`{_format_command(name, data_dir)}` on a machine that can download it. The command "
+            "names the files that you have to fetch yourself. Or set data.data_dir to the folder "
+            "that holds the data set."
         )
     return builder
 
 
 def _format_command(name: str, data_dir: str, file_format: str = "") -> str:
-    """Returns the command that prepares a data set: TFDS's own needs a package that few have."""
+    """Returns a command that prepares a data set; TFDS's own needs a rare package."""
     options = f", file_format={file_format!r}" if file_format else ""
     made = f"tfds.builder({name!r}, data_dir={data_dir!r}{options}).download_and_prepare()"
     return f'python -c "import tensorflow_datasets as tfds; {made}"'
 
 
 def _check_name(name: str) -> None:
-    """Raises `UserError` for a data set in a namespace: it is a program that others published."""
+    """Raises `UserError` for a data set in a namespace, which is another author's program."""
     core: Any = tfds.core
     if core.naming.parse_builder_name_kwargs(name)[0].namespace:
         raise UserError(
-            f"TFDS downloads and runs programs of others for {name!r}: tftpu reads data sets of "
-            "TFDS itself, data.name is NAME, NAME/CONFIG or NAME:1.0.0."
+            f"TFDS would download and run another author's program for {name!r}. tftpu reads only "
+            "the data sets of TFDS itself: data.name is NAME, NAME/CONFIG or NAME:1.0.0."
         )
 
 
 @contextlib.contextmanager
 def _known_features() -> Iterator[None]:
-    """Keeps TFDS from importing modules because the files of a data set name classes of them.
+    """Keeps TFDS from importing modules whose classes are named in the files of a data set.
 
-    Private interface of TFDS: tried with 4.9.10.
+    It uses a private interface of TFDS. Tested with TFDS 4.9.10.
 
     Raises:
-        UserError: a file names a class that is neither TFDS's nor loaded.
+        UserError: a file names a class that is neither part of TFDS nor loaded.
     """
     connector: Any = tfds.features.FeatureConnector
     usual = vars(connector)["cls_from_name"]
@@ -110,8 +111,8 @@ def _known_features() -> Iterator[None]:
         loaded = name in connector._registered_features or name.rpartition(".")[0] in sys.modules
         if not loaded and "." in name and not name.startswith("tensorflow_datasets."):
             raise UserError(
-                f"The files of the data set name the class {name}, and TFDS would import its "
-                "module: if it is yours, import it in your config file."
+                f"The files of the data set name the class {name}, whose module TFDS would "
+                "import. If the class is yours, import its module in your config file."
             )
         return usual.__get__(None, connector)(name)
 
@@ -146,8 +147,8 @@ def check_format(builder: Builder) -> None:
     kind = builder.info.file_format.value
     if kind != "tfrecord":
         raise UserError(
-            f"The data set {builder.name!r} is prepared as {kind}, but tftpu reads tfrecord: "
-            "prepare it in another folder, as with "
+            f"The data set {builder.name!r} is prepared as {kind}, but tftpu reads only tfrecord. "
+            "Prepare it in another folder, for example with "
             f"`{_format_command(builder.info.full_name, 'FOLDER', 'tfrecord')}`."
         )
 
@@ -156,12 +157,12 @@ def open_shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
     """Returns the records of a split, such as "train", "train[:90%]" or "train+test".
 
     Args:
-        builder: of the data set.
-        split: of TFDS.
-        shuffle: as in `Shards`.
+        builder: the builder of the data set.
+        split: the split, as TFDS names it.
+        shuffle: see `Shards`.
 
     Raises:
-        UserError: no such split, an empty one, or files that are not TFRecord.
+        UserError: there is no such split, it is empty, or its files are not TFRecord.
     """
     count_examples(builder, split)
     check_format(builder)
@@ -178,11 +179,11 @@ def find_image_and_label(builder: Builder, image: str, label: str) -> tuple[str,
     """Returns the names of the image and of the class label of an example.
 
     Args:
-        builder: of the data set.
-        image, label: the features to take if there are several images or class labels.
+        builder: the builder of the data set.
+        image, label: the features to use if there are several images or class labels.
 
     Raises:
-        UserError: the data set has several, and none of these names, or it has none.
+        UserError: the data set has no such feature, or several of them but not the given names.
     """
     images, labels = (
         [name for name, feature in builder.info.features.items() if isinstance(feature, kind)]
@@ -195,8 +196,8 @@ def find_image_and_label(builder: Builder, image: str, label: str) -> tuple[str,
     ]
     if len(found) != 2:
         raise UserError(
-            f"The data set {builder.name!r} has the images {images} and the class labels {labels}: "
-            "set data.image_feature and data.label_feature to one of each."
+            f"The data set {builder.name!r} has the image features {images} and the label "
+            f"features {labels}: set data.image_feature and data.label_feature to one of each."
         )
     return found[0], found[1]
 
@@ -214,7 +215,7 @@ def _prepare(builder: Builder, **options: Any) -> None:
     if builder.is_prepared():
         return
     with _locked(builder):
-        if builder.is_prepared():  # by another process, meanwhile
+        if builder.is_prepared():  # another process has prepared it meanwhile
             builder.info.read_from_directory(builder.data_dir)
             return
         print(f"Preparing the data set {builder.name!r} in {builder.data_dir}", flush=True)
@@ -225,14 +226,14 @@ def _prepare(builder: Builder, **options: Any) -> None:
 
 @contextlib.contextmanager
 def _locked(builder: Builder) -> Iterator[None]:
-    """Lets one process at a time prepare a data set on a disk, as TFDS does not."""
+    """Lets only one process at a time prepare a data set on a disk, which TFDS does not ensure."""
     folder = str(builder.data_dir_root)
     if files.is_remote(folder):
         yield
         return
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, f".{builder.name}.lock"), "w") as file:
-        with contextlib.suppress(OSError):  # a disk without locks
+        with contextlib.suppress(OSError):  # a disk may not support locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -1,4 +1,4 @@
-"""Conversion between examples and records: `tf.train.Example`, by a manifest's features."""
+"""Converts examples to records (`tf.train.Example`) and back, by a manifest's features."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,18 +12,18 @@ from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.tensors import Tensor
 
-_IMAGES = (pillow.JPEG, pillow.PNG, b"GIF8", b"II*\0", b"MM\0*")  # what files of images begin with
+_IMAGES = (pillow.JPEG, pillow.PNG, b"GIF8", b"II*\0", b"MM\0*")  # the first bytes of image files
 _DTYPES = {"bytes_list": "string", "int64_list": "int64", "float_list": "float32"}
 
 Parser = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 
 def encode(example: dict[str, Any], features: dict[str, Feature]) -> bytes:
-    """Returns an example as a record; equal values give equal bytes.
+    """Returns an example as a record. Equal values give equal bytes.
 
     Args:
         example: array-likes by feature name; images and strings as bytes (or str).
-        features: of the data set; the example must have exactly these.
+        features: the features of the data set; the example must have exactly these.
 
     Raises:
         UserError: a feature is missing or unknown, has another shape or dtype, or is a class id
@@ -44,10 +44,10 @@ def encode(example: dict[str, Any], features: dict[str, Feature]) -> bytes:
 
 
 def build_parser(features: dict[str, Feature]) -> Parser:
-    """Returns a function from a vector of records to examples, for use in `Dataset.map`.
+    """Returns a function that maps a vector of records to examples, for `Dataset.map`.
 
-    The function takes records (batch,) and the names (batch,) to give them in errors, both string
-    tensors. It returns tensors (batch, *shape) by feature name; images stay encoded. It raises
+    The function takes records (batch,) and their names for errors (batch,), both string tensors. It
+    returns tensors (batch, *shape) by feature name; images stay encoded. It raises
     `tf.errors.InvalidArgumentError`, with the name of the record, if a feature is missing, has
     another shape or dtype, or is a class id out of range.
     """
@@ -69,14 +69,14 @@ def build_parser(features: dict[str, Feature]) -> Parser:
 
 
 def find_features(record: bytes, place: str) -> dict[str, Feature]:
-    """Returns the features that a record holds, but for those without a value.
+    """Returns the features that a record holds, except those without a value.
 
     Args:
-        record: by any writer.
-        place: of the record, for errors.
+        record: a record of any program.
+        place: the place of the record, for errors.
 
     Raises:
-        UserError: it is not a `tf.train.Example`.
+        UserError: the record is not a `tf.train.Example`.
     """
     try:
         values = tf.train.Example.FromString(record).features.feature

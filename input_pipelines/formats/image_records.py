@@ -1,4 +1,4 @@
-"""Records that hold an image and its class, under any names and by any writer."""
+"""Records of any program that hold an image and its class, under any names."""
 
 import dataclasses
 from typing import Any
@@ -13,10 +13,10 @@ from tftpu.input_pipelines.tensors import Batch, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class ImageRecords:
-    """The meaning of the features of records.
+    """Maps records to an image and its class, by the names of the features.
 
     Args:
-        image, label: names of the features; a label is a class id or, with `classes`, a text.
+        image, label: the names of the features. A label is a class id or, with `classes`, a text.
         num_classes: number of classes.
         first_class: the lowest class id, which becomes 0.
         classes: names of the classes, in the order of their ids.
@@ -29,9 +29,10 @@ class ImageRecords:
     classes: tuple[str, ...] = ()
 
     def build_parser(self, found: Manifest) -> Any:
-        """Returns the function that makes {"image", "label"} of records (batch,).
+        """Returns the function that turns records (batch,) into {"image", "label"}.
 
-        It raises `tf.errors.InvalidArgumentError` for a label that is none of the classes.
+        The function raises `tf.errors.InvalidArgumentError` for a label that is not one of the
+        classes.
 
         Raises:
             UserError: the records have no such features.
@@ -39,14 +40,14 @@ class ImageRecords:
         label = found.features.get(self.label)
         if not _is_image(found, self.image) or label is None:
             raise UserError(
-                f"{_describe_data(found)}: images need a feature 'image', of encoding 'image', and "
-                "'label', a class id. Where they have other names, set image_feature and "
-                "label_feature."
+                f"{_describe_data(found)}: records of images need a feature 'image' with the "
+                "encoding 'image', and a feature 'label' with a class id. If they have other "
+                "names, set image_feature and label_feature."
             )
         if label.shape or label.dtype == "float32":
             raise UserError(
-                f"{_describe_data(found)}: {self.label!r} is not one class id or text for each "
-                "image; set label_feature to a feature that is."
+                f"{_describe_data(found)}: the feature {self.label!r} must hold one class id or "
+                "one text for each image. Set label_feature to a feature that does."
             )
         if label.dtype == "string" and not self.classes:
             raise UserError(
@@ -81,19 +82,21 @@ class ImageRecords:
 
 
 def build_image_parser(found: Manifest, name: str) -> Any:
-    """Returns the function that makes {"image"} of records (batch,), to predict them.
+    """Returns the function that turns records (batch,) into {"image"}, to predict them.
 
     Args:
         found: the records.
-        name: of the image; records that have one image only may call it otherwise.
+        name: the name of the image's feature. Records with a single image may have another name for
+            it.
 
     Raises:
-        UserError: they have no such image.
+        UserError: the records have no such image.
     """
     images = [other for other, f in found.features.items() if f.encoding == "image"]
     if not _is_image(found, name) and len(images) != 1:
         raise UserError(
-            f"{_describe_data(found)}: images need the feature {name!r}, of encoding 'image'."
+            f"{_describe_data(found)}: records of images need the feature {name!r} with the "
+            "encoding 'image'."
         )
     chosen = name if _is_image(found, name) else images[0]
     parse = example_proto.build_parser({chosen: Feature("string", (), "image")})
@@ -101,7 +104,7 @@ def build_image_parser(found: Manifest, name: str) -> Any:
 
 
 def _is_image(found: Manifest, name: str) -> bool:
-    """Returns whether a feature can be an image, of which other writers only state bytes."""
+    """Returns whether a feature can be an image, which other programs only declare as bytes."""
     feature = found.features.get(name)
     return feature is not None and (feature.dtype, feature.shape) == ("string", ())
 

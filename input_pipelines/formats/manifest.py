@@ -3,11 +3,12 @@
     FOLDER/dataset.json
     FOLDER/train-00000-of-01024.tfrecord ...
 
-A folder, local or `gs://`, holds one data set: its splits, the shards of each split in order with
-size, checksum and number of examples, and the features of an example. A record is a serialised
-`tf.train.Example`; `Feature` says how its values become tensors (`example_proto` encodes and
-parses records, `tfrecord` reads and writes files). The manifest is written last, so a folder with
-a manifest is complete. Imports no TensorFlow, except to reach a bucket.
+A folder, local or `gs://`, holds one data set. The manifest lists its splits, the shards of each
+split in order (with size, checksum and number of examples), and the features of an example. A
+record is a serialized `tf.train.Example`, and `Feature` says how its values become tensors
+(`example_proto` encodes and parses records, `tfrecord` reads and writes files). The manifest is
+written last, so a folder with a manifest is complete. Imports no TensorFlow, except to reach a
+bucket.
 """
 
 import dataclasses
@@ -21,13 +22,13 @@ from tftpu.storage import files
 
 NAME = "dataset.json"
 FORMAT = "tftpu dataset 1"
-INDEX_EVERY = 256  # records between two offsets that a shard's index keeps
+INDEX_EVERY = 256  # a shard's index keeps the offset of every 256th record
 ENCODINGS = ("list", "raw", "image")
 DTYPES = ("uint8", "uint16", "int32", "int64", "float32", "string")
 COMPRESSIONS = ("", "GZIP")
-# A value that records made of files hold beside the features: the name of the file, for `verify`.
+# The key under which a record keeps the name of the file that it was made from, for `verify`.
 SOURCE = "source"
-OF_SPLITS = ("conversions", "skipped")  # what `about` holds of single splits
+OF_SPLITS = ("conversions", "skipped")  # keys of `about` whose values are kept by split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +36,9 @@ class Feature:
     """One feature of an example: its tensor, and how a record stores it.
 
     Args:
-        dtype: of the tensor, one of `DTYPES`. Pipelines convert int64 and uint16 to int32 before
-            they hand a batch to a device.
-        shape: of one example's tensor; () is a scalar.
+        dtype: the dtype of the tensor, one of `DTYPES`. Pipelines convert int64 and uint16 to int32
+            before they hand a batch to a device.
+        shape: the shape of one example's tensor; () is a scalar.
         encoding: "list": the elements in an int64, float or bytes list; "raw": one bytes value,
             the elements in C order, little-endian (fast: for tokens and arrays); "image": one
             bytes value, an image file, which the pipeline decodes (dtype "string", shape ()).
@@ -63,10 +64,12 @@ class Feature:
         if type(self.num_classes) is not int or not 0 <= self.num_classes < 1 << 31:
             raise UserError(
                 f"The feature {name!r} has num_classes={self.num_classes}: give a whole number, "
-                "0 for values that are not a class."
+                "or 0 if the values are not classes."
             )
         if self.encoding == "image" and (self.dtype, self.shape) != ("string", ()):
-            raise UserError(f"The feature {name!r} is an image: its dtype is string, its shape ().")
+            raise UserError(
+                f"The feature {name!r} is an image, so its dtype must be string and its shape ()."
+            )
         if self.encoding == "raw" and self.dtype == "string":
             raise UserError(f"The feature {name!r} is a string, which cannot be raw: use 'list'.")
 
@@ -76,10 +79,10 @@ class Shard:
     """One file of a split.
 
     Args:
-        name: of the file, relative to the manifest's folder, which it is in or below.
-        examples: number of its records.
+        name: the path of the file relative to the manifest's folder, in or below which it is.
+        examples: the number of its records.
         bytes: its size.
-        crc32c: of the complete file, eight hexadecimal digits; "" if unknown.
+        crc32c: the CRC32C of the complete file, eight hexadecimal digits; "" if unknown.
         offsets: positions of records 0, n, 2n, ... in the file, with n = `INDEX_EVERY`, so that a
             run can resume inside a shard without reading it from the start; empty if compressed.
     """
@@ -96,11 +99,12 @@ class Manifest:
     """A data set: the features of an example, and the shards of each split in order.
 
     Args:
-        folder: of the data set; not part of the file.
-        features: by name.
-        splits: by name, the shards in order.
-        compression: "" or "GZIP", of every shard.
-        about: more for readers, such as {"classes": [...], "tokenizer": ...}; JSON values.
+        folder: the folder of the data set; not part of the file.
+        features: the features by name.
+        splits: the splits by name, the shards in order.
+        compression: "" or "GZIP", for all shards.
+        about: further facts for readers, as JSON values, such as {"classes": [...], "tokenizer":
+            ...}.
     """
 
     folder: str
@@ -133,7 +137,7 @@ class Manifest:
         return sum(shard.examples for shard in self.splits[split])
 
 
-_FEATURE = re.compile(  # a name may hold any character, as in image/class/label
+_FEATURE = re.compile(  # a name may hold any character, for example image/class/label
     r"(.*\S)\s*:\s*(\w+)\s*(?:\[([\d,\s]*)\])?\s*(raw|list)?\s*(?:num_classes=(\d+))?"
 )
 
@@ -142,19 +146,19 @@ def parse_features(spec: Iterable[str]) -> dict[str, Feature]:
     """Returns the features that lines such as "x: float32[28,28]" describe.
 
     Args:
-        spec: a line per feature: NAME: DTYPE[SIZE,SIZE], then `raw` or `num_classes=N`. The dtype
-            may be `image`.
+        spec: a line for each feature: NAME: DTYPE[SIZE,SIZE], followed by `raw` or `num_classes=N`
+            if they apply. The dtype may also be `image`.
 
     Raises:
-        UserError: a line that does not follow this syntax.
+        UserError: a line does not follow this syntax.
     """
     features = {}
     for line in spec:
         match = _FEATURE.fullmatch(line.strip())
         if not match:
             raise UserError(
-                f"The feature {line!r} cannot be read: write NAME: DTYPE[SIZE,SIZE], and after it "
-                "raw or num_classes=N where they apply, as 'y: int64 num_classes=10'."
+                f"The feature {line!r} cannot be read: write NAME: DTYPE[SIZE,SIZE], followed by "
+                "raw or num_classes=N if they apply. An example is 'y: int64 num_classes=10'."
             )
         name, dtype, shape, more, classes = match.groups()
         features[name] = Feature(
@@ -180,10 +184,10 @@ def describe_features(features: Mapping[str, Feature]) -> str:
 
 
 def write(manifest: Manifest) -> None:
-    """Writes `dataset.json` into the manifest's folder, atomically; call it after the shards.
+    """Writes `dataset.json` into the manifest's folder, atomically. Call it after the shards.
 
     Raises:
-        UserError: it contradicts itself, or a shard is not in the folder.
+        UserError: the manifest contradicts itself, or a shard is not in the folder.
     """
     _validate(manifest, files.join(manifest.folder, NAME))
     files.write_whole(files.join(manifest.folder, NAME), to_json(manifest).encode())
@@ -200,9 +204,9 @@ def read(folder: str) -> Manifest:
         text = files.read(path).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
-            f"There is no data set in {folder}: {path} is missing. It is written last, after all "
-            "shards. TFRecord files of other programs are read by Records, and those of images by "
-            "StreamedImages."
+            f"There is no data set in {folder}: {path} is missing. tftpu writes it last, after "
+            "all shards. To read TFRecord files of other programs, use Records, or "
+            "StreamedImages if they hold images."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as a manifest: {error}") from error
@@ -274,8 +278,8 @@ def _validate(manifest: Manifest, path: str) -> None:
 def _validate_shard(shard: Shard, path: str) -> None:
     if not isinstance(shard.name, str) or not files.is_inside(shard.name):
         raise UserError(
-            f"{path} names the shard {shard.name!r}, which is not in its folder: names that lead "
-            "elsewhere are not followed."
+            f"{path} names the shard {shard.name!r}, which is not in the manifest's folder: a "
+            "shard must be in that folder."
         )
     sizes = (shard.examples, shard.bytes, *shard.offsets)
     if not all(type(size) is int and 0 <= size < 1 << 63 for size in sizes):
@@ -289,8 +293,8 @@ def _validate_shard(shard: Shard, path: str) -> None:
     expected = -(-shard.examples // INDEX_EVERY)
     if shard.offsets and len(shard.offsets) != expected:
         raise UserError(
-            f"{path}: {shard.name} has {shard.examples} examples and {len(shard.offsets)} "
-            f"offsets: it should have {expected}, one for every {INDEX_EVERY} records."
+            f"{path}: {shard.name} has {shard.examples} examples, but {len(shard.offsets)} "
+            f"offsets: there must be {expected}, one for every {INDEX_EVERY} records."
         )
     if shard.offsets and not all(a < b for a, b in zip((-1, *shard.offsets), shard.offsets)):
         raise UserError(f"{path}: the offsets of {shard.name} do not increase.")

@@ -1,7 +1,7 @@
 """Image files of any common format as pixels, by Pillow.
 
-TensorFlow decodes plain JPEGs and PNGs faster (`augment.decode`): here are all others, and the
-words for a file that is not an image.
+TensorFlow decodes plain JPEGs and PNGs faster (`augment.decode`). This module decodes all other
+images, and has the messages for files that are not images.
 """
 
 import io
@@ -11,31 +11,31 @@ from typing import Any
 import numpy as np
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
-JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # what their files begin with
+JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # the first bytes of JPEG and PNG files
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-MAX_PIXELS = (1 << 30) // 4 // 3  # as Pillow's: beyond it suspects a decompression bomb
+MAX_PIXELS = (1 << 30) // 4 // 3  # Pillow's limit, above which it suspects a decompression bomb
 _TOO_LARGE = f"has more pixels than are decoded, {MAX_PIXELS:,}: reduce it"
-_ORIENTATION = 0x0112  # the tag of EXIF
+_ORIENTATION = 0x0112  # the EXIF tag of the orientation
 
 
 class ImageError(ValueError):
-    """An image that cannot be used: the end of a sentence that begins with the file's name."""
+    """An image cannot be used; the message ends a sentence that begins with the file's name."""
 
 
 def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:
-    """Returns the upright pixels of an image, of the first one if there are several.
+    """Returns the upright pixels of an image, or of the first one if a file has several.
 
-    Transparency is dropped. Of 16 bits the upper 8 are kept, as TensorFlow does.
+    Transparency is dropped. Of 16 bits, the upper 8 are kept, as in TensorFlow.
 
     Args:
-        data: of the file.
-        channels: 1, 3, or None: 1 if the image has grey levels only.
+        data: the content of the file.
+        channels: 1 or 3; None: 1 if the image has only grey levels, else 3.
 
     Returns:
         (height, width, channels), uint8.
 
     Raises:
-        ImageError: it cannot be used; says why.
+        ImageError: the image cannot be used; the message says why.
     """
     import PIL
     from PIL import Image, ImageOps
@@ -53,12 +53,12 @@ def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:
         raise ImageError(f"is not an image that can be read ({', '.join(_FORMATS)})") from error
     except Image.DecompressionBombError as error:
         raise ImageError(_TOO_LARGE) from error
-    except Exception as error:  # Pillow's readers of damaged files raise errors of many kinds
+    except Exception as error:  # Pillow raises errors of many kinds for damaged files
         raise ImageError(f"cannot be decoded ({error})") from error
 
 
 def to_png(data: bytes) -> bytes:
-    """Returns an image of any of the formats as a PNG, with the same pixels; see `pixels`."""
+    """Returns an image of any of the formats as a PNG with the same pixels; see `read_pixels`."""
     from PIL import Image
 
     found, file = read_pixels(data), io.BytesIO()
@@ -67,10 +67,10 @@ def to_png(data: bytes) -> bytes:
 
 
 def read_orientation(data: bytes) -> int:
-    """Returns the orientation that the EXIF data of an image, or its XMP, state, from 1 to 8.
+    """Returns the orientation in the EXIF data or the XMP of an image, from 1 to 8.
 
     Returns:
-        1, upright, if there are none or they are damaged.
+        The orientation; 1 (upright) if the metadata are missing or damaged.
     """
     from PIL import Image
 
@@ -91,9 +91,9 @@ def _to_eight_bits(image: Any) -> Any:
         made.getexif().update(image.getexif())
         return made
     if image.mode in ("I", "F"):
-        raise ImageError("has pixels of 32 bits, of which the range is not known: store 8 or 16")
+        raise ImageError("has pixels of 32 bits, whose range is unknown: store 8 or 16 bits")
     if image.mode == "P" and "transparency" in image.info:
-        return image.convert("RGBA")  # Pillow warns of any other way
+        return image.convert("RGBA")  # Pillow warns about any other conversion
     return image
 
 

@@ -1,7 +1,7 @@
-"""Rows of named values as the content of a file: JSON lines, TFRecord, Parquet.
+"""Encodes rows of named values as a file: JSON lines, TFRecord or Parquet.
 
-Values are columns by name: arrays (rows, ...) of numbers, or lists of texts. A row that has no
-values, only the reason why, keeps the columns `KEYS` and a column "error".
+Values are columns by name: arrays (rows, ...) of numbers, or lists of texts. A row without values
+keeps the columns `KEYS` and has the reason in a column "error".
 """
 
 import functools
@@ -18,19 +18,19 @@ from tftpu.input_pipelines.formats import tfrecord as records
 
 KEYS = ("file", "record")
 ERROR = "error"
-_DIGITS = 9  # that tell any two float32 apart
-_MASK = (1 << 64) - 1  # a negative number is encoded as one of 64 bits
+_DIGITS = 9  # decimal digits that tell any two float32 apart
+_MASK = (1 << 64) - 1  # a negative number is encoded as an unsigned one of 64 bits
 
 Columns = Mapping[str, Any]
 Errors = Mapping[int, str]
 
 
 def jsonl(columns: Columns, errors: Errors) -> bytes:
-    """Returns a JSON object on a line for each row; numbers that JSON does not have are null.
+    """Returns a line with a JSON object for each row. Numbers that JSON cannot express are null.
 
     Args:
-        columns: values by name.
-        errors: why rows have no values, by their place.
+        columns: the values by name.
+        errors: the reasons why rows have no values, by the places of the rows.
     """
     encode = json.JSONEncoder(ensure_ascii=False).encode
     rows = _iterate_rows(columns, errors)
@@ -40,8 +40,8 @@ def jsonl(columns: Columns, errors: Errors) -> bytes:
 def tfrecord(columns: Columns, errors: Errors) -> bytes:
     """Returns a `tf.train.Example` for each row; arrays are flat lists; see `jsonl`.
 
-    Written by hand, since building messages takes longer than many a model: a column's entry begins
-    with the same bytes in every row.
+    The bytes are built directly, because building protobuf messages takes longer than many a model.
+    A column's entry begins with the same bytes in every row.
     """
     if errors:
         columns = {**columns, ERROR: [errors.get(n, "") for n in range(_count_rows(columns))]}
@@ -55,18 +55,18 @@ def tfrecord(columns: Columns, errors: Errors) -> bytes:
 def _drop_values(
     entries: Mapping[str, Any], number: int, row: tuple[bytes, ...], errors: Errors
 ) -> tuple[bytes, ...]:
-    """Returns the entries of a row that it keeps: with an error, where it is and the reason."""
+    """Returns the entries that a row keeps; a row with an error keeps its place and the reason."""
     kept = [*KEYS, ERROR] if number in errors else [name for name in entries if name != ERROR]
     return tuple(part for name, part in zip(entries, row) if name in kept)
 
 
 def parquet(columns: Columns, errors: Errors, with_errors: bool = False) -> bytes:
-    """Returns a table, in which the values of a row with an error are null; see `jsonl`.
+    """Returns a table in which the values of a row with an error are null; see `jsonl`.
 
     Args:
         columns, errors: as for `jsonl`.
-        with_errors: whether the column of errors is there even if there are none, so that all
-            files have the same columns.
+        with_errors: whether there is a column of errors even without errors, so that all files have
+            the same columns.
 
     Raises:
         UserError: pyarrow is not installed.
@@ -92,7 +92,7 @@ def parquet(columns: Columns, errors: Errors, with_errors: bool = False) -> byte
 
 
 def _to_arrow(pyarrow: Any, values: Any, mask: np.ndarray | None) -> Any:
-    """Returns a column of Arrow: numbers, texts, or lists of them, as deep as the array."""
+    """Returns a column for Arrow: numbers, texts, or lists of them, nested like the array."""
     array = np.asarray(values)
     if array.ndim == 1:
         return pyarrow.array(array if array.dtype.kind != "U" else list(values), mask=mask)
@@ -117,7 +117,7 @@ def _iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
 
 
 def _to_plain(values: Any) -> list[Any]:
-    """Returns a column as JSON has it: numbers with as many digits as their dtype."""
+    """Returns a column in the form of JSON: numbers with as many digits as their dtype has."""
     array = np.asarray(values)
     if array.dtype.kind != "f":
         return array.tolist()
@@ -136,7 +136,7 @@ def _to_plain(values: Any) -> list[Any]:
 
 
 def _encode_entries(name: str, values: Any) -> list[bytes]:
-    """Returns the entry of a column in the features of each row, as protobuf encodes it."""
+    """Returns the entry of a column in the features of each row, in protobuf's encoding."""
     key = _encode_message(1, name.encode())
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
         return [_encode_texts(key, (value,)) for value in values]
@@ -155,15 +155,15 @@ def _encode_entries(name: str, values: Any) -> list[bytes]:
     return [_encode_begin(len(items), 3, key) + items for items in packed]
 
 
-@functools.lru_cache(maxsize=1024)  # many rows are of one file, or of one class
+@functools.lru_cache(maxsize=1024)  # many rows have the same file or class
 def _encode_texts(key: bytes, texts: tuple[str, ...]) -> bytes:
     listed = b"".join([_encode_message(1, text.encode()) for text in texts])
     return _encode_message(1, key + _encode_message(2, _encode_message(1, listed)))
 
 
-@functools.lru_cache(maxsize=1024)  # a column's rows are of few sizes
+@functools.lru_cache(maxsize=1024)  # the rows of a column have few different sizes
 def _encode_begin(size: int, kind: int, key: bytes) -> bytes:
-    """Returns an entry up to its packed numbers: the key, the kind of list, and all lengths."""
+    """Returns the start of an entry before its numbers: key, kind of list, and lengths."""
     packed = b"\x0a" + _encode_varint(size)
     listed = _encode_tag(kind) + _encode_varint(len(packed) + size) + packed
     feature = _encode_tag(2) + _encode_varint(len(listed) + size) + listed
@@ -175,7 +175,7 @@ def _encode_message(field: int, content: bytes) -> bytes:
 
 
 def _encode_tag(field: int) -> bytes:
-    return bytes([field << 3 | 2])  # 2: what follows states its length
+    return bytes([field << 3 | 2])  # wire type 2: the length of the value follows
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -1,16 +1,16 @@
-"""Text files and tables of others: one reading of their formats, encodings and line ends.
+"""Reads text files and tables of any origin, with their formats, encodings and line ends.
 
-The suffix names the format, in upper or lower case, and before .gz:
+The suffix (in upper or lower case, before .gz) names the format:
 
     .jsonl .ndjson    a JSON object on each line
     .json             an array of objects, one object, or an object on each line
     .csv .tsv         a table, whose first line names the columns
 
 A file with another suffix is text, unless it holds JSON: one value, or an object on each of its
-first two lines. Whether a file is compressed (gzip) says
-its content. All are UTF-8, with or without a byte order mark; lines end as on Linux or Windows, and
-not at other characters, such as U+2028; blank lines are skipped. Whatever is not understood is an
-error with the name of the file.
+first two lines. The content shows whether a file is compressed (gzip). All files are UTF-8, with or
+without a byte order mark. Lines end as on Linux or Windows, and not at other characters such as
+U+2028. Blank lines are skipped. Anything that is not understood is an error with the name of the
+file.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ _JSON = ".json"
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 TABLES = (*_DELIMITERS, *JSON_LINES, _JSON)
 _TEXT = ""  # the format of any other file
-_LONGEST_FIELD = (1 << 31) - 1  # characters of a field of a table; Python's 131,072 are few
+_LONGEST_FIELD = (1 << 31) - 1  # characters; Python's limit of 131,072 is too low for texts
 _MARK = b"\xef\xbb\xbf"  # the byte order mark of UTF-8
 _GZIP = b"\x1f\x8b"
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # as "surrogateescape" decodes a byte
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # how "surrogateescape" decodes bytes that are not UTF-8
 _CONVERT = "Text is UTF-8, plain or compressed with gzip: convert the file, or leave it out."
 _WINDOWS = (
     f"{_CONVERT} If it is from Windows in Western Europe, use "
@@ -48,14 +48,15 @@ _UTF16 = "It is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8 FILE > NEW`."
 _UTF32 = "It is UTF-32: convert it with `iconv -f UTF-32 -t UTF-8 FILE > NEW`."
 _ARCHIVE = "It is an archive, such as a workbook of Excel: save its table or text as UTF-8."
 _BEGINNINGS = {
-    b"\xff\xfe\0\0": _UTF32,  # before UTF-16, whose mark is the first half of it
+    b"\xff\xfe\0\0": _UTF32,  # comes before UTF-16, whose mark is the first half of this one
     b"\0\0\xfe\xff": _UTF32,
     b"\xff\xfe": _UTF16,
     b"\xfe\xff": _UTF16,
     b"PK\x03\x04": _ARCHIVE,
 }
-_OTHER_DELIMITERS = (";", "\t", "|", ",")  # of tables that are not what their suffix says
-_QUOTED_COLUMN = re.compile(rb'"(?:[^"]|"")*" *([;\t|,])')  # with the separator behind it
+_OTHER_DELIMITERS = (";", "\t", "|", ",")  # delimiters of tables whose suffix promises another one
+# A quoted name with the delimiter behind it.
+_QUOTED_COLUMN = re.compile(rb'"(?:[^"]|"")*" *([;\t|,])')
 
 
 class Row(NamedTuple):
@@ -63,7 +64,7 @@ class Row(NamedTuple):
 
     Attributes:
         place: the line and the file, for errors.
-        values: by column.
+        values: the values by column.
     """
 
     place: str
@@ -79,11 +80,12 @@ def read_rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
     """Yields the records of a table in order.
 
     Args:
-        path: of the file, local or in a bucket.
-        skip_spaces: whether spaces after a separator, which may stand before quotes, are left out.
+        path: the path of the file, local or in a bucket.
+        skip_spaces: whether spaces after a separator, for example before quotes, are left out.
 
     Raises:
-        UserError: the file is not a table, or a record cannot be read; names the file and the line.
+        UserError: the file is not a table, or a record cannot be read; the message names the file
+            and the line.
     """
     with _open_file(path) as file:
         found = _detect_format(path, file)
@@ -97,16 +99,17 @@ def read_rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
 def read_documents(
     path: str, field: str, begin: int = 0, end: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields the texts that a file holds, each with its place: a text file is one.
+    """Yields the texts in a file, each with its place. A text file is a single text.
 
     Args:
-        path: of the file, local or in a bucket.
-        field: that holds the text, in a table.
-        begin, end: the bytes in which the records begin, for JSON lines that are read in parts;
-            None: to the end of the file.
+        path: the path of the file, local or in a bucket.
+        field: the field that holds the text, in a table.
+        begin, end: for JSON lines that are read in parts, the range of bytes in which the records
+            begin; None: to the end of the file.
 
     Raises:
-        UserError: a text cannot be read, or a record has none; names the file and the line.
+        UserError: a text cannot be read, or a record has none; the message names the file and the
+            line.
     """
     with _open_file(path) as file:
         yield from _read_documents(path, file, field, begin, end)
@@ -116,12 +119,12 @@ def read_texts(path: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
     """Yields the lines of a text file, or the texts of a table, each with its place.
 
     Args:
-        path: names the file and its format.
+        path: the path of the file, whose suffix names the format.
         data: its content.
-        field: that holds the text, in a table.
+        field: the field that holds the text, in a table.
 
     Raises:
-        UserError: as `documents` does.
+        UserError: as for `read_documents`.
     """
     with _decompress(path, io.BufferedReader(io.BytesIO(data))) as file:
         for place, text in _read_documents(path, file, field, 0, None):
@@ -155,12 +158,12 @@ def _decompress(path: str, raw: Any) -> Iterator[Any]:
 
 
 def _peek(file: Any) -> bytes:
-    """Returns some of the bytes that follow, without reading on."""
+    """Returns some of the next bytes without moving the file's position."""
     return file.peek(1 << 12)
 
 
 def _detect_format(path: str, file: Any) -> str:
-    """Returns the format of a file that is at its beginning: one of `TABLES`, or `_TEXT`."""
+    """Returns the format of a file at its beginning: one of `TABLES`, or `_TEXT`."""
     found = find_suffix(path)
     if found in (*_DELIMITERS, *JSON_LINES):
         return found
@@ -194,7 +197,7 @@ def _read_documents(
 ) -> Iterator[tuple[str, str]]:
     found = _detect_format(path, file)
     if found == _TEXT:
-        # As Python reads text: a line's end is no part of what an author wrote.
+        # Normalises line ends, as Python's text mode does: an author did not write them.
         yield path, _decode_text(file.read(), path).replace("\r\n", "\n").replace("\r", "\n")
         return
     empty = True
@@ -202,18 +205,18 @@ def _read_documents(
         empty, text = False, row.get(field)
         if field in row and not isinstance(text, str):
             raise UserError(
-                f"{place}: there is no text in the field {field!r}, but {json.dumps(text)[:80]}: "
-                "write it as a text, in quotes, or leave the record out."
+                f"{place}: the field {field!r} is {json.dumps(text)[:80]}, not a text: put it in "
+                "quotes, or leave the record out."
             )
         if not isinstance(text, str):
             raise UserError(
-                f"{place}: there is no text in the field {field!r}; it has {sorted(row)}. Rename "
-                "the right one, or name it where the command has the flag --field, as "
-                "--field=content."
+                f"{place}: the record has no field {field!r}, only {sorted(row)}. Rename the "
+                "field that holds the text, or name it with --field, for example "
+                "--field=content, if the command has that flag."
             )
         yield place, text
     if empty and not begin:
-        _log.warning("%s holds no texts: it is read as %s, and has no records.", path, found)
+        _log.warning("%s holds no texts: it was read as %s and has no records.", path, found)
 
 
 def _read_rows(
@@ -223,7 +226,8 @@ def _read_rows(
         return _read_table(path, file, _DELIMITERS[found], skip_spaces)
     if found == _JSON:
         return _read_json_rows(path, file)
-    if isinstance(file, gzip.GzipFile):  # cannot be read in parts: all lines are of the first
+    # A GZIP file cannot be read in parts, so the first part reads all lines.
+    if isinstance(file, gzip.GzipFile):
         return iter(()) if begin else _read_json_lines(path, file, 0, None)
     return _read_json_lines(path, file, begin, end)
 
@@ -231,8 +235,8 @@ def _read_rows(
 def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
     start = _peek(file).removeprefix(_MARK).lstrip()
-    # Bytes that are not UTF-8 become half characters, so that `_checked` can name their line.
-    # The encoding utf-8-sig would take half a mark for no text.
+    # A byte that is not UTF-8 becomes half of a surrogate pair, so that `_checked` can name its
+    # line. The encoding utf-8-sig would read a truncated byte order mark as an empty file.
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     reader = csv.reader(
         _check_lines(text, path), delimiter=delimiter, strict=True, skipinitialspace=skip_spaces
@@ -240,37 +244,38 @@ def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) ->
     header: list[str] = []
     try:
         for values in reader:
-            if not any(value.strip() for value in values):  # a blank line, or one of Excel's
+            # The line is blank, or holds only Excel's separators.
+            if not any(value.strip() for value in values):
                 continue
             place = f"line {reader.line_num} of {path}"
             if header:
                 yield Row(place, _map_columns(place, values, header))
                 continue
             header = [name.strip() for name in values]
-            # A name in quotes may hold any separator.
+            # A quoted name may contain any delimiter.
             others = () if start.startswith(b'"') else _OTHER_DELIMITERS
             found = [o for o in others if o != delimiter and o in header[0]]
             if len(header) == 1 and found:
                 raise UserError(
-                    f"{_describe_delimiters(path, found[0], delimiter)}, or, if this is the name "
-                    "of its only column, put it in quotes."
+                    f"{_describe_delimiters(path, found[0], delimiter)}, or put the name in "
+                    "quotes if it is the only column."
                 )
             twice = {name for name in header if name and header.count(name) > 1}
             if twice:
                 raise UserError(f"{path} has several columns {min(twice)!r}.")
     except csv.Error as error:
-        # The first column of a table with another separator, as R and LibreOffice write it.
+        # R and LibreOffice quote the first column's name; the character behind it is the delimiter.
         first = None if header else _QUOTED_COLUMN.match(start)
         if first and (other := first[1].decode()) != delimiter:
             raise UserError(f"{_describe_delimiters(path, other, delimiter)}.") from error
         raise UserError(
-            f"{path} is not a table after line {reader.line_num}: {error}. A value that holds "
-            "quotes is put in quotes, and they are doubled."
+            f"{path} is not a valid table after line {reader.line_num}: {error}. If a value "
+            "contains quotes, double them, and put the value in quotes."
         ) from error
 
 
 def _describe_delimiters(path: str, found: str, needed: str) -> str:
-    """Returns which separator a table has, and which it needs."""
+    """Returns a text about the separator that a table has and the one that it needs."""
     return (
         f"The first line of {path} is separated by {found!r}, not by {needed!r}: save the table "
         f"with {needed!r}"
@@ -279,7 +284,7 @@ def _describe_delimiters(path: str, found: str, needed: str) -> str:
 
 def _check_lines(lines: Iterator[str], path: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
-        # Most lines are ASCII, and whether one is costs next to nothing.
+        # Most lines are ASCII, and the check for it costs next to nothing.
         if not line.isascii() and (wrong := _NOT_UTF8.search(line)):
             byte = os.fsencode(wrong[0])[0]
             advice = _advise(line.encode(errors="surrogateescape"))
@@ -291,8 +296,8 @@ def _check_lines(lines: Iterator[str], path: str) -> Iterator[str]:
 def _map_columns(place: str, values: list[str], header: list[str]) -> dict[str, str]:
     if any(values[len(header) :]):
         raise UserError(
-            f"{place} has {len(values)} values, and the table {len(header)} columns: put a value "
-            "that holds a separator in quotes."
+            f"{place} has {len(values)} values, but the table has {len(header)} columns: put "
+            "values that contain a separator in quotes."
         )
     return dict(zip(header, values))
 
@@ -350,7 +355,7 @@ def _decode_text(data: bytes, place: str) -> str:
     try:
         text = data.removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
-        # Of the data without their mark, as they were decoded.
+        # Counts lines in the data without their mark, because these were decoded.
         line = error.object.count(b"\n", 0, error.start) + 1
         where = f"line {line} of {place}" if b"\n" in data.rstrip() else place
         byte = error.object[error.start]
@@ -360,7 +365,7 @@ def _decode_text(data: bytes, place: str) -> str:
 
 
 def _advise(data: bytes) -> str:
-    """Returns how to make text in UTF-8 of data that are none: of a file, or a line of one."""
+    """Returns advice on how to convert a file or a line that is not UTF-8."""
     for beginning, advice in _BEGINNINGS.items():
         if data.startswith(beginning):
             return advice
@@ -369,4 +374,6 @@ def _advise(data: bytes) -> str:
 
 def _check_text(text: str, place: str) -> None:
     if "\0" in text:
-        raise UserError(f"{place} holds a byte 0: it is binary, UTF-16 or UTF-32. {_CONVERT}")
+        raise UserError(
+            f"{place} contains a zero byte, so it is binary, UTF-16 or UTF-32. {_CONVERT}"
+        )

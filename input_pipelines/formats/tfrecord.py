@@ -1,4 +1,4 @@
-"""TFRecord files without TensorFlow: written byte for byte as TensorFlow does, scanned by record.
+"""Reads and writes TFRecord files without TensorFlow, byte for byte as TensorFlow does.
 
 A record is its length (8 bytes, little-endian), the masked CRC32C of the length, the data, and the
 masked CRC32C of the data.
@@ -25,30 +25,32 @@ from tftpu.storage import buckets, files
 from tftpu.storage.buckets import BucketError, MissingError
 
 _MASK = 0xA282EAD8
-OVERHEAD = 16  # bytes of a record in addition to its data
-_HEADER = 12  # bytes of the length and its checksum
+OVERHEAD = 16  # bytes that a record takes in addition to its data
+_HEADER = 12  # bytes of a record's length and its checksum
 _PIECE = 1 << 20  # bytes read or written at a time
 _DEFLATE = 1032  # the most bytes that one byte of a GZIP file can become
-_RECORD_DEFLATE = 100  # those that a byte of a file becomes within one record of it, at most,
-_SMALL = 64 * 2**20  # unless the record is no larger than this, in bytes
-_LONG = 10.0  # seconds of counting that deserve a word
+# A record is corrupt if it has more bytes than _SMALL, and than _RECORD_DEFLATE times the bytes of
+# its whole GZIP file.
+_RECORD_DEFLATE = 100
+_SMALL = 64 * 2**20
+_LONG = 10.0  # seconds of counting after which a message is logged
 
 _log = logging.getLogger(__name__)
 
 
 def frame_record(record: bytes) -> bytes:
-    """Returns a record as the file holds it: with its length and both checksums."""
+    """Returns a record in the form of the file, with its length and both checksums."""
     return b"".join(
         (_encode_header(len(record)), record, struct.pack("<I", _compute_masked_crc(record)))
     )
 
 
 def frame_records(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> bytes:
-    """Returns many records as a file holds them, each in two parts; see `frame`.
+    """Returns many records in the form of the file, each in two parts; see `frame_record`.
 
     Args:
-        begin: returns the first bytes of a record by the size of its rest; always the same.
-        rests: what follows them.
+        begin: a function that returns the first bytes of a record, given the size of its rest.
+        rests: the remaining bytes of each record.
     """
 
     @functools.lru_cache(maxsize=4096)
@@ -63,14 +65,14 @@ def frame_records(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> byte
     return b"".join(parts)
 
 
-@functools.lru_cache(maxsize=4096)  # records of one data set are of few lengths
+@functools.lru_cache(maxsize=4096)  # the records of one data set have few different lengths
 def _encode_header(size: int) -> bytes:
     length = struct.pack("<Q", size)
     return length + struct.pack("<I", _compute_masked_crc(length))
 
 
 def unframe_record(framed: bytes) -> bytes:
-    """Returns the record that `frame` framed.
+    """Returns the record inside the result of `frame_record`.
 
     Raises:
         ValueError: it is not complete, or a checksum does not match.
@@ -86,15 +88,15 @@ def write(path: str, records: Iterable[bytes], compression: str = "") -> Shard:
     """Writes a local file of records atomically; equal records give equal bytes.
 
     Args:
-        path: of the file.
-        records: its records, in order.
+        path: the path of the file.
+        records: the records, in order.
         compression: "" or "GZIP".
 
     Returns:
         The shard, named after the file, with its size, checksum and index.
 
     Raises:
-        OSError: it could not be written; there is no such file then, or the earlier one.
+        OSError: the file could not be written. An earlier file of that name is unchanged.
     """
     written = _RecordPieces(records, compression)
     files.write_whole(path, written)
@@ -105,7 +107,7 @@ def write(path: str, records: Iterable[bytes], compression: str = "") -> Shard:
 
 
 class _RecordPieces:
-    """The content of a file of records in pieces, which are counted and summed as they pass."""
+    """Yields the content of a file of records in pieces, and counts and sums them meanwhile."""
 
     def __init__(self, records: Iterable[bytes], compression: str):
         self._records, self._compression = records, compression
@@ -151,7 +153,8 @@ def scan_shard(path: str, compression: str = "") -> Shard:
     """Returns the shard that a file holds, after reading every record and checking its checksums.
 
     Raises:
-        UserError: the file is missing, or a record is corrupt; names the file and the record.
+        UserError: the file is missing, or a record is corrupt; the message names the file and the
+            record.
     """
     examples, offsets, size = 0, [], files.find_size(path) or 0
     started, due = time.monotonic(), _LONG
@@ -176,13 +179,13 @@ def read_records(path: str, compression: str = "", first: int = 0) -> Iterator[t
     """Yields each record of a file with its position in the (decompressed) file.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         compression: "" or "GZIP".
         first: the position of the first record to read, in a file that is not compressed.
 
     Raises:
-        UserError: the file is missing, or a record is corrupt; names the file and the record,
-            counted from the first that was read.
+        UserError: the file is missing, or a record is corrupt; the message names the file and the
+            record, counted from the first one that was read.
     """
     number, position = 0, first
     with open_file(path) as raw:
@@ -196,7 +199,7 @@ def read_records(path: str, compression: str = "", first: int = 0) -> Iterator[t
         while True:
             try:
                 record = _read_next(file, room - position, largest)
-            except BucketError:  # it says nothing about the record
+            except BucketError:  # an unreachable bucket says nothing about the record
                 raise
             except (ValueError, OSError, EOFError, zlib.error) as error:
                 raise UserError(f"{path}: record {number} is corrupt: {error}.") from error
@@ -224,24 +227,24 @@ def compute_max_records(size: int) -> int:
 
 
 def count_readable(path: str, position: int, count: int) -> int:
-    """Returns how many records TensorFlow can be asked for without ending this process.
+    """Returns how many records TensorFlow can read without a crash of this process.
 
-    Its reader allocates the length that a record states before it reads, and crashes if the
-    memory is too small. So lengths are compared with the file first; only they are read. A length
-    whose checksum does not match is left to TensorFlow, which reports it.
+    TensorFlow's reader allocates the length that a record states before it reads the record, and
+    crashes if the memory is too small. So the lengths alone are read first and compared with the
+    file. A length whose checksum does not match is left to TensorFlow, which reports it.
 
     Args:
-        path: of a local file that is not compressed.
-        position: of the first record in the file.
-        count: of the records wanted.
+        path: the path of a local file that is not compressed.
+        position: the position of the first record in the file.
+        count: the number of wanted records.
 
     Returns:
-        `count`, or less if a record states a length that the file does not have.
+        `count`, or fewer if a record states a length beyond the end of the file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return count  # TensorFlow's error names the file
+        return count  # TensorFlow raises an error that names the file
     try:
         size = os.fstat(descriptor).st_size
         for number in range(count):
@@ -280,7 +283,7 @@ def _compress(raw: BinaryIO, compression: str) -> Iterator[BinaryIO | gzip.GzipF
     if compression != "GZIP":
         yield raw
         return
-    # Without a name and a time, which would differ from one run to the next.
+    # The header holds neither a name nor a time, which would differ between runs.
     with gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as target:
         yield target
 
@@ -289,7 +292,7 @@ def _read_next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes
     """Returns the next record, or None at the end of the file.
 
     Args:
-        file: at a record.
+        file: the file, at the beginning of a record.
         left: the most bytes that the rest of the file can have.
         largest: the most bytes of a record.
 
@@ -308,8 +311,8 @@ def _read_next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes
         raise ValueError(f"the file ends inside it, whose length says {length:,} bytes")
     if length > largest:
         raise ValueError(
-            f"its {length:,} bytes are more than {_RECORD_DEFLATE} times those of the whole file: "
-            "what is compressed like this is not data"
+            f"its {length:,} bytes are more than {_RECORD_DEFLATE} times those of the whole "
+            "compressed file, which real data never are"
         )
     data = _read_exactly(file, length + 4)
     if struct.unpack("<I", data[-4:])[0] != _compute_masked_crc(data[:-4]):
@@ -318,7 +321,7 @@ def _read_next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes
 
 
 def _read_exactly(file: BinaryIO | gzip.GzipFile, count: int) -> bytes:
-    """Reads this many bytes piece by piece, and never allocates much more than the file has."""
+    """Reads this many bytes in pieces, so that it never allocates much more than the file has."""
     pieces = []
     while count:
         pieces.append(file.read(min(count, _PIECE)))
@@ -329,7 +332,7 @@ def _read_exactly(file: BinaryIO | gzip.GzipFile, count: int) -> bytes:
 
 
 def _is_length(header: bytes) -> bool:
-    """Returns whether a header's checksum is that of its length."""
+    """Returns whether a header's checksum matches its length."""
     return struct.unpack("<I", header[8:])[0] == _compute_masked_crc(header[:8])
 
 

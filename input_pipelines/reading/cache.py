@@ -31,23 +31,23 @@ def from_data(data: Streamed) -> "Cache | None":
     """Returns the cache that a data set asks for with `cache_dir`, or None.
 
     Raises:
-        UserError: its shards are not in a bucket.
+        UserError: the data set's shards are not in a bucket.
     """
     if not data.cache_dir:
         return None
     if not files.is_remote(data.data_dir or ""):
         raise UserError(
-            f"data.cache_dir is for shards in a bucket, but data.data_dir is {data.data_dir!r}: "
-            "leave it out."
+            "data.cache_dir keeps copies of shards in a bucket, but data.data_dir is "
+            f"{data.data_dir!r}: leave data.cache_dir out."
         )
     return Cache(data.cache_dir, int(data.cache_gb * 2**30))
 
 
 class Cache:
-    """Local copies of bucket files up to a total size; the least recently used are removed first.
+    """Keeps local copies of bucket files up to a total size; removes the least recently used first.
 
     Args:
-        folder: local; created if it does not exist.
+        folder: a local folder, which is created if it does not exist.
         limit: total size in bytes.
     """
 
@@ -55,7 +55,7 @@ class Cache:
         self.folder = Path(folder)
         self.limit = limit
         self._checked: set[str] = set()  # keys of files whose checksum this process has verified
-        self._held: dict[int, contextlib.ExitStack] = {}  # by reader, the file `hold` gave it
+        self._held: dict[int, contextlib.ExitStack] = {}  # the file that `hold` gave to each reader
         self._holding = threading.Lock()
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -63,11 +63,12 @@ class Cache:
     def local_copy(self, uri: str, expected: Stored) -> Iterator[Path]:
         """Yields a local copy of a bucket file, which stays while the block runs.
 
-        Another process that wants the same file meanwhile waits for this one's download.
+        Another process that needs the same file meanwhile waits for this download.
 
         Args:
             uri: `gs://BUCKET/NAME`.
-            expected: size and checksum by the manifest; a file that changed is fetched again.
+            expected: the size and the checksum in the manifest. A file that changed is fetched
+                again.
 
         Raises:
             UserError: the limit is too small for the files in use at once, or the file cannot be
@@ -99,7 +100,8 @@ class Cache:
         with self._holding:
             before = self._held.pop(reader, None)
         if before:
-            before.close()  # before waiting for the next, so that readers never deadlock
+            # Closed before the wait for the next one, so that readers never deadlock.
+            before.close()
         held = contextlib.ExitStack()
         path = held.enter_context(self.local_copy(uri, expected))
         with self._holding:
@@ -120,15 +122,15 @@ class Cache:
         return path.stat().st_size == expected.bytes
 
     def _fetch(self, uri: str, path: Path, expected: Stored) -> None:
-        path.unlink(missing_ok=True)  # a copy that does not match its checksum
+        path.unlink(missing_ok=True)  # removes a copy that does not match its checksum
         part = path.with_name(path.name + ".part")
         end = time.monotonic() + PATIENCE
         while not self._reserve_room(part, expected.bytes):
             if time.monotonic() > end:
                 raise UserError(
                     f"The cache in {self.folder} may hold {self.limit:,} bytes. {uri} needs "
-                    f"{expected.bytes:,}, and {self.measure_size():,} are in use, by all runs "
-                    "that share it: set data.cache_gb to more, or leave data.cache_dir out."
+                    f"{expected.bytes:,} bytes, but the runs that share the cache use "
+                    f"{self.measure_size():,}: raise data.cache_gb, or leave data.cache_dir out."
                 )
             time.sleep(0.05)
         try:
@@ -138,7 +140,7 @@ class Cache:
             part.unlink(missing_ok=True)
 
     def _reserve_room(self, part: Path, needed: int) -> bool:
-        """Reserves room for a download, removing files that nobody uses; returns success."""
+        """Makes room for a download by removing unused files; returns whether there is enough."""
         with open(self.folder / "lock", "a") as whole:
             fcntl.flock(whole, fcntl.LOCK_EX)
             part.unlink(missing_ok=True)
@@ -168,5 +170,5 @@ def _parse_size(path: Path) -> int:
 def _read_last_use(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # its download has just ended
+    except FileNotFoundError:  # its download has just ended, and the file was renamed
         return float("inf")

@@ -1,4 +1,4 @@
-"""TFRecord files without a manifest: counted once, and described by the features they hold."""
+"""TFRecord files without a manifest, which are counted once and described by their features."""
 
 import dataclasses
 import hashlib
@@ -24,13 +24,14 @@ _LONG = 5.0  # seconds of counting before progress is logged
 def read_manifest(
     folder: str, split: str, features: Mapping[str, Feature] | None = None, compression: str = ""
 ) -> Manifest:
-    """Returns the manifest of a folder; if it has none, one made by reading its files once.
+    """Returns the manifest of a folder; without one, makes it by reading the files once.
 
     Args:
-        folder: of the files.
-        split: what the names of its files begin with, or the folder in which they are.
-        features: of a record, for a folder without a manifest; None: those of the first record.
-        compression: "" or "GZIP", for a folder without a manifest; "": as the files say.
+        folder: the folder of the files.
+        split: the beginning of its files' names, or the folder in which they are.
+        features: the features of a record, for a folder without a manifest; None: those of the
+            first record.
+        compression: "" or "GZIP", for a folder without a manifest; "": the files show it.
 
     Raises:
         UserError: there is neither a manifest nor a file of the split, or one is damaged.
@@ -72,7 +73,7 @@ def find_features(folder: str, split: str, compression: str = "") -> dict[str, F
 
 
 def _explain_missing_files(folder: str, split: str) -> str:
-    """Returns what is wrong with a folder that has no files of a split, and what to do."""
+    """Returns a text about a folder without files of a split, with advice."""
     where = files.join(folder, split) if split else folder
     _, inner = _list_visible(where)
     if not inner:
@@ -87,7 +88,7 @@ def _explain_missing_files(folder: str, split: str) -> str:
 
 
 def _list_names(folder: str, split: str) -> list[str]:
-    """Returns the files of a split: those in its folder, or else those whose names begin so."""
+    """Returns the files of a split: those in its folder, or those whose names begin with it."""
     names, inner = _list_visible(folder)
     inside, _ = _list_visible(files.join(folder, split)) if split in inner else ([], [])
     return [f"{split}/{name}" for name in inside] or [n for n in names if n.startswith(split)]
@@ -101,7 +102,7 @@ def _list_visible(folder: str) -> tuple[list[str], list[str]]:
 
 
 def _count_files(folder: str, names: list[str], compression: str) -> list[tuple[Shard, str]]:
-    """Returns what `_count_file` does for each file; logs the progress if that takes long."""
+    """Returns the result of `_count_file` for each file; logs the progress if that takes long."""
     counted: list[tuple[Shard, str]] = []
     started, due = time.monotonic(), _LONG
     with ThreadPoolExecutor(8) as pool:
@@ -111,7 +112,7 @@ def _count_files(folder: str, names: list[str], compression: str) -> list[tuple[
             if seconds >= due and len(counted) < len(names):
                 due *= 2
                 _log.warning(
-                    "Counting the records in %s, which is done once: %s of %s files in %.0f s.",
+                    "Counting the records in %s, once: %s of %s files after %.0f s.",
                     *(folder, f"{len(counted):,}", f"{len(names):,}", seconds),
                 )
     return counted

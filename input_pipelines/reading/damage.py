@@ -17,9 +17,10 @@ class Damage(NamedTuple):
     """The damage of a file.
 
     Attributes:
-        record: the first record that cannot be read; the number of all records if each can be.
-        reason: why it cannot be.
-        empty: records without a byte, which no reader can use.
+        record: the number of the first record that cannot be read; the count of records if all can
+            be.
+        reason: why that record cannot be read.
+        empty: the numbers of empty records, which no reader can use.
     """
 
     record: int
@@ -27,7 +28,7 @@ class Damage(NamedTuple):
     empty: frozenset[int]
 
     def describe_record(self, record: int) -> str:
-        """Returns what is wrong with a record; "" if nothing is."""
+        """Returns a text about what is wrong with a record; "" if nothing is."""
         if record in self.empty:
             return "is empty: whatever wrote the file stored nothing there"
         return f"cannot be read: {self.reason}" if record >= self.record else ""
@@ -49,7 +50,7 @@ def scan_file(path: str, compression: str) -> Damage:
 
 
 def count_readable(path: Tensor, position: Tensor, count: Tensor) -> Tensor:
-    """Returns `tfrecord.count_readable` of tensors, (), int64; this process has to compute it."""
+    """Calls `tfrecord.count_readable` with tensors, in this process; returns (), int64."""
 
     def count_values(path: bytes, position: np.int64, count: np.int64) -> np.int64:
         return np.int64(tfrecord.count_readable(path.decode(), int(position), int(count)))
@@ -59,14 +60,14 @@ def count_readable(path: Tensor, position: Tensor, count: Tensor) -> Tensor:
 
 
 def check_lengths(paths: Sequence[str], counts: Sequence[int]) -> None:
-    """Refuses files in which a record states a length that the file does not have.
+    """Raises `UserError` for files in which a record states a length beyond the end of the file.
 
     Args:
-        paths: of local files that are not compressed.
-        counts: the number of records to look at in each, from its beginning.
+        paths: the paths of local files that are not compressed.
+        counts: how many records of each file are checked, from its beginning.
 
     Raises:
-        UserError: there is such a record; names it.
+        UserError: there is such a record; the message names it.
     """
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(tfrecord.count_readable, paths, [0] * len(paths), counts))
@@ -80,8 +81,8 @@ def check_lengths(paths: Sequence[str], counts: Sequence[int]) -> None:
 def ignore_failures(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
     """Returns `count` elements (record, meaningless number), with "" for missing records.
 
-    An attempt that fails uses up a number, too, and the numbers end after one more than there are
-    records: plain `ignore_errors` would retry a file that cannot be opened forever.
+    A failed attempt also uses up a number, and there is only one number more than records. Plain
+    `ignore_errors` would retry a file that cannot be opened forever.
     """
     attempts = tf.data.Dataset.zip(records, tf.data.Dataset.range(count + 1))
     lost: Any = tf.data.Dataset.from_tensors(("", tf.constant(-1, tf.int64))).repeat()
@@ -89,7 +90,7 @@ def ignore_failures(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
 
 
 def probe_file(path: Tensor) -> tf.data.Dataset:
-    """Returns one element, or the error that opening the file gives, which names the file."""
+    """Returns one element, or raises the error of opening the file, which names the file."""
     first = tf.data.FixedLengthRecordDataset(path, record_bytes=1, buffer_size=1)
     end: Any = tf.data.Dataset.from_tensors("")
     return first.concatenate(end).take(1)

@@ -21,7 +21,9 @@ def compute_host_batch_size(global_batch_size: int, hosts: int) -> int:
         UserError: the number of hosts does not divide the global batch size.
     """
     if global_batch_size % hosts:
-        raise UserError(f"A global batch of {global_batch_size} cannot be shared by {hosts} hosts.")
+        raise UserError(
+            f"A global batch of {global_batch_size} cannot be divided among {hosts} hosts."
+        )
     return global_batch_size // hosts
 
 
@@ -33,9 +35,10 @@ class ArrayPipeline:
         examples: nested NumPy arrays whose first dimension counts the examples. They are kept in
             host memory, and one gather makes a batch.
         global_batch_size: examples per step.
-        seed: of the order and the augmentation.
-        prepare: (batch of examples, seeds (batch, 2), int32) -> batch for the model. The seeds are
-            random numbers that depend only on the run's seed, the epoch and the example.
+        seed: the seed of the order and the augmentation.
+        prepare: a function that maps a batch of examples and seeds (batch, 2), int32, to a batch
+            for the model. The seeds are random numbers that depend only on the run's seed, the
+            epoch and the example.
     """
 
     examples: Batch

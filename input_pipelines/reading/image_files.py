@@ -17,12 +17,12 @@ from tftpu.storage import files
 TRAINING_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "valid", "validation", "dev", "eval")
 SPLIT_NAMES = (*TRAINING_NAMES, *VALIDATION_NAMES, "test", "testing")
-_OF_PROGRAMS = ("__MACOSX", "@eaDir", "__pycache__")  # folders that unzip, a NAS and Python leave
-_SHOWN = 20  # names in a line
+_OF_PROGRAMS = ("__MACOSX", "@eaDir", "__pycache__")  # folders that unzip, a NAS and Python create
+_SHOWN = 20  # most names in a line
 
-_EMPTY = "without images"  # the reason that is one of folders
+_EMPTY = "without images"  # the only reason that applies to folders
 
-LeftOut = dict[str, list[str]]  # names of files, by the reason why they are left out
+LeftOut = dict[str, list[str]]  # the names of the files, by the reason why they are left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,11 @@ class ImageFiles:
     """Images in order, and their classes.
 
     Args:
-        images: in order.
-        num_classes: of the class ids.
-        class_names: by class id; None if the images have ids only.
-        folder: that the images are in.
-        left_out: files in the folder that are none of the images.
+        images: the images in order.
+        num_classes: the number of class ids.
+        class_names: the class names by class id; None if the images have ids only.
+        folder: the folder that the images are in.
+        left_out: the files in the folder that are not among the images.
         in_folders: whether each class is a folder.
     """
 
@@ -60,8 +60,8 @@ class Splits:
     """The splits of a folder.
 
     Args:
-        classes: of each split.
-        left_out: files that are in no split.
+        classes: the classes of each split.
+        left_out: the files that are in no split.
     """
 
     classes: dict[str, list[str]]
@@ -69,7 +69,7 @@ class Splits:
 
 
 def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
-    """Returns the sizes of the images below a folder by relative path, and what is left out.
+    """Returns the sizes of the images below a folder, by relative path, and the other files.
 
     Raises:
         UserError: there is no such folder on this machine.
@@ -96,7 +96,7 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
 
 
 def _explain_missing_folder(path: str) -> str:
-    """Returns what is wrong with a path that is not a folder, and what to do."""
+    """Returns a text about a path that is not a folder, with advice."""
     if os.path.isfile(path):
         folder = os.path.dirname(path) or "."
         return f"{path} is a file, and a folder of images is needed: name its folder, {folder}."
@@ -108,16 +108,16 @@ def _is_hidden(name: str) -> bool:
 
 
 def list_splits(folder: str, classes: Sequence[str] = ()) -> Splits:
-    """Returns the splits of a folder; none if its folders are classes.
+    """Returns the splits of a folder; there are none if its folders are classes.
 
     Args:
         folder: local or in a bucket.
-        classes: names of all classes; folders that are all named here are not splits, unless the
-            folders in them are named here, too.
+        classes: the names of all classes. If all folders have such names, they are not splits,
+            unless the folders inside them have such names, too.
 
     Raises:
-        UserError: folders are named like splits, but images lie in them without a class, or other
-            folders beside them.
+        UserError: folders are named like splits, but have images without a class, or there are
+            other folders beside them.
     """
     found, left_out = sort_files(folder)
     if classes and _has_classes(found, classes):
@@ -131,14 +131,14 @@ def list_splits(folder: str, classes: Sequence[str] = ()) -> Splits:
 
 
 def _has_classes(found: Iterable[str], classes: Sequence[str]) -> bool:
-    """Returns whether the folders of images are classes, by the names of all classes."""
+    """Returns whether the folders of images are classes, given the names of all classes."""
     tops: set[str] = set()
     inner: set[str] = set()
     for name in found:
         above = name.split("/")[:-1]
         tops.update(above[:1])
         inner.update(above[1:2])
-    # A class may be named like a split: train/bus, train/car and train/train are in the split.
+    # A class may have a split's name: train/bus, train/car and train/train are one split's classes.
     are_splits = all(top.lower() in SPLIT_NAMES for top in tops) and not inner.isdisjoint(classes)
     return tops <= {*classes} and not are_splits
 
@@ -157,40 +157,40 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
         return {}
     if others and not (len(names) > 1 and flat.isdisjoint(names) and flat.issuperset(others)):
         raise UserError(
-            f"{folder} has folders that are named like splits ({_format_some(names)}), and others "
-            f"({_format_some(others)}), so either may be the classes. Name the folder of one "
-            f"split, as {folder}/{names[0]}; leave only splits, or only classes, in {folder}; or, "
-            f"if all are classes, list them in {_show_classes(inside)}."
+            f"{folder} has folders with names of splits ({_format_some(names)}) and other folders "
+            f"({_format_some(others)}), so it is unclear which are the classes. Name the folder "
+            f"of one split, such as {folder}/{names[0]}, or leave only splits or only classes in "
+            f"{folder}. If all are classes, list them in {_show_classes(inside)}."
         )
     for top in names:
         if top in flat:
             raise UserError(
-                f"The folders of {folder} are the splits {_format_some(names)}, and "
-                f"{top}/{inside[top][0]} is in no folder of a class: make a folder for each class "
-                "in each split, or name the folder of one split that has them, or list images "
-                "and labels in an index."
+                f"The folders of {folder} are the splits {_format_some(names)}, but "
+                f"{top}/{inside[top][0]} is not in a class's folder. Make a folder for each class "
+                "in each split, name the folder of one split that has them, or list images and "
+                "labels in an index."
             )
     splits = {
         top: sorted({rest.split("/")[0] for rest in inside[top] if "/" in rest}) for top in names
     }
     for top, classes in splits.items():
         deeper = {rest.split("/")[1] for rest in inside[top] if rest.count("/") > 1}
-        # A class of another split has folders in it: such a split only lacks the other classes.
+        # If a split has several classes, one of which is this name, then it is a class here as
+        # well, and this split only lacks the other classes.
         is_class = any(len(others) > 1 and classes[0] in others for others in splits.values())
         if len(classes) == 1 and len(deeper) > 1 and not is_class:
             raise UserError(
                 f"All images of {folder}/{top} are in {classes[0]}, in the folders "
                 f"{_format_some(sorted(deeper))}: if these are the classes, name the folder of "
-                f"one split, as {folder}/{top}/{classes[0]}. If {top} is a class, list all of "
-                f"{folder} in "
-                f"{_show_classes(inside)}."
+                f"one split, such as {folder}/{top}/{classes[0]}. If {top} is a class, list all "
+                f"of {folder} in {_show_classes(inside)}."
             )
     return splits
 
 
 def _show_classes(names: Collection[str]) -> str:
-    """Returns how to list names as `classes`, in a shell or not."""
-    if len(names) > _SHOWN:  # some of them would not do
+    """Returns a text that says how to list names as `classes`, also in a shell."""
+    if len(names) > _SHOWN:  # a shortened list of classes could not be used
         return f"`classes`: the names of all {len(names):,} folders, with commas between them"
     return f"`classes`, as classes={shlex.quote(','.join(sorted(names)))}"
 
@@ -198,12 +198,12 @@ def _show_classes(names: Collection[str]) -> str:
 def select_share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
     """Returns a share of the images of each class, or the rest.
 
-    Which images are held out depends on their names only, and not on the other classes.
+    Which images are held out depends only on their names, not on other classes.
 
     Args:
         found: all images.
-        fraction: of each class that is held out.
-        held_out: whether to return that share; else the rest.
+        fraction: the fraction of each class that is held out.
+        held_out: whether to return the held-out images; otherwise the rest is returned.
     """
     chosen = []
     for label in range(found.num_classes):
@@ -224,10 +224,11 @@ def list_in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
 
     Args:
         folder: local or in a bucket.
-        classes: names in the order of their ids; empty: those of the subfolders, sorted.
+        classes: the names of the classes in the order of their ids; empty: the sorted names of the
+            subfolders.
 
     Raises:
-        UserError: there are no such subfolders, they are splits, or none of `classes`.
+        UserError: there are no such subfolders, they are splits, or one is not among `classes`.
     """
     sizes, left_out = sort_files(folder)
     found = [name for name in sizes if "/" in name]
@@ -236,9 +237,9 @@ def list_in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
         _check_classes(folder, names, found)
     elif unknown := sorted({*names} - {*classes}):
         raise UserError(
-            f"{folder} has the folders {_format_some(unknown)}, which are none of the classes of "
-            f"the first split ({_format_some(classes)}). Remove them; or give the first split "
-            "images of them, too, and convert all splits into a new output folder."
+            f"{folder} has the folders {_format_some(unknown)}, but the first split does not have "
+            f"these classes: it has {_format_some(classes)}. Remove these folders, or add their "
+            "images to the first split and convert all splits into a new output folder."
         )
     _check_depth(folder, names, found, classes)
     classes = list(classes) or names
@@ -252,13 +253,13 @@ def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
     """Raises `UserError` unless the folders in which images were found are classes."""
     if not names:
         raise UserError(
-            f"There are no folders of images ({', '.join(pillow.SUFFIXES)}) in {folder}: one for "
-            "each class is expected."
+            f"There are no folders with images ({', '.join(pillow.SUFFIXES)}) in {folder}: there "
+            "must be one folder for each class."
         )
     if splits := _find_splits(folder, found):
         raise UserError(
             f"The folders of {folder} are the splits {_format_some(splits)}, not classes: name "
-            f"the folder of one split, as {folder}/{next(iter(splits))}."
+            f"the folder of one split, such as {folder}/{next(iter(splits))}."
         )
     _check_depth(folder, names, found)
     _check_names(folder, found)
@@ -270,11 +271,11 @@ def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
 def _check_depth(
     folder: str, names: list[str], found: list[str], classes: Sequence[str] = ()
 ) -> None:
-    """Raises `UserError` if all images are in one folder, in folders that may be the classes.
+    """Raises `UserError` if all images are in one folder whose subfolders may be the classes.
 
     Args:
         folder, names, found: as for `_check_classes`.
-        classes: names of all classes; folders that are none of them are not; empty: not known.
+        classes: the names of all classes, so that other folders are not classes; empty: unknown.
     """
     inner = sorted({name.split("/")[1] for name in found if name.count("/") > 1})
     if classes and {*classes}.isdisjoint(inner):
@@ -282,13 +283,13 @@ def _check_depth(
     if len(names) == 1 and len(inner) > 1 and all(name.count("/") > 1 for name in found):
         raise UserError(
             f"All images of {folder} are in {names[0]}, in the folders {_format_some(inner)}: if "
-            f"these are the classes, name {folder}/{names[0]}; if {names[0]} is the only class, "
-            "put its images into it directly."
+            f"these are the classes, name {folder}/{names[0]}. If {names[0]} is the only class, "
+            "put its images directly into its folder."
         )
 
 
 def _check_names(folder: str, found: Iterable[str]) -> None:
-    """Raises `UserError` if folders of folders are rather splits, by their names or by theirs."""
+    """Raises `UserError` if the names of folders with subfolders look like splits, not classes."""
     inner: dict[str, set[str]] = {}
     for name in found:
         top, *between, _ = name.split("/")
@@ -301,14 +302,14 @@ def _check_names(folder: str, found: Iterable[str]) -> None:
         raise UserError(
             f"The folders {_format_some(splits)} of {folder} look like splits, not classes: the "
             "images are in folders inside of them, such as "
-            f"{_format_some(sorted(inner[splits[0]])[:3])}. Name "
-            "the folder of one split, the one that has a folder for each class; or, if they are "
-            f"the classes, list these in {_show_classes(inner)}."
+            f"{_format_some(sorted(inner[splits[0]])[:3])}. Name the folder of one split, which "
+            "must have a folder for each class. If they are classes, list them in "
+            f"{_show_classes(inner)}."
         )
 
 
 def _is_like_split(name: str) -> bool:
-    """Returns whether a name begins or ends as those of splits, such as seg_train or val2017."""
+    """Returns whether a name begins or ends like a split, such as seg_train or val2017."""
     words = re.findall(r"[a-z]+", name.lower())
     return bool({*words[:1], *words[-1:]} & {*SPLIT_NAMES})
 

@@ -13,8 +13,8 @@ from tftpu.input_pipelines.reading import listing
 from tftpu.input_pipelines.reading.image_files import ImageFile, ImageFiles
 from tftpu.storage import files
 
-_ID = re.compile(r"(-?[0-9]+)(\.0*)?")  # 3.0: pandas writes such ids where a label is missing
-_MOST_CLASSES = 1 << 24  # of class ids; more is a mistake, and would be a model of many GB
+_ID = re.compile(r"(-?[0-9]+)(\.0*)?")  # pandas writes ids as 3.0 if a label is missing
+_MOST_CLASSES = 1 << 24  # more class ids are a mistake, and would need a model of many GB
 
 
 def list_in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> ImageFiles:
@@ -24,17 +24,18 @@ def list_in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) 
     whole numbers, else names.
 
     Args:
-        path: of the table; see `text_files`.
-        classes: the names, in the order of their ids, of which each label is one; (): those in the
-            table, sorted.
-        num_classes: of class ids; 0: one more than the highest in the table.
+        path: the path of the table; see `text_files`.
+        classes: the names of the classes in the order of their ids; (): the sorted labels of the
+            table.
+        num_classes: the number of class ids; 0: one more than the highest in the table.
 
     Raises:
-        UserError: the file is not valid, an image is missing, or a label is none of the classes;
-            names the record.
+        UserError: the file is not valid, an image is missing, or a label is not one of the classes;
+            the message names the record.
     """
     folder = os.path.dirname(path) or "."
-    rows = list(text_files.read_rows(path, skip_spaces=True))  # if it is missing, nothing is listed
+    # Read first: if it is missing, the folder is not listed.
+    rows = list(text_files.read_rows(path, skip_spaces=True))
     tree = listing.scan_folder(folder)
     images = [_read_image(row, folder, tree.sizes) for row in rows]
     listing.warn_of_links(folder, tree.links, images)
@@ -59,13 +60,13 @@ def find_index(folder: str, split: str) -> str:
     """Returns the index of a split: the table in a folder that is named after it.
 
     Raises:
-        UserError: there is none, or more than one.
+        UserError: there is no such table, or more than one.
     """
     names = [name for name in files.list_names(folder) if _is_index(name, split)]
     if len(names) != 1:
         raise UserError(
-            f"{folder} has {' and '.join(names) or 'no index'} for the split {split!r}: give it "
-            f"one table, as {split}.csv (or {', '.join(text_files.TABLES[1:])})."
+            f"{folder} has {' and '.join(names) or 'no index'} for the split {split!r}: give the "
+            f"split a single table, such as {split}.csv (or {', '.join(text_files.TABLES[1:])})."
         )
     return files.join(folder, names[0])
 
@@ -84,18 +85,23 @@ def _read_value(row: Row, column: str) -> Any:
             f"{row.place} has no {column!r}: an index needs the columns image and label.{has}"
         )
     if type(value) not in (str, int, float) or (type(value) is float and not value.is_integer()):
-        raise UserError(f"{row.place}: image must be a text, and label a text or a whole number.")
+        raise UserError(
+            f"{row.place}: image must be a text, and label must be a text or a whole number."
+        )
     return value
 
 
 def _read_image(row: Row, folder: str, sizes: dict[str, int]) -> str:
     image = _read_value(row, "image")
     if not isinstance(image, str):
-        raise UserError(f"{row.place}: image must be a text, and label a text or a whole number.")
-    name = image if image in sizes else posixpath.normpath(image)  # ./a.png, as `find` lists it
+        raise UserError(
+            f"{row.place}: image must be a text, and label must be a text or a whole number."
+        )
+    name = image if image in sizes else posixpath.normpath(image)  # `find` lists it as ./a.png
     if (slashed := name.replace("\\", "/")) in sizes and name not in sizes:
         raise UserError(
-            f"{row.place} has the image {image}, as on Windows: write paths with '/', as {slashed}."
+            f"{row.place} has the image {image} with Windows separators: write paths with '/', "
+            f"here {slashed}."
         )
     if name not in sizes:
         leads_out = name.startswith(("/", "../"))
@@ -107,9 +113,7 @@ def _read_image(row: Row, folder: str, sizes: dict[str, int]) -> str:
 
 
 def _read_label(row: Row) -> str:
-    label = str(
-        _read_value(row, "label")
-    ).strip()  # of text: spaces around a name are no part of it
+    label = str(_read_value(row, "label")).strip()  # spaces around a name do not belong to it
     if not label:
         raise UserError(f"{row.place} has no 'label': it is blank.")
     return label
@@ -118,17 +122,19 @@ def _read_label(row: Row) -> str:
 def _parse_class_id(place: str, label: str, num_classes: int) -> int:
     match = _ID.fullmatch(label)
     if not match:
-        raise UserError(f"{place} has the label {label[:20]!r}, and the others are class ids.")
+        raise UserError(
+            f"{place} has the label {label[:20]!r}, but the other labels are class ids."
+        )
     number = int(match[1]) if len(match[1]) < 12 else -1
     if not 0 <= number < _MOST_CLASSES:
         raise UserError(
-            f"{place} has the label {label[:20]}: a class id is 0 or more, and below "
+            f"{place} has the label {label[:20]}: a class id must be 0 or more, and below "
             f"{_MOST_CLASSES:,}."
         )
     if num_classes and number >= num_classes:
         raise UserError(
-            f"{place} has the class id {number}, and there are {num_classes} classes, from 0: "
-            f"correct it, or set num_classes to {number + 1} for all splits of the data set."
+            f"{place} has the class id {number}, but classes are numbered 0 to {num_classes - 1}: "
+            f"correct the id, or set num_classes to {number + 1} for all splits of the data set."
         )
     return number
 
@@ -138,7 +144,7 @@ def _find_class_id(place: str, label: str, known: dict[str, int]) -> int:
         some = ", ".join(list(known)[:20])
         ids = " Class ids need no names: leave `classes` out, or write names in the index."
         raise UserError(
-            f"{place} has the label {label[:80]!r}, which is none of the {len(known)} classes "
+            f"{place} has the label {label[:80]!r}, which is not one of the {len(known)} classes "
             f"({some}{', …' if len(known) > 20 else ''}).{ids if _ID.fullmatch(label) else ''}"
         )
     return known[label]

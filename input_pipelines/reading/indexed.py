@@ -28,7 +28,7 @@ class IndexedRecords:
         return tf.gather(self._paths, numbers)
 
     def explain_loss(self, number: int) -> str:
-        """Returns "": a record is a number, and is never lost."""
+        """Returns "", because a record is a number and is never lost."""
         return ""
 
     def draw_records(
@@ -54,7 +54,7 @@ class IndexedRecords:
         return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
     def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
-        """Returns the numbers from `first` to below `last`, twice; see `pipeline.RecordSource`."""
+        """Returns the numbers from `first` to below `last` as records and as numbers."""
 
         def batch(begin: Tensor) -> tuple[Tensor, Tensor]:
             numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), last - 1)
@@ -68,9 +68,9 @@ def draw(count: int, seed: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the examples at positions of the endless stream, and their seeds.
 
     Args:
-        count: examples of an epoch.
-        seed: of the run.
-        positions: (n,), int64.
+        count: the number of examples in an epoch.
+        seed: the seed of the run.
+        positions: the positions in the stream, (n,), int64.
 
     Returns:
         The examples' numbers (n,), int64, and seeds (n, 2), int32.

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from tftpu.storage import buckets, files
 
 _log = logging.getLogger(__name__)
-_SHOWN = 10  # links in a warning
-_CHECKED = 1000  # links to files that are followed for it
+_SHOWN = 10  # most links that a warning names
+_CHECKED = 1000  # most links to files that are checked for a warning
 _WILDCARD = re.compile(r"[*?\[]")
 
 _FILE, _FOLDER = "file", "folder"
@@ -27,12 +27,12 @@ class Tree(NamedTuple):
     """The content of a folder and those below it, by relative path, sorted; in a bucket, files.
 
     Attributes:
-        sizes: of the regular files.
-        unusable: links to nothing, pipes, devices.
-        unreadable: what the system tells nothing of.
-        circles: links to themselves, or to a folder that they are in.
-        empty: folders that have none of these below them, without those inside them.
-        links: those to regular files, and those to folders that were followed.
+        sizes: the sizes of the regular files.
+        unusable: broken links, pipes and devices.
+        unreadable: entries about which the system tells nothing.
+        circles: links to themselves, or to a folder above them.
+        empty: the outermost folders that contain none of these.
+        links: the links to regular files, and the links to folders that were followed.
     """
 
     sizes: dict[str, int]
@@ -44,17 +44,17 @@ class Tree(NamedTuple):
 
 
 def list_sizes(folder: str) -> dict[str, int]:
-    """Returns the sizes of all regular files below a folder, by their sorted relative path."""
+    """Returns the sizes of all regular files below a folder, by sorted relative path."""
     return scan_folder(folder).sizes
 
 
 def scan_folder(folder: str, follow_links: bool = False) -> Tree:
-    """Lists all that is below a folder.
+    """Lists everything below a folder.
 
     Args:
         folder: local or in a bucket.
-        follow_links: follow links to folders, unless they lead to a folder that they are in, and
-            warn of folders that cannot be read.
+        follow_links: whether to follow links to folders (except to a folder above the link), and to
+            warn about folders that cannot be read.
     """
     if files.is_remote(folder):
         stored = sorted(buckets.list_files(folder).items())
@@ -62,7 +62,7 @@ def scan_folder(folder: str, follow_links: bool = False) -> Tree:
     sizes: dict[str, int] = {}
     links, read = [], []
     others: dict[str, list[str]] = {kind: [] for kind in _OTHERS}
-    # The folders to read, each with its real path after those of all that it is in.
+    # Folders to read, each with its own real path and those of all its parents.
     pending: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
     while pending:
         path, real = pending.pop()
@@ -101,7 +101,7 @@ def scan_folder(folder: str, follow_links: bool = False) -> Tree:
 def _examine_entry(entry: os.DirEntry[str]) -> tuple[str, int]:
     """Returns the kind of an entry, and its bytes if it is a file.
 
-    It takes one call of the system for a file, and none for a folder: these take long on NFS.
+    It makes one system call for a file and none for a folder, because system calls are slow on NFS.
     """
     try:
         if entry.is_dir():
@@ -115,7 +115,7 @@ def _examine_entry(entry: os.DirEntry[str]) -> tuple[str, int]:
 
 
 def _find_empty(folders: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Returns the outermost folders that no names are below."""
+    """Returns the outermost folders that contain none of the names."""
     used = {""}
     for name in names:
         while (name := os.path.dirname(name)) and name not in used:
@@ -126,16 +126,18 @@ def _find_empty(folders: Iterable[str], names: Iterable[str]) -> list[str]:
 
 def _warn(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        _log.warning("Left out %s, which cannot be read: %s.", error.filename, error.strerror)
+        _log.warning(
+            "%s is left out, because it cannot be read: %s.", error.filename, error.strerror
+        )
 
 
 def warn_of_links(folder: str, links: Sequence[str], names: Collection[str]) -> None:
-    """Warns, once, of links that lead out of a folder to some of these files in it.
+    """Warns once about links that lead out of a folder, on the way to some of its files.
 
     Args:
-        folder: local; in a bucket there are no links.
-        links: all in the folder, as of `Tree`.
-        names: paths of files, relative to the folder.
+        folder: a local folder; a bucket has no links.
+        links: all links in the folder; see `Tree`.
+        names: the paths of the files, relative to the folder.
     """
     if not links:
         return
@@ -150,7 +152,8 @@ def warn_of_links(folder: str, links: Sequence[str], names: Collection[str]) -> 
 def _find_outer_links(folder: str, links: Sequence[str], names: Collection[str]) -> Iterator[str]:
     """Yields the links on the way to files, each with its target, that lead out of a folder.
 
-    Of those to files, it looks at `_CHECKED`: where millions are links, they lead to one place.
+    Only the first `_CHECKED` links to files are checked: if millions of files are links, they lead
+    to the same place.
     """
     inside = os.path.realpath(folder)
     images, above = set(names), set()
@@ -166,19 +169,19 @@ def _find_outer_links(folder: str, links: Sequence[str], names: Collection[str])
 
 
 def decode_path(path: str) -> str:
-    """Returns a path as text: a disk's names need not be UTF-8."""
+    """Returns a path as text, because names on a disk need not be UTF-8."""
     return os.fsencode(path).decode(errors="replace")
 
 
 @functools.cache
 def _warn_of_links(folder: str, links: str) -> None:
-    _log.warning("Images of %s are read from outside of it: %s.", folder, links)
+    _log.warning("Some images of %s are outside of that folder: %s.", folder, links)
 
 
 def find_matches(pattern: str) -> dict[str, int]:
     """Returns the sizes of the files that match a pattern (*, ?, [...]), by their sorted path.
 
-    As in a shell, a hidden file or folder (.DS_Store) has to be named.
+    As in a shell, the pattern must name a hidden file or folder (.DS_Store) to match it.
     """
     folder = _find_fixed_folder(pattern)
     if folder == "." and not pattern.startswith("./"):
@@ -202,6 +205,6 @@ def list_checksums(pattern: str) -> dict[str, str]:
 
 
 def _find_fixed_folder(pattern: str) -> str:
-    """Returns the innermost folder that holds all that a pattern may match."""
+    """Returns the innermost folder that contains all possible matches of a pattern."""
     fixed = _WILDCARD.split(pattern, maxsplit=1)[0]
     return os.path.dirname(fixed) or "."

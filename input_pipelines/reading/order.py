@@ -36,7 +36,7 @@ def permute_places(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
         count: (), int64, at least 1.
         key: (3,) or (n, 3), int32; selects the permutation.
     """
-    # A Feistel network. (Its wrapper in tf.random takes no seed for each index.)
+    # It is a Feistel network. The wrapper in tf.random takes no seed for each index.
     return tf.raw_ops.RandomIndexShuffle(
         index=places, seed=key, max_index=tf.cast(count, tf.int64) - 1, rounds=_ROUNDS
     )
@@ -59,7 +59,7 @@ class Tracks:
     Args:
         count: examples of an epoch.
         global_batch_size: examples of a step.
-        number: of tracks, a divisor of the global batch size.
+        number: the number of tracks, a divisor of the global batch size.
     """
 
     count: int

@@ -14,13 +14,14 @@ class Permutation:
     """A permutation of 0 .. count - 1.
 
     Args:
-        count: of the numbers, at least 1.
-        seed: selects the permutation.
+        count: how many numbers are permuted, at least 1.
+        seed: the seed that selects the permutation.
     """
 
     def __init__(self, count: int, seed: int):
         self.count = count
-        self._bits = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))  # of one half
+        # Bits in one half of a number.
+        self._bits = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
         self._mask = (np.uint64(1) << self._bits) - np.uint64(1)
         rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)
         with np.errstate(over="ignore"):
@@ -31,7 +32,7 @@ class Permutation:
         return self._walk(places, self._keys, swap=False)
 
     def invert(self, values: np.ndarray) -> np.ndarray:
-        """Returns the place of each of the numbers, int64: `back(forward(p)) == p`."""
+        """Returns the place of each of the numbers, int64, so that `invert(forward(p)) == p`."""
         return self._walk(values, self._keys[::-1], swap=True)
 
     def _walk(self, numbers: np.ndarray, keys: np.ndarray, swap: bool) -> np.ndarray:
@@ -54,7 +55,7 @@ class Permutation:
 
 
 def _mix_bits(x: np.ndarray) -> np.ndarray:
-    """Applies the finaliser of SplitMix64: each of the 64 bits depends on all."""
+    """Applies the finalizer of SplitMix64, which makes each of the 64 bits depend on all."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,9 +1,9 @@
 """Records of a file in a bucket, read by this process and not by TensorFlow's reader.
 
 TensorFlow's reader allocates the length that a record states before it reads, and crashes if the
-memory is too small. The lengths in a local file can be looked at first (`damage.readable`); in a
-bucket that would read the file twice. So each length is compared with what is left of the file as
-it is read.
+memory is too small. The lengths in a local file can be checked first (`damage.count_readable`), but
+in a bucket that would read the file twice. So each length is compared with the rest of the file
+while it is read.
 """
 
 from collections.abc import Iterator
@@ -16,18 +16,18 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.tensors import Tensor
 
-_TOGETHER = 1 << 20  # bytes of records that one call hands over: a call costs as much as 50 KB
+_TOGETHER = 1 << 20  # bytes of records that one call returns: a call costs as much as 50 KB
 
 
 def read_records(path: Tensor, position: Tensor, count: Tensor) -> tf.data.Dataset:
-    """Returns the records of a file from a position on; this process has to compute it.
+    """Returns the records of a file from a position on, which this process must read.
 
-    They end at the first that cannot be read, whatever the reason.
+    The records end before the first one that cannot be read, for any reason.
 
     Args:
-        path: of the file, which is not compressed, (), string.
-        position: of the first record in the file, in bytes, (), int64.
-        count: of the records wanted, (), int64.
+        path: the path of the file, which is not compressed, (), string.
+        position: the position of the first record in the file, in bytes, (), int64.
+        count: the number of wanted records, (), int64.
     """
     found = tf.data.Dataset.from_generator(
         _iterate_pieces,
@@ -61,5 +61,5 @@ def _read_next(reader: Iterator[tuple[int, bytes]]) -> bytes | None:
     try:
         found = next(reader, None)
     except failures:
-        return None  # `Shards.lost` reads the file again, and says why
+        return None  # `Shards.lost` reads the file again and says why it failed
     return found and found[1]

@@ -20,12 +20,12 @@ from tftpu.input_pipelines.tensors import Tensor
 from tftpu.storage import files
 from tftpu.storage.buckets import Stored
 
-AT_MOST = 64  # tracks: with up to as many hosts, no two hosts read the same records
+AT_MOST = 64  # tracks: up to this many hosts never read the same records
 SHUFFLE = 16_384  # examples in the windows of all tracks together
-# Shards of one pass. tf.data opens at most three times as many before it finishes the first, so
-# that those open at once have different numbers modulo AT_MOST.
+# Shards that one pass reads at a time. tf.data opens at most three times as many before it
+# finishes the first, so shards that are open at once have different numbers modulo AT_MOST.
 AT_ONCE = 16
-READ_AHEAD = 1 << 20  # bytes of a file
+READ_AHEAD = 1 << 20  # bytes of a file that are read ahead
 
 Local = Callable[[bytes, int], bytes]
 
@@ -35,7 +35,7 @@ class Piece:
     """Consecutive records of one file: all of them or a part.
 
     Args:
-        path: of the file, local or `gs://`.
+        path: the path of the file, local or `gs://`.
         examples: number of records in the piece.
         first: number of its first record in the file.
         offsets: as in `manifest.Shard`; empty: the file is read from its beginning.
@@ -56,15 +56,17 @@ class Shards:
     replaced by an empty string.
 
     Args:
-        pieces: of the files, in order.
+        pieces: the pieces of the files, in order.
         compression: "" or "GZIP". A compressed file is read from its beginning to reach a place.
-        shuffle: examples that the windows of all tracks hold together; 1 keeps each file's order.
-        tracks: largest number of files read side by side.
-        local: maps a file's path, as bytes, and the number of its reader, below `AT_MOST`, to the
-            path to read until this reader asks for another; None: the same path.
+        shuffle: the number of examples in the windows of all tracks together; 1 keeps each file's
+            order.
+        tracks: the largest number of files that are read at a time.
+        local: a function that maps a file's path (bytes) and the number of its reader (below
+            `AT_MOST`) to the path to read until this reader asks for another file; None: the path
+            itself.
 
     Raises:
-        UserError: no examples.
+        UserError: there are no examples.
     """
 
     def __init__(
@@ -114,10 +116,10 @@ class Shards:
     def explain_loss(self, number: int) -> str:
         """Returns why a record could not be read; "" if it can be.
 
-        A record behind a corrupt one is lost, too: TensorFlow reads no further.
+        Records after a corrupt one are lost as well, because TensorFlow reads no further.
 
         Raises:
-            OSError: the bucket is still out of reach.
+            OSError: the bucket still cannot be reached.
         """
         firsts = self._tables.firsts.numpy()
         shard = int(np.searchsorted(firsts, number, side="right")) - 1
@@ -138,7 +140,7 @@ class Shards:
     def estimate_memory(self, global_batch_size: int, hosts: int = 1) -> int:
         """Returns about how many bytes of records a host holds.
 
-        Each of its tracks holds two windows, and what it has read ahead.
+        Each of its tracks holds two windows and the bytes that were read ahead.
         """
         tracks = self.plan_tracks(global_batch_size)
         own = -(-tracks.number // hosts)
@@ -158,7 +160,7 @@ class Shards:
         share = global_batch_size // hosts
         first = host * share // tracks.width
         last = -(-(host + 1) * share // tracks.width)
-        skipped = host * share - first * tracks.width  # if hosts share a track
+        skipped = host * share - first * tracks.width  # not 0 only if hosts share a track
 
         def read_track(number: Tensor) -> tf.data.Dataset:
             return self._read_track(tracks, number, seed, step)
@@ -218,7 +220,7 @@ class Shards:
             skipped = tf.where(epoch == start, behind, tf.constant(0, tf.int64))
             return self._read_epoch(tracks, track, epoch, skipped, window, seed)
 
-        # start, start + 1, ...: a range that begins at a tensor.
+        # Yields start, start + 1, ...: a range whose start is a tensor.
         return tf.data.Dataset.range(start, tf.int64.max).flat_map(read_epoch)
 
     def _read_epoch(
@@ -227,7 +229,7 @@ class Shards:
         """Returns a track's examples of an epoch, except the first `skipped`."""
         run = tf.constant(seed, tf.int64)
         shards = tf.range(len(self.pieces), dtype=tf.int64)
-        # The second word keeps the order of the shards apart from that of any window.
+        # The -1 keeps the order of the shards independent of the order in any window.
         row = order.permute_places(
             shards, len(self.pieces), _derive_key(run, epoch, tf.constant(-1, tf.int64))
         )
@@ -271,7 +273,7 @@ class Shards:
     def _read(
         self, shard: Tensor, skip: Tensor | int, take: Tensor, reader: Tensor
     ) -> tf.data.Dataset:
-        """Returns `take` records of a shard, "" for each that cannot be read.
+        """Returns `take` records of a shard, with "" for each record that cannot be read.
 
         Elements are as in `damage.ignore_failures`.
         """
@@ -291,7 +293,7 @@ class Shards:
     def _read_from(self, path: Tensor, offset: Tensor, count: Tensor) -> tf.data.Dataset:
         """Returns at most `count` records of a file from an offset on.
 
-        No record may state a length that the file does not have when TensorFlow reads it.
+        TensorFlow never reads a record whose stated length is beyond the end of the file.
         """
         if not self.compression and not self._on_disk:
             return remote.read_records(path, offset, count)
@@ -304,7 +306,8 @@ class Shards:
             ),
             tf.TensorSpec((), tf.string),
         )
-        if self.compression:  # inflated piece by piece, whatever length a record states
+        # A compressed file is inflated in pieces, whatever length a record states.
+        if self.compression:
             return records.take(count)
         return records.take(damage.count_readable(path, offset, count))
 
@@ -314,9 +317,9 @@ class _ShardTensors(NamedTuple):
 
     paths: Tensor
     counts: Tensor
-    firsts: Tensor  # number of the first record in the data set
-    skips: Tensor  # records of the file before the piece
-    index: Tensor  # begin of a shard's entries in `offsets`
+    firsts: Tensor  # each shard's first record, by its number in the data set
+    skips: Tensor  # records of the shard's file that are before the shard
+    index: Tensor  # where a shard's entries begin in `offsets`
     offsets: Tensor
 
 
@@ -331,12 +334,13 @@ def from_manifest(
     Args:
         data: the data set.
         split: name of the split.
-        cache: keeps shards of a bucket on local disk after their first use; None: no cache.
+        cache: a cache that keeps a bucket's shards on a local disk after their first use; None: no
+            cache.
         shuffle: as in `Shards`.
 
     Raises:
-        UserError: no such split, an empty one, or a shard that is missing or does not have the
-            size that the manifest states.
+        UserError: there is no such split, it is empty, or a shard is missing or has another size
+            than the manifest states.
     """
     pieces = [
         Piece(data.build_path(shard), shard.examples, 0, shard.offsets, shard.bytes)
@@ -356,15 +360,16 @@ def _build_cached_reader(cache: Cache, data: Manifest, split: str) -> Local:
     expected = {data.build_path(s): Stored(s.bytes, s.crc32c) for s in data.list_shards(split)}
     if not all(stored.crc32c for stored in expected.values()):
         raise UserError(
-            f"The manifest in {data.folder} has no checksums, which data.cache_dir needs: convert "
-            f"the data set again (--source=tfrecord:{data.folder}), or leave data.cache_dir out."
+            f"The manifest in {data.folder} has no checksums, but data.cache_dir needs them: "
+            f"convert the data set again (--source=tfrecord:{data.folder}), or leave "
+            "data.cache_dir out."
         )
     at_once = sorted(stored.bytes for stored in expected.values())[-AT_MOST:]
     if cache.limit < sum(at_once):
         raise UserError(
             f"data.cache_gb is {cache.limit / 2**30:g}, but the {len(at_once)} shards that may be "
-            f"read at once have {format_size(sum(at_once))}: give the cache that much, or leave "
-            "data.cache_dir out."
+            f"read at once have {format_size(sum(at_once))}: raise data.cache_gb to that size, or "
+            "leave data.cache_dir out."
         )
 
     def fetch_path(path: bytes, reader: int) -> bytes:
@@ -374,7 +379,7 @@ def _build_cached_reader(cache: Cache, data: Manifest, split: str) -> Local:
 
 
 def check_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces with the sizes of their files.
+    """Returns the pieces with the sizes of their files, after comparing them.
 
     Raises:
         UserError: a file is missing or does not have the expected size.
@@ -383,11 +388,11 @@ def check_pieces(pieces: list[Piece]) -> list[Piece]:
         sizes = list(pool.map(lambda piece: files.find_size(piece.path), pieces))
     for piece, size in zip(pieces, sizes):
         if size is None:
-            raise UserError(f"The shard {piece.path} is missing: the manifest names it.")
+            raise UserError(f"The manifest names the shard {piece.path}, but that file is missing.")
         if piece.bytes is not None and size != piece.bytes:
             raise UserError(
-                f"The shard {piece.path} has {size:,} bytes, and had {piece.bytes:,} when its "
-                "manifest was written: convert the data set again, or restore the file."
+                f"The shard {piece.path} has {size:,} bytes, but it had {piece.bytes:,} bytes "
+                "when its manifest was written. Convert the data set again, or restore the file."
             )
         if piece.examples > tfrecord.compute_max_records(size):
             raise UserError(

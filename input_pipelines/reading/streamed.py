@@ -34,8 +34,8 @@ class Streamed(DataConfig):
             raise UserError(f"data.cache_gb is {self.cache_gb}: it must be above 0.")
         if self.cache_dir and self.service:
             raise UserError(
-                "data.cache_dir is a folder of the machine that trains, but data.service makes "
-                "other machines read the data: use only one of them."
+                "data.cache_dir is a folder on the machine that trains, but with data.service "
+                "other machines read the data: use only one of the two."
             )
         if self.service and not all(
             re.fullmatch(r"[^/,\s]+:\d{1,5}", address) for address in self.services
@@ -47,7 +47,7 @@ class Streamed(DataConfig):
         if self.service and self.on_bad_record == "skip":
             raise UserError(
                 "data.on_bad_record=skip counts bad records in the process that trains, but "
-                "data.service prepares the data in other processes: use only one of them."
+                "data.service prepares the data in other processes: use only one of the two."
             )
 
     @property

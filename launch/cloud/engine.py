@@ -1,4 +1,4 @@
-"""The engine that trains a config on a slice, which decides what its machines install."""
+"""Chooses the engine for a config on a slice. Its machines install that engine's packages."""
 
 from tftpu.config import ClusterConfig, Experiment
 from tftpu.config.mesh import AUTO, check_between_slices, count_batch_shards, mesh_sizes
@@ -24,15 +24,15 @@ def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
         generation = wanted.generation
         largest = f"{generation.name}-{generation.largest_host * generation.counted}"
         raise UserError(
-            f"{wanted.name} has {wanted.hosts} hosts, and the TensorFlow engine uses one: add "
-            "--config.cluster.engine=jax, or choose a slice of one host. The largest slice with "
-            f"one host is {largest}."
+            f"{wanted.name} has {wanted.hosts} hosts, but the TensorFlow engine uses one host: "
+            "add --config.cluster.engine=jax, or choose a slice of one host. The largest slice "
+            f"with one host is {largest}."
         )
     if wanted.hosts > 1 and experiment.cluster.mesh == AUTO:
         raise UserError(
-            f"cluster.mesh=auto knows the devices of one host, and {wanted.name} has "
-            f"{wanted.hosts}: `tftpu preflight --slices={wanted.name}` with it finds a mesh; set "
-            "that one."
+            f"cluster.mesh=auto works on one host only, but {wanted.name} has {wanted.hosts} "
+            f"hosts. Find a mesh with `tftpu preflight --slices={wanted.name}` and "
+            "cluster.mesh=auto, and set that one."
         )
     if wanted.slices > 1:
         check_between_slices(mesh_sizes(experiment.cluster.mesh, wanted.replicas), wanted.slices)
@@ -41,7 +41,7 @@ def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
 
 
 def _count_data_shards(cluster: ClusterConfig, wanted: Slice) -> int | None:
-    """Returns how many shards a global batch is divided into; None if only the machines choose."""
+    """Returns the number of shards of a global batch; None if only the machines can tell."""
     if cluster.mesh == AUTO:
         return None
     return count_batch_shards(mesh_sizes(cluster.mesh, wanted.replicas))

@@ -1,4 +1,4 @@
-"""Google Cloud for all launchers: its requests, its errors as clear messages, its buckets."""
+"""Google Cloud for all launchers: requests, errors as clear messages, and buckets."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ from tftpu.launch.diagnosis.cloud import LOGIN
 from tftpu.storage import buckets
 from tftpu.storage.buckets import BucketError
 
-NO_ANSWER = 0  # in place of a status of HTTP
+NO_ANSWER = 0  # a status in place of HTTP's, if the service sent no answer
 T = TypeVar("T")
 
 
@@ -24,18 +24,18 @@ class NotFoundError(RefusedError):
 
 
 class ConnectionLost(Exception):  # noqa: N818 (the request may have succeeded)
-    """A request was sent, and no answer came."""
+    """A request was sent, but no answer came."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ApiService:
-    """A service that answers requests, and what a user does about its errors.
+    """A service that answers requests, with a message for each of its errors.
 
     Attributes:
-        name: for messages, such as "the cluster".
-        messages: text by status of HTTP, where `{what}` is the attempt and `{said}` the answer.
-        read_error: returns the status of an error of the client, `NO_ANSWER` if none came, and what
-            the service said; None for an error of another kind.
+        name: the service's name in messages, such as "the cluster".
+        messages: texts by HTTP status, in which `{what}` is the attempt and `{said}` the answer.
+        read_error: returns the status of a client's error (`NO_ANSWER` if none came) and the
+            service's message; None for an error of another kind.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ApiService:
     read_error: Callable[[Exception], tuple[int, str] | None]
 
     def call(self, what: str, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Calls a method of a client, and turns its errors into clear messages.
+        """Calls a method of a client and turns its errors into clear messages.
 
         Args:
             what: the attempt, for messages, such as "creating the job".
@@ -52,8 +52,7 @@ class ApiService:
             **kwargs: its keyword arguments.
 
         Raises:
-            RefusedError: the request was rejected.
-            NotFoundError: what it names is not there.
+            RefusedError: the request was rejected. NotFoundError: the named object does not exist.
             ConnectionLost: no answer came, so it is not known whether the call succeeded.
         """
         try:
@@ -117,16 +116,16 @@ def require(module: str, clients: str = "clients of Google Cloud are", extra: st
     """Raises `UserError`, with the command to run, if a client library is not installed.
 
     Args:
-        module: of the library.
-        clients: what it is, and its verb.
-        extra: of tftpu, that installs it.
+        module: the module of the library.
+        clients: the library with its verb, for the message, such as "client of Kubernetes is".
+        extra: the extra of tftpu that installs it.
     """
     try:
         __import__(module)
     except ImportError as error:
         raise UserError(
             f"The {clients} not installed: run `{installation.command(extra)}`, or add --dry_run "
-            "to the command that launches, which needs none."
+            "to the launch command, which then needs no client."
         ) from error
 
 
@@ -135,14 +134,14 @@ def connect(client: Callable[..., T], region: str | None = None) -> T:
 
     Args:
         client: its class.
-        region: of Vertex AI, for clients of it.
+        region: the region of Vertex AI, for clients of it.
     """
     options = {"client_options": {"api_endpoint": f"{region}-aiplatform.googleapis.com"}}
     return call("finding credentials", client, **(options if region else {}))
 
 
 def to_message(kind: Callable[..., T], spec: dict[str, Any]) -> T:
-    """Converts a dictionary with the names of the REST interface to a message of a client."""
+    """Converts a dictionary with the field names of the REST interface to a client's message."""
     from google.protobuf import json_format
 
     described: Any = kind
@@ -150,7 +149,7 @@ def to_message(kind: Callable[..., T], spec: dict[str, Any]) -> T:
 
 
 class BucketFolder:
-    """A folder of a bucket, in which machines write; "" and nothing while it cannot be read.
+    """Reads a folder of a bucket in which machines write. A file that cannot be read is empty.
 
     Args:
         path: "gs://bucket/folder", which need not exist yet.
@@ -158,7 +157,7 @@ class BucketFolder:
 
     def __init__(self, path: str):
         self._path = path
-        self._seen = collections.Counter[str]()  # bytes of each file
+        self._seen = collections.Counter[str]()  # the number of bytes of each file that were read
 
     def print_new(self, name: str) -> None:
         """Prints the complete lines that were appended to a file since the last call."""
@@ -168,14 +167,14 @@ class BucketFolder:
         """Returns the complete lines that were appended to a file since the last call."""
         try:
             data = buckets.read_range(f"{self._path}/{name}", self._seen[name])
-        except BucketError:  # no file yet, or out of reach: the run continues, without its lines
+        except BucketError:  # the run continues without the lines of a file that is missing
             return ""
         whole = data[: data.rfind(b"\n") + 1]
         self._seen[name] += len(whole)
         return whole.decode(errors="replace")
 
     def read(self, name: str) -> dict[str, str]:
-        """Returns the content of all files of a name, by the folders below this one they are in.
+        """Returns the contents of all files of a name, by the path of their folder below this one.
 
         The folder itself is "".
         """

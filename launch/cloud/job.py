@@ -30,7 +30,7 @@ class CloudJob:
         overrides: changes of the config, "--config.train.steps=500".
         slice: the slice, or several. On each of its hosts, the same command runs.
         workdir: "gs://bucket/folder" of the run.
-        shipment: the files that travel to the machines.
+        shipment: the files that are sent to the machines.
         service_account: account that the machines run as; None means the default one.
         labels: "key=value,key=value", in addition to tftpu's own.
         timeout: longest time of the run on these machines: "90m", "24h" or "7d".
@@ -65,19 +65,23 @@ class CloudJob:
         }
         for item in filter(None, self.labels.split(",")):
             key, equals, value = item.partition("=")
-            # Kubernetes wants a letter or digit at both ends; Google Cloud allows the rest alike.
+            # Kubernetes wants a letter or a digit at both ends; Google Cloud has the other rules,
+            # too.
             if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
                 raise UserError(
-                    f"--labels={self.labels}: {item!r} is not key=value with a key of lower-case "
-                    "letters, digits, _ and - that begins with a letter and ends with no _ or -."
+                    f"--labels={self.labels}: {item!r} is not key=value. A key has lower-case "
+                    "letters, digits, _ and -; it begins with a letter, and ends with a letter "
+                    "or a digit."
                 )
             if not re.fullmatch(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?", value):
                 raise UserError(
-                    f"--labels={self.labels}: the value {value!r} may hold lower-case letters, "
-                    "digits, and between them _ and -, 63 at most."
+                    f"--labels={self.labels}: the value {value!r} must have at most 63 lower-case "
+                    "letters, digits, _ and -, and begin and end with a letter or a digit."
                 )
             if key in own:
-                raise UserError(f"--labels={self.labels}: tftpu itself sets the label {key!r}.")
+                raise UserError(
+                    f"--labels={self.labels}: tftpu itself sets the label {key!r}. Leave it out."
+                )
             own[key] = value
         return own
 
@@ -86,29 +90,29 @@ class CloudJob:
         return [*self.overrides, f"--workdir={workdir}", "--tpu=local"]
 
     def format_request(self, command: str, request: dict[str, Any]) -> str:
-        """Formats a request as a file, below the command that takes it and what travels.
+        """Formats a request, below the command that reads it and the list of files to send.
 
         Args:
-            command: for the shell, with FILE for the path of the file.
+            command: the shell command, with FILE for the path of the file.
             request: content of the file.
         """
         return format_yaml(f"{command}\n\n{self.shipment.describe(self.workdir)}", request)
 
     def ship(self) -> None:
-        """Uploads what travels; raises `UserError` if the bucket cannot be written."""
+        """Uploads the files; raises `UserError` if the bucket cannot be written."""
         bucket = self.workdir.removeprefix("gs://").partition("/")[0]
         for problem in cloud.find_problems(Machine(), [bucket]):
             raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
         self.shipment.upload(self.workdir)
 
     def confirm_shipment(self, send_data: bool) -> None:
-        """Prints what travels, and asks before data are sent; raises as `confirm` does."""
+        """Prints what is sent, and asks before data are sent; raises as `confirm` does."""
         print(self.shipment.describe(self.workdir))
         confirm_data(self.shipment, send_data)
 
 
 def to_resource_name(config: str) -> str:
-    """Converts a config's name to one for resources of Google Cloud: a-z, 0-9 and dashes."""
+    """Converts a config's name to a name for Google Cloud resources: a-z, 0-9 and dashes."""
     stem = Path(config).name.removesuffix(".py").lower()
     name = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
@@ -123,10 +127,10 @@ def make_unique_name(config: str) -> str:
 def build_container_command(
     shipment: Shipment, workdir: str, arguments: list[str], *, before: str = ""
 ) -> list[str]:
-    """Returns the command of a container that installs what was shipped, and trains.
+    """Returns the command of a container that installs the files that were sent, and trains.
 
     Args:
-        shipment: the files that travel to it.
+        shipment: the files that are sent to it.
         workdir: folder of the run in a bucket.
         arguments: further flags of `tftpu train`.
         before: lines of bash that run first, and may change the array `arguments`.
@@ -137,13 +141,13 @@ def build_container_command(
 
 
 def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]) -> str:
-    """Returns the shell functions of that command, and its values."""
+    """Returns the shell functions and the values of that command."""
     lines = [
         "set -eu",
-        # As process 1 of a container, a shell ignores signals that it has no trap for.
+        # A shell that is process 1 of a container ignores every signal that it does not trap.
         "trap 'exit 143' TERM",
         'home="${TFTPU_HOME:-/tmp/tftpu}"',
-        # tftpu's image brings the TensorFlow for TPUs, which the JAX engine's would overwrite.
+        # tftpu's image holds the TensorFlow for TPUs; installing the JAX engine would overwrite it.
         *(["unset TFTPU_VENV"] if shipment.engine == "jax" else []),
         shipment.build_script(workdir, arguments),
     ]
@@ -160,9 +164,9 @@ def confirm(question: str, flag: str, declined: str) -> None:
     """Asks on the terminal.
 
     Args:
-        question: such as "Rent it?".
-        flag: that answers it beforehand.
-        declined: message if the answer is no.
+        question: the question, such as "Rent it?".
+        flag: the flag that answers the question beforehand.
+        declined: the message if the answer is no.
 
     Raises:
         UserError: the answer is no, or there is no terminal.
@@ -177,18 +181,24 @@ def confirm_data(shipment: Shipment, send_data: bool) -> None:
     """Asks before data and exports in the config's folder are sent; raises as `confirm` does."""
     found = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in shipment.data.items())
     if found and not send_data:
-        print(f"Data or exports are in the config's folder, and would travel: {found}.", flush=True)
-        declined = "Not sent: name what should stay in .gitignore, or move it out of the folder."
+        print(
+            f"The config's folder contains data or exports, which would be sent: {found}.",
+            flush=True,
+        )
+        declined = (
+            "Nothing is sent: list what should stay here in .gitignore, or move it elsewhere."
+        )
         try:
             confirm("Send them, too?", "--send_data", declined)
         except UserError as error:
-            raise UserError(f"Of {shipment.folder}, {found} would travel. {error}") from None
+            raise UserError(f"{found} in {shipment.folder} would be sent. {error}") from None
 
 
 def check_bucket_folder(flag: str, path: str) -> None:
     """Raises `UserError` unless a path is given and in a bucket."""
-    if any(sign in path for sign in "\"'\\"):  # it travels inside of JSON and of scripts
-        raise UserError(f"--{flag}={path} has a quote or a backslash in it: choose another name.")
+    # The path is written into JSON and into shell scripts.
+    if any(sign in path for sign in "\"'\\"):
+        raise UserError(f"--{flag}={path} contains a quote or a backslash: choose another name.")
     if not re.fullmatch(r"gs://[^/\s]+(/\S*)?", path):
         problem = f"--{flag}={path} is not in a bucket" if path else f"--{flag}=DIR is needed"
         raise UserError(
@@ -210,14 +220,14 @@ def parse_duration(flag: str, duration: str) -> int:
     match = re.fullmatch(r"(\d+)([mhd])", duration)
     if not match or not int(match[1]):
         raise UserError(
-            f"--{flag}={duration} is not a time: write a number of minutes, hours or days, as "
-            "90m, 24h or 7d."
+            f"--{flag}={duration} is not a time: write a number of minutes, hours or days, such "
+            "as 90m, 24h or 7d."
         )
     return int(match[1]) * _UNITS[match[2]]
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper of multi-line strings as blocks, so that the script is readable."""
+    """Dumps multi-line strings as blocks, so that the script is readable."""
 
 
 _Dumper.add_representer(

@@ -13,18 +13,18 @@ from tftpu.tpu.slices import Slice
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProjectOptions:
-    """Who pays."""
+    """The Google Cloud project that pays."""
 
     project: str | None = flag(
         None, "project of Google Cloud that pays", metavar="PROJECT", shown="GOOGLE_CLOUD_PROJECT"
     )
 
     def resolve_project(self, client: str, dry_run: bool) -> str:
-        """Returns `--project`, else GOOGLE_CLOUD_PROJECT; a dry run has a placeholder for none.
+        """Returns `--project` or GOOGLE_CLOUD_PROJECT; a dry run without either has a placeholder.
 
         Args:
-            client: module of the client library that the request needs.
-            dry_run: whether nothing is sent.
+            client: the module of the client library that the request needs.
+            dry_run: whether the request is only printed.
 
         Raises:
             UserError: there is no project, or the library is not installed.
@@ -34,7 +34,7 @@ class ProjectOptions:
         google_cloud.require(client)
         found = self.project or os.environ.get("GOOGLE_CLOUD_PROJECT")
         if not found:
-            raise UserError("No project of Google Cloud is given: write --project=PROJECT.")
+            raise UserError("No Google Cloud project is given: write --project=PROJECT.")
         return found
 
 
@@ -67,7 +67,7 @@ class JobOptions(ConfigOptions):
             trained_by: name of the engine.
 
         Raises:
-            UserError: there is no workdir, or it is not in a bucket, or something cannot travel.
+            UserError: there is no workdir, it is not in a bucket, or a file cannot be sent.
         """
         workdir = self.workdir or ""
         if self.dry_run:

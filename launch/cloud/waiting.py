@@ -1,4 +1,4 @@
-"""Waiting for machines: one loop for all launchers, and what is said when the wait ends early."""
+"""Waiting for machines: one loop for all launchers, and messages if the wait ends early."""
 
 import contextlib
 import time
@@ -9,14 +9,14 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError, RefusedError
 
 POLL_S = 10.0
-# A connection that is lost for longer ends the wait, not the run.
+# If a connection is lost for longer (in seconds), the wait ends and the run continues.
 PATIENCE_S = 600.0
-LAST_LINES = 20  # of what a machine printed that failed
+LAST_LINES = 20  # lines shown of the output of a machine that failed
 T = TypeVar("T")
 
 
 def poll(look: Callable[[], T]) -> Iterator[T]:
-    """Yields what a function returns, every few seconds, and outlasts a lost connection.
+    """Yields what a function returns every few seconds, also across a lost connection.
 
     Raises:
         ConnectionLost: no answer came for `PATIENCE_S`.
@@ -39,18 +39,18 @@ def poll(look: Callable[[], T]) -> Iterator[T]:
 
 
 def retry(function: Callable[[], T]) -> T:
-    """Repeats a request while no answer comes; raises `ConnectionLost` after `PATIENCE_S`."""
+    """Repeats a request until an answer comes; raises `ConnectionLost` after `PATIENCE_S`."""
     return next(poll(function))
 
 
 class StateLog:
-    """The states of what is waited for, printed with the time whenever they change."""
+    """Prints the states of a job with the time, whenever they change."""
 
     def __init__(self) -> None:
         self._shown: dict[str, str] = {}
 
     def print(self, state: str, name: str = "") -> None:
-        """Prints a state, unless it is the last one of that name."""
+        """Prints a state, unless it is the last printed one of that name."""
         if self._shown.get(name) != state:
             self._shown[name] = state
             print(f"{time.strftime('%H:%M:%S')}  {f'{name} {state}'.lstrip()}", flush=True)
@@ -64,13 +64,13 @@ def print_last_lines(machine: str, log: str) -> None:
 
 @contextlib.contextmanager
 def watching(running: str) -> Iterator[None]:
-    """Says what still runs if watching it, inside, ends early; Ctrl-C ends the watching only.
+    """Says what still runs if the block ends early; Ctrl-C only ends the watching.
 
     Args:
         running: what runs, and the command that ends it.
 
     Raises:
-        UserError: a request was refused, or a connection stays lost.
+        UserError: a request was rejected, or a connection stays lost.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def watching(running: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def creating(possible: str) -> Iterator[None]:
-    """Raises `UserError` if a request, inside, is interrupted or gets no answer.
+    """Raises `UserError` if a request in the block is interrupted or gets no answer.
 
     Args:
         possible: what may exist now, and the command that ends it.

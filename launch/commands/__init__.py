@@ -5,4 +5,4 @@ the help of the command, read verbatim, without escapes. `run` raises `UserError
 the user's, before TensorFlow is imported wherever possible.
 """
 
-WORDLESS = ("finished",)  # folders that only sort files
+WORDLESS = ("finished",)  # folders that only group files, and are not words of a command

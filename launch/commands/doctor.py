@@ -19,7 +19,7 @@ from tftpu.launch.settings.options import Overrides, flag
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Overrides):
-    """The run that the machine is for, and the form of the report."""
+    """The run that the machine will train, and the form of the report."""
 
     config: str | None = flag(None, "config that is to run here", metavar="NAME")
     workdir: str | None = flag(None, "folder of a run; its bucket is checked", metavar="DIR")

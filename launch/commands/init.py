@@ -1,6 +1,6 @@
 """Writes a project of your own: a config, a model, data that are drawn by code, and tests.
 
-It trains at once, and every file says what to change.
+The project trains at once, and every file says what to change.
 
     tftpu init flowers
 """
@@ -31,12 +31,12 @@ def run(options: Options) -> None:
     name = folder.name
     if not name.isidentifier() or name in starter.MODULES:
         raise UserError(
-            f"A project cannot be named {name!r}: its config is imported under that name, so use "
-            f"letters, digits and _, and none of {', '.join(starter.MODULES)}."
+            f"A project cannot be named {name!r}: its config is imported under that name. Use "
+            f"letters, digits and _, but not the names {', '.join(starter.MODULES)}."
         )
     check_name(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already: give another name, or remove it.")
+        raise UserError(f"{folder} exists already: give another name, or remove it.")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in starter.render_files(name).items():
         (folder / file).write_text(text)

@@ -1,6 +1,6 @@
 """Lists the models of the zoo, with their parameters and the size of their weights.
 
-Sizes are those of float32 weights. A config takes a model by name: tftpu.models.config(NAME).
+The sizes are those of float32 weights. A config chooses a model by name: tftpu.models.config(NAME).
 
     tftpu models
 """

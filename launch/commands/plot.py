@@ -18,7 +18,7 @@ from tftpu.launch.settings.options import argument, flag
 from tftpu.observe.writers import THROUGHPUT
 from tftpu.storage import files, lines
 
-# Drawn first, in this order, before the others by name.
+# Curves that are drawn first, in this order. The others follow by name.
 _FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
 _COLUMNS = 3
 _POINTS = 30  # curves with fewer points are drawn with markers
@@ -83,7 +83,7 @@ def read_curves(workdir: str) -> RunCurves:
     """Reads the curves of a run; values that are not finite are left out.
 
     Raises:
-        UserError: it has none.
+        UserError: the run has no metrics.
     """
     found = RunCurves(best=result.read_best(workdir))
     for step, split, numbers in lines.read(files.join(workdir, "metrics.jsonl")):
@@ -119,7 +119,7 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
     """Writes the picture: a panel for each metric, a colour for each run."""
     import matplotlib
 
-    matplotlib.use("Agg")  # needs no screen
+    matplotlib.use("Agg")  # this backend needs no screen
     from matplotlib import pyplot
 
     rows = _split_rows(len(metrics))

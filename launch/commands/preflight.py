@@ -1,13 +1,13 @@
-"""Compiles a config for TPU slices, without a TPU: whether it fits, how fast it is, what it costs.
+"""Compiles a config for TPU slices, without a TPU: does it fit, how fast is it, what does it cost.
 
 The report is printed, and written to preflight.json in the workdir. The exit code is 2 if the step
 cannot run on any of the slices.
 
-With --generate=ROWS, generating text is priced instead of training: ROWS texts at once on each
+With --generate=ROWS, the price of generating text is predicted instead: ROWS texts at once on each
 device.
 
-With --compare, the difference to another check is printed instead: that of a report written
-earlier, or of a config without overrides. With --report, nothing is compiled.
+With --compare, the difference from another check is printed instead: from a report written earlier,
+or from a config without overrides. With --report, nothing is compiled.
 
     tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
     tftpu preflight --config=python_gpt --config.model.width=256 --compare=python_gpt
@@ -40,7 +40,7 @@ from tftpu.tpu.slices import parse_slice
 if TYPE_CHECKING:
     from tftpu.preflight import Report
 
-# Flags that a report which is written already cannot follow.
+# Flags that have no effect on a report that was already written.
 _OF_A_CHECK = ("config", "workdir", "slices", "price", "verbose", "time_limit", "overrides")
 
 
@@ -82,8 +82,8 @@ class Options(ConfigOptions):
         """Raises `UserError` for flags that contradict each other or have no meaning."""
         if not self.config and not self.report:
             raise UserError(
-                "tftpu preflight needs --config=NAME, or --report=FILE. `tftpu configs` lists the "
-                "configs; or give the path of your own."
+                "tftpu preflight needs --config=NAME, or --report=FILE. `tftpu configs` lists "
+                "the configs. You can also give the path of your own."
             )
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in _OF_A_CHECK if self.report else ():
@@ -98,14 +98,17 @@ class Options(ConfigOptions):
             )
         if not self.names:
             raise UserError(
-                f"--slices={self.slices} names no slice: give some, such as v3-8,v5e-8."
+                f"--slices={self.slices} names no slice: give one or more, such as v3-8,v5e-8."
             )
         for name in self.names:
             parse_slice(name)
         parse_prices(self.price)
         for name in ("report", "compare", "html", "explain") if self.generate else ():
             if getattr(self, name):
-                raise UserError(f"--generate prices text, and --{name} is about a train step.")
+                raise UserError(
+                    f"--generate predicts the price of text, but --{name} is about a train step: "
+                    "leave one of them out."
+                )
         for name in ("json", "html"):
             path = getattr(self, name)
             if path and os.path.isdir(path):
@@ -140,13 +143,14 @@ def run(options: Options) -> None:
 
         _write(options.html, build_page(report).encode())
     if not options.report and not any(item.fits for item in report.slices):
-        raise UserError(f"No slice of {options.slices} is known to run the step: see above.")
+        raise UserError(f"None of the slices {options.slices} is known to run the step: see above.")
 
 
 def _price_text(options: Options) -> None:
-    """Prints what text costs that the model writes."""
+    """Prints the price of text that the model writes."""
     experiment = options.load_experiment()
-    experiment.cluster = ClusterConfig(engine="tensorflow")  # whose program a device runs by itself
+    # Text is written by a single device with TensorFlow's program.
+    experiment.cluster = ClusterConfig(engine="tensorflow")
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     reports = check_text(
@@ -162,7 +166,7 @@ def _price_text(options: Options) -> None:
             options.json, json.dumps([dataclasses.asdict(r) for r in reports], indent=1).encode()
         )
     if all(report.error for report in reports):
-        raise UserError(f"No slice of {options.slices} is known to write: see above.")
+        raise UserError(f"None of the slices {options.slices} is known to write text: see above.")
 
 
 def _write(path: str, data: bytes) -> None:
@@ -171,18 +175,18 @@ def _write(path: str, data: bytes) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
-            f"{path} cannot be written ({reason}): choose another place, and give the command "
-            "again. What was compiled is kept."
+            f"{path} cannot be written ({reason}): choose another place, and run the command "
+            "again. The compiled programs are kept."
         ) from error
 
 
 def _load_other_report(options: Options) -> "Report":
-    """Returns the report to compare with; what is compiled for it is that config, as it is."""
+    """Returns the report to compare with; a config is compiled without overrides."""
     other = str(options.compare)
     if not preflight_reports.is_config(other):
         return preflight_reports.read("compare", other)
     if options.config:
-        options.load_experiment()  # whose mistakes should not wait for the other's compilation
+        options.load_experiment()  # finds mistakes in this config before the other one is compiled
     return _find_or_compile_report(dataclasses.replace(options, config=other, overrides=()))
 
 
@@ -195,8 +199,8 @@ def _read_or_compile_report(options: Options) -> "Report":
 def _find_or_compile_report(options: Options) -> "Report":
     """Returns the report of the config.
 
-    It is loaded right before it is compiled: configs of two folders may import modules of the same
-    name, and the modules of the one that was loaded last are found.
+    The config is loaded right before it is compiled. Configs in two folders may import modules of
+    the same name, and only those of the config that was loaded last are found.
     """
     experiment = options.load_experiment()
     prices = parse_prices(options.price)

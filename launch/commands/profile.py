@@ -21,7 +21,7 @@ TOP = 10
 
 
 class Op(NamedTuple):
-    """An op of a profile: "host" or "device", kind, name, and its milliseconds per step."""
+    """An operation of a profile: "host" or "device", kind, name, and milliseconds per step."""
 
     where: str
     kind: str
@@ -35,11 +35,11 @@ class Profile(NamedTuple):
     Attributes:
         path: its folder.
         device: "CPU", "TPU" and so on.
-        steps: how many it holds.
-        step_ms: median, least and most milliseconds of a step.
+        steps: the number of its steps.
+        step_ms: the median, the smallest and the largest milliseconds of a step.
         input_share: the share of the step spent waiting for input.
         device_share: the share of the step spent on the device; 0 on a CPU, which is also the host.
-        ops: the costliest first.
+        ops: its operations, the costliest first.
     """
 
     path: str
@@ -59,10 +59,10 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Prints the newest profile of a run, or of two, side by side."""
+    """Prints the newest profile of a run, or those of two runs side by side."""
     workdirs = options.workdirs
     if len(workdirs) > 2:
-        raise UserError(f"tftpu profile compares two runs, and got {len(workdirs)}.")
+        raise UserError(f"tftpu profile compares two runs, but {len(workdirs)} are given.")
     profiles = [read(workdir) for workdir in workdirs]
     lines = (
         describe_profile(profiles[0])
@@ -76,7 +76,7 @@ def read(workdir: str) -> Profile:
     """Reads the newest profile of a workdir.
 
     Raises:
-        UserError: there is none, or it holds no step.
+        UserError: there is no profile, or it holds no complete step.
     """
     folder = files.join(workdir, "plugins", "profile")
     sessions = files.list_names(folder)
@@ -137,7 +137,7 @@ def compare_profiles(one: Profile, two: Profile) -> list[str]:
 
 
 def find_bottleneck(profile: Profile) -> str:
-    """Returns what bounds the speed of the step."""
+    """Returns a line that says what limits the speed of the step."""
     if profile.input_share > 0.2:
         return "the input pipeline: see tftpu data check"
     if profile.device == "CPU":
@@ -169,7 +169,7 @@ def _summarize_traces(path: str, traces: list[str]) -> Profile:
 
 
 def _read_marked_steps(traces: list[str]) -> tuple[list[float], float]:
-    """Returns the milliseconds of each step by its marker, and their total wait for input.
+    """Returns the milliseconds of each step, from its markers, and the total wait for input.
 
     On a CPU, xprof itself computes no step times.
     """
@@ -184,7 +184,7 @@ def _read_marked_steps(traces: list[str]) -> tuple[list[float], float]:
 
 
 def _read_step_times(overview: list[dict]) -> list[float]:
-    """Returns the milliseconds of each step by the timelines of the devices."""
+    """Returns the milliseconds of each step, from the timelines of the devices."""
     for table in overview:
         columns = [column["id"] for column in table.get("cols", [])]
         if "stepTimeMs" in columns:
@@ -194,7 +194,7 @@ def _read_step_times(overview: list[dict]) -> list[float]:
 
 
 def _list_ops(traces: list[str], steps: int) -> list[Op]:
-    """Returns all ops, the costliest first."""
+    """Returns all operations, the costliest first."""
     table = _convert_traces(traces, "framework_op_stats")[0]
     columns = [column["id"] for column in table["cols"]]
     places = [
@@ -203,7 +203,8 @@ def _list_ops(traces: list[str], steps: int) -> list[Op]:
     ops = []
     for row in table["rows"]:
         where, kind, name, microseconds = (row["c"][place]["v"] for place in places)
-        if kind not in ("IDLE", "Dataset"):  # the threads of the pipeline are not part of the step
+        # Threads of the input pipeline are not part of the step.
+        if kind not in ("IDLE", "Dataset"):
             ops.append(Op(where, kind, _shorten_name(name), microseconds / 1e3 / steps))
     return sorted(ops, key=lambda op: -op.ms)
 
@@ -216,7 +217,7 @@ def _sum_by_kind(profile: Profile) -> dict[str, float]:
 
 
 def _shorten_name(name: str) -> str:
-    """Returns an op's name without the loops and tapes around it."""
+    """Returns an operation's name without the loops and tapes around it."""
     outer = ("while", "body", "cond", "gradient_tape")
     return "/".join(p for p in name.split("/") if p not in outer and not p.startswith("_"))
 
@@ -226,7 +227,7 @@ def _convert_traces(traces: list[str], tool: str) -> Any:
 
     with _quiet():
         data, _ = raw_to_tool_data.xspace_to_tool_data(traces, tool, {})
-    if data is None:  # no trace, or a damaged one
+    if data is None:  # there is no trace, or it is damaged
         names = ", ".join(os.path.basename(trace) for trace in traces) or "no trace"
         raise UserError(
             f"The newest profile cannot be read (it holds {names}): was the run killed while "
@@ -237,7 +238,7 @@ def _convert_traces(traces: list[str], tool: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides what C++ writes to stderr."""
+    """Hides the output of C++ code to stderr."""
     with open(os.devnull, "w") as nowhere:
         kept = os.dup(2)
         os.dup2(nowhere.fileno(), 2)

@@ -1,10 +1,11 @@
 """Searches for the hyper-parameters of a config with the best metric.
 
-Each trial is a run in a folder of the workdir, and those that fall behind are ended early. Given
-again, the command continues the search; on another machine, with the same workdir in a bucket,
---join takes part in it. --report shows what was found.
+Each trial is a run in a folder of the workdir, and trials that fall behind are ended early. The
+same command continues the search. On another machine, with the same workdir in a bucket, --join
+takes part in it. --report shows the results.
 
-With --slice, preflight prices each trial before it runs, and one that does not fit does not run.
+With --slice, preflight predicts the price of each trial before it runs, and a trial that does not
+fit does not run.
 
     tftpu search --config=digits_resnet --space='optimizer.learning_rate=log:1e-3..1' --trials=20
     tftpu search --report --workdir=runs/digits_resnet-search
@@ -39,7 +40,7 @@ class Options(ConfigOptions):
         metavar="FIELD=VALUES",
         shown="get_space() of the config",
     )
-    # Without defaults: what was given is compared with the plan of a search.
+    # These flags have no defaults, because the given ones are compared with the plan of a search.
     trials: int | None = flag(None, "number of trials", minimum=1, shown="20")
     parallel: int | None = flag(None, "trials at a time on this machine", minimum=1, shown="1")
     metric: str | None = flag(
@@ -60,7 +61,7 @@ class Options(ConfigOptions):
 
 
 def run(options: Options) -> None:
-    """Runs trials until all have ended, or shows what was found.
+    """Runs trials until all have ended, or shows the results.
 
     Raises:
         UserError: a flag is missing or does not fit the search of the workdir, or no trial has
@@ -93,14 +94,14 @@ def run(options: Options) -> None:
     trials, stopped = Trials(plan, workdir, study, dimensions), ""
     try:
         stopped = _run_trials(options.parallel or 1, plan, workdir, study, trials)
-    finally:  # a search that failed has found something, too
+    finally:  # a search that failed may have complete trials
         report.write_result(plan, study, workdir)
         _show(plan, study, dimensions, workdir)
     if stopped:
         print(f"tftpu: Stopped by {stopped}: the same command continues.", file=sys.stderr)
         sys.exit(ExitCode.PREEMPTED)
     if not report.rank_complete(plan, study.get_trials(deepcopy=False)):
-        raise UserError("No trial is complete, so nothing was found: its reason is above.")
+        raise UserError("No trial is complete, so nothing was found: the reason is above.")
 
 
 def _show(plan: "Plan", study: Any, dimensions: "list[Dimension]", workdir: str) -> None:
@@ -123,21 +124,21 @@ def _resolve_workdir(options: Options) -> str:
 
 
 def _check_alone(options: Options) -> None:
-    """Raises `UserError` for flags of a search that runs trials."""
+    """Raises `UserError` for flags that only a search that runs trials has."""
     if options.join or options.parallel is not None:
         raise UserError("--report runs no trials: leave out --join and --parallel.")
 
 
 def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
-    """Returns the plan of the workdir, whose flags are not given again, and its config."""
+    """Returns the plan of the workdir, and its config; its flags must not be given again."""
     from tftpu.launch.search import plan as plans
 
     for name in ("overrides", *plans.GIVEN):
         if getattr(options, name) not in (None, "", ()):
             given = options.overrides[0] if name == "overrides" else f"--{name}"
             raise UserError(
-                f"The search in {workdir!r} has its own plan, so {given} cannot change it: "
-                "leave it out."
+                f"The search in {workdir!r} has its own plan, which {given} cannot change: leave "
+                "it out."
             )
     plan = plans.read_recorded(workdir)
     if plan is None:
@@ -148,16 +149,16 @@ def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
         and not own_code.has_been_named(plan.config)
     ):
         raise UserError(
-            f"The search in {workdir!r} was made with the config {plan.config}, which is code: "
-            "if you trust it, give the place of that file on this machine, --config=FILE.py."
+            f"The search in {workdir!r} was made with the config {plan.config}, which is code. If "
+            "you trust it, give the path of that file on this machine with --config=FILE.py."
         )
-    # A config of one's own lies elsewhere on another machine.
+    # The user's own config may have another path on another machine.
     plan = dataclasses.replace(plan, config=options.config or plan.config)
     experiment = config_flags.load(plan.config, list(plan.overrides))
     if options.join and not options.config and isinstance(experiment.data, examples.Examples):
         raise UserError(
-            f"The search in {workdir!r} trains on examples of a TFX pipeline, and its files may "
-            "name any transform graph, which is a program: if you trust them, give the config, "
+            f"The search in {workdir!r} trains on examples of a TFX pipeline. Its files may name "
+            "any transform graph, which is a program. If you trust them, give the config with "
             f"--config={plan.config}."
         )
     changed = plans.describe_differences(plan.fields, plans.extract_fields(experiment))
@@ -172,7 +173,7 @@ def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
 
 
 def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
-    """Returns the plan that the flags describe, after checks that need no data; and its config."""
+    """Returns the plan that the flags describe, and its config, after checks that need no data."""
     from tftpu.launch.search import checks
     from tftpu.launch.search import plan as plans
     from tftpu.tpu.slices import parse_slice
@@ -183,7 +184,9 @@ def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
     if options.slice:
         parse_slice(options.slice)
     elif options.budget_usd is not None:
-        raise UserError("--budget_usd needs the --slice=NAME that the trials are priced for.")
+        raise UserError(
+            "--budget_usd needs --slice=NAME, the slice that the trials are priced for."
+        )
     given = {name: getattr(options, name) for name in plans.GIVEN}
     given["space"] = options.space or config_flags.load_space(options.config)
     given["metric"] = checks.choose_metric(options.metric, options.overrides, experiment)
@@ -199,7 +202,7 @@ def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
 def _check(
     options: Options, plan: "Plan", experiment: "Experiment", dimensions: "list[Dimension]"
 ) -> None:
-    """Raises `UserError` for what would fail in every trial, or in some."""
+    """Raises `UserError` for mistakes that would make all trials fail, or some of them."""
     from tftpu.launch.search import checks, pricing
 
     _check_devices(experiment.cluster, options.parallel or 1)
@@ -238,14 +241,14 @@ def _run_trials(parallel: int, plan: "Plan", workdir: str, study: Any, trials: "
 
 
 def _check_devices(cluster: Any, parallel: int) -> None:
-    """Chooses Keras's backend for the trials; refuses more of them than the devices can hold."""
+    """Chooses Keras's backend for the trials, which the devices must have room for."""
     from tftpu.engines import selection
     from tftpu.tpu import environment
 
     selection.choose_backend(cluster)
     if selection.find_task(cluster).count > 1:
         raise UserError(
-            "tftpu search trains each trial on one host: run it on one host of the pod, or on "
+            "tftpu search trains each trial on one host. Run it on one host of the pod, or on "
             "several machines with --join."
         )
     if parallel > 1 and environment.has_tpu() and cluster.tpu != "none":

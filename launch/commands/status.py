@@ -19,7 +19,7 @@ from tftpu.runtime import goodput
 from tftpu.storage import files, locks, side_files
 from tftpu.storage import lines as line_files
 
-# Seconds without an update after which a run in a bucket counts as dead; it writes every 10 s.
+# Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
 _IN_WORDS = {
     "starting": "starting: no step is trained yet",
@@ -44,7 +44,7 @@ def run(options: Options) -> None:
     """Prints the state of each run.
 
     Raises:
-        UserError: there is no run in one of the workdirs; those of the others are printed.
+        UserError: there is no run in one of the workdirs; the states of the others are printed.
     """
     found, missing = [], []
     for workdir in options.workdirs:
@@ -71,8 +71,8 @@ def read_status(workdir: str) -> dict[str, Any]:
         return {"workdir": workdir, "state": "starting"}
     if account is None and files.exists(files.join(workdir, "search.json")):
         raise UserError(
-            f"{workdir!r} holds a search, whose runs are in trials/NNNN/run: "
-            f"`tftpu search --report --workdir={workdir}` shows it."
+            f"{workdir!r} holds a search, whose runs are in trials/NNNN/run. To show it, run "
+            f"`tftpu search --report --workdir={workdir}`."
         )
     if account is None:
         raise UserError(f"There is no run in {workdir!r}: it has no {goodput.FILE}.")
@@ -82,7 +82,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     facts = dataclasses.asdict(account.facts)
     del facts["global_batch_size"]
     metrics = _read_last_metrics(workdir)
-    # goodput.json is written every 10 s, metrics.jsonl at every log line.
+    # goodput.json is written every 10 s, and metrics.jsonl at every log line.
     logged = max((int(last["step"]) for last in metrics.values()), default=0)
     facts["step"] = max(facts["step"] or 0, logged)
     return {
@@ -140,7 +140,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
 
 
 def _is_alive(workdir: str, account: goodput.Record) -> bool:
-    """Returns whether a process uses the workdir: it holds the lock, or wrote recently."""
+    """Returns whether a process uses the workdir: it holds the lock, or has written recently."""
     held = locks.is_locked(workdir)
     return abs(time.time() - account.updated) < _SILENT if held is None else held
 

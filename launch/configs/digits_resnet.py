@@ -1,4 +1,4 @@
-"""A small ResNet on 8x8 handwritten digits: all of tftpu in a minute.
+"""A small ResNet on 8x8 digits, to try all of tftpu in a minute.
 
     tftpu train --config=digits_resnet
 

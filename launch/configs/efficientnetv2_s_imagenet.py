@@ -31,7 +31,7 @@ def get_config() -> Experiment:
             learning_rate=0.5,
             momentum=0.9,
             warmup_steps=5 * epoch,
-            # torchvision's is 2e-5 in the gradient, which a momentum of 0.9 multiplies by 10.
+            # torchvision adds 2e-5 to the gradient, and its momentum of 0.9 multiplies that by 10.
             weight_decay=2e-4,
         ),
         train=TrainConfig(

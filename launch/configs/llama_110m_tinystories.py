@@ -2,9 +2,9 @@
 
     tftpu train --config=llama_110m_tinystories --config.data.data_dir=gs://BUCKET/tinystories
 
-Recipe: the defaults of train.py in karpathy/llama2.c, whose README reports a loss of 0.760 on
-the validation stories for this size. Its windows cross from story to story; here attention and
-loss do not, so the numbers are close, not equal. Not run here. `data_dir` is a folder of packed
+Recipe: the defaults of train.py in karpathy/llama2.c, whose README reports a loss of 0.760 on the
+validation stories for this size. Its windows cross from one story to the next, but here attention
+and loss do not, so the numbers are close, not equal. Not run here. `data_dir` is a folder of packed
 shards made with the tokenizer.json of Llama 2 (32,000 tokens) and a context of 1024; see `tftpu
 data convert`.
 """

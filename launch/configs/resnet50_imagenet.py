@@ -18,7 +18,7 @@ from tftpu.input_pipelines.sources import StreamedImages
 
 IMAGES = 1_281_167
 BATCH = 1024
-EPOCH = IMAGES // BATCH  # steps
+EPOCH = IMAGES // BATCH  # steps of an epoch
 
 
 def get_config() -> Experiment:
@@ -32,7 +32,8 @@ def get_config() -> Experiment:
             warmup_steps=5 * EPOCH,
             decay="step",
             decay_steps=(30 * EPOCH, 60 * EPOCH, 80 * EPOCH),
-            # Decoupled: the paper's 1e-4 is in the gradient, and momentum multiplies it by 10.
+            # Decoupled weight decay: the paper adds 1e-4 to the gradient, which momentum multiplies
+            # by 10.
             weight_decay=1e-3,
         ),
         train=TrainConfig(

@@ -11,7 +11,7 @@ _NEEDED = ["storage.objects.create", "storage.objects.get", "storage.objects.lis
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """Returns the facts for the top of the report: where credentials are, never a secret."""
+    """Returns the facts for the top of the report: where the credentials are, but no secret."""
     path = _locate_credentials(machine)
     if path is not None and path.exists():
         return {"Credentials": f"{_read(path).get('type', 'unknown')} in {path}"}
@@ -21,10 +21,10 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def find_problems(machine: Machine, buckets: list[str]) -> list[Problem]:
-    """Finds what keeps this machine from using Google Cloud.
+    """Finds the problems that keep this machine from using Google Cloud.
 
     Args:
-        machine: the one to examine.
+        machine: the machine to examine.
         buckets: names of the buckets that the run needs.
     """
     path = _locate_credentials(machine)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem: the fault, why it matters, and the command that fixes it."""
+    """A problem: what is wrong, why it matters, and the command that fixes it."""
 
-    name: str  # stable between versions, for scripts that read --json
+    name: str  # the same in every version, for scripts that read --json
     what: str
     why: str
     command: str
@@ -21,10 +21,10 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine to examine; by default the one of this process.
+    """A machine to examine; by default the one on which this process runs.
 
     Attributes:
-        site: folders that packages are imported from.
+        site: the folders from which packages are imported.
         root: root of the file system.
         environ: environment variables.
         python: version of Python.
@@ -36,7 +36,7 @@ class Machine:
     python: tuple[int, int] = sys.version_info[:2]
 
     def find_distribution(self, name: str) -> importlib.metadata.Distribution | None:
-        """Returns an installed distribution; of two of one name, the one that is imported."""
+        """Returns an installed distribution; of two with one name, the one that is imported."""
         found = importlib.metadata.distributions(name=name, path=list(self.site))
         return next(iter(found), None)
 

@@ -5,7 +5,7 @@ import urllib.request
 
 from tftpu.launch.diagnosis.machine import Machine
 
-_TIMEOUT_S = 0.5  # the server is on the machine itself, or nowhere
+_TIMEOUT_S = 0.5  # seconds; a metadata server is on the machine itself and answers at once
 
 
 def describe(machine: Machine) -> dict[str, str]:
@@ -36,8 +36,8 @@ def read_attribute(machine: Machine, name: str) -> str | None:
     """Returns an attribute of the machine from Google Cloud's metadata server, or None."""
     if machine.environ.get("NO_GCE_CHECK", "").lower() == "true":
         return None
-    # Google's client libraries use the same variable. The address needs no name server, which
-    # might hang.
+    # Google's client libraries use the same variable. The address needs no name server, which might
+    # not answer.
     host = machine.environ.get("GCE_METADATA_HOST", "169.254.169.254")
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/instance/attributes/{name}",

@@ -6,7 +6,7 @@ from tftpu.errors import UserError
 from tftpu.launch.diagnosis import settings, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
-# Problems with which no step would be trained. The others are printed: they may not matter here.
+# Problems with which no step can be trained. Others may not matter to this run: they are printed.
 _FATAL = frozenset(
     {
         *("damaged-wheel", "keras-version", "libtpu-version", "no-libtpu", "no-tensorboard"),
@@ -19,7 +19,7 @@ def check(machine: Machine) -> None:
     """Prints the problems of a machine to stderr; imports no TensorFlow.
 
     Raises:
-        UserError: with one of them, training is not possible.
+        UserError: one of the problems makes training impossible.
     """
     found = wheels.find_problems(machine, has_tpu=bool(tpu.list_devices(machine)))
     found += tpu.find_problems(machine) + settings.find_problems(machine)

@@ -9,7 +9,7 @@ from typing import Any
 from tftpu.launch import failures
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
-_TIMEOUT_S = 120  # for a TPU that does not answer
+_TIMEOUT_S = 120  # seconds to wait for a TPU that does not answer
 _MARK = "tftpu-doctor:"
 _TENSORFLOW = f"""
 import json
@@ -33,13 +33,13 @@ def ask_tensorflow(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
     """Returns the fact for the report, and the problem if TensorFlow does not answer.
 
     Args:
-        machine: its environment variables are used; the packages are those of this process.
+        machine: the machine whose environment variables are used; the packages are this process's.
     """
     seen, problems = _run_program(_TENSORFLOW, "tensorflow", "TensorFlow", machine)
     if seen is None:
         return {}, problems
     kernels = "with" if seen["tpu_kernels"] else "without"
-    # The TPU wheel lists the system device of a TPU even where there is none.
+    # TensorFlow's wheel for TPUs lists a TPU's system device even where there is no TPU.
     devices = [name for name in seen["devices"] if name != "TPU_SYSTEM"]
     fact = f"{', '.join(devices)}; version {seen['version']}, {kernels} TPU kernels"
     return {"TensorFlow sees": fact}, []
@@ -49,7 +49,7 @@ def ask_jax(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
     """Returns the fact for the report, and the problem if JAX does not answer.
 
     Args:
-        machine: as for `ask_tensorflow`.
+        machine: see `ask_tensorflow`.
     """
     seen, problems = _run_program(_JAX, "jax", "JAX", machine)
     if seen is None:
@@ -61,7 +61,7 @@ def ask_jax(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
 def _run_program(
     program: str, package: str, name: str, machine: Machine
 ) -> tuple[dict[str, Any] | None, list[Problem]]:
-    """Returns what a program prints after the mark, or the problem that keeps it from doing so."""
+    """Returns a program's output after the mark, or the problem if it does not print the mark."""
     environ = {**machine.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     try:
         done = subprocess.run(

@@ -1,9 +1,9 @@
-"""Settings of a user's account and shell that change what Keras computes, or keep it from it."""
+"""Settings of a user's account and shell that change what Keras computes, or make it fail."""
 
 from tftpu.engines import backend
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
-# Each changes roundings or random numbers of a run that is otherwise the same, or its dtypes.
+# Each of these variables changes a run's rounding, its random numbers or its dtypes.
 _VARIABLES = (
     *("JAX_ENABLE_X64", "JAX_DEFAULT_DTYPE_BITS", "JAX_DEFAULT_MATMUL_PRECISION"),
     *("JAX_THREEFRY_PARTITIONABLE", "JAX_DEFAULT_PRNG_IMPL", "JAX_NUMPY_DTYPE_PROMOTION"),
@@ -19,14 +19,14 @@ _DEFAULTS = {
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """Returns the facts for the top of the report: what changes the numbers of a run."""
+    """Returns the facts for the top of the report: settings that change the numbers of a run."""
     found = [f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ]
     found += [f"{text} in keras.json" for text in _list_changed(machine)]
     return {"Changes numbers": ", ".join(found) or "nothing is set"}
 
 
 def find_problems(machine: Machine) -> list[Problem]:
-    """Finds settings of Keras with which nothing is trained, or other models than elsewhere."""
+    """Finds Keras settings with which training fails, or trains other models than elsewhere."""
     found = []
     name = machine.environ.get("KERAS_BACKEND") or backend.SERVED[0]
     if name not in backend.SERVED:
@@ -38,7 +38,8 @@ def find_problems(machine: Machine) -> list[Problem]:
                 "unset KERAS_BACKEND",
             )
         )
-    if machine.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1"):  # as TensorFlow reads
+    # The values that TensorFlow reads as true.
+    if machine.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1"):
         found.append(
             Problem(
                 "legacy-keras",
@@ -72,7 +73,7 @@ def find_problems(machine: Machine) -> list[Problem]:
 
 
 def _list_changed(machine: Machine) -> list[str]:
-    """Returns what Keras's file sets to something else than Keras would."""
+    """Returns the settings in Keras's file that differ from Keras's defaults."""
     settings = backend.read_settings(machine.environ) or {}
     return [
         f"{name}={settings[name]!r}"

@@ -1,4 +1,4 @@
-"""Finds the TPU of this machine, the process that uses it, and wrong variables."""
+"""Finds the TPU of this machine, the process that uses it, and wrong environment variables."""
 
 import glob
 import os
@@ -33,7 +33,7 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def find_problems(machine: Machine) -> list[Problem]:
-    """Finds what keeps TensorFlow from using the TPU, apart from the installed packages."""
+    """Finds the problems, except packages, that keep TensorFlow from using the TPU."""
     if list_devices(machine):
         found = [
             _find_holder(machine) or _find_stale_lockfile(machine),
@@ -60,7 +60,7 @@ def _find_holder(machine: Machine) -> Problem | None:
 
 
 def _open_files(process: Path) -> set[str]:
-    """Returns the files a process has open, relative to the root; none without permission."""
+    """Returns the files that a process has open, relative to the root; none without permission."""
     links = glob.glob(f"{process}/fd/*")
     return {_read_link(link).lstrip("/") for link in links}
 
@@ -68,7 +68,7 @@ def _open_files(process: Path) -> set[str]:
 def _read_link(path: str) -> str:
     try:
         return os.readlink(path)
-    except OSError:  # closed in the meantime
+    except OSError:  # the process has closed the file meanwhile
         return ""
 
 

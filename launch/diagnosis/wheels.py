@@ -1,4 +1,4 @@
-"""Examines the installed packages: TensorFlow's wheels, their files, and packages to match."""
+"""Examines the installed packages: TensorFlow's wheels, their files, and matching packages."""
 
 import base64
 import csv
@@ -14,9 +14,10 @@ from tftpu.tpu import environment
 
 WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 PYTHONS = ((3, 11), (3, 13))
-# The libtpu that a release of tensorflow-tpu runs with. 2.20.0 declares ~=0.0.14, which allows
-# releases from 0.0.46 on; these lack ConfigureDistributedTpuOp_DoWork, and the import aborts.
-LIBTPU = {"2.19": ("0.0.10", "0.0.11"), "2.20": ("0.0.14", "0.0.46")}  # from, below
+# The libtpu versions that each release of tensorflow-tpu runs with. Release 2.20.0 requires
+# ~=0.0.14, which allows versions from 0.0.46 on. These lack ConfigureDistributedTpuOp_DoWork, so
+# the import aborts.
+LIBTPU = {"2.19": ("0.0.10", "0.0.11"), "2.20": ("0.0.14", "0.0.46")}  # first, first unsupported
 _TPU_WHEELS = "'tensorflow-tpu==2.20.0' 'libtpu==0.0.14'"
 _HASHED_FILES = 12
 
@@ -42,7 +43,7 @@ def find_problems(machine: Machine, has_tpu: bool) -> list[Problem]:
     """Finds problems with the installed packages.
 
     Args:
-        machine: the one to examine.
+        machine: the machine to examine.
         has_tpu: whether the machine has a TPU, which needs the TPU wheel.
     """
     installed = _find_installed(machine)
@@ -79,7 +80,7 @@ def _find_python_problem(machine: Machine) -> Problem | None:
 
 
 def jax_drives_tpus(machine: Machine) -> bool:
-    """Returns whether JAX can use a TPU with a machine's packages, and TensorFlow cannot."""
+    """Returns whether JAX can use a TPU with a machine's packages, but TensorFlow cannot."""
     return environment.can_jax_drive_tpus(lambda name: machine.find_version(name) is not None)
 
 
@@ -277,7 +278,7 @@ def _find_gcs_plugin_problem(
     machine: Machine, installed: dict[str, Distribution]
 ) -> Problem | None:
     name = "tensorflow-io-gcs-filesystem"
-    # TensorFlow 2.19 needs it; since 2.20 it has gs:// built in.
+    # TensorFlow 2.19 needs tensorflow-io-gcs-filesystem; since 2.20 it has gs:// built in.
     older = any(_parse_version(dist.version) < (2, 20) for dist in installed.values())
     if not machine.find_version(name) or older:
         return None
@@ -295,10 +296,10 @@ def _find_installed(machine: Machine) -> dict[str, Distribution]:
 
 
 def _find_owner(installed: dict[str, Distribution]) -> str | None:
-    """Returns the wheel whose recorded hashes the files have; None if they are mixed.
+    """Returns the wheel whose recorded hashes match the files; None if the files are mixed.
 
-    Only files on which the records disagree are hashed, smallest first: the big libraries are a
-    gigabyte.
+    Only files on which the records disagree are hashed, the smallest first, because the large
+    libraries have a gigabyte.
     """
     records = {name: _read_record(distribution) for name, distribution in installed.items()}
     paths = {path for record in records.values() for path in record if _is_tensorflow(path)}
@@ -314,7 +315,7 @@ def _find_owner(installed: dict[str, Distribution]) -> str | None:
 
 
 def _find_damaged(distribution: Distribution) -> list[str]:
-    """Returns files of a wheel that are missing or of another size, and changed small ones."""
+    """Returns files of a wheel that are missing or have another size, and changed small files."""
     record, folder = _read_record(distribution), _locate_folder(distribution)
     files = {path: entry for path, entry in record.items() if _is_tensorflow(path)}
     wrong = [path for path, entry in files.items() if not _has_size(folder / path, entry[1])]

@@ -1,9 +1,9 @@
 """Steps of tftpu for Kubeflow Pipelines, which Vertex AI Pipelines runs as well.
 
-Each step is a command of tftpu with its flags as parameters: `convert`, `check`, `search`,
-`train`, `evaluate`, `export` and `predict`; `new_run` names the folder of a run of the pipeline,
-and `gate` ends it where a metric is not good enough. `training_pipeline` joins them. The extra
-`kfp` installs what they need.
+Each step is a command of tftpu with its flags as parameters: `convert`, `check`, `search`, `train`,
+`evaluate`, `export` and `predict`. `new_run` names the folder of a pipeline run, and `gate` ends
+the pipeline if a metric is not good enough. `training_pipeline` joins them. The extra `kfp`
+installs what they need.
 """
 
 from tftpu import installation

@@ -1,4 +1,4 @@
-"""The pipeline that joins the steps: data, training, evaluation, and what a good model is for."""
+"""The pipeline that joins the steps: data, training, evaluation, and the use of a good model."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ from kfp import dsl
 from tftpu.errors import UserError
 from tftpu.launch.kfp import steps
 
-RETRIES = 3  # of a search and of a training, which resume
-_WAIT = "60s"  # before the first of them
+RETRIES = 3  # retries of a search and of a training, which resume
+_WAIT = "60s"  # the wait before the first retry
 
 Task = Any  # `dsl.PipelineTask`
-Text = Any  # a string, or a parameter of the pipeline
+Text = Any  # a Python string, or a parameter of the pipeline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,15 @@ class PipelinePlan:
 
     Attributes:
         image: container image of the steps.
-        source: what to convert first, as `tftpu data convert --source`; None: the data is there.
-        convert_flags: further flags of that command.
-        predict: what to predict in the end, as `tftpu predict --input`; None: nothing.
-        search: space of a search before the training; None: there is none.
-        search_flags: further flags of that command.
+        source: what to convert first, as for `tftpu data convert --source`; None: the data exist
+            already.
+        convert_flags: further flags of `tftpu data convert`.
+        predict: what to predict in the end, as for `tftpu predict --input`; None: nothing.
+        search: the space of a search before the training; None: no search.
+        search_flags: further flags of `tftpu search`.
         train: makes the task that trains in a folder; None: `steps.train`, repeated if it fails.
         run: placeholder that names each run of the pipeline.
-        setup: what `tftpu launch` sent, for its pipelines.
+        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
     """
 
     image: str
@@ -47,7 +48,7 @@ class PipelinePlan:
 
         Args:
             config: name of a config, or path of one in the image.
-            workdir: folder in which each run of the pipeline gets one of its own.
+            workdir: the folder in which each run of the pipeline gets its own folder.
             gate: condition of the gate.
             overrides: changes of the config, as on the command line.
         """
@@ -84,7 +85,7 @@ class PipelinePlan:
         return made.after(*before) if before else made
 
     def _add_task(self, step: Callable[..., Task], **arguments: Text) -> Task:
-        # A folder of the same name may hold other data tomorrow: nothing is taken from a cache.
+        # Caching is off, because a folder of the same name may hold other data tomorrow.
         return step(**arguments).set_container_image(self.image).set_caching_options(False)
 
 
@@ -110,18 +111,18 @@ def training_pipeline(
     Args:
         image: container image of the steps, with tftpu, its extra kfp, and your own code.
         source: what to convert first, such as "images:gs://BUCKET/photos"; the config's
-            `data.data_dir` is then the result. None: the data of the config is there.
+            `data.data_dir` is then the result. None: the config's data exist already.
         convert_flags: further flags of `tftpu data convert`.
         predict: what to predict after the gate, such as "images:gs://BUCKET/new"; None: nothing.
-        search: space of a search before the training, which then takes the best values, such as
-            ["optimizer.learning_rate=log:1e-4..1e-1"]; []: that of the config. None: no search.
+        search: the space of a search before the training, which then uses the best values, such as
+            ["optimizer.learning_rate=log:1e-4..1e-1"]; []: the config's space. None: no search.
         search_flags: further flags of `tftpu search`, such as "--config.train.steps=100".
 
     Raises:
         UserError: `search` is not a list.
     """
     if isinstance(search, str):
-        raise UserError(f"search={search!r} is a text: give a list of them, [{search!r}].")
+        raise UserError(f"search={search!r} is a text: give a list of texts, [{search!r}].")
     layout = PipelinePlan(
         image=image,
         source=source,

@@ -1,11 +1,11 @@
-"""The steps: each runs a command of tftpu, and records what it made as an artifact.
+"""The steps: each runs a command of tftpu, and records its result as an artifact.
 
 A step is a lightweight Python component: Kubeflow Pipelines copies the source of its function into
-the compiled pipeline, so that a function imports what it needs itself. Every folder is given, local
-or gs://, and an artifact only names it: tftpu reads and writes buckets by itself, and a run has to
-be found again when its step is repeated.
+the compiled pipeline, so each function imports what it needs. Every folder (local or gs://) is a
+parameter, and an artifact only names it: tftpu itself reads and writes buckets, and a repeated step
+must find its run again.
 
-Steps are ordered by what they take from one another, or by `.after`.
+Steps are ordered by the results that they pass to each other, or by `.after`.
 """
 
 from typing import Any
@@ -15,7 +15,8 @@ from kfp import dsl
 from tftpu.launch.run.conditions import find_unmet
 from tftpu.version import __version__
 
-IMAGE = f"tftpu:{__version__}"  # of launch/Dockerfile; `set_container_image` names another
+# The image of launch/Dockerfile; `set_container_image` names another one.
+IMAGE = f"tftpu:{__version__}"
 
 
 def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
@@ -36,7 +37,8 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
     if not setup and not os.path.exists(program):
         sys.exit(f"There is no {program}: the image of a step has to have tftpu in its Python.")
     command = [program, *words]
-    if setup:  # shell functions of `tftpu launch`: `train` runs the command of `arguments`
+    # The shell functions are those of `tftpu launch`; `train` runs the command in `arguments`.
+    if setup:
         script = f"{setup}\narguments=({shlex.join(words)})\nreceive\ninstall\ntrain"
         command = ["bash", "-c", script]
     print("tftpu", shlex.join(words), flush=True)
@@ -48,10 +50,10 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
         for process in running:
             process.send_signal(number)
 
-    earlier = signal.signal(signal.SIGTERM, forward)  # a training saves before it ends
+    earlier = signal.signal(signal.SIGTERM, forward)  # a training saves a checkpoint before it ends
     process = subprocess.Popen(command)
     running.append(process)
-    if notices:  # before there was a process
+    if notices:  # a signal arrived before the process was started
         process.send_signal(notices[0])
     code = process.wait()
     signal.signal(signal.SIGTERM, earlier)
@@ -68,9 +70,10 @@ def _format_code_flag(config: str) -> list[str]:
 
 
 def _write_place(artifact: Any, place: str, **about: str) -> None:
-    """Lets an artifact name a place, in its file and in its metadata.
+    """Writes a path into an artifact's file and into its metadata.
 
-    Its own address stays as it is: Kubeflow refuses one that is outside of the pipeline's root.
+    The artifact's own address does not change, because Kubeflow rejects addresses outside of the
+    pipeline's root.
     """
     artifact.metadata.update(about, place=place)
     with open(artifact.path, "w") as file:
@@ -86,13 +89,13 @@ _step = dsl.component(
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[find_unmet])
 def new_run(workdir: str, run: str, condition: str = "") -> str:
-    """Names the folder of this run of the pipeline, before anything is done.
+    """Names the folder of this pipeline run, before any other step.
 
     Args:
         workdir: folder for the runs, local or gs://.
-        run: what names this one: `dsl.PIPELINE_JOB_ID_PLACEHOLDER`. Kubeflow fills a placeholder in
-            where it is the whole value of a parameter, and nowhere else.
-        condition: of the gate behind the training, to be read now.
+        run: the name of this run, `dsl.PIPELINE_JOB_ID_PLACEHOLDER`. Kubeflow replaces a
+            placeholder only if it is the whole value of a parameter.
+        condition: the condition of the gate after the training, which is checked early here.
 
     Returns:
         The folder.
@@ -100,7 +103,7 @@ def new_run(workdir: str, run: str, condition: str = "") -> str:
     import sys
 
     if any(sign in workdir for sign in "\"'\\"):
-        sys.exit(f"The workdir {workdir!r} has a quote or a backslash in it: choose another name.")
+        sys.exit(f"The workdir {workdir!r} contains a quote or a backslash: choose another name.")
     try:
         find_unmet(condition or "loss<=inf", {})
     except ValueError as error:
@@ -119,11 +122,11 @@ def convert(
     """Converts a source to shards: `tftpu data convert`.
 
     Args:
-        source: such as "images:gs://BUCKET/photos".
+        source: the source, such as "images:gs://BUCKET/photos".
         output: folder of the data set.
-        dataset: names that folder.
-        flags: further ones of the command.
-        setup: what `tftpu launch` sent, for its pipelines.
+        dataset: the artifact that names that folder.
+        flags: further flags of the command.
+        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
     """
     _run_tftpu(["data", "convert", f"--source={source}", f"--output={output}"], flags, setup)
     _write_place(dataset, output, source=source)
@@ -137,10 +140,10 @@ def check(
 
     Args:
         config: name of a config, or path of one in the image.
-        data_dir: folder of the data; "": that of the config.
-        overrides: changes of it, as on the command line.
-        condition: of the gate behind the training: its metrics are those of the config.
-        setup: what `tftpu launch` sent, for its pipelines.
+        data_dir: the folder of the data; "": the config's own.
+        overrides: changes of the config, as on the command line.
+        condition: the condition of the gate after the training, whose metrics must be the config's.
+        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
     """
     words = [f"--config.data.data_dir={data_dir}"] if data_dir else []
     words += [f"--gate={condition}"] if condition else []
@@ -163,13 +166,13 @@ def search(
     Args:
         config: name of a config, or path of one in the image.
         workdir: folder of the search, which outlasts the machine.
-        space: fields and their values, such as "optimizer.learning_rate=log:1e-4..1e-1"; empty:
-            that of the config.
-        trials: number of them.
-        data_dir: folder of the data; "": that of the config.
+        space: fields and their values, such as "optimizer.learning_rate=log:1e-4..1e-1"; empty: the
+            config's space.
+        trials: the number of trials.
+        data_dir: the folder of the data; "": the config's own.
         overrides: changes of the config, as on the command line.
-        flags: further ones of the command, and changes for the search alone.
-        setup: what `tftpu launch` sent, for its pipelines.
+        flags: further flags of the command, and changes of the config for the search only.
+        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
 
     Returns:
         The best values, for `best` of `train`.
@@ -200,11 +203,11 @@ def train(
     Args:
         config: name of a config, or path of one in the image.
         workdir: folder of the run, which outlasts the machine.
-        run: names that folder.
-        data_dir: folder of the data; "": that of the config.
+        run: the artifact that names that folder.
+        data_dir: the folder of the data; "": the config's own.
         overrides: changes of the config, and other flags, as on the command line.
-        best: what `search` returned.
-        setup: what `tftpu launch` sent, for its pipelines.
+        best: the values that `search` returned.
+        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
     """
     words = ["train", f"--config={config}", f"--workdir={workdir}"]
     words += [f"--config.data.data_dir={data_dir}"] if data_dir else []
@@ -220,9 +223,10 @@ def evaluate(
 
     Args:
         workdir: folder of the run.
-        metrics: loss and metrics on the evaluation split; the file holds what the command wrote.
-        config: path of the run's config in the image, where it is your own.
-        setup: what `tftpu launch` sent, for its pipelines.
+        metrics: the artifact with loss and metrics on the evaluation split; its file is the
+            command's output.
+        config: the path of the run's config in the image, if it is your own.
+        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
     """
     import json
     import os
@@ -235,7 +239,7 @@ def evaluate(
         _run_tftpu([*words, *_format_code_flag(config)], "", setup)
         with open(path) as file:
             found = json.load(file)
-        # The artifact may be in a mounted bucket, in which files are not renamed.
+        # The artifact may be in a mounted bucket, where files cannot be renamed.
         shutil.copyfile(path, metrics.path)
     metrics.metadata["step"] = found["step"]
     for name, value in found["metrics"].items():
@@ -245,10 +249,10 @@ def evaluate(
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False, additional_funcs=[find_unmet])
 def gate(metrics: dsl.Input[dsl.Metrics], condition: str) -> None:
-    """Ends the pipeline, with the reason, unless a metric is good enough.
+    """Ends the pipeline with a reason unless the metrics are good enough.
 
     Args:
-        metrics: of `evaluate`.
+        metrics: the metrics that `evaluate` has written.
         condition: "METRIC>=NUMBER" or "METRIC<=NUMBER"; several with commas in between.
     """
     import json
@@ -278,11 +282,12 @@ def export(
 
     Args:
         workdir: folder of the run.
-        output: place of the export, whose ending names its format: without one, a SavedModel.
-        model: names that place.
-        config: path of the run's config in the image, where it is your own.
-        flags: further ones of the command.
-        setup: what `tftpu launch` sent, for its pipelines.
+        output: the path of the export. Its ending chooses the format; without an ending, it is a
+            SavedModel.
+        model: the artifact that names that path.
+        config: the path of the run's config in the image, if it is your own.
+        flags: further flags of the command.
+        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
     """
     words = ["export", f"--workdir={workdir}", f"--to={output}"]
     _run_tftpu([*words, *_format_code_flag(config)], flags, setup)
@@ -303,12 +308,12 @@ def predict(
 
     Args:
         workdir: folder of the run.
-        input: such as "images:gs://BUCKET/new".
+        input: the input, such as "images:gs://BUCKET/new".
         output: folder of the predictions.
-        predictions: names that folder.
-        config: path of the run's config in the image, where it is your own.
-        flags: further ones of the command.
-        setup: what `tftpu launch` sent, for its pipelines.
+        predictions: the artifact that names that folder.
+        config: the path of the run's config in the image, if it is your own.
+        flags: further flags of the command.
+        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
     """
     words = ["predict", f"--workdir={workdir}", f"--input={input}", f"--output={output}"]
     _run_tftpu([*words, *_format_code_flag(config)], flags, setup)

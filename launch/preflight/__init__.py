@@ -1,1 +1,1 @@
-"""Preflight of an experiment: its check, its reports, and the choice of a mesh."""
+"""Preflight of an experiment: the check, its reports, and the choice of a mesh."""

@@ -66,7 +66,7 @@ def check(
     Raises:
         UserError: as `tftpu.preflight.check` does, or the precision is not native to TPUs.
     """
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on this machine's GPUs
     from tftpu import input_pipelines, preflight
     from tftpu.launch.run.experiment import build_model, resolve_length
 
@@ -91,16 +91,16 @@ def check_text(
     verbose: bool,
     time_limit: float,
 ) -> "list[WritingReport]":
-    """Prints and returns what text costs that the model of an experiment writes.
+    """Prints and returns the price of text that the model of an experiment writes.
 
     Args: as for `check`; and
 
-        rows: texts that a device writes at once.
+        rows: the number of texts that a device writes at once.
 
     Raises:
         UserError: as `tftpu.preflight.writing.check_writing` does.
     """
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs here
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on this machine's GPUs
     from tftpu.launch.run.experiment import build_layers
     from tftpu.preflight.writing import check_writing, print_writing
 
@@ -123,8 +123,8 @@ def check_text(
 def _check_precision(experiment: Experiment) -> None:
     if experiment.train.precision == "mixed_float16":
         raise UserError(
-            "train.precision=mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which "
-            "is native and needs no loss scale."
+            "train.precision=mixed_float16 is slow on a TPU, which emulates it: use "
+            "mixed_bfloat16, which is native and needs no loss scale."
         )
 
 
@@ -143,7 +143,7 @@ def print_report(report: "Report", explain: bool) -> None:
 
 
 def print_comparison(before: "tuple[str, Report]", after: "tuple[str, Report]") -> None:
-    """Prints what changed between two reports, each with what to call it.
+    """Prints the changes between two reports, which are given with their names.
 
     Raises:
         UserError: they have no slice in common.
@@ -155,7 +155,7 @@ def print_comparison(before: "tuple[str, Report]", after: "tuple[str, Report]") 
 
 
 def _build_console() -> "Console":
-    """Returns the terminal, or for output that is piped, one wide enough for every column."""
+    """Returns the terminal; for piped output, a console that is wide enough for every column."""
     from rich.console import Console
 
     from tftpu.preflight.report import WIDTH
@@ -182,13 +182,13 @@ def _build_options(experiment: Experiment) -> "PreflightOptions":
         recomputing=_build_recomputing(experiment),
     )
     norm_batch = getattr(experiment.model, "norm_batch", None)
-    if isinstance(norm_batch, int):  # batch statistics need full groups of examples
+    if isinstance(norm_batch, int):  # batch statistics need complete groups of examples
         options.batch_unit = norm_batch
     return options
 
 
 def _build_recomputing(experiment: Experiment) -> "Callable[[str], keras.Model] | None":
-    """Returns a builder of the model with another `remat`; None if it has no such option."""
+    """Returns a function that builds the model with another `remat`; None without that option."""
     from tftpu.launch.run.experiment import build_model
 
     if getattr(experiment.model, "remat", None) != "none":

@@ -1,8 +1,8 @@
-"""Reports of `tftpu preflight` that a repeated command gives again, without TensorFlow.
+"""Kept reports of `tftpu preflight`, which a repeated command prints without TensorFlow.
 
-Only for configs that come with tftpu, whatever their overrides, and data whose batches follow from
-the config alone. What a user's own code reads while it builds a model is not known, so that code is
-run each time; its compiled program is cached as any other.
+Reports are kept only for configs that come with tftpu (with any overrides), and for data whose
+batches follow from the config alone. It is unknown what a user's own code reads while it builds a
+model, so such code runs each time. Its compiled program is cached like any other.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 _PARTS = ("tftpu", "tftpu.models", "tftpu.input_pipelines", "tftpu.launch")
 _DATA = (sources.Images, sources.Text, sources.StreamedImages, sources.Tokens)
-# Differ between terminals, and decide nothing.
+# Variables that differ between terminals and do not change the report.
 _UNRELATED = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}
 
 
 def compute_key(
     config: str, experiment: Experiment, slices: list[str], prices: dict[str, float]
 ) -> str | None:
-    """Returns the name under which a report is kept; None if it may follow from anything else.
+    """Returns the name under which a report is kept; None if it may depend on anything else.
 
     Args:
         config: name of the config, or its path.
-        experiment: as it was loaded.
-        slices: their names.
+        experiment: the experiment as it was loaded.
+        slices: the names of the slices.
         prices: US dollars per chip-hour that replace the list prices.
     """
     plain_data = type(experiment.data) in _DATA and experiment.train.epochs is None
@@ -49,7 +49,7 @@ def compute_key(
         return None
     try:
         plain = to_json(keras_objects.describe_callbacks(experiment))
-    except UserError:  # it holds what cannot be written down
+    except UserError:  # the config holds a value that JSON cannot hold
         return None
     environment = {name: value for name, value in os.environ.items() if name not in _UNRELATED}
     parts = (
@@ -60,7 +60,7 @@ def compute_key(
 
 
 def find(name: str | None) -> "Report | None":
-    """Returns the report that was kept under a name, None if there is none."""
+    """Returns the report that was kept under a name; None if there is none."""
     path = _locate_report(name) if name else ""
     if not name or not files.exists(path):
         return None
@@ -68,15 +68,15 @@ def find(name: str | None) -> "Report | None":
 
     try:
         return read_report(path)
-    except UserError:  # a full disk may have cut it short
+    except UserError:  # a full disk may have truncated the file
         return None
 
 
 def keep(name: str | None, report: "Report") -> None:
-    """Keeps a report, if the step fits on all its slices: others may be failures of the moment.
+    """Keeps a report if the step fits on all its slices; other reports may be temporary failures.
 
     Args:
-        name: as `key` returned it.
+        name: the name as `key` returned it.
         report: the report.
     """
     if name and all(item.fits for item in report.slices):
@@ -90,7 +90,7 @@ def _locate_report(name: str) -> str:
 
 
 def _hash_code() -> str:
-    """Returns the digest of tftpu's own code, and of the installed packages' lists of files."""
+    """Returns the digest of tftpu's own code and of the installed packages' file lists."""
     own = [path for folder in _list_own_folders() for path in Path(folder).rglob("*.py")]
     lists = [
         path

@@ -1,4 +1,4 @@
-"""The mesh of a run that leaves it to tftpu, with --config.cluster.mesh=auto."""
+"""Chooses the mesh of a run with --config.cluster.mesh=auto."""
 
 import json
 import os
@@ -20,15 +20,15 @@ from tftpu.tpu.slices import GENERATIONS
 def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
     """Returns the mesh for a config on the devices of this machine.
 
-    On a TPU, preflight compiles the step, in its own process: the mesh is the one that cuts
-    the model least among those that fit. On other hardware each device holds the whole model.
+    On a TPU, preflight compiles the step in its own process. Of the meshes that fit, it takes the
+    one that shards the model least. On other hardware, each device holds the whole model.
 
     Args:
-        cluster: of the config.
+        cluster: the cluster of the config.
         words: the config and its overrides, as on the command line.
 
     Raises:
-        UserError: no mesh fits, or the slice is not known.
+        UserError: no mesh fits, or the slice is unknown.
     """
     if cluster.mesh != AUTO:
         return cluster.mesh
@@ -45,11 +45,11 @@ def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
 
 
 def find_fitting(slice_name: str, words: Sequence[str]) -> str:
-    """Returns the mesh of a slice that cuts a config's model least among those that fit.
+    """Returns, of a slice's meshes that fit, the one that shards a config's model least.
 
     Args:
-        slice_name: such as "v5e-8".
-        words: as for `chosen`.
+        slice_name: the name of the slice, such as "v5e-8".
+        words: see `choose_mesh`.
 
     Raises:
         UserError: no mesh fits.
@@ -65,8 +65,8 @@ def find_fitting(slice_name: str, words: Sequence[str]) -> str:
         )
         if done.returncode and not report.exists():
             raise UserError(
-                f"cluster.mesh=auto: preflight for {slice_name} failed, as said above. Set the "
-                "mesh, such as --config.cluster.mesh=fsdp:-1, to train without it."
+                f"cluster.mesh=auto: preflight for {slice_name} failed for the reason above. To "
+                "train without preflight, set the mesh, such as --config.cluster.mesh=fsdp:-1."
             )
         [found] = json.loads(report.read_text())["slices"]
     if not found["fits"]:

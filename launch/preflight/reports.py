@@ -27,7 +27,7 @@ def read(flag: str, given: str) -> "Report":
         given: the value of the flag.
 
     Raises:
-        UserError: there is none, or it is not one of this version.
+        UserError: there is no report, or another version wrote it.
     """
     from tftpu.preflight.saved import read_report
 
@@ -35,14 +35,14 @@ def read(flag: str, given: str) -> "Report":
     if not files.exists(path):
         near = did_you_mean(given, config_flags.list_names()) if flag == "compare" else ""
         raise UserError(
-            f"--{flag}={given}: there is no report {path}. Give a {FILE} that `tftpu "
-            f"preflight` wrote, or its folder{', or a config' if near else ''}.{near}"
+            f"--{flag}={given}: there is no report {path}. Give a {FILE} that `tftpu preflight` "
+            f"has written, or its folder{', or a config' if near else ''}.{near}"
         )
     return read_report(path)
 
 
 def read_step_times(workdir: str, replicas: int) -> str:
-    """Returns the step times predicted for a number of replicas, as "v3-8: 123 ms"; "" if none."""
+    """Returns the predicted step times for a number of replicas, as "v3-8: 123 ms"; "" if none."""
     found = [
         f"{item['slice']}: {format_duration(item['step_ms'] / 1e3)}"
         for item in _read_slices(workdir)
@@ -52,7 +52,7 @@ def read_step_times(workdir: str, replicas: int) -> str:
 
 
 def read_rates(workdir: str) -> dict[str, float]:
-    """Returns the examples per second that each slice is predicted to take, by its name."""
+    """Returns the predicted examples per second of each slice, by its name."""
     return {
         item["slice"]: item["examples_per_second"]
         for item in _read_slices(workdir)
@@ -67,7 +67,7 @@ def _read_slices(workdir: str) -> list[dict[str, Any]]:
 
 
 def _is_slice(item: Any) -> bool:
-    """Returns whether an item is one that `tftpu preflight` writes."""
+    """Returns whether an item has the form that `tftpu preflight` writes."""
     if not isinstance(item, dict) or not side_files.is_text(item.get("slice")):
         return False
     numbers = (item.get(name) for name in ("step_ms", "replicas", "examples_per_second"))

@@ -18,10 +18,10 @@ _MIB = 2**20
 
 
 def format_lines(experiment: Experiment) -> Iterator[str]:
-    """Yields the lines of the table, and the totals. Nothing is allocated for the model.
+    """Yields the lines of the table, and the totals. It allocates no memory for the model.
 
     Args:
-        experiment: validated; its mesh has a size for every axis that it names.
+        experiment: a validated experiment. Its mesh has a size for every axis that it names.
 
     Raises:
         UserError: there is no such mesh, or it does not fit the model.
@@ -48,25 +48,25 @@ def format_lines(experiment: Experiment) -> Iterator[str]:
 def _build_layout(
     experiment: Experiment,
 ) -> tuple[Layout, keras.Model, keras.optimizers.Optimizer]:
-    """Returns the layout of an experiment's model, the model and its optimizer, without values.
+    """Returns the layout of an experiment's model, the model, and its optimizer, without values.
 
     Raises:
-        UserError: there is no mesh, its sizes are not all known, or it does not fit the model.
+        UserError: there is no mesh, some of its sizes are unknown, or it does not fit the model.
     """
     given = experiment.cluster.mesh
     if given in (None, AUTO) or -1 in parse_mesh(given).values():
         raise UserError(
-            f"--sharding needs a mesh with all of its sizes, and the config's is {given!r}: set it "
-            "as in --config.cluster.mesh=fsdp:8."
+            f"--sharding needs a mesh with all of its sizes, but the config has {given!r}: set a "
+            "mesh such as --config.cluster.mesh=fsdp:8."
         )
-    selection.connect("none", 1, "jax")  # whatever devices this machine has
+    selection.connect("none", 1, "jax")  # the table does not depend on the devices of this machine
     experiment = build.resolve_length(experiment)
     with keras.StatelessScope(initialize_variables=False):
         model = build.build_layers(experiment)
     if not model.built or build.has_objectives(experiment):
         raise UserError(
-            "--sharding shows models that are built when they are made and have one optimizer, "
-            f"and that of {type(experiment.model).__name__} is another."
+            "--sharding works only with models that are built when they are made and have one "
+            f"optimizer, but {type(experiment.model).__name__} makes another kind."
         )
     optimizer = build.build_optimizer(experiment)
     with keras.StatelessScope(initialize_variables=False):

@@ -1,1 +1,1 @@
-"""One run: built from its experiment, trained, ended, and used afterwards."""
+"""One run: how it is built from an experiment, trained, ended, and used afterwards."""

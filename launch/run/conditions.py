@@ -1,6 +1,6 @@
 """Conditions on metrics, such as those of a gate.
 
-Steps of Kubeflow Pipelines copy the source of `find_unmet`, which therefore imports what it needs.
+Steps of Kubeflow Pipelines copy the source of `find_unmet`, so it imports what it needs itself.
 """
 
 from tftpu.config import DataConfig, Experiment, ModelConfig
@@ -8,14 +8,14 @@ from tftpu.errors import UserError, did_you_mean
 
 
 def find_unmet(condition: str, metrics: dict[str, float | None]) -> list[str]:
-    """Returns why metrics do not meet a condition; nothing if they do.
+    """Returns the reasons why metrics do not meet a condition; [] if they do.
 
     Args:
-        condition: "METRIC>=NUMBER" or "METRIC<=NUMBER"; several with commas in between.
-        metrics: values by name; None is one that is not finite.
+        condition: "METRIC>=NUMBER" or "METRIC<=NUMBER", or several of these with commas in between.
+        metrics: the values by name; None stands for a value that is not finite.
 
     Raises:
-        ValueError: the condition is not of that form.
+        ValueError: the condition has another form.
     """
     import re
 
@@ -40,12 +40,12 @@ def find_unmet(condition: str, metrics: dict[str, float | None]) -> list[str]:
 
 
 def check(flag: str, condition: str, experiment: Experiment) -> None:
-    """Raises `UserError` for a condition that cannot be read, or is on a metric that there is not.
+    """Raises `UserError` for a condition that cannot be read or that names an unknown metric.
 
     Args:
-        flag: that gives the condition, for the error.
-        condition: as for `find_unmet`.
-        experiment: whose evaluation is meant.
+        flag: the flag that gives the condition, for the error.
+        condition: see `find_unmet`.
+        experiment: the experiment whose evaluation is meant.
     """
     check_form(flag, condition)
     for part in condition.split(","):
@@ -58,19 +58,20 @@ def check_form(flag: str, condition: str) -> None:
         find_unmet(condition, {})
     except ValueError as error:
         raise UserError(
-            f"{flag}={condition}: {error}, such as {flag}='accuracy>=0.95', in quotes."
+            f"{flag}={condition}: {error}. Write, for example, {flag}='accuracy>=0.95', in quotes."
         ) from error
 
 
 def check_metric(flag: str, metric: str, experiment: Experiment) -> None:
-    """Raises `UserError` for a metric that no evaluation of a config can have.
+    """Raises `UserError` for a metric that the evaluation of a config cannot have.
 
-    The names of a config's own metrics are known once its model is built, and are not checked.
+    The names of a config's own metrics are only known after its model is built, so they are not
+    checked.
     """
     data = type(experiment.data)
     if data.evaluation is DataConfig.evaluation:
         raise UserError(
-            f"{data.__name__} has no evaluation data, which {flag} needs: add a method "
+            f"{flag} needs evaluation data, but {data.__name__} has none: add a method "
             "evaluation(self, context)."
         )
     given = (experiment.loss, experiment.metrics, experiment.weighted_metrics)
@@ -80,6 +81,6 @@ def check_metric(flag: str, metric: str, experiment: Experiment) -> None:
     known = ["loss", "accuracy", *(["bits_per_token"] if experiment.data.per_token else [])]
     if metric not in known:
         raise UserError(
-            f"{flag}={metric}: the evaluation of {data.__name__} has {', '.join(known)}."
-            f"{did_you_mean(metric, known)}"
+            f"{flag}={metric}: the evaluation of {data.__name__} has only "
+            f"{', '.join(known)}.{did_you_mean(metric, known)}"
         )

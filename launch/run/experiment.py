@@ -47,13 +47,12 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     """Builds and compiles the model of an experiment, in the current scope of an engine.
 
     Args:
-        experiment: validated, with a length in steps.
-        jit_compile: True, False or "auto" for Keras's own `fit`, which annotates it as text only;
-            the trainer of tftpu ignores it.
+        experiment: a validated experiment with a length in steps.
+        jit_compile: True, False or "auto", for Keras's own `fit`; tftpu's trainer ignores it.
     """
     model = build_layers(experiment)
     if has_objectives(experiment):
-        return model  # which trains by them
+        return model  # the model trains with its objectives
     loss, metrics, weighted = _build_loss_and_metrics(experiment)
     model.compile(
         optimizer=build_optimizer(experiment),
@@ -66,7 +65,7 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
 
 
 def build_layers(experiment: Experiment) -> keras.Model:
-    """Builds the model of an experiment, not compiled, in the current scope of an engine."""
+    """Builds the model of an experiment, without compiling it, in an engine's current scope."""
     keras.utils.set_random_seed(experiment.train.seed)
     with failures_of_class(experiment.model, "build"):
         model = models.build(experiment.model)
@@ -83,7 +82,7 @@ def build_layers(experiment: Experiment) -> keras.Model:
 def build_plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
     """Returns the model of a trainer as evaluation sees it, not compiled and without adapters.
 
-    Its weights are the averages where those are kept, and adapters are merged into them.
+    Its weights are the averages if those are kept, and adapters are merged into them.
     """
     plain = build_layers(dataclasses.replace(experiment, model=remove_adapters(experiment)))
     models.assign_merged(plain, trainer.model, trainer.executor.averaged_weights())
@@ -108,9 +107,10 @@ def build_trainer(
     """Builds the model and the trainer of an experiment, in the current scope of an engine.
 
     Args:
-        experiment: validated, with a length in steps.
+        experiment: a validated experiment with a length in steps.
         workdir: folder of the run, local or `gs://`; None writes nothing.
-        change: returns another model of the same variables, such as one with further outputs.
+        change: a function that returns another model with the same variables, such as one with
+            further outputs.
     """
     model = change(build_model(experiment))
     return Trainer(
@@ -125,10 +125,10 @@ def build_trainer(
 
 
 def has_objectives(experiment: Experiment) -> bool:
-    """Returns whether the model of an experiment brings loss functions of its own.
+    """Returns whether the model of an experiment has its own loss functions.
 
     Raises:
-        UserError: the experiment names a loss or metrics as well.
+        UserError: the experiment also sets a loss or metrics.
     """
     own = type(experiment.model).objectives is not ModelConfig.objectives
     named = ("loss", "metrics", "weighted_metrics")
@@ -136,27 +136,27 @@ def has_objectives(experiment: Experiment) -> bool:
     given += ["train.label_smoothing"] if experiment.train.label_smoothing else []
     if own and given:
         raise UserError(
-            f"{type(experiment.model).__name__} has objectives() with loss functions of its own, "
-            f"and the experiment sets {given[0]}: leave that out."
+            f"{type(experiment.model).__name__} has objectives() with its own loss functions, so "
+            f"leave out the experiment's {given[0]}."
         )
     return own
 
 
 def build_objectives(experiment: Experiment, model: keras.Model) -> "Sequence[Objective]":
-    """Returns the objectives of a model of an experiment; empty if it is compiled with its loss."""
+    """Returns the objectives of an experiment's model; [] if it is compiled with its loss."""
     with failures_of_class(experiment.model, "objectives"):
         return tuple(experiment.model.objectives(model))
 
 
 def resolve_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
-    """Returns the experiment with its length in steps, converted from epochs where it has those.
+    """Returns the experiment with its length in steps, which may be converted from epochs.
 
     Args:
-        experiment: with a length in steps or epochs.
-        pipeline: the training split; None opens it if it is needed.
+        experiment: the experiment with a length in steps or epochs.
+        pipeline: the training split; None: it is opened if it is needed.
 
     Raises:
-        UserError: the length is given in epochs, and the number of examples is not known.
+        UserError: the length is given in epochs, but the number of examples is unknown.
     """
     train = experiment.train
     if train.epochs is None:
@@ -171,7 +171,7 @@ def resolve_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
 
 
 def list_hyperparameters(experiment: Experiment) -> dict[str, bool | int | float | str]:
-    """Returns the fields of an experiment that have a value, by path: "optimizer.name"."""
+    """Returns the fields of an experiment that have a value, by path, such as "optimizer.name"."""
     found: dict[str, Any] = {}
     for group in dataclasses.fields(experiment):
         value = getattr(experiment, group.name)
@@ -190,20 +190,20 @@ def list_hyperparameters(experiment: Experiment) -> dict[str, bool | int | float
 def load_initial_weights(experiment: Experiment, trainer: Trainer) -> str:
     """Loads the weights of `model.init_from` into a new run; a resumed run keeps its own.
 
-    Weights below adapters are not in its checkpoints, and are loaded again.
+    Weights below adapters are not in the run's checkpoints, so they are loaded again.
 
     Returns:
         A message about what was loaded; "" if nothing was.
 
     Raises:
-        UserError: the weights do not fit the model. A head of another shape is left as it is.
+        UserError: the weights do not fit the model. A head with another shape keeps its initial
+            weights.
     """
     config = experiment.model
     path, resumes = config.init_from, trainer.has_checkpoint()
     if config.lora and not path and type(config).__module__ == sizes.__name__:
         raise UserError(
-            f"model.lora={config.lora} adapts trained weights, and there are none: name them by "
-            "model.init_from."
+            f"model.lora={config.lora} adapts trained weights: name them with model.init_from."
         )
     if not path or (resumes and not config.lora):
         return ""
@@ -212,10 +212,10 @@ def load_initial_weights(experiment: Experiment, trainer: Trainer) -> str:
 
 
 def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
-    """Returns a function that gives a model the weights below its adapters, if it has any.
+    """Returns a function that loads the weights below a model's adapters, if it has adapters.
 
-    A checkpoint lacks them. The function returns its model, and raises `UserError` for weights that
-    do not fit.
+    Checkpoints do not contain these weights. The function returns the model, and raises `UserError`
+    if the weights do not fit.
     """
 
     def load(model: keras.Model) -> keras.Model:
@@ -250,7 +250,7 @@ def _build_loss_and_metrics(experiment: Experiment) -> tuple[Any, Any, Any]:
 
 
 def _build_default_metrics(data: DataConfig) -> tuple[list[keras.Metric], list[keras.Metric]]:
-    """Returns the metrics of class labels: those without and those with weights per example."""
+    """Returns the metrics of class labels: those without weights of examples, and those with."""
     found: list[keras.Metric] = [Accuracy()]
     if data.per_token:
         found = [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]

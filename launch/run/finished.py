@@ -1,4 +1,4 @@
-"""A run in a workdir: its experiment, and its trainer with the best checkpoint."""
+"""Loads the run in a workdir: its experiment, and its trainer with the best checkpoint."""
 
 import dataclasses
 import json
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
 
 _T = TypeVar("_T")
-_LENGTH = 1 << 30  # steps, of no schedule's concern
+_LENGTH = 1 << 30  # steps; any length will do, because no schedule is used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishedRunOptions(Overrides):
-    """The option of a command for finished runs that names their code."""
+    """The option that names the code of a finished run."""
 
     config: str | None = flag(
         None,
@@ -48,9 +48,9 @@ class RestoredRun(NamedTuple):
     """A run with its best checkpoint.
 
     Attributes:
-        trainer: with the weights of the checkpoint.
-        step: of the checkpoint.
-        evaluation: the evaluation split; None: the data has none, or was not opened.
+        trainer: the trainer with the weights of the checkpoint.
+        step: the step of the checkpoint.
+        evaluation: the evaluation split; None: the data have none, or were not opened.
     """
 
     trainer: "Trainer"
@@ -59,14 +59,15 @@ class RestoredRun(NamedTuple):
 
 
 def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> Experiment:
-    """Loads the experiment of a workdir; its devices are selected again.
+    """Loads the experiment of a workdir. Its devices are chosen for this machine.
 
     Args:
         workdir: folder of the run.
-        options: with the config of a run that a script made, or of one whose code has moved.
+        options: options with the config, for a run that a script made or whose code has moved.
 
     Raises:
-        UserError: there is no run in the workdir, its code is not found, or it names a program.
+        UserError: there is no run in the workdir, its code is not found, or it names a program that
+            the user has not named.
     """
     config = options.config if options else None
     overrides = list(options.overrides) if options else []
@@ -74,7 +75,8 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     if files.exists(path):
         experiment = _load_recorded(files.read(path), workdir, config)
         for change in overrides:
-            # The digest tells whether other weights below adapters are the same.
+            # Other weights below the adapters may be named: a digest tells whether they are the
+            # same.
             if not (experiment.model.lora and change.startswith("--config.model.init_from=")):
                 raise UserError(
                     f"The run in {workdir!r} has a config.json, so {change} cannot change it."
@@ -84,10 +86,10 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
         raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
     elif config is None:
         raise UserError(
-            f"The run in {workdir!r} was made by a script with tftpu.Trainer, so that no "
-            "config.json says how to build its model and read its data. Evaluate it in the script, "
-            "after trainer.restore_for_evaluation(data); or give a config that describes the same "
-            "model and data: --config=FILE.py."
+            f"The run in {workdir!r} was made by a script with tftpu.Trainer, so no config.json "
+            "describes its model and its data. Evaluate it in the script, after "
+            "trainer.restore_for_evaluation(data), or give a config with the same model and "
+            "data: --config=FILE.py."
         )
     else:
         experiment = config_flags.load(config, overrides)
@@ -110,14 +112,14 @@ def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
     from tftpu import input_pipelines
 
     seen = evaluation = build.build_evaluation_data(experiment)
-    if evaluation is None:  # a batch tells the shapes of the model's inputs
+    if evaluation is None:  # a batch gives the shapes of the model's inputs
         training = build.build_training_data(experiment)
         seen = input_pipelines.starting_at(training, 0).take(1)
     return _restore(build, engine, experiment, workdir, seen, evaluation)
 
 
 def restore_without_data(experiment: Experiment, workdir: str) -> RestoredRun:
-    """Restores the same on a machine that may not have the data, from the shapes of a batch.
+    """Restores the run on a machine that may not have the data, from the shapes of a batch.
 
     Raises:
         UserError: there is no checkpoint yet.
@@ -140,13 +142,14 @@ def restore_for_records(
     read: "Callable[[], tuple[_T, Any]]",
     change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
 ) -> "tuple[RestoredRun, _T]":
-    """Restores the same to predict records that are read on this machine.
+    """Restores the run to predict records that are read on this machine.
 
     Args:
-        experiment: of the run.
+        experiment: the experiment of the run.
         workdir: folder of the run.
-        read: returns records, and a batch of their features; called once TensorFlow is loaded.
-        change: as for `launch.experiment.build_trainer`.
+        read: a function that returns records and a batch of their features. It is called after
+            TensorFlow is loaded.
+        change: see `launch.experiment.build_trainer`.
 
     Raises:
         UserError: there is no checkpoint yet.
@@ -157,7 +160,7 @@ def restore_for_records(
 
 
 def read_class_names(experiment: Experiment) -> list[str] | None:
-    """Returns the names of the classes by class id; None, after a warning, without the data."""
+    """Returns the names of the classes by class id; without the data, warns and returns None."""
     from tftpu import input_pipelines
 
     try:
@@ -169,7 +172,7 @@ def read_class_names(experiment: Experiment) -> list[str] | None:
 
 
 def _prepare_engine(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
-    """Connects; returns the module that builds experiments, once TensorFlow is loaded."""
+    """Loads TensorFlow and connects; returns the module that builds experiments."""
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     import tftpu
@@ -181,7 +184,7 @@ def _prepare_engine(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
 
 
 def set_placeholder_length(experiment: Experiment) -> Experiment:
-    """Returns an experiment with a length, which is not asked of its data: nothing is trained."""
+    """Returns an experiment with any length, because nothing is trained and no data are asked."""
     train = dataclasses.replace(experiment.train, steps=_LENGTH, epochs=None)
     return dataclasses.replace(experiment, train=train)
 
@@ -205,23 +208,24 @@ def _restore(
 
 
 def _check_transform_graph(experiment: Experiment) -> None:
-    """Checks that a config.json whose config the user did not name has no transform graph.
+    """Checks that a config.json names no transform graph, unless the user named its config.
 
-    A graph is a program that can read and write files, and anybody may have changed its place.
+    A graph is a program that can read and write files, and anybody may have changed its path.
 
     Raises:
-        UserError: it has one.
+        UserError: it names a transform graph.
     """
     data = experiment.data
     if isinstance(data, examples.Examples) and data.transform_graph:
         raise UserError(
             f"config.json names the transform graph {data.transform_graph!r}, a program that the "
-            "command would run: if you trust it, give the config of the run, --config=FILE.py."
+            "command would run. If you trust it, give the config of the run with "
+            "--config=FILE.py."
         )
 
 
 def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
-    """Returns the experiment of a config.json, after its own code was made importable."""
+    """Returns the experiment of a config.json, after making its own code importable."""
     try:
         recorded = json.loads(text).get("config_file", "")
     except (ValueError, AttributeError, RecursionError) as error:
@@ -235,8 +239,8 @@ def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
         file = config or recorded
         code = own_code.find_code(file)
         if code is None:
-            raise UserError(f"--config={config}: give the file, such as path/to/{config}.py.")
-        quieten_tensorflow()  # which the file may import
+            raise UserError(f"--config={config} must be a file, such as path/to/{config}.py.")
+        quieten_tensorflow()  # the config's file may import TensorFlow
         with own_code.failures_of(f"The config {file!r}", code.folder):
             own_code.import_config(code)
         own, imported, written = own_code.list_modules(code)
@@ -246,6 +250,6 @@ def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
         if not recorded or config:
             raise
         raise UserError(
-            f"{error} The run in {workdir!r} was made with the config {recorded}, which is code: "
-            "if you trust it, give the place of that file on this machine, --config=FILE.py."
+            f"{error} The run in {workdir!r} was made with the config {recorded}, which is code. "
+            "If you trust it, give the path of that file on this machine with --config=FILE.py."
         ) from error

@@ -1,4 +1,4 @@
-"""`result.json` in the workdir of a run or a search: what it came to, for programs that read it."""
+"""`result.json` in the workdir of a run or a search: the result, for other programs."""
 
 import json
 import math
@@ -17,9 +17,9 @@ class BestCheckpoint(NamedTuple):
     """The checkpoint that is marked as the best, as in `checkpoints/best`.
 
     Attributes:
-        step: of the checkpoint.
-        metric: of the evaluation there.
-        value: of the metric.
+        step: the step of the checkpoint.
+        metric: the name of the evaluation metric.
+        value: the value of the metric.
     """
 
     step: int
@@ -31,11 +31,12 @@ class RunResult(TypedDict):
     """The result of a run that is over.
 
     Attributes:
-        steps: number of training steps done.
+        steps: the number of training steps that were done.
         seconds: wall time over all starts of the run.
-        usd: cost at list price, on demand; null if the machine has no known price.
-        evaluation: metrics of the last evaluation by name; null for one that is not finite.
-        best: step, metric and value of the best checkpoint; null if none is marked.
+        usd: the cost in dollars at the on-demand list price; null if the machine's price is
+            unknown.
+        evaluation: the metrics of the last evaluation by name; null for a value that is not finite.
+        best: the step, the metric and the value of the best checkpoint; null if none is marked.
     """
 
     steps: int
@@ -49,9 +50,9 @@ class BestTrial(TypedDict):
     """The best trial of a search.
 
     Attributes:
-        trial: number of the trial.
-        metric: that the search compares.
-        value: of the metric.
+        trial: the number of the trial.
+        metric: the metric that the search compares.
+        value: the value of the metric.
         overrides: arguments of `tftpu train` that set the trial's values.
     """
 
@@ -65,9 +66,9 @@ class SearchResult(TypedDict):
     """The result of a search with at least one complete trial.
 
     Attributes:
-        trials: number of trials.
-        complete: number of those that are complete.
-        best: the best one.
+        trials: the number of trials.
+        complete: the number of complete trials.
+        best: the best trial.
     """
 
     trials: int
@@ -79,7 +80,7 @@ def write(trainer: "Trainer", evaluation: dict[str, float], workdir: str) -> Non
     """Writes the result of a run that is over.
 
     Args:
-        trainer: after `fit`.
+        trainer: the trainer after `fit`.
         evaluation: metrics of the last evaluation; a value that is not finite becomes null.
         workdir: folder of the run, claimed by this process.
     """

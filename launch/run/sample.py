@@ -13,20 +13,20 @@ from tftpu.launch.startup import quieten_xla
 from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
-# Less babble than at a temperature of 1, less repetition than at 0. A larger vocabulary than bytes
-# has tokens of no meaning.
+# A temperature of 0.8 babbles less than 1 and repeats less than 0. Tokens beyond those of bytes are
+# excluded: they have no meaning in a larger vocabulary.
 _SAMPLING = Sampling(0.8, tokens=ByteCodec.size)
 
 
 def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
-    """Draws a sample from a model of bytes, one byte at a time; returns "" for any other model.
+    """Draws a sample from a byte model, one byte at a time; returns "" for any other model.
 
-    Several hosts would have to draw together, so that they draw none.
+    Several hosts would have to draw together, so no sample is drawn on several hosts.
 
     Args:
-        experiment: of the trainer; its seed is the seed of the sample.
+        experiment: the experiment of the trainer; its seed is the seed of the sample.
         trainer: trained or restored.
-        length: bytes to draw after the prompt.
+        length: the number of bytes to draw after the prompt.
     """
     if not isinstance(experiment.data, sources.Text) or trainer.hosts.count > 1:
         return ""
@@ -35,12 +35,12 @@ def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> st
         writer = _build_writer(trainer, experiment.data.context)
         for [part] in writer.write([Row(prompt, length, _SAMPLING, seed)], every=length):
             written += part
-    except UserError:  # a model of one's own that does not write, such as a classifier
+    except UserError:  # the user's own model cannot write text; it may be a classifier
         return ""
     return PROMPT + ByteCodec().build_decoder(prompt)(written)
 
 
-# Every evaluation of a run draws a sample: by the executor, what is compiled for it.
+# Keeps what is compiled for each executor, because every evaluation of a run draws a sample.
 _WRITERS: weakref.WeakKeyDictionary[Executor, Writer] = weakref.WeakKeyDictionary()
 
 

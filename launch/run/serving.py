@@ -1,4 +1,4 @@
-"""A run as the server of models calls it."""
+"""Prepares a run for the model server and for exports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,8 +24,8 @@ class ServedRun(NamedTuple):
     """A run that answers requests.
 
     Attributes:
-        model: answers with arrays, or with text.
-        step: of its checkpoint.
+        model: the model, which answers with arrays or with text.
+        step: the step of its checkpoint.
     """
 
     model: "Served | Language"
@@ -38,7 +38,7 @@ class LanguageOptions(NamedTuple):
     Attributes:
         tokenizer: see `texts.choose_codec`.
         stop: see `texts.find_stop_token`.
-        tokens: the most that a request may ask for; the server limits them.
+        tokens: the most tokens that a request may ask for.
     """
 
     tokenizer: str | None
@@ -53,11 +53,11 @@ def restore_served_run(
 
     Args:
         workdir: folder of the run.
-        options: as for `finished.load_experiment`.
-        for_texts: which the run has to be for, where any of them is given.
+        options: see `finished.load_experiment`.
+        for_texts: the options that need a language model, if any of them is given.
 
     Raises:
-        UserError: there is no such run, or nothing says what its tokens mean.
+        UserError: there is no such run, or the meaning of its tokens is unknown.
     """
     experiment = finished.load_experiment(workdir, options)
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
@@ -69,7 +69,8 @@ def restore_served_run(
     given = [f"--{name}" for name, value in for_texts._asdict().items() if value is not None]
     if given:
         raise UserError(
-            f"{given[0]} is for language models, and the run in {workdir!r} is of none: {refused}"
+            f"{given[0]} works only with language models, and the run in {workdir!r} did not "
+            f"train one: {refused}"
         )
     from tftpu.inference.server import served
 
@@ -86,20 +87,21 @@ def build_serving(
     inputs: Sequence[str] | None = None,
     labels: bool = True,
 ) -> "Serving":
-    """Returns the model with the weights that evaluation uses, and what it takes and returns.
+    """Returns the model with the weights of an evaluation, and its inputs and outputs.
 
     Args:
-        trainer: restored for evaluation.
-        experiment: of the run.
+        trainer: a trainer that was restored for evaluation.
+        experiment: the experiment of the run.
         quantize: "int8" or "int4" for the weights; None: float32.
-        inputs: of a language model, such as "tokens" and "segments"; None: see `resolve_inputs`.
-        labels: whether it returns the names of classes.
+        inputs: the inputs of a language model, such as "tokens" and "segments"; None: see
+            `resolve_inputs`.
+        labels: whether the model also returns the names of classes.
     """
     from tftpu.inference import quantizing
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.run.experiment import build_plain_model
 
-    model = build_plain_model(experiment, trainer)  # without loss and optimizer
+    model = build_plain_model(experiment, trainer)  # the model has no loss and no optimizer
     with own_code.failures_of_class(experiment.data, "export_inputs"):
         given = experiment.data.export_inputs()
     taken = resolve_inputs(model, experiment.data, given, inputs)
@@ -115,18 +117,19 @@ def resolve_inputs(
     given: ExportInputs | None,
     inputs: Sequence[str] | None = None,
 ) -> tuple["list[Input]", Callable[..., Any]]:
-    """Returns what a run's model takes where it is exported, and what makes its features of that.
+    """Returns an export's inputs, and the function that turns them into the model's features.
 
     Args:
-        model: built.
-        data: that it was trained on.
+        model: the built model.
+        data: the data that it was trained on.
         given: as `data.export_inputs` returns it.
-        inputs: of a language model; None: the features that it was trained on, but those that only
-            rows packed with several documents need.
+        inputs: the inputs of a language model; None: the features that it was trained on, except
+            those that only rows with several packed documents need.
     """
     from tftpu.inference.exporting.serving import TOKENS, build_inputs
 
-    if given is None and not hasattr(model, "input"):  # a subclass of keras.Model
+    # The model is a subclass of keras.Model without a known input.
+    if given is None and not hasattr(model, "input"):
         given = _describe_as_read(data)
     if given is None and inputs is None and isinstance(data, Tokens):
         inputs = (TOKENS,)
@@ -134,7 +137,7 @@ def resolve_inputs(
 
 
 def _describe_as_read(data: DataConfig) -> ExportInputs:
-    """Returns the features of a data set as they are, for a model that does not say its inputs."""
+    """Returns a data set's features as the inputs of a model that does not declare its own."""
     import keras
 
     features = _describe_features(data)
@@ -160,7 +163,7 @@ def _describe_features(data: DataConfig) -> Any:
 
 
 def _explain_refusal(trainer: "Trainer", experiment: Experiment) -> str | None:
-    """Returns why a run is of no language model; None if it is of one."""
+    """Returns why a run did not train a language model; None if it did."""
     import keras
 
     if not all(

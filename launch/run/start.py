@@ -1,6 +1,6 @@
 """Starts or resumes a run: checks what its workdir holds, claims it, and trains in this process.
 
-The options are those of `tftpu train`, which a trial of a search has as well.
+The options are those of `tftpu train`. A trial of a search has the same options.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from tftpu.launch.settings import options as command_options
 from tftpu.launch.settings.options import RunOptions, flag
 from tftpu.storage import files, locks, side_files
 
-# The working directory comes last, and after the package: a folder `tftpu` in it is not that.
+# The working directory is added last, so that a folder `tftpu` in it does not replace the package.
 _MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
-_GROUPS = ("model", "data", "optimizer")  # a run resumes only with the same ones
+_GROUPS = ("model", "data", "optimizer")  # a run resumes only if these are unchanged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Options(RunOptions):
 
 
 def run_training(options: Options, experiment: Experiment, callbacks: Sequence[Any] = ()) -> None:
-    """Trains the experiment of options, with callbacks of Keras in addition to its own."""
+    """Trains the experiment of the options, with further Keras callbacks."""
     if options.watchdog is not None:
         experiment.train.watchdog_seconds = options.watchdog
         experiment.train.validate()
@@ -61,7 +61,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
     task = selection.find_task(experiment.cluster)
     if task.count > 1 and engine == "jax" and experiment.cluster.mesh == AUTO:
         raise UserError(
-            f"cluster.mesh=auto knows the devices of one host, and {task.count} train together: "
+            f"cluster.mesh=auto works on one host only, but {task.count} hosts train together: "
             "set the mesh that `tftpu preflight` chooses for the slice, such as "
             "--config.cluster.mesh=fsdp:-1."
         )
@@ -84,7 +84,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
 
 
 def _supervise(options: Options, workdir: str) -> None:
-    """Runs the command in a separate process, which is restarted if it crashes; exits."""
+    """Runs the command in a separate process, restarts it if it crashes, and exits."""
     from tftpu.launch.run import supervise
 
     again = command_options.to_argv(dataclasses.replace(options, restarts=0))
@@ -93,7 +93,7 @@ def _supervise(options: Options, workdir: str) -> None:
 
 
 def _list_interpreter_flags() -> list[str]:
-    """Returns the flags of this interpreter, and -P: `_MAIN` adds the working directory."""
+    """Returns this interpreter's flags and -P, because `_MAIN` adds the working directory."""
     return ["-P", *["-O"] * sys.flags.optimize]
 
 
@@ -109,41 +109,44 @@ def _check_same_run(
     """Raises `UserError` if the workdir holds checkpoints of another model, data or objective.
 
     Args:
-        experiment: to train.
-        workdir: of the run.
-        read: of `side_files`; a process that writes to the workdir takes its config.json.
+        experiment: the experiment to train.
+        workdir: the workdir of the run.
+        read: `side_files.read`, or `side_files.take` in a process that writes to the workdir.
     """
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
-        return  # nothing to resume, such as after a run that diverged at once
+        return  # nothing to resume; for example, the run diverged at once
     before = read(files.join(workdir, "config.json"), **dict.fromkeys(_GROUPS, object))
-    if before is None:  # the checkpoint itself rejects another model
+    if before is None:  # without config.json, the checkpoint itself rejects another model
         return
-    for group in (*_GROUPS, "loss"):  # a run from before configs had losses has none
+    for group in (*_GROUPS, "loss"):  # older runs recorded no loss in their configs
         now = getattr(experiment, group)
         recorded = _extract_fields(renamed.update_classes(before.get(group)))
         fields = _extract_fields(to_plain(now))
         if dataclasses.is_dataclass(now):
-            recorded = _list_defaults(now) | recorded  # of fields newer than the run
+            # The run is older than some of the fields, which had their defaults.
+            recorded = _list_defaults(now) | recorded
             for name in operational_fields(now):
                 recorded.pop(name, None)
                 fields.pop(name, None)
-        if group == "model" and experiment.model.lora:  # the digest of these weights is compared
+        # A digest of these weights is compared instead of their path.
+        if group == "model" and experiment.model.lora:
             recorded, fields = {**recorded, "init_from": ""}, {**fields, "init_from": ""}
         differing = _list_differences(group, recorded, fields)
         if differing:
             shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")
             raise UserError(
                 f"The workdir {workdir!r} holds a run with another {group} configuration: "
-                f"{shown}. Give this one its own workdir with --workdir=DIR, or remove that run."
+                f"{shown}. Give this run another workdir with --workdir=DIR, or remove that one."
             )
 
 
 def _extract_fields(plain: Any) -> dict[str, Any]:
-    """Returns the fields of a group of a config, as JSON; "" is the group itself without fields."""
+    """Returns the fields of a config's group as JSON; a group without fields has the name ""."""
     if not isinstance(plain, dict) or "class" not in plain:
         return {"": plain}
     description = plain.get("description")
-    if isinstance(description, dict):  # a Keras object, whose name Keras numbers in a process
+    # A Keras object; Keras numbers the names of its objects within a process.
+    if isinstance(description, dict):
         settings = description.get("config")
         settings = settings if isinstance(settings, dict) else {}
         settings = {name: value for name, value in settings.items() if name != "name"}
@@ -152,7 +155,7 @@ def _extract_fields(plain: Any) -> dict[str, Any]:
 
 
 def _list_differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns the fields that change the numbers of a run, as "model.width was 8 and is 16"."""
+    """Returns fields that change a run's results and differ: "model.width was 8 and is 16"."""
     return [
         f"{f'{group}.{name}'.rstrip('.')} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in now | before
@@ -161,6 +164,6 @@ def _list_differences(group: str, before: dict[str, Any], now: dict[str, Any]) -
 
 
 def _list_defaults(config: Any) -> dict[str, Any]:
-    """Returns the defaults of a dataclass as JSON has them."""
+    """Returns the defaults of a dataclass in the form that JSON gives them."""
     fields = dataclasses.fields(config)
     return {f.name: to_plain(f.default) for f in fields if f.default is not dataclasses.MISSING}

@@ -15,7 +15,7 @@ def format_summary(
 
     Args:
         experiment: the experiment of the run.
-        trainer: after `fit`.
+        trainer: the trainer after `fit`.
         results: the metrics of the last evaluation.
         workdir: folder of the run.
     """

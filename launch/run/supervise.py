@@ -13,7 +13,7 @@ from tftpu.errors import ExitCode
 
 _NOT_RESTARTED = (ExitCode.DONE, ExitCode.USER_ERROR, ExitCode.PREEMPTED)
 _LONGEST_WAIT = 60.0
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_PR_SET_PDEATHSIG = 1  # the option PR_SET_PDEATHSIG of prctl(2)
 
 
 def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0) -> int:
@@ -22,13 +22,13 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
     Signals are forwarded to the command, which is not restarted after one.
 
     Args:
-        command: trains in the workdir, and resumes there.
-        workdir: its checkpoints show whether steps were gained.
+        command: the command that trains in the workdir and resumes there.
+        workdir: the workdir, whose checkpoints show whether the run made progress.
         restarts: largest number of restarts.
         first_wait: seconds before the first restart; each wait is twice the one before.
 
     Returns:
-        The exit code of the last run; 128 and the signal's number if one killed it.
+        The exit code of the last run, or 128 plus the number of the signal that killed it.
     """
     child = _ChildProcess(command)
     reached, wait = None, first_wait
@@ -57,7 +57,8 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
 class _ChildProcess:
     """A command in its own process group, so that a terminal's Ctrl-C arrives once.
 
-    It ends with this process, also if that is killed: it would keep the lock of its workdir.
+    It ends when this process ends or is killed, because it would otherwise keep the lock of its
+    workdir.
     """
 
     def __init__(self, command: list[str]):
@@ -68,7 +69,7 @@ class _ChildProcess:
             signal.signal(number, self._forward)
 
     def run(self) -> int:
-        """Runs the command; returns its exit code, or 128 and the signal that killed it."""
+        """Runs the command; returns its exit code, or 128 plus the signal that killed it."""
         self._process = subprocess.Popen(
             self._command, process_group=0, preexec_fn=_build_preexec_fn(os.getpid())
         )
@@ -84,14 +85,14 @@ class _ChildProcess:
 
 
 def _build_preexec_fn(parent: int) -> Callable[[], None] | None:
-    """Returns a function for the child: SIGTERM ends it with its parent, after it saved."""
+    """Returns a function for the child process: SIGTERM lets it save if the parent ends."""
     if not sys.platform.startswith("linux"):
         return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded before the fork
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # the library is loaded before the fork
 
     def prepare() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the call
+        if os.getppid() != parent:  # the parent ended before the call
             os._exit(128 + signal.SIGTERM)
 
     return prepare

@@ -1,4 +1,4 @@
-"""Text as the tokens of a model, and tokens as text."""
+"""Converts text to a model's tokens, and tokens to text."""
 
 import codecs
 import dataclasses
@@ -38,7 +38,7 @@ class Codec(Protocol):
     """A vocabulary.
 
     Attributes:
-        size: number of its tokens.
+        size: the number of its tokens.
     """
 
     size: int
@@ -48,10 +48,10 @@ class Codec(Protocol):
         ...
 
     def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
-        """Returns a function from the next tokens of a text to the characters that they end.
+        """Returns a function that maps a text's next tokens to the characters that they complete.
 
         Args:
-            prompt: the tokens before them.
+            prompt: the tokens before the text.
         """
         ...
 
@@ -65,16 +65,17 @@ class ByteCodec:
         """Returns the bytes of a text.
 
         Raises:
-            UserError: a character of it is half of a pair, which has no bytes.
+            UserError: the text contains half of a surrogate pair, which has no bytes.
         """
         try:
-            found = text.encode(errors="surrogateescape")  # of a shell, whose words may be bytes
+            # Words from a shell may hold bytes that are not UTF-8.
+            found = text.encode(errors="surrogateescape")
         except UnicodeEncodeError as error:
             raise _build_encoding_error(text, error) from error
         return list(found)
 
     def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
-        """Returns a function from the next bytes to the characters that they end."""
+        """Returns a function that maps the next bytes to the characters that they complete."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda tokens: decoder.decode(bytes(tokens))
 
@@ -83,7 +84,7 @@ class TokenizerFile:
     """A file of Hugging Face `tokenizers`.
 
     Args:
-        path: tokenizer.json.
+        path: the path of a tokenizer.json.
 
     Raises:
         UserError: the package is missing, or the file cannot be read.
@@ -98,7 +99,8 @@ class TokenizerFile:
         """Returns the tokens of a text.
 
         Raises:
-            UserError: a character of it is half of a pair, or a byte that is not a character.
+            UserError: the text contains half of a surrogate pair, or a byte that is not a
+                character.
         """
         try:
             text.encode()
@@ -118,7 +120,7 @@ class TokenizerFile:
         return found
 
     def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
-        """Returns a function from the next tokens to the characters that they end."""
+        """Returns a function that maps the next tokens to the characters that they complete."""
         seen = list(prompt)
         said = len(self._tokenizer.decode(seen))
 
@@ -126,7 +128,8 @@ class TokenizerFile:
             nonlocal said
             seen.extend(tokens)
             whole = self._tokenizer.decode(seen)
-            end = max(said, len(whole.rstrip(_UNFINISHED)))  # a prompt may end in that sign itself
+            # A prompt may itself end in the replacement character.
+            end = max(said, len(whole.rstrip(_UNFINISHED)))
             new, said = whole[said:end], end
             return new
 
@@ -144,11 +147,11 @@ def choose_codec(data: DataConfig, tokenizer: str | None = None) -> Codec:
     """Returns the vocabulary of a run.
 
     Args:
-        data: of the run.
-        tokenizer: path of a tokenizer.json; None: the one that the data name, or bytes.
+        data: the data of the run.
+        tokenizer: the path of a tokenizer.json; None: the data's own tokenizer, or bytes.
 
     Raises:
-        UserError: nothing says what the tokens of the data mean.
+        UserError: the meaning of the data's tokens is unknown.
     """
     path = tokenizer or getattr(data, "tokenizer", None)
     if path:
@@ -156,18 +159,18 @@ def choose_codec(data: DataConfig, tokenizer: str | None = None) -> Codec:
     if has_byte_tokens(data):
         return ByteCodec()
     raise UserError(
-        f"Nothing says what the tokens of {type(data).__name__} mean: give the tokenizer that made "
-        "them, --tokenizer=FILE (a tokenizer.json)."
+        f"The meaning of the tokens of {type(data).__name__} is unknown: give the tokenizer that "
+        "made them with --tokenizer=FILE (a tokenizer.json)."
     )
 
 
 def find_stop_token(data: DataConfig, codec: Codec, given: str | None) -> int | None:
-    """Returns the token that ends a text; None: there is none.
+    """Returns the token that ends a text; None if there is none.
 
     Args:
-        data: of the run.
+        data: the data of the run.
         codec: the vocabulary.
-        given: name of the token; None: the one that the data name.
+        given: the name of the token; None: the data's own end token.
 
     Raises:
         UserError: the vocabulary has no such token.
@@ -176,12 +179,15 @@ def find_stop_token(data: DataConfig, codec: Codec, given: str | None) -> int | 
     if name is None:
         return None
     if not isinstance(codec, TokenizerFile):
-        raise UserError("--stop names a token of --tokenizer; the tokens of this run are bytes.")
+        raise UserError(
+            "--stop names a token of --tokenizer, but the tokens of this run are bytes: leave it "
+            "out."
+        )
     return codec.find_token(name)
 
 
 def has_byte_tokens(data: DataConfig) -> bool:
-    """Returns whether data without a tokenizer hold the bytes of UTF-8 text."""
+    """Returns whether data without a tokenizer contain the bytes of UTF-8 text."""
     if isinstance(data, sources.Text) or getattr(data, "train_text", ""):
         return True
     folder = getattr(data, "data_dir", None)

@@ -25,19 +25,19 @@ def train(
     initialise: Callable[[Experiment, Trainer], str] = build.load_initial_weights,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> None:
-    """Trains an experiment up to its steps, and prints its summary.
+    """Trains an experiment to the end of its steps, and prints the summary.
 
     Args:
-        experiment: validated, but not yet for the available devices.
+        experiment: an experiment that is validated, but not yet for the available devices.
         workdir: folder of the run, local or `gs://`, claimed by this process.
-        initialise: gives a new run its first weights; returns a message, or "".
-        callbacks: in addition to those of the experiment.
+        initialise: a function that sets the first weights of a new run; it returns a message or "".
+        callbacks: further callbacks, in addition to those of the experiment.
     """
     engine = build.connect(experiment)
     own_code.validate(experiment, engine.data_shards)
     base = experiment.model.init_from
     if experiment.model.lora and base and not files.is_remote(base):
-        # Whoever opens the run, from wherever, loads these weights again.
+        # An absolute path, because every process that opens the run loads these weights again.
         experiment.model.init_from = os.path.abspath(base)
     precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
@@ -57,12 +57,12 @@ def train(
     text = to_json(
         _add_compiler_options(keras_objects.describe_callbacks(experiment), engine.compiler_options)
     )
-    # Only now: a run that fails its checks must not claim the workdir. One that already has its
-    # steps keeps the config that it was trained with.
+    # The config is written last, because a run that fails its checks must not claim the workdir. A
+    # run that already has its steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.list_steps(), default=0) if trainer.checkpoints else 0
     if chief and trained < experiment.train.length:
         config = OwnFile(workdir, "config.json")
-        config.take()  # a damaged one is kept
+        config.take()  # a damaged config.json is kept under another name
         config.write(text.encode())
     history = trainer.fit(
         data,
@@ -79,7 +79,7 @@ def train(
 
 
 def _add_compiler_options(experiment: Experiment, chosen: Mapping[str, str]) -> Experiment:
-    """Returns an experiment that names the compiler's options that were chosen for it."""
+    """Returns the experiment with the compiler options that were chosen for it."""
     if not chosen:
         return experiment
     cluster = dataclasses.replace(experiment.cluster, compiler_options=as_text(chosen))

@@ -1,1 +1,1 @@
-"""Search for hyper-parameters: the space, the study, its trials and its report."""
+"""Hyper-parameter search: the space, the study, its trials and its report."""

@@ -1,4 +1,4 @@
-"""Checks of a search before anything runs: its metric, and the values of its space."""
+"""Checks a search before anything runs: its metric, and the values of its space."""
 
 import copy
 import dataclasses
@@ -12,40 +12,44 @@ from tftpu.launch.search.space import Dimension, to_overrides
 from tftpu.launch.settings import config_flags, own_code
 
 _BEST = "train.best_metric"
-_DRAWS = 200  # with which a value may be allowed
+_DRAWS = 200  # draws of the other fields that are tried with a given value
 
 
 def choose_metric(given: str | None, changes: Sequence[str], experiment: Experiment) -> str:
-    """Returns the metric of a search: that of `--metric`, or else that of the config.
+    """Returns the metric of a search: that of `--metric`, or the config's.
 
     Args:
-        given: by `--metric`.
-        changes: overrides of the config, "--config.train.steps=500".
-        experiment: the config, with these.
+        given: the value of `--metric`.
+        changes: overrides of the config, such as "--config.train.steps=500".
+        experiment: the config with these overrides.
 
     Raises:
-        UserError: an override names another metric, or no evaluation of the config has it.
+        UserError: an override names another metric, or the config's evaluation does not have it.
     """
     own = experiment.best_metric or "loss"
     named = [change for change in changes if change.startswith(f"--config.{_BEST}=")]
     if given and named and given != own:
-        raise UserError(f"{named[-1]} and --metric={given} differ: leave out one of them.")
+        raise UserError(
+            f"{named[-1]} and --metric={given} name different metrics: leave out one of them."
+        )
     metric = given or own
     conditions.check_metric("--metric", metric, experiment)
     return metric
 
 
 def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: Experiment) -> None:
-    """Raises `UserError` for a field that has its value elsewhere, or a value of no use.
+    """Raises `UserError` for a field that is also set elsewhere, or a value that cannot be used.
 
     Args:
-        space: of the search.
+        space: the space of the search.
         changes: overrides of the config in all trials.
-        experiment: the config, with these.
+        experiment: the config with these overrides.
     """
     for dimension in space:
         if dimension.field == _BEST:
-            raise UserError(f"--space: {_BEST} is the same in all trials: --metric sets it.")
+            raise UserError(
+                f"--space: {_BEST} must be the same in all trials: set it with --metric."
+            )
         given = [one for one in changes if one.startswith(f"--config.{dimension.field}=")]
         if given:
             raise UserError(f"{given[0]} sets a field of the space: leave out one of them.")
@@ -57,7 +61,7 @@ def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: 
 def _check_value(
     space: Sequence[Dimension], field: str, value: str, experiment: Experiment
 ) -> None:
-    """Raises `UserError` for a value that `tftpu train` would refuse, whatever else is drawn."""
+    """Raises `UserError` for a value that `tftpu train` would reject with any other values."""
     refusal: UserError | None = None
     for values in _iterate_draws(space, field, value):
         changed = copy.deepcopy(dataclasses.replace(experiment, callbacks=()))
@@ -72,7 +76,7 @@ def _check_value(
 
 
 def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
-    """Yields values by field, with one that is given: first beside those of the config."""
+    """Yields values by field, with a given one among them; first beside the config's values."""
     chance, fixed = random.Random(0), _find_conditions(space, field) | {field: value}
     for draw in range(_DRAWS if len(space) > 1 else 1):
         values: dict[str, str] = {}
@@ -88,7 +92,7 @@ def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterat
 
 
 def _find_conditions(space: Sequence[Dimension], field: str) -> dict[str, str]:
-    """Returns the values of other fields with which a field is drawn."""
+    """Returns the values of other fields that a field needs to be drawn."""
     known = {dimension.field: dimension for dimension in space}
     found: dict[str, str] = {}
     while (condition := known[field].only_if) is not None:

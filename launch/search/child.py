@@ -1,7 +1,7 @@
-"""A trial in its own process, which reports every evaluation and is told whether to stop.
+"""Runs a trial in its own process, which reports every evaluation and may be told to stop.
 
-Processes are forked from a server that has imported TensorFlow and has not started it: that is most
-of what a small run takes to start.
+The processes are forked from a server that has imported TensorFlow but not started it. The import
+is most of the time that a small run takes to start.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ PRELOADED = ("tensorflow", "keras", "tftpu.launch.run.training", "tftpu.launch.s
 PRUNE = "prune"
 DIVERGED = "diverged"
 HELD = "held"
-_NOTED = 0.5  # seconds in which a signal that is on its way is noted
-_PATIENCE = 120.0  # seconds that the process of a killed worker may take to save and to end
+_NOTED = 0.5  # seconds in which a signal that was sent takes effect
+_PATIENCE = 120.0  # seconds in which the process of a killed worker may save and end
 
 
 def start_server() -> None:
-    """Starts the server of the processes, from the main thread.
+    """Starts the server that forks the processes. Must be called in the main thread.
 
-    Ctrl-C in a terminal reaches it, too, and would end it while it imports.
+    Ctrl-C in a terminal also reaches the server, and would end it while it imports.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which it inherits
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server inherits this setting
     try:
         forkserver.ensure_running()
     finally:
@@ -42,47 +42,47 @@ class TrialProcess:
 
     Args:
         argv: the arguments of `tftpu train`.
-        run: workdir that they name, local or `gs://`.
-        metric: of the evaluation, that it reports.
-        log: local path of a file that gets what it prints.
+        run: the workdir in these arguments, local or `gs://`.
+        metric: the evaluation metric that it reports.
+        log: the local path of a file for its output.
 
     Attributes:
-        connection: gets the number and the value of every evaluation, and whether it is the last
-            one of the run, and is answered PRUNE or "". A run that resumes asks so before its first
-            step, with the number of its last evaluation and None. It also gets DIVERGED, if the run
-            did, and HELD, if another process kept the run.
+        connection: receives (number, value, whether it is the last of the run) for every
+            evaluation; the answer is PRUNE or "". A resumed run sends such a message before its
+            first step, with the number of its last evaluation and None. It also receives DIVERGED
+            if the run diverged, and HELD if another process holds the run.
     """
 
     def __init__(self, argv: Sequence[str], run: str, metric: str, log: str):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         self.connection, theirs = context.Pipe()
-        # Not a daemon: those are killed where they should save.
+        # The process is not a daemon, because daemons are killed before they save.
         arguments = (list(argv), run, metric, log, theirs)
         self._process = context.Process(target=_train, args=arguments)
         self._process.start()
         theirs.close()
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM: the run saves, and can be resumed."""
+        """Sends SIGTERM, after which the run saves and can be resumed."""
         if self._process.is_alive():
             self._process.terminate()
 
     def close(self) -> None:
-        """Asks it to stop, if it still runs, and waits for its end; it is answered no more."""
+        """Asks the process to stop if it still runs, and waits for its end without answering it."""
         self.ask_to_stop()
         self.connection.close()
         self._process.join()
 
     def wait(self) -> int:
-        """Waits for the end; returns the exit code, or 128 and the number of the signal."""
+        """Waits for the end; returns the exit code, or 128 plus the number of the signal."""
         self._process.join()
         code = self._process.exitcode or 0
         return code if code >= 0 else 128 - code
 
 
 def _train(argv: list[str], run: str, metric: str, log: str, connection: Connection) -> None:
-    os.setsid()  # Ctrl-C is for the search, which asks its trials to stop
+    os.setsid()  # Ctrl-C reaches only the search, which asks its trials to stop
     threading.Thread(target=_stop_with_the_worker, name="worker", daemon=True).start()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
@@ -101,7 +101,7 @@ def _train(argv: list[str], run: str, metric: str, log: str, connection: Connect
 
 
 def _stop_with_the_worker() -> None:
-    """Asks this process to save and to end once its worker is gone: another one resumes the run."""
+    """Asks this process to save and to end if its worker ends; another worker resumes the run."""
     worker = multiprocessing.parent_process()
     assert worker is not None
     worker.join()
@@ -110,7 +110,7 @@ def _stop_with_the_worker() -> None:
 
 @contextlib.contextmanager
 def _report_end(connection: Connection) -> Iterator[None]:
-    """Tells the worker of the ends that no exit code tells from other mistakes."""
+    """Tells the worker about the ends that no exit code distinguishes from other mistakes."""
     from tftpu.errors import DivergedError
     from tftpu.storage.owner import LockedError
 
@@ -124,7 +124,7 @@ def _report_end(connection: Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_run(run: str) -> Iterator[None]:
-    """Claims a run, which the process of a worker that was killed may still be saving."""
+    """Claims a run that the process of a killed worker may still be saving."""
     from tftpu.storage import locks
     from tftpu.storage.owner import LockedError
 
@@ -146,14 +146,14 @@ def _build_report_callback(metric: str, connection: Connection) -> Any:
     import keras
 
     class ReportCallback(keras.callbacks.Callback):
-        """Reports to the search."""
+        """Reports evaluations to the search."""
 
         def __init__(self) -> None:
             super().__init__()
             self._begun = False
 
         def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            if not self._begun and epoch:  # the answer to its last evaluation may have been lost
+            if not self._begun and epoch:  # the answer to the last evaluation may have been lost
                 self._ask(epoch, None, False, f"Pruned after evaluation {epoch}.")
             self._begun = True
 
@@ -174,9 +174,9 @@ def _build_report_callback(metric: str, connection: Connection) -> Any:
 
 
 def _ask_worker(connection: Connection, message: tuple[int, float | None, bool]) -> str:
-    """Returns the worker's answer to a message; "" if this process is asked to stop before it.
+    """Returns the worker's answer to a message; "" if this process is asked to stop first.
 
-    A worker may be gone, or wait for a disk or a bucket for longer than there is time to save.
+    A worker may have ended, or may wait for a disk or a bucket longer than there is time to save.
     """
     asked: list[int] = []
     before: Any = signal.getsignal(signal.SIGTERM)
@@ -198,6 +198,6 @@ def _ask_worker(connection: Connection, message: tuple[int, float | None, bool])
     finally:
         signal.signal(signal.SIGTERM, before)
     _, _, last = message
-    if not last:  # what would be trained before this process stops, nobody has asked for
+    if not last:  # waits for the signal, so that no unwanted steps are trained
         time.sleep(_NOTED)
     return ""

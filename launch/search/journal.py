@@ -1,7 +1,7 @@
 """The study's record: numbered files of Optuna's journal, in a folder or a bucket.
 
-A file is created whole, and only where none of its number is: of several writers one succeeds, and
-the others take the next number. So no lock is needed, and any number of machines share a study.
+A file is created atomically, and only if its number is free. Of several writers one succeeds, and
+the others try the next number. So no lock is needed, and any number of machines can share a study.
 """
 
 import json
@@ -26,23 +26,23 @@ class Journal(BaseJournalBackend):
     """Optuna's journal in a folder.
 
     Args:
-        folder: local or `gs://`.
+        folder: the folder, local or `gs://`.
     """
 
     def __init__(self, folder: str):
         self._folder = folder
         self._logs: list[dict[str, Any]] = []
-        self._files = 0  # that were read
+        self._files = 0  # number of files that were read
         self._lock = threading.Lock()
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
-        """Returns all entries from a number on."""
+        """Returns all entries from a given number on."""
         with self._lock:
             self._read_new()
             return self._logs[log_number_from:]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Appends entries, all of them or none."""
+        """Appends either all entries or none."""
         data = seal("\n".join(map(json.dumps, logs)))
         with self._lock:
             self._read_new()
@@ -50,7 +50,7 @@ class Journal(BaseJournalBackend):
                 self._read_new()
 
     def _read_new(self) -> None:
-        # A file is created after those before it: all that are listed now can be read.
+        # A file is created after all earlier ones, so all files up to the highest can be read.
         listed = 0 if self._files else _find_highest(self._folder) + 1
         while (data := _read_content(self._resolve_path(self._files))) is not None:
             try:
@@ -58,15 +58,13 @@ class Journal(BaseJournalBackend):
             except ValueError as error:
                 raise UserError(
                     f"{self._resolve_path(self._files)} of the search's record is damaged "
-                    f"({error}): "
-                    "restore it, or begin anew in another workdir."
+                    f"({error}): restore it, or start a new search in another workdir."
                 ) from error
             self._files += 1
         if self._files < listed:
             raise UserError(
                 f"{self._resolve_path(self._files)} of the search's record is missing: restore "
-                "it, or "
-                "begin anew in another workdir."
+                "it, or start a new search in another workdir."
             )
 
     def _resolve_path(self, number: int) -> str:
@@ -81,16 +79,18 @@ def _find_highest(folder: str) -> int:
 
 
 def _parse_entries(data: bytes) -> list[dict[str, Any]]:
-    """Returns the entries of a file; raises ValueError if it is damaged."""
+    """Returns the entries of a file; raises ValueError if the file is damaged."""
     if not check_seal(data):
-        raise ValueError("without a checksum: of an earlier version of tftpu, or cut off")
+        raise ValueError(
+            "it has no checksum: an earlier version of tftpu wrote it, or it was cut off"
+        )
     entries = [json.loads(line) for line in data.splitlines()]
     del entries[-1]["crc32c"]
     return entries
 
 
 def _read_content(path: str) -> bytes | None:
-    """Returns what a file holds; None if there is none."""
+    """Returns the content of a file; None if it does not exist."""
     try:
         return files.read(path)
     except FileNotFoundError:
@@ -98,7 +98,7 @@ def _read_content(path: str) -> bytes | None:
 
 
 def _create_file(path: str, data: bytes) -> bool:
-    """Creates a file, whole; returns False if there is one."""
+    """Creates a file atomically; returns False if it exists already."""
     if files.is_remote(path):
         try:
             buckets.publish(path, data, 0)
@@ -107,7 +107,8 @@ def _create_file(path: str, data: bytes) -> bool:
         return True
     folder = Path(path).parent
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{uuid.uuid4().hex}.tmp"  # machines may have the same pids
+    # Processes on two machines may have the same pid.
+    temporary = folder / f".{uuid.uuid4().hex}.tmp"
     try:
         temporary.write_bytes(data)
         files.sync(temporary)

@@ -1,7 +1,8 @@
-"""The logs of a search, a file for each trial: in `logs/` of a workdir on a disk.
+"""The logs of a search, one file for each trial. On a disk, they are in `logs/` of the workdir.
 
-A process cannot print into a bucket. There, each file is in a folder of this machine until its
-trial ends, and is uploaded to the trial's own folder, `trials/0007/log`.
+A process cannot print into a bucket. If the workdir is in a bucket, each file is in a folder of
+this machine until its trial ends, and is then uploaded to the trial's folder, such as
+`trials/0007/log`.
 """
 
 import os
@@ -13,10 +14,10 @@ from tftpu.storage import files
 
 
 class Logs:
-    """The logs of a search, a context manager: its end removes the folder of this machine.
+    """The logs of a search. A context manager, whose end removes the folder on this machine.
 
     Args:
-        workdir: of the search, local or `gs://`.
+        workdir: the workdir of the search, local or `gs://`.
     """
 
     def __init__(self, workdir: str):
@@ -38,7 +39,7 @@ class Logs:
             self._temporary.cleanup()
 
     def begin(self, number: int) -> str:
-        """Returns the local path of a trial's log, with what earlier workers printed."""
+        """Returns the local path of a trial's log, which holds the output of earlier workers."""
         path = self._resolve_path(number)
         if self._temporary is not None and files.exists(self.resolve_destination(number)):
             with open(path, "wb") as file:
@@ -46,7 +47,7 @@ class Logs:
         return path
 
     def keep(self, number: int) -> str:
-        """Uploads the log of a trial, if it is for a bucket; returns why that failed, or ""."""
+        """Uploads the log of a trial if it belongs in a bucket; returns why that failed, or ""."""
         path = self._resolve_path(number)
         if self._temporary is None or not os.path.exists(path):
             return ""
@@ -58,7 +59,7 @@ class Logs:
         return ""
 
     def resolve_destination(self, number: int) -> str:
-        """Returns where the log of a trial stays."""
+        """Returns the final path of a trial's log."""
         if self._temporary is None:
             return self._resolve_path(number)
         return files.join(self._workdir, "trials", f"{number:04d}", "log")

@@ -1,4 +1,4 @@
-"""The picture of a search: curves of its trials, parallel coordinates, importance of the fields."""
+"""The picture of a search: curves of trials, parallel coordinates, importance of fields."""
 
 import io
 import math
@@ -20,23 +20,23 @@ from tftpu.launch.search.space import Dimension
 from tftpu.storage import files
 
 FILE = "search.png"
-_GREY = "#bbbbbb"  # of trials that were pruned
-_MAP = colormaps["viridis_r"]  # the best trials are dark
+_GREY = "#bbbbbb"  # the color of trials that were pruned
+_MAP = colormaps["viridis_r"]  # the colors of trials; the best are dark
 
 
 def write(
     plan: Plan, study: optuna.Study, space: Sequence[Dimension], workdir: str
 ) -> tuple[str, dict[str, float]] | None:
-    """Draws a search into a picture in its workdir.
+    """Draws the picture of a search into its workdir.
 
     Args:
-        plan: of the search.
-        study: of Optuna.
-        space: of the search.
-        workdir: of the search, local or `gs://`.
+        plan: the plan of the search.
+        study: the Optuna study.
+        space: the space of the search.
+        workdir: the workdir of the search, local or `gs://`.
 
     Returns:
-        The picture's path, and the importance of the fields, which sums to 1, if any differs;
+        The picture's path, and the importance of the fields, which sums to 1 if the trials differ;
         None while too few trials are complete.
     """
     ranked = rank_complete(plan, study.get_trials(deepcopy=False))
@@ -68,9 +68,9 @@ def draw_figure(
 
 
 def _compute_importance(study: optuna.Study, complete: Sequence[FrozenTrial]) -> dict[str, float]:
-    """Returns the share of each field in how the metric differs, by Optuna's fANOVA.
+    """Returns the share of each field in the variance of the metric, by Optuna's fANOVA.
 
-    Fields of a condition, which some trials lack, are not judged.
+    Fields with a condition are left out, because some trials lack them.
     """
     fields = [name for name in complete[0].params if all(name in t.params for t in complete)]
     if not fields or len({trial.value for trial in complete}) == 1:
@@ -124,7 +124,7 @@ def _draw_parallel(
     pruned: Sequence[FrozenTrial],
     colours: dict[int, Any],
 ) -> None:
-    """Draws a line for each trial through its values, each field's on its own axis."""
+    """Draws a line for each trial through its values, with an axis for each field."""
     values = np.array([trial.value for trial in ranked], float)
     low, high = values.min(), values.max()
     for trial in [*pruned, *reversed(ranked)]:
@@ -136,7 +136,7 @@ def _draw_parallel(
             heights,
             color=colours.get(trial.number, _GREY),
             linewidth=2.5 if trial is ranked[0] else 1.2,
-            marker="o",  # a value between two fields that the trial lacks has no line
+            marker="o",  # shows a value between two fields that the trial lacks: no line reaches it
             markersize=3,
             alpha=1 if trial.number in colours else 0.6,
         )
@@ -162,7 +162,7 @@ def _draw_parallel(
 
 
 def _compute_height(dimension: Dimension, trial: FrozenTrial) -> float:
-    """Returns where a trial crosses the axis of a field, from 0 to 1; nan where it has none."""
+    """Returns where a trial crosses the axis of a field, from 0 to 1; NaN if it lacks the field."""
     if dimension.field not in trial.params:
         return math.nan
     value = trial.params[dimension.field]

@@ -1,4 +1,4 @@
-"""The plan of a search, `search.json` in its workdir, and the study that carries it out."""
+"""The plan of a search, which is `search.json` in its workdir, and the study that executes it."""
 
 import dataclasses
 import json
@@ -21,13 +21,13 @@ from tftpu.launch.settings import keras_objects
 from tftpu.storage import files, locks
 
 FILE = "search.json"
-# By the names that Optuna's documentation gives them.
+# The names are those of Optuna's documentation.
 SAMPLERS = ("tpe", "random", "qmc")
 PRUNERS = ("median", "hyperband", "none")
-# Fields of a plan that flags give.
+# Fields of a plan that have flags.
 GIVEN = ("space", "trials", "metric", "sampler", "pruner", "seed", "slice", "budget_usd")
-_LATER = ("trials", "budget_usd")  # what a search that is continued may change
-_SHOWN = 5  # fields that differ
+_LATER = ("trials", "budget_usd")  # fields that may change when a search is continued
+_SHOWN = 5  # most differing fields that are shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,16 @@ class Plan:
 
     Attributes:
         config: name of a config, or path of a user's own.
-        overrides: changes of the config in all trials, "--config.train.steps=500".
+        overrides: changes of the config in all trials, such as "--config.train.steps=500".
         space: texts of `launch.search.space`.
-        metric: of the evaluation, which decides.
-        fields: those of the config with these changes, as plain data: its file may change.
-        trials: number of them.
-        sampler, pruner: names.
-        seed: of the sampler.
-        slice: TPU slice that preflight prices each trial for; "": none.
-        budget_usd: that the trials may cost on the slice; None: any.
+        metric: the evaluation metric that decides which trial is best.
+        fields: the fields of the config with these changes, as plain data, because its file may
+            change.
+        trials: the number of trials.
+        sampler, pruner: their names.
+        seed: the seed of the sampler.
+        slice: the TPU slice for which preflight predicts each trial's price; "": none.
+        budget_usd: the dollars that the trials may cost on the slice; None: no limit.
     """
 
     config: str
@@ -74,7 +75,7 @@ class Plan:
 
     @property
     def changes(self) -> list[str]:
-        """Overrides of the config in all trials, whose best checkpoint is that of the metric."""
+        """The overrides of all trials, with the metric that decides their best checkpoints."""
         best = f"--config.train.best_metric={self.metric}"
         return [*self.overrides, *([] if best in self.overrides else [best])]
 
@@ -82,16 +83,16 @@ class Plan:
         """Returns the command line of a trial, after the name of the command.
 
         Args:
-            drawn: overrides that the trial draws.
-            run: its workdir.
+            drawn: the overrides that the trial draws.
+            run: the trial's workdir.
         """
         return [f"--config={self.config}", *self.changes, *drawn, f"--workdir={run}"]
 
     def build_sampler(self, number: int) -> samplers.BaseSampler:
         """Returns the sampler that draws a trial.
 
-        Each has its own seed: of several machines, and of a search that is continued, none draws
-        what another has drawn.
+        Each trial has its own seed, so that several machines, or a continued search, do not draw
+        the same values again.
         """
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
         with warnings.catch_warnings():
@@ -102,8 +103,8 @@ class Plan:
                 )
             if self.sampler == "random":
                 return samplers.RandomSampler(seed=seed)
-            # Its points are one sequence, whose position the study keeps. Fields of a condition
-            # may be in none of them.
+            # The points are one sequence, and the study keeps the position in it. The sequence
+            # cannot hold fields that have a condition.
             return samplers.QMCSampler(
                 scramble=True,
                 seed=self.seed,
@@ -136,7 +137,7 @@ def extract_fields(experiment: Experiment) -> dict[str, Any]:
 
 
 def describe_differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Returns the fields of two configs that differ, in words; "" if none does."""
+    """Returns a text about the fields in which two configs differ; "" if none differs."""
     found = [
         f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in before | now
@@ -149,7 +150,7 @@ def read_recorded(workdir: str) -> Plan | None:
     """Returns the plan of a workdir; None if there is none.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the plan cannot be read.
     """
     path = files.join(workdir, FILE)
     if not files.exists(path):
@@ -158,7 +159,7 @@ def read_recorded(workdir: str) -> Plan | None:
         found: dict[str, Any] = json.loads(files.read(path))
         for name in ("overrides", "space"):
             if not isinstance(found[name], list):
-                raise TypeError(f"{name} is {found[name]!r}, no list")
+                raise TypeError(f"{name} is {found[name]!r}, not a list")
             found[name] = tuple(found[name])
         plan = Plan(**found)
         check_types("search", plan)
@@ -172,24 +173,26 @@ def read_recorded(workdir: str) -> Plan | None:
 
 
 def check_overrides(words: Any) -> list[str]:
-    """Returns words of a search's record, which continue a command line, as they are.
+    """Returns words from a search's record unchanged, after a check that they are overrides.
 
     Raises:
-        UserError: one of them is none that changes a config: `--config=FILE.py` runs a program.
+        UserError: a word is not an override; `--config=FILE.py`, for example, would run a program.
     """
     for word in words if isinstance(words, list | tuple) else [words]:
         if not (isinstance(word, str) and word.startswith("--config.")):
-            raise UserError(f"The search's record has {word!r} where changes of its config are.")
+            raise UserError(
+                f"The search's record has {word!r} where it must have changes of its config."
+            )
     return list(words)
 
 
 def record(plan: Plan, workdir: str) -> str:
     """Writes the plan of a workdir; only the number of trials and the budget may change later.
 
-    A search whose trials all failed, by a mistake in its flags, gives way to another one.
+    A search whose trials all failed because of a mistake in its flags is replaced.
 
     Returns:
-        What gave way, in words; "" if nothing did.
+        A text about the replaced search; "" if there was none.
 
     Raises:
         UserError: the workdir has another search, or cannot be written.
@@ -203,7 +206,7 @@ def record(plan: Plan, workdir: str) -> str:
             if not replaced:
                 raise UserError(
                     f"The workdir {workdir!r} holds a search that differs in {changed}. Give this "
-                    "one its own workdir with --workdir=DIR."
+                    "search another workdir with --workdir=DIR."
                 )
         if plan != before:
             text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
@@ -216,11 +219,11 @@ def record(plan: Plan, workdir: str) -> str:
 
 
 def _describe_change(before: Plan, plan: Plan) -> str:
-    """Returns what differs between two plans that a search cannot change; "" if nothing does."""
-    # What overrides change is among the fields, as far as it changes a run.
+    """Returns a difference between two plans that a search cannot change; "" if there is none."""
+    # Overrides are not compared: if they change the run, they change `fields`.
     left_out = ("overrides", *_LATER)
     names = [field.name for field in dataclasses.fields(Plan) if field.name not in left_out]
-    # From what people name to what follows from it.
+    # The metric comes first, and the fields of the config last.
     for name in sorted(names, key=lambda name: (name != "metric", name == "fields")):
         was, now = getattr(before, name), getattr(plan, name)
         if name == "fields":
@@ -228,14 +231,14 @@ def _describe_change(before: Plan, plan: Plan) -> str:
             if differing:
                 return f"config: {differing}"
         elif name == "config" and os.path.basename(was) == os.path.basename(now):
-            continue  # wherever the file is: its fields are compared
+            continue  # the path of the config does not matter, because its fields are compared
         elif was != now:
             return f"{name}: {was!r}, not {now!r}"
     return ""
 
 
 def _remove_failed(before: Plan, workdir: str) -> str:
-    """Removes a search whose trials all failed; returns what it was, or "" if it is another."""
+    """Removes a search whose trials all failed; returns a text about it, otherwise ""."""
     trials = before.open_study(workdir).get_trials(deepcopy=False)
     if any(trial.state != TrialState.FAIL for trial in trials):
         return ""
@@ -255,6 +258,6 @@ def _flatten(value: Any, path: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, part in parts:
         inside = f"{path}.{name}" if path else str(name)
-        if not inside.endswith("description.config.name"):  # Keras numbers its objects
+        if not inside.endswith("description.config.name"):  # Keras numbers the names of its objects
             found |= _flatten(part, inside)
     return found

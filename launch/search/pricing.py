@@ -1,4 +1,4 @@
-"""The price of a trial: preflight's, of a TPU slice, before it runs."""
+"""The price of a trial on a TPU slice, which preflight predicts before the trial runs."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import threading
 from tftpu.errors import ExitCode, UserError
 
 _POLL_S = 0.2
-# In its own process: JAX would be told to use the CPU, and so would the trials.
+# Preflight runs in its own process: it makes JAX use the CPU, which the trials must not do.
 _CHECK = """
 import sys
 from tftpu.launch.failures import run_for_exit_code
@@ -30,7 +30,7 @@ class Price:
     """The verdict of preflight on a trial.
 
     Attributes:
-        usd: of all its steps; 0 where it does not fit.
+        usd: the price of all its steps, in dollars; 0 if it does not fit.
         refusal: why the slice cannot run it; "" if it can.
     """
 
@@ -52,17 +52,17 @@ def check() -> None:
 
 
 def price(words: list[str], slice_name: str, log: str, stopped: threading.Event) -> Price | None:
-    """Returns the price of a trial; its `preflight.json` is written to its workdir.
+    """Returns the price of a trial, and writes `preflight.json` to its workdir.
 
     Args:
-        words: of `tftpu train`.
-        slice_name: such as "v5e-8".
-        log: local path of a file that gets what preflight prints.
-        stopped: ends preflight, for which None is returned.
+        words: the arguments of `tftpu train`.
+        slice_name: the name of the slice, such as "v5e-8".
+        log: the local path of a file for preflight's output.
+        stopped: an event that ends preflight; then None is returned.
 
     Raises:
         CannotRunError: preflight ended without a verdict.
-        UserError: preflight refuses the config, or does not know whether it fits.
+        UserError: preflight rejects the config, or cannot tell whether it fits.
     """
     with tempfile.TemporaryDirectory() as folder, open(log, "ab") as output:
         report = os.path.join(folder, "report.json")
@@ -73,11 +73,11 @@ def price(words: list[str], slice_name: str, log: str, stopped: threading.Event)
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C is for the search
+            start_new_session=True,  # Ctrl-C reaches only the search
         )
         while process.poll() is None:
             if stopped.wait(_POLL_S):
-                os.killpg(process.pid, signal.SIGINT)  # its compilers, too
+                os.killpg(process.pid, signal.SIGINT)  # interrupts preflight's compilers, too
                 process.wait()
                 return None
         if not os.path.exists(report):

@@ -1,4 +1,4 @@
-"""The result of a search, in words."""
+"""The result of a search, as text and as `result.json`."""
 
 import shlex
 
@@ -13,8 +13,8 @@ from tftpu.launch.search.trials import OVERRIDES, STOPPED_AT, USD, WHY
 from tftpu.launch.search.worker import format_overrides
 from tftpu.storage import files
 
-FEWEST = 4  # complete trials of a picture
-_ROWS = 5  # best trials that are shown
+FEWEST = 4  # complete trials that a picture needs
+_ROWS = 5  # most trials that are shown, the best ones
 _NAMES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
@@ -29,13 +29,13 @@ def format_result(
     workdir: str,
     drawn: tuple[str, dict[str, float]] | None,
 ) -> str:
-    """Returns what a search found: states, the best trials, and the best config as overrides.
+    """Returns the result of a search: states, the best trials, and the best config as overrides.
 
     Args:
-        plan: of the search.
-        study: of Optuna.
-        workdir: of the search.
-        drawn: its picture and the importance of its fields, if there are enough trials.
+        plan: the plan of the search.
+        study: the Optuna study.
+        workdir: the workdir of the search.
+        drawn: its picture and the importance of its fields; None if there are too few trials.
     """
     trials = study.get_trials(deepcopy=False)
     rows: list[tuple[str, str]] = []
@@ -62,7 +62,7 @@ def format_result(
 
 
 def write_result(plan: Plan, study: optuna.Study, workdir: str) -> None:
-    """Writes the best trial, for programs; nothing while there is none."""
+    """Writes the best trial for other programs, if there is one."""
     trials = study.get_trials(deepcopy=False)
     best = rank_complete(plan, trials)
     if not best:
@@ -81,9 +81,9 @@ def write_result(plan: Plan, study: optuna.Study, workdir: str) -> None:
 
 
 def rank_complete(plan: Plan, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-    """Returns the trials that are complete, the best one first.
+    """Returns the complete trials, the best one first.
 
-    Those that repeat the number of another one, and have no run, come after it.
+    A trial without a run, which repeats the value of another one, comes after that one.
     """
     done = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=_is_repeated)
     return sorted(done, key=lambda t: t.value or 0.0, reverse=plan.direction == "maximize")
@@ -108,7 +108,7 @@ def _format_counts(plan: Plan, study: optuna.Study, trials: list[FrozenTrial], w
 
 
 def _is_repeated(trial: FrozenTrial) -> bool:
-    """Returns whether a trial that is complete has its number from one of the same values."""
+    """Returns whether a complete trial took its result from a trial with the same values."""
     return WHY in trial.user_attrs
 
 

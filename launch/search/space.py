@@ -6,7 +6,7 @@
     model.blocks=choice:(1,1),(2,2)              one of some values; commas in brackets are theirs
     optimizer.momentum=uniform:0..0.99 if optimizer.name=sgd
 
-Bounds and values have the types of the fields that they are for.
+Bounds and values have the types of their fields.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from tftpu.launch.settings import config_flags, config_values
 
 _KINDS = ("uniform", "log", "choice")
 _FORM = "FIELD=uniform:LOW..HIGH, FIELD=log:LOW..HIGH or FIELD=choice:A,B"
-_LARGEST = 2**53  # whole numbers are kept as float64 on their way
+_LARGEST = 2**53  # whole numbers pass through float64, which is exact up to here
 
 
 class TrialProtocol(Protocol):
-    """A trial of Optuna."""
+    """The methods of an Optuna trial that are used."""
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
         """Returns a number."""
@@ -47,12 +47,13 @@ class Dimension:
     """A field, and the values that it may take.
 
     Attributes:
-        field: such as "optimizer.learning_rate".
+        field: the path of the field, such as "optimizer.learning_rate".
         kind: "uniform", "log" or "choice".
-        whole: whether a number is a whole one.
-        low, high: bounds of a number, both included.
-        choices: texts of the values, as `--config.FIELD=TEXT` takes them.
-        only_if: a field of the space and the text of its value; None: always.
+        whole: whether a number is whole.
+        low, high: the bounds of a number, both included.
+        choices: the texts of the values, as in `--config.FIELD=TEXT`.
+        only_if: the condition: another field of the space and the text of its value; None: no
+            condition.
     """
 
     field: str
@@ -71,7 +72,7 @@ class Dimension:
         if self.whole:
             return str(trial.suggest_int(self.field, int(self.low), int(self.high), log=log))
         value = trial.suggest_float(self.field, self.low, self.high, log=log)
-        # Digits that no search can tell apart would be copied by hand. A narrow range needs more.
+        # Rounds away digits that no search can tell apart. A narrow range needs more digits.
         narrow = max(abs(self.low), abs(self.high)) / (self.high - self.low)
         rounded = float(f"{value:.{4 + int(math.log10(narrow))}g}")
         return f"{min(max(rounded, self.low), self.high):.15g}"
@@ -81,11 +82,11 @@ def parse(texts: Sequence[str], experiment: Experiment) -> list[Dimension]:
     """Returns the dimensions of a space, those on which others depend first.
 
     Args:
-        texts: as in this module's docstring.
-        experiment: whose fields they name.
+        texts: texts of the form in this module's docstring.
+        experiment: the experiment whose fields they name.
 
     Raises:
-        UserError: a text is of another form, names no field, or has values of another type.
+        UserError: a text has another form, names no field, or has values of another type.
     """
     found: dict[str, Dimension] = {}
     for text in texts:
@@ -132,9 +133,11 @@ def _parse_dimension(text: str, experiment: Experiment) -> Dimension:
         )
     low, high, whole = _parse_bounds(text, field, values, experiment)
     if not low < high:
-        raise UserError(f"--space={text}: {low:g} is not below {high:g}.")
+        raise UserError(f"--space={text}: the lower bound {low:g} must be below {high:g}.")
     if kind == "log" and low <= 0:
-        raise UserError(f"--space={text}: a logarithm needs numbers above 0, and {low:g} is none.")
+        raise UserError(
+            f"--space={text}: a logarithmic range needs bounds above 0, but {low:g} is not."
+        )
     return Dimension(field, kind, whole, low, high, only_if=only_if)
 
 
@@ -151,7 +154,7 @@ def _parse_choices(text: str, field: str, values: str, experiment: Experiment) -
     for one, other in itertools.combinations(range(len(found)), 2):
         if meant[one] == meant[other]:
             same = f"{found[one]} and {found[other]} are the same"
-            raise UserError(f"--space={text}: a value is named twice, {same}: leave one out.")
+            raise UserError(f"--space={text}: the value {same} is named twice: leave one out.")
     return found
 
 
@@ -160,20 +163,24 @@ def _parse_bounds(
 ) -> tuple[float, float, bool]:
     parts = values.split("..")
     if len(parts) != 2:
-        raise UserError(f"--space={text}: write two bounds, as 1e-4..1e-1.")
+        raise UserError(f"--space={text}: write two bounds, such as 1e-4..1e-1.")
     found = []
     for part in parts:
         value = config_flags.parse_override(experiment, f"--config.{field}={part}")
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            raise UserError(f"--space={text}: {part} is not a bound of numbers to draw.")
+            raise UserError(f"--space={text}: {part} is not a number, so it cannot be a bound.")
         found.append(value)
     if not all(type(value) in (int, float) for value in found):
-        raise UserError(f"--space={text}: {field} is not a number: write choice:A,B.")
+        raise UserError(f"--space={text}: the values of {field} are not numbers: write choice:A,B.")
     low, high = found
     if any(isinstance(value, int) and abs(value) > _LARGEST for value in found):
-        raise UserError(f"--space={text}: a whole number is beyond 2^53: give smaller bounds.")
+        raise UserError(
+            f"--space={text}: a bound is a whole number beyond 2^53: give smaller bounds."
+        )
     if not math.isfinite(high - low):
-        raise UserError(f"--space={text}: no number is as large as the width of this range.")
+        raise UserError(
+            f"--space={text}: this range is wider than the largest number: give closer bounds."
+        )
     if float in _list_types(experiment, field):
         return float(low), float(high), False
     return low, high, True
@@ -193,5 +200,5 @@ def _check_condition(text: str, dimension: Dimension, before: Mapping[str, Dimen
     other = before.get(field)
     if other is None or other.kind != "choice" or value not in other.choices:
         raise UserError(
-            f"--space={text}: give {field}=choice:... with {value!r} among its values before it."
+            f"--space={text}: before it, give {field}=choice:... with {value!r} among its values."
         )

@@ -1,4 +1,4 @@
-"""The trials of a study: their attributes, and the claims by which one worker runs each of them."""
+"""The trials of a study: their attributes, and the claims that assign each to one worker."""
 
 import contextlib
 import dataclasses
@@ -15,12 +15,12 @@ from tftpu.storage import files, locks
 from tftpu.storage.owner import LockedError, LockLostError, build_locked_error
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-# Attributes of a trial, and of a study.
-OVERRIDES = "overrides"  # what it draws, as words of a command line
-BEHIND = "behind"  # its pruner gave it up
-WHY = "why"  # it was pruned or failed
-USD = "usd"  # what it costs on the slice of the plan, as preflight says
-STOPPED_AT = "stopped_at_usd"  # the budget that the next trial did not fit
+# Names of the attributes of a trial and of a study.
+OVERRIDES = "overrides"  # the values that the trial draws, as words of a command line
+BEHIND = "behind"  # whether the pruner has stopped the trial
+WHY = "why"  # the reason why the trial was pruned or failed
+USD = "usd"  # preflight's price of the trial on the plan's slice
+STOPPED_AT = "stopped_at_usd"  # the budget in which the next trial did not fit
 
 
 @dataclasses.dataclass
@@ -28,11 +28,11 @@ class ClaimedTrial:
     """A trial that this process has claimed.
 
     Attributes:
-        trial: of Optuna.
-        frozen: what was known of it when it was taken.
-        words: overrides that it draws.
-        resumed: whether another worker has begun it.
-        claim: held until it is closed.
+        trial: the Optuna trial.
+        frozen: what was known about the trial when it was claimed.
+        words: the overrides that it draws.
+        resumed: whether another worker has begun the trial.
+        claim: the claim, which is held until it is closed.
     """
 
     trial: optuna.Trial
@@ -46,10 +46,10 @@ class Trials:
     """The trials of a search, for one machine.
 
     Args:
-        plan: of the search.
-        workdir: of the search, local or `gs://`.
-        study: of Optuna.
-        dimensions: of the space.
+        plan: the plan of the search.
+        workdir: the workdir of the search, local or `gs://`.
+        study: the Optuna study.
+        dimensions: the dimensions of the space.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Trials:
 
     @property
     def over(self) -> bool:
-        """True once all trials have ended, or those that the budget pays for."""
+        """True once all trials, or all trials within the budget, have ended."""
         if self.count(FINISHED) >= self._plan.trials:
             return True
         return self._is_over_budget() and not any(map(self._can_run, self._list_running()))
@@ -79,12 +79,13 @@ class Trials:
         return files.join(self.resolve_folder(number), "run")
 
     def claim_next_trial(self, own: set[int]) -> ClaimedTrial | None:
-        """Claims a trial: one whose worker is gone, or a new one; None if there is none now.
+        """Claims an abandoned trial or a new one; returns None if there is none at present.
 
-        It waits for no other machine: all threads of this process wait for it.
+        It does not wait for other machines, because all threads of this process wait for it.
 
         Args:
-            own: numbers of the trials that this process runs, whose claims do not exclude it.
+            own: the numbers of the trials that this process runs; claims do not exclude their own
+                process.
         """
         taken = self._claim_left_behind(own)
         if taken is not None or self._is_over_budget() or not self._is_trial_wanted():
@@ -92,14 +93,14 @@ class Trials:
         try:
             with self._locked_study():
                 return self._claim_new() if self._is_trial_wanted() else None
-        except LockedError:  # another machine asks at this moment
+        except LockedError:  # another machine is creating a trial
             return None
 
     def is_lost(self, number: int) -> bool:
         """Returns whether another worker may have taken a trial that this process claimed."""
         try:
             locks.check_lock(self._resolve_worker_folder(number))
-        except (LockLostError, OSError):  # it was suspended, or the bucket was out of reach
+        except (LockLostError, OSError):  # this process was suspended, or cannot reach the bucket
             return True
         return False
 
@@ -108,7 +109,7 @@ class Trials:
         return self._read_frozen(number).state in FINISHED
 
     def find_duplicate(self, taken: ClaimedTrial) -> FrozenTrial | None:
-        """Returns a trial with the same overrides that is complete or pruned; None without one."""
+        """Returns a complete or pruned trial with the same overrides; None if there is none."""
         over = (TrialState.COMPLETE, TrialState.PRUNED)
         for trial in self._study.get_trials(deepcopy=False, states=over):
             if trial.user_attrs.get(OVERRIDES) == taken.words:
@@ -116,10 +117,10 @@ class Trials:
         return None
 
     def reserve_budget(self, trial: optuna.Trial, usd: float) -> bool:
-        """Books what a trial costs; returns False, and ends the search, if the budget is exceeded.
+        """Reserves a trial's cost; returns False and ends the search if it exceeds the budget.
 
         Raises:
-            LockedError: another machine asks at this moment.
+            LockedError: another machine is creating a trial.
         """
         with self._locked_study():
             others = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
@@ -133,7 +134,7 @@ class Trials:
 
     @contextlib.contextmanager
     def _locked_study(self) -> Iterator[None]:
-        """Excludes other machines while a trial is created or booked, or raises LockedError."""
+        """Excludes other machines while a trial is created or paid for, or raises LockedError."""
         place = files.join(self._workdir, "asking")
         if not self._watch.is_free(place):
             raise build_locked_error(place, None)
@@ -154,7 +155,7 @@ class Trials:
         return self._study.get_trials(deepcopy=False)[number]
 
     def _can_run(self, frozen: FrozenTrial) -> bool:
-        """Returns whether the budget allows a trial that has begun: it is booked, or none is."""
+        """Returns whether the budget allows a begun trial: its cost is reserved, or no cost is."""
         return USD in frozen.user_attrs or not self._is_over_budget()
 
     def _claim_left_behind(self, own: set[int]) -> ClaimedTrial | None:
@@ -172,26 +173,29 @@ class Trials:
             with contextlib.ExitStack() as refused:
                 refused.push(claim)
                 frozen = self._read_frozen(number)
-                if frozen.state != TrialState.RUNNING:  # its worker has just told its end
+                # The trial's worker has just reported its end.
+                if frozen.state != TrialState.RUNNING:
                     continue
                 self._study.sampler = self._plan.build_sampler(number)
                 trial = _reopen_trial(self._study, frozen)
                 words = frozen.user_attrs.get(OVERRIDES)
-                # None: its worker was killed while it drew.
+                # It is None if the trial's worker was killed while it drew.
                 words = self._draw_overrides(trial) if words is None else check_overrides(words)
                 return ClaimedTrial(trial, frozen, words, True, refused.pop_all())
         return None
 
     def _claim_new(self) -> ClaimedTrial | None:
         number = self.count(tuple(TrialState))
-        claim = self._try_claim(number)  # before anybody can find it left behind
+        # Claimed first, so that nobody takes the new trial for an abandoned one.
+        claim = self._try_claim(number)
         if claim is None:
             return None
         with contextlib.ExitStack() as refused:
             refused.push(claim)
             self._study.sampler = self._plan.build_sampler(number)
             trial = self._study.ask()
-            if trial.number != number:  # this process was suspended, and another one has asked
+            # This process was suspended, and another one has created the trial.
+            if trial.number != number:
                 return None
             words = self._draw_overrides(trial)
             return ClaimedTrial(trial, self._read_frozen(number), words, False, refused.pop_all())
@@ -211,14 +215,14 @@ class Trials:
         return stack
 
     def _resolve_worker_folder(self, number: int) -> str:
-        """Returns the folder that the worker of a trial claims."""
+        """Returns the folder that a trial's worker claims."""
         return files.join(self.resolve_folder(number), "worker")
 
 
 def _reopen_trial(study: optuna.Study, frozen: FrozenTrial) -> optuna.Trial:
-    """Returns a trial that another process asked for, to report to.
+    """Returns a trial that another process has created, to report its evaluations.
 
-    Optuna has no public name for a trial's id in its storage; tried with 5.0.
+    Optuna has no public name for a trial's id in its storage. Tested with Optuna 5.0.
     """
     private: Any = frozen
     return optuna.Trial(study, private._trial_id)

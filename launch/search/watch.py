@@ -1,7 +1,7 @@
-"""Signs of life of those who hold locks: other workers of a search, here or on other machines.
+"""Watches the locks of other workers of a search, on this machine and on others.
 
-To claim a folder in a bucket whose owner is on another machine is to wait for a beat of it. A
-worker looks at many such folders, again and again, and remembers what it saw instead.
+Claiming a folder in a bucket means to wait for a heartbeat of an owner on another machine. A worker
+checks many such folders repeatedly, so it remembers what it saw instead of waiting.
 """
 
 import time
@@ -11,16 +11,17 @@ from tftpu.storage.owner import Owner
 
 
 class LeaseWatch:
-    """Remembers which leases it saw, and since when each of them is the same."""
+    """Remembers the leases that it saw, and since when each of them is unchanged."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}  # by folder: the generation, and when
+        # By folder: the generation, and when it was first seen.
+        self._seen: dict[str, tuple[int, float]] = {}
 
     def is_free(self, folder: str) -> bool:
-        """Returns whether nobody holds a folder, as far as one look tells, without waiting.
+        """Returns without waiting whether nobody holds a folder, as far as this check can tell.
 
-        An owner on another machine is gone once its lease has been seen unchanged for `EXPIRES`
-        seconds. Its lease is removed then, so that nobody who claims the folder waits for it.
+        An owner on another machine counts as gone once its lease was unchanged for `EXPIRES`
+        seconds. Then the lease is removed, so that claiming the folder does not wait for it.
         """
         if not files.is_remote(folder):
             return locks.is_locked(folder) is not True
@@ -38,5 +39,6 @@ class LeaseWatch:
             return False
         if now - since < owner.EXPIRES:
             return False
-        buckets.discard(uri, generation)  # not one that it renews at this moment
+        # Discards only the expired generation, not one that is renewed at this moment.
+        buckets.discard(uri, generation)
         return True

@@ -1,4 +1,4 @@
-"""The workers of a search on this machine: they run trials until all have ended."""
+"""The workers of a search on this machine, which run trials until all have ended."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ from tftpu.storage import files, lines
 from tftpu.storage.owner import LockedError
 
 _POLL_S = 1.0
-_FAILURES = 3  # that end a search in which no trial is complete
+_FAILURES = 3  # failures that end a search in which no trial is complete
 _ELSEWHERE = "another worker has taken it over"
 
 
@@ -30,11 +30,11 @@ class Workers:
     """Runs trials, some at a time.
 
     Args:
-        plan: of the search.
-        study: of Optuna.
-        trials: of the study.
-        logs: for what trials print.
-        say: prints a line.
+        plan: the plan of the search.
+        study: the Optuna study.
+        trials: the trials of the study.
+        logs: the logs for the trials' output.
+        say: a function that prints a line.
     """
 
     def __init__(
@@ -42,34 +42,38 @@ class Workers:
     ):
         self._plan, self._study, self._trials = plan, study, trials
         self._logs, self._say = logs, say
-        self._lock = threading.Lock()  # claims of one process do not exclude one another
-        self._running: dict[int, TrialProcess | None] = {}  # by number; None: not started yet
+        # Needed because two claims of one process do not exclude one another.
+        self._lock = threading.Lock()
+        # By the trial's number; None: its process has not started yet.
+        self._running: dict[int, TrialProcess | None] = {}
         self._stopped = threading.Event()
         self._errors: list[BaseException] = []
         self._failures = 0
 
     def stop(self) -> None:
-        """Asks the running trials to save and to end; whoever continues the search resumes them."""
+        """Asks the running trials to save and to end. A continued search resumes them."""
         self._stopped.set()
         for child in list(self._running.values()):
             if child is not None:
                 child.ask_to_stop()
 
     def run(self, parallel: int) -> None:
-        """Runs trials until all have ended, those of other machines too.
+        """Runs trials until all have ended, including those of other machines.
 
         Args:
-            parallel: trials at a time.
+            parallel: the number of trials that run at a time.
 
         Raises:
-            UserError: trials failed before any was complete, or cannot be priced.
+            UserError: several trials failed before any was complete, or a price cannot be
+                predicted.
         """
         threads = [threading.Thread(target=self._run_worker) for _ in range(parallel)]
         for thread in threads:
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(0.5)  # a wait without end would hold signals back
+                # Waits in short steps, because a wait without end would hold signals back.
+                thread.join(0.5)
         if self._errors:
             raise self._errors[0]
 
@@ -103,7 +107,7 @@ class Workers:
         again = "again" if taken.resumed else "begins"
         self._print_status(number, f"{again}  {format_overrides(taken.words)}")
         twin = self._trials.find_duplicate(taken)
-        if twin is not None:  # a run of the same config would end with the same number
+        if twin is not None:  # a run of the same config would end with the same value
             self._copy_result(taken, twin)
             return
         log = self._logs.begin(number)
@@ -117,13 +121,14 @@ class Workers:
                 self._print_status(number, failure)
 
     def _train(self, taken: ClaimedTrial, words: list[str], log: str) -> None:
-        """Runs a trial and tells how it ended, unless it is to be resumed."""
+        """Runs a trial and reports how it ended, unless it is to be resumed."""
         number = taken.trial.number
         run = self._trials.resolve_workdir(number)
         try:
             child = TrialProcess(words, run, self._plan.metric, log)
         except (EOFError, OSError):
-            if self._stopped.wait(_POLL_S):  # a signal to all processes has ended the server, too
+            # A signal to all processes may have ended the server, too.
+            if self._stopped.wait(_POLL_S):
                 return
             raise
         try:
@@ -132,13 +137,13 @@ class Workers:
                 child.ask_to_stop()
             outcome, evaluated = self._follow(taken, run, child)
             code = child.wait()
-        except UpdateFinishedTrialError:  # while this process was suspended
+        except UpdateFinishedTrialError:  # another worker has ended the trial
             self._print_status(number, _ELSEWHERE)
             return
-        finally:  # of an error, too: a process that nobody answers would wait for ever
+        finally:  # also after an error: a process that gets no answer would wait forever
             child.close()
         if code == ExitCode.PREEMPTED or (code and self._stopped.is_set()):
-            return  # it is resumed by whoever continues the search
+            return  # a worker that continues the search resumes the trial
         if self._trials.is_lost(number):
             self._print_status(number, _ELSEWHERE)
         elif outcome == HELD:
@@ -164,7 +169,7 @@ class Workers:
             self._succeed(taken, best["value"])
 
     def _price_trial(self, taken: ClaimedTrial, words: list[str], log: str) -> bool:
-        """Returns whether a trial is to run: it fits the slice, and the budget."""
+        """Returns whether a trial should run: it fits the slice and the budget."""
         plan, number = self._plan, taken.trial.number
         if not plan.slice or USD in taken.frozen.user_attrs:
             return True
@@ -198,18 +203,18 @@ class Workers:
         """Reports the evaluations of a trial until it ends.
 
         Returns:
-            PRUNE, DIVERGED, HELD or "", and whether it was evaluated.
+            PRUNE, DIVERGED, HELD or "", and whether the trial was evaluated.
         """
         trial, pruned = taken.trial, taken.frozen.user_attrs.get(BEHIND, False)
         known = set(taken.frozen.intermediate_values)
 
         def report(number: int, value: float) -> None:
-            # A trial that is resumed may repeat an evaluation.
+            # A resumed trial may repeat an evaluation.
             if number not in known and math.isfinite(value):
                 trial.report(value, number)
                 known.add(number)
 
-        # Evaluations that a worker did not report before it was killed.
+        # Reports evaluations that a worker did not report before it was killed.
         evaluations = _read_evaluations(run, self._plan.metric)
         for number, value in enumerate(evaluations, 1):
             report(number, value)
@@ -225,12 +230,13 @@ class Workers:
             if value is not None:
                 report(number, value)
                 evaluated = True
-            # Before the first step of a run that resumes, it is about what was reported already.
+            # Before the first step of a resumed run, the question is about an evaluation that was
+            # already reported.
             open_ = not pruned and not last and (value is not None or number in known)
-            if open_ and trial.should_prune():  # the last evaluation ends it anyway
+            if open_ and trial.should_prune():  # the last evaluation ends the trial anyway
                 pruned = True
                 trial.set_user_attr(BEHIND, True)
-            with contextlib.suppress(OSError):  # it was killed meanwhile
+            with contextlib.suppress(OSError):  # the trial's process may have been killed meanwhile
                 child.connection.send(PRUNE if pruned else "")
 
     def _copy_result(self, taken: ClaimedTrial, twin: FrozenTrial) -> None:
@@ -259,7 +265,7 @@ class Workers:
             self._print_status(taken.trial.number, why)
 
     def _tell_study(self, taken: ClaimedTrial, why: str, **end: Any) -> bool:
-        """Tells the end of a trial; returns False, and says so, if another worker has done it."""
+        """Records the end of a trial; says so and returns False if another worker has done it."""
         try:
             if why:
                 taken.trial.set_user_attr(WHY, why)
@@ -276,18 +282,18 @@ class Workers:
 
 
 def format_overrides(words: list[str]) -> str:
-    """Returns the overrides of a trial as people read them."""
+    """Returns the overrides of a trial in a form for people."""
     return "  ".join(word.removeprefix("--config.") for word in words)
 
 
 def _read_evaluations(run: str, metric: str) -> list[float]:
-    """Returns the values of a metric that a run has written, nan for one that is not a number."""
+    """Returns the values of a metric that a run has written; NaN if a value is not a number."""
     found = lines.read(files.join(run, "metrics.jsonl"))
     return [numbers.get(metric, math.nan) for _, split, numbers in found if split == "eval"]
 
 
 def _describe_exit(code: int) -> str:
-    """Returns how a process ended, in words: 137 is that of a machine without memory."""
+    """Returns a text about a process's exit code: 137 means that the machine ran out of memory."""
     names = {128 + number: number.name for number in signal.Signals}
     return f"ended by {names[code]}" if code in names else f"exit code {code}"
 

@@ -1,1 +1,1 @@
-"""From the command line to typed options: flags, configs, values, and users' own code."""
+"""Turns the command line into typed options: flags, configs, values, and users' own code."""

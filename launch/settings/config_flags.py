@@ -29,9 +29,10 @@ from tftpu.launch.settings.own_code import (
 )
 from tftpu.launch.startup import quieten_tensorflow
 
-# Fields of an experiment that the command line sets by the names of Keras.
+# Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
-_LENGTHS = {"steps": "epochs", "epochs": "steps"}  # of `train`; one of them is None
+# Fields of `train`; if one is set, the other is None.
+_LENGTHS = {"steps": "epochs", "epochs": "steps"}
 CONFIGS = Path(__file__).parent.parent / "configs"
 
 
@@ -51,10 +52,10 @@ def load(name: str, overrides: list[str]) -> Experiment:
 
     Args:
         name: name of a config of tftpu, or path of a user's own file.
-        overrides: changes, as "--config.train.steps=500".
+        overrides: changes, such as "--config.train.steps=500".
 
     Raises:
-        UserError: there is no such config or field, or a value is of the wrong type.
+        UserError: there is no such config or field, or a value has the wrong type.
 
     A file is imported as `launch.own_code` describes.
     """
@@ -63,7 +64,8 @@ def load(name: str, overrides: list[str]) -> Experiment:
     module = _import_module(name, code)
     if not hasattr(module, "get_config"):
         raise UserError(f"The config {name!r} has no function get_config().")
-    # A command on a workdir imports the file, and does not call get_config().
+    # Modules are listed before the call: a command on a workdir imports the file, but does not call
+    # get_config().
     readable = list_modules(code) if code else None
     with failures_of(f"The config {name!r}", folder):
         experiment = module.get_config()
@@ -86,33 +88,33 @@ def _check_readable(
     """Raises `UserError` if the config.json of an experiment could not be read again.
 
     Args:
-        experiment: with descriptions of its Keras objects.
-        name: of the config.
+        experiment: the experiment with descriptions of its Keras objects.
+        name: the name of the config.
         own, imported, written: as for `tftpu.config.from_json`, before `get_config` was called.
     """
     for path in find_unreadable(experiment, own, imported, written):
         package, _, attribute = path.rpartition(".")
         raise UserError(
             f"The config {name!r} uses {path}, which commands on its workdir, such as `tftpu "
-            "evaluate`, could not look up. Of another package they take losses, metrics and "
-            "optimizers of Keras's classes, and functions by the names that they were defined "
-            f"with: write `from {package} import {attribute}` at the top of the file; or derive a "
-            "class, or define a function, in a file beside it."
+            "evaluate`, could not find. From other packages, they can find losses, metrics and "
+            "optimizers that derive from Keras's classes, and functions by the names with which "
+            f"they were defined. Write `from {package} import {attribute}` at the top of the "
+            "file, or derive a class or define a function in a file beside it."
         )
     for cls in find_unreadable_classes((experiment.model, experiment.data), own, imported):
         raise UserError(
             f"The config {name!r} uses {cls.__module__}.{cls.__qualname__}, which commands on its "
-            "workdir, such as `tftpu evaluate`, could not look up, as they do not call "
+            "workdir, such as `tftpu evaluate`, could not find, because they do not call "
             f"get_config(): write `import {cls.__module__}` at the top of the file."
         )
 
 
 def describe_experiment(found: Any, where: str) -> Experiment:
-    """Returns what a get_config() returned, with descriptions in place of Keras's objects.
+    """Returns the result of get_config(), with descriptions in place of Keras objects.
 
     Args:
-        found: what it returned.
-        where: names its file.
+        found: the result of get_config().
+        where: the name of its file, for errors.
 
     Raises:
         UserError: it is not an experiment.
@@ -126,7 +128,7 @@ def describe_experiment(found: Any, where: str) -> Experiment:
 
 
 def load_space(name: str) -> tuple[str, ...]:
-    """Returns the space of a config, as its `get_space` describes it; () without one.
+    """Returns the space that a config's `get_space` describes; () without that function.
 
     Raises:
         UserError: there is no such config, or the function returns something else.
@@ -146,7 +148,7 @@ def load_space(name: str) -> tuple[str, ...]:
 
 
 def _import_module(name: str, code: OwnCode | None) -> types.ModuleType:
-    quieten_tensorflow()  # which the file may import
+    quieten_tensorflow()  # the config's file may import TensorFlow
     with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
         return import_config(code) if code else _import_bundled(name)
 
@@ -155,7 +157,7 @@ def _import_bundled(name: str) -> types.ModuleType:
     if name not in list_names():
         if os.path.isfile(f"{name}.py"):
             raise UserError(
-                f"There is no config {name!r}, but a file of that name: write {name}.py, as in "
+                f"There is no config {name!r}, but there is a file of that name: write "
                 f"--config={name}.py."
             )
         raise UserError(f"There is no config {name!r}.{did_you_mean(name, list_names())}")
@@ -163,14 +165,14 @@ def _import_bundled(name: str) -> types.ModuleType:
 
 
 def parse_override(experiment: Experiment, change: str) -> Any:
-    """Returns the value that an override gives its field, which is left as it is.
+    """Returns the value that an override gives to its field, without setting it.
 
     Args:
-        experiment: whose field it is.
-        change: as "--config.train.steps=500".
+        experiment: the experiment whose field it is.
+        change: the override, such as "--config.train.steps=500".
 
     Raises:
-        UserError: there is no such field, or the value is of the wrong type.
+        UserError: there is no such field, or the value has the wrong type.
     """
     argument, _, value = change.lstrip("-").partition("=")
     path = argument.split(".")[1:]
@@ -182,19 +184,19 @@ def parse_override(experiment: Experiment, change: str) -> Any:
 
 
 def apply_override(experiment: Experiment, change: str) -> None:
-    """Sets one field of an experiment; arguments and errors are those of `value_of`."""
+    """Sets one field of an experiment. Arguments and errors are those of `parse_override`."""
     found = parse_override(experiment, change)
     argument, _, value = change.lstrip("-").partition("=")
     path = argument.split(".")[1:]
     parent: Any = functools.reduce(getattr, path[:-1], experiment)
     setattr(parent, path[-1], found)
     if parent is experiment.train and path[-1] in _LENGTHS and value.lower() != "none":
-        # The last one named gives the length of the run: that of the config gives way.
+        # The last flag gives the length of the run and replaces the config's length.
         setattr(parent, _LENGTHS[path[-1]], None)
 
 
 def _parse_value(parent: Any, field: str, argument: str, value: str) -> Any:
-    """Returns the value of a field as its type.
+    """Returns the value of a field, converted to the field's type.
 
     Raises:
         UserError: it has another type.

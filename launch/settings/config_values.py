@@ -18,12 +18,12 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 def parse(text: str, kind: Any) -> Any:
     """Returns the value that a text stands for.
 
-    Brackets around several values, and quotes within them, may be left out: `(1,2)` or `1,2`.
+    Brackets around several values, and quotes inside, may be left out: `(1,2)` or `1,2`.
 
     Args:
-        text: as given on the command line.
-        kind: declared type: int, float, bool, str, None, or a Literal, tuple, list or union of
-            these. A union takes the first type that fits, none before all others and text last.
+        text: the text as given on the command line.
+        kind: the declared type: int, float, bool, str, None, or a Literal, tuple, list or union of
+            these. For a union, the first type that fits is used; None is tried first, and str last.
 
     Raises:
         ValueError: the text is not a value of this type.
@@ -72,7 +72,7 @@ def _rank_type(kind: FieldType) -> int:
 def _parse_first(
     text: str, kinds: Sequence[FieldType], allowed: Sequence[Any] | None = None
 ) -> Any:
-    """Returns the value by the first type that fits and, if given, yields an allowed value."""
+    """Returns the value of the first type that fits; for a Literal, an allowed value."""
     for kind in kinds:
         try:
             value = parse(text, kind)
@@ -91,7 +91,7 @@ def _parse_several(texts: list[str], kind: FieldType) -> Any:
 
 
 def _parse_whole(text: str) -> int:
-    """Returns a whole number, also of "64.0": services that choose numbers may write that."""
+    """Returns a whole number, also from "64.0", which services that choose numbers may write."""
     try:
         return int(text)
     except ValueError:
@@ -104,10 +104,11 @@ def split(text: str) -> list[str]:
     """Splits a text at the commas outside inner brackets and quotes: "(1,(2,3))" has two parts.
 
     Raises:
-        ValueError: a bracket or a quote has no counterpart.
+        ValueError: a bracket or a quote is not closed.
     """
     if text[:1] + text[-1:] in ("()", "[]"):
-        with contextlib.suppress(ValueError):  # the brackets of "(1,2),(3,4)" are not of one pair
+        # The first and the last bracket of "(1,2),(3,4)" are not a pair.
+        with contextlib.suppress(ValueError):
             return _split_parts(text[1:-1])
     return _split_parts(text)
 
@@ -128,6 +129,6 @@ def _split_parts(text: str) -> list[str]:
     if depth or quote:
         raise ValueError(f"{text!r} has an unclosed bracket or quote")
     parts = [part.strip() for part in parts]
-    if not parts[-1]:  # nothing, or a comma at the end
+    if not parts[-1]:  # the text is empty, or ends with a comma
         parts.pop()
     return [p[1:-1] if len(p) > 1 and p[0] == p[-1] and p[0] in "'\"" else p for p in parts]

@@ -1,7 +1,7 @@
-"""Keras objects of a config: described as plain data when it is loaded, made when a model is built.
+"""Describes a config's Keras objects as plain data, and makes them when a model is built.
 
-A Keras optimizer or metric creates variables when it is made. Each model gets its own objects,
-made in the scope of its devices, however many models are built from one config.
+A Keras optimizer or metric creates variables when it is made. So each model that is built from a
+config gets its own objects, which are made in the scope of its devices.
 """
 
 import dataclasses
@@ -41,16 +41,16 @@ def describe_objects(experiment: Experiment) -> Experiment:
 
 
 def _to_sequence(value: Any) -> Any:
-    """Returns a list or dict as it is, and a single thing as a tuple of one."""
+    """Returns a list or dict unchanged, and a single object as a tuple of one."""
     if value is None:
         return ()
     return value if isinstance(value, list | tuple | dict) else (value,)
 
 
 def describe_callbacks(experiment: Experiment) -> Experiment:
-    """Returns the experiment for `config.json`: of callbacks it holds the class and the settings.
+    """Returns the experiment for `config.json`, with the class and the settings of callbacks.
 
-    A callback is not made from that again: a run that resumes has those of its config file.
+    Callbacks are never made from that description. A resumed run gets those of its config file.
     """
     return dataclasses.replace(
         experiment, callbacks=tuple(map(_describe_callback, experiment.callbacks))
@@ -61,8 +61,8 @@ def build_optimizer(experiment: Experiment, build: Callable[..., Any]) -> Any:
     """Returns the Keras optimizer of an experiment.
 
     Args:
-        experiment: with a length in steps.
-        build: as `tftpu.optim.optimizers.build`.
+        experiment: the experiment with a length in steps.
+        build: a function such as `tftpu.optim.optimizers.build`.
     """
     optimizer = experiment.optimizer
     if isinstance(optimizer, OptimizerConfig | str):
@@ -76,7 +76,7 @@ def build_objects(value: Any, name: str) -> Any:
 
     Args:
         value: names, descriptions, functions, or lists and dicts of them.
-        name: of the field, for errors.
+        name: the name of the field, for errors.
 
     Raises:
         UserError: a class or function is missing.
@@ -103,10 +103,12 @@ def _describe_value(value: Any, name: str) -> Any:
     if value is None or isinstance(value, str | OptimizerConfig | KerasObject | Function):
         return value
     if isinstance(value, dict):
-        if "class_name" in value:  # which nothing could tell from an object in config.json
+        # In config.json, such a dictionary would look like a Keras object.
+        if "class_name" in value:
             raise UserError(
-                f"{name} is a description of {value['class_name']!s:.60}: give the object, such as "
-                "keras.losses.Huber(), or keras.saving.deserialize_keras_object of it."
+                f"{name} is a dictionary that describes a {value['class_name']!s:.60}: give the "
+                "object itself, such as keras.losses.Huber(), or call "
+                "keras.saving.deserialize_keras_object."
             )
         return {key: _describe_value(part, f"{name}[{key!r}]") for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -114,7 +116,7 @@ def _describe_value(value: Any, name: str) -> Any:
     if isinstance(value, types.FunctionType):
         function = Function(f"{value.__module__}.{value.__name__}")
         held = getattr(sys.modules.get(value.__module__), value.__name__, None)
-        # `functools.wraps` names a function after the one that it wraps.
+        # `functools.wraps` gives a function the name of the one that it wraps.
         if not value.__qualname__.isidentifier() or not (function.public or held is value):
             raise UserError(
                 f"{name} is the function {value.__qualname__!r}, which another process cannot "
@@ -134,7 +136,7 @@ def _describe_value(value: Any, name: str) -> Any:
         description: Any = keras.saving.serialize_keras_object(value)
     except Exception as error:
         raise UserError(
-            f"{name}: get_config() of {type(value).__name__} fails with {_format_reason(error)}."
+            f"{name}: {type(value).__name__}.get_config() fails with {_format_reason(error)}."
         ) from error
     described = KerasObject(description)
     _check_settings(value, _from_description(described, name), name)
@@ -142,15 +144,15 @@ def _describe_value(value: Any, name: str) -> Any:
 
 
 def _check_settings(value: Any, again: Any, name: str) -> None:
-    """Raises `UserError` if an own object that is made again has other settings than the first."""
+    """Raises `UserError` if the copy of a user's object has other settings than the object."""
     if type(value).__module__.partition(".")[0] in ("keras", "tftpu"):
         return
     for setting, was in vars(value).items():
         now = getattr(again, setting, None)
         if isinstance(was, bool | int | float | str) and was != now:
             raise UserError(
-                f"{name}: {setting} of {type(value).__name__} is {was!r}, and {now!r} in another "
-                "made from its get_config(), as each model gets one: add it there, as in "
+                f"{name}: {setting} of {type(value).__name__} is {was!r}, but {now!r} in the copy "
+                "that each model gets, made from get_config(). Add it to get_config(), as in "
                 "`return {**super().get_config(), 'scale': self.scale}`."
             )
 
@@ -187,16 +189,17 @@ def _from_description(value: KerasObject, name: str) -> Any:
         )
     except Exception as error:
         raise UserError(
-            f"{name}: no {value.name} can be made from its get_config(), as each model gets one: "
-            f"{_format_reason(error)}. Its __init__ must take every key of get_config(), as with "
-            "`def __init__(self, scale=1.0, **kwargs)` and `super().__init__(**kwargs)`."
+            f"{name}: each model gets a copy made from get_config(), but no {value.name} can be "
+            f"made from it: {_format_reason(error)}. Its __init__ must take every key of "
+            "get_config(), as with `def __init__(self, scale=1.0, **kwargs)` and "
+            "`super().__init__(**kwargs)`."
         ) from error
 
 
 def _iterate_texts(value: Any) -> Iterator[str]:
-    """Yields the texts of a description that Keras may take for the name of something registered.
+    """Yields the texts of a description that Keras may read as the name of a registered object.
 
-    `own_name` checks a class with its module.
+    Classes with a module are left out, because `own_name` checks them.
     """
     if isinstance(value, str):
         yield value
@@ -211,12 +214,13 @@ def _iterate_texts(value: Any) -> Iterator[str]:
 
 
 def _check_registered(text: str, name: str) -> None:
-    """Checks what Keras would find by a text, and call with arguments of the description.
+    """Checks the object that Keras would find by a text and call with arguments.
 
-    Keras finds whatever a loaded package has registered. A layer of one may read files.
+    Keras finds everything that a loaded package has registered, such as a layer that reads files.
 
     Raises:
-        UserError: it is neither of Keras and tftpu, nor a function of the user's own code.
+        UserError: it does not belong to Keras or tftpu, and is not a function of the user's own
+            code.
     """
     import keras
 
@@ -227,16 +231,16 @@ def _check_registered(text: str, name: str) -> None:
     is_own = file is not None and not own_code.is_installed(Path(file))
     if not (is_own and isinstance(found, types.FunctionType)):
         raise UserError(
-            f"{name}: {text!r} is registered by {found.__module__}, and no description may name "
-            "it: within an object of Keras, give a function of Keras or tftpu, or one that a file "
-            "beside the config registers."
+            f"{name}: {text!r} is registered by {found.__module__}, so commands on the workdir "
+            "could not find it. Within a Keras object, use a function of Keras or tftpu, or one "
+            "that a file beside the config registers."
         )
 
 
 def _set_registered_names(value: Any) -> Any:
-    """Returns a copy of a description whose classes are those that their modules say.
+    """Returns a copy of a description with the registered names of its classes.
 
-    Keras takes a class by the name that it was registered with, before it looks at the module.
+    Keras looks up a class by the name under which it was registered before it looks at the module.
     """
     if isinstance(value, list | tuple):
         return [_set_registered_names(part) for part in value]
@@ -253,6 +257,6 @@ def _set_registered_names(value: Any) -> Any:
 
 
 def _format_reason(error: Exception) -> str:
-    """Returns an exception on one line; that of the user's code, where Keras wraps it."""
+    """Returns an exception as one line; if Keras wraps it, the exception of the user's code."""
     first = error.__context__ or error
     return f"{type(first).__name__}: {' '.join(str(first).split()).rstrip('.')}"

@@ -6,8 +6,8 @@
         workers: int = flag(0, "number of processes", minimum=0)
         folder: str = argument("folder of a data set")
 
-A field's annotation is the type of its flag: `str`, `int`, `float` or `bool`, with `| None` where
-the default is None. `--name=value` and `--name value` mean the same.
+A field's annotation is the type of its flag: `str`, `int`, `float` or `bool`, with `| None` if the
+default is None. `--name=value` and `--name value` mean the same.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ from tftpu.launch.settings.config_values import describe_kind
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
-FOLDER = "DIR"  # placeholder of folders, local or gs://
+FOLDER = "DIR"  # placeholder for a folder, local or gs://
 HELP = ("-h", "--help", "-help", "--helpfull")
-OVERRIDE = "config."  # prefix of the names of overrides, as in --config.train.steps
+OVERRIDE = "config."  # prefix of an override's name, as in --config.train.steps
 _KINDS = {
     bool: absl_flags.DEFINE_boolean,
     int: absl_flags.DEFINE_integer,
     float: absl_flags.DEFINE_float,
     str: absl_flags.DEFINE_string,
 }
-_SPEC = "tftpu_flag"  # the key of a field's metadata
+_SPEC = "tftpu_flag"  # the key in a field's metadata
 
 
 class Options(Protocol):
@@ -56,13 +56,13 @@ class Flag:
         kind: type of the value.
         default: value if the flag is not given; None if it is required.
         help: one line.
-        shown: the default as the help shows it, "" if it shows none.
+        shown: the default as the help shows it; "": it shows none.
         metavar: placeholder of the value in the help, such as "FILE".
         required: whether a command line without the flag is an error.
         hint: returns further text for that error.
         minimum: lowest value allowed; None if there is no limit.
         positional: whether the value is given without `--name`.
-        several: whether a positional argument takes several values, or a flag is repeated.
+        several: whether a positional argument takes several values, or a flag may be repeated.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class _FlagSpec:
-    """A flag as its field declares it."""
+    """The declaration of a flag in its field."""
 
     help: str
     shown: str | None = None
@@ -107,14 +107,14 @@ def flag(
     metavar: str = "VALUE",
     shown: str | None = None,
 ) -> Any:
-    """Declares a flag with a default; one of `tuple[str, ...]` is repeated for several values.
+    """Declares a flag with a default; a flag of `tuple[str, ...]` may be repeated.
 
     Args:
         default: a value of the field's type.
         help: one line, without the default.
         minimum: lowest value allowed.
         metavar: placeholder of the value in the help.
-        shown: the default as the help shows it, where the value itself is not clear.
+        shown: the default as the help shows it, if the value itself is not clear.
     """
     spec = _FlagSpec(help, shown, metavar, minimum=minimum)
     return dataclasses.field(default=default, metadata={_SPEC: spec})
@@ -126,7 +126,7 @@ def required(metavar: str, help: str, *, hint: Callable[[], str] = lambda: "") -
     Args:
         metavar: placeholder of the value in the help and in the error, such as "FILE".
         help: one line.
-        hint: returns further words for the error, such as the values there are.
+        hint: a function that returns a further text for the error, such as the possible values.
     """
     return dataclasses.field(metadata={_SPEC: _FlagSpec(help, metavar=metavar, hint=hint)})
 
@@ -150,7 +150,7 @@ def list_flags(options: type[Options]) -> tuple[Flag, ...]:
         found.append(
             Flag(
                 name=field.name,
-                # Of one value: int of `int | None`, str of `tuple[str, ...]`.
+                # The kind of one value: int for `int | None`, str for `tuple[str, ...]`.
                 kind=next(part.declared for part in kind.walk() if part.declared in _KINDS),
                 default=default,
                 help=spec.help,
@@ -177,7 +177,7 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
     Args:
         command: its name, for error messages.
         options: the class to make an instance of.
-        words: the arguments.
+        words: the words to parse.
 
     Raises:
         UserError: an unknown flag, a value of the wrong type, or missing or superfluous words.
@@ -194,9 +194,9 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
         if alone:
             hint = f" Did you mean --{missing[0].name}={alone[-1]}?" if missing else ""
             raise UserError(
-                f"tftpu {command} takes flags only, as --flag=value, and got {alone[-1]!r}.{hint}"
+                f"tftpu {command} takes only flags such as --flag=value, not {alone[-1]!r}.{hint}"
                 if positional is None
-                else f"tftpu {command} takes one {positional.metavar}, and got {len(alone)}."
+                else f"tftpu {command} takes one {positional.metavar}, but {len(alone)} are given."
             )
     elif not alone:
         raise UserError(
@@ -234,7 +234,7 @@ def to_argv(options: Options) -> list[str]:
 def _split(
     command: str, flags: Mapping[str, Flag], words: Sequence[str]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Splits words into flags (as --name=value), overrides (likewise) and positional values."""
+    """Splits words into flags and overrides (both as --name=value) and positional values."""
     named, overrides, alone = [], [], []
     rest = list(words)
     while rest:
@@ -250,8 +250,8 @@ def _split(
         if not is_override and (flag is None or flag.positional):
             known = [f.name for f in flags.values() if not f.positional]
             raise UserError(
-                f"There is no flag --{name} here (tftpu {command} --help lists them)."
-                f"{did_you_mean(name, known)}"
+                f"tftpu {command} has no flag --{name} (tftpu {command} --help lists its "
+                f"flags).{did_you_mean(name, known)}"
             )
         if not equals and not (flag and flag.kind is bool):
             if not rest or (rest[0].startswith("-") and not _is_number(rest[0])):
@@ -316,7 +316,7 @@ def _format_default(default: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Changes of a config, as the command line writes them: "--config.train.steps=500"."""
+    """Changes of a config, in the form of the command line: "--config.train.steps=500"."""
 
     overrides: tuple[str, ...] = ()
 
@@ -335,12 +335,12 @@ class ConfigOptions(Overrides):
 
     @property
     def name(self) -> str:
-        """The name of the config, also of one given by its path."""
+        """The name of the config, also if it is given by its path."""
         return os.path.basename(self.config).removesuffix(".py")
 
     @property
     def default_workdir(self) -> str:
-        """The folder of a run if no workdir is given."""
+        """The workdir of a run if none is given."""
         return os.path.join("runs", self.name)
 
     def load_experiment(self) -> Experiment:
@@ -355,7 +355,7 @@ class ConfigOptions(Overrides):
         return experiment
 
     def set_cluster(self, cluster: ClusterConfig) -> None:
-        """Sets the devices that the command line names; by default the config's own stay."""
+        """Sets the devices that the command line names; without any, keeps the config's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -373,14 +373,14 @@ class DeviceOptions:
     )
 
     def set_cluster(self, cluster: ClusterConfig) -> None:
-        """Sets the devices of a config to these; what is not given stays as it is."""
+        """Sets the devices of a config to these; options that are not given change nothing."""
         if self.tpu is not None:
             cluster.tpu = self.tpu
         if self.virtual_devices is not None:
             cluster.virtual_devices = self.virtual_devices
 
     def split_cpu(self, config: str | None) -> None:
-        """Splits the CPU before a file is loaded whose Keras objects would start TensorFlow."""
+        """Splits the CPU before a config file loads, whose Keras objects would start TensorFlow."""
         if config and config.endswith(".py") and (self.virtual_devices or 0) > 1:
             import_tensorflow()
             from tftpu.engines.tensorflow import cluster

@@ -1,8 +1,8 @@
-"""A user's own code: the folder of a config file, and the name that the file is imported under.
+"""A user's own code: the folder of a config file, and the module name of that file.
 
 The folder of `--config=path/to/flowers.py` is put first on `sys.path`, and the file is imported as
-`flowers`, so that it imports its neighbours as plain modules: `import model`. A machine that has
-the same folder, anywhere, imports it under the same names.
+`flowers`, so it imports its neighbours as plain modules: `import model`. A machine that has the
+same folder at any path imports it under the same names.
 """
 
 import contextlib
@@ -24,10 +24,11 @@ from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch.cloud.shipping import code_imports
 
-# Modules that everything here imports: a file of this name beside a config would replace them.
-# `tftpu` is loaded already, and stays what it is in a config that lies in a clone of tftpu.
+# Names that a file beside a config may not have: tftpu imports these modules, and the file would
+# replace them. `tftpu` is missing here, because it is already loaded and cannot be replaced by a
+# clone that holds the config.
 _TAKEN = {*sys.stdlib_module_names, "absl", "keras", "numpy", "tensorflow"}
-_brought = set[str]()  # modules that were loaded by the configs that were imported
+_brought = set[str]()  # modules that the imported configs have loaded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,8 @@ class OwnCode:
     """The code of a config file.
 
     Attributes:
-        folder: of the config file, absolute: what another machine needs to import it.
-        module: name that the config file is imported under, its stem.
+        folder: the absolute folder of the config file, which another machine needs to import it.
+        module: the name under which the config file is imported, its stem.
     """
 
     folder: Path
@@ -52,7 +53,7 @@ def find_code(config: str) -> OwnCode | None:
     """Returns the code of `--config=path/to/file.py`; None for the name of a config of tftpu.
 
     Raises:
-        UserError: there is no such file, or its name is that of an installed module.
+        UserError: there is no such file, or an installed module has the same name.
     """
     if not config.endswith(".py"):
         return None
@@ -62,7 +63,7 @@ def find_code(config: str) -> OwnCode | None:
     code = OwnCode(path.parent, path.stem)
     if "." in code.module:
         raise UserError(
-            f"The config file {path.name!r} cannot be imported, because of the dot in its name: "
+            f"The config file {path.name!r} cannot be imported, because its name contains a dot: "
             f"rename it, for example to {path.stem.replace('.', '_')}.py."
         )
     check_name(code.module)
@@ -85,7 +86,7 @@ def check_name(module: str) -> None:
 
 
 def prepare(code: OwnCode) -> None:
-    """Puts the folder first on `sys.path`, and forgets modules of the same names from elsewhere."""
+    """Puts the folder first on `sys.path`, and removes loaded modules with the same names."""
     folder = str(code.folder)
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
@@ -95,20 +96,22 @@ def prepare(code: OwnCode) -> None:
         if name.partition(".")[0] in own and file:
             if is_installed(Path(file)):
                 raise UserError(
-                    f"{code.folder} holds a module {name!r}, and so do the installed packages "
-                    f"({file}), which loaded theirs already: rename yours."
+                    f"{code.folder} holds a module {name!r}, but an installed module of the same "
+                    f"name ({file}) is already loaded: rename yours."
                 )
             if not Path(file).is_relative_to(code.folder):
                 del sys.modules[name]
 
 
 def import_config(code: OwnCode) -> types.ModuleType:
-    """Imports a config file that the user named, anew where it was imported before.
+    """Imports a config file that the user named, also if it was imported before.
 
-    See `prepare`. Files of runs and of searches may name it from then on: see `has_been_named`.
+    See `prepare`. From then on, the files of runs and searches may name this file: see
+    `has_been_named`.
     """
     note = _locate_note(code.file)
-    with contextlib.suppress(OSError):  # without a home it has to be named each time
+    # Without a home folder, the user has to name the file each time.
+    with contextlib.suppress(OSError):
         note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         note.write_text(f"{code.file}\n")
     prepare(code)
@@ -120,9 +123,9 @@ def import_config(code: OwnCode) -> types.ModuleType:
 
 
 def has_been_named(config: str) -> bool:
-    """Returns whether this user gave a config file to a command before, on this machine.
+    """Returns whether this user has named a config file in a command on this machine before.
 
-    A workdir from elsewhere names any file as its config, and importing one runs it.
+    A workdir from elsewhere may name any file as its config, and importing a file runs it.
     """
     return _locate_note(Path(os.path.abspath(config))).is_file()
 
@@ -134,12 +137,12 @@ def _locate_note(file: Path) -> Path:
 
 
 def list_modules(code: OwnCode) -> tuple[set[str], set[str], set[str]]:
-    """Returns the modules of a config's own code, the loaded ones of others, and names in the code.
+    """Returns a config's own modules, other loaded modules, and names in the code.
 
-    Own ones are those that its code imports by a statement, perhaps in a function that was not
-    called yet, and those of its folder that are loaded. Others are those that a package brings
-    that its code names, and all that its import has loaded, but the standard library. The names are
-    identifiers, such as `half` in `losses.half`.
+    Own modules are those that the code imports by a statement (which may be in a function that was
+    not called yet), and those of its folder that are loaded. Other modules are those of packages
+    that the code names, and everything that its import has loaded except the standard library. The
+    names are identifiers, such as `half` in `losses.half`.
     """
     within, others, written = code_imports.trace_modules(code.folder, code.module)
     beside = _list_folder_modules(code.folder)
@@ -163,8 +166,9 @@ def failures_of(what: str, *folders: Path) -> Iterator[None]:
     """Turns exceptions of a user's code into `UserError`, with file and line.
 
     Args:
-        what: names the code, such as "The config 'flowers.py'".
-        folders: of the code; an exception that never passed through one is not the user's.
+        what: the name of the code, such as "The config 'flowers.py'".
+        folders: the folders of the code; an exception that never passed through one is not the
+            user's.
     """
     try:
         yield
@@ -182,13 +186,13 @@ def failures_of(what: str, *folders: Path) -> Iterator[None]:
 def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:
     """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu.
 
-    The method may be that of a base class in another folder.
+    The method may belong to a base class in another folder.
     """
     cls = type(value)
     defining = next((kind for kind in cls.__mro__ if method in vars(kind)), cls)
     folders = []
     for kind in (cls, defining):
-        # A class of a notebook has no file.
+        # A class that is defined in a notebook has no file.
         with contextlib.suppress(TypeError, OSError):
             if not is_of_tftpu(kind):
                 folders.append(Path(inspect.getfile(kind)).parent)
@@ -203,11 +207,11 @@ def is_of_tftpu(cls: type) -> bool:
 
 
 def validate(experiment: Experiment, data_shards: int | None = None) -> None:
-    """Validates an experiment, whose model and data may be classes of a user's own.
+    """Validates an experiment, whose model and data may be the user's own classes.
 
     Args:
-        experiment: of a config.
-        data_shards: as for `Experiment.validate`.
+        experiment: the experiment of a config.
+        data_shards: see `Experiment.validate`.
 
     Raises:
         UserError: the first mistake found, or another exception of a user's `validate`.
@@ -222,11 +226,11 @@ def validate(experiment: Experiment, data_shards: int | None = None) -> None:
 def validate_recorded(experiment: Experiment) -> None:
     """Validates the experiment of a config.json, which anybody may have changed.
 
-    A user's `validate` of data may look for them, which an export does not need: of their classes
-    the first one of tftpu validates its fields.
+    A user's `validate` may look for the data themselves, which an export does not need. So the
+    first base class of tftpu validates the fields of the data.
 
     Raises:
-        UserError: as `validate`.
+        UserError: as for `validate`.
     """
     experiment.validate_fields()
     data = experiment.data

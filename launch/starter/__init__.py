@@ -1,15 +1,15 @@
-"""The files of `tftpu init`: texts beside this one, in which NAME is the project's name."""
+"""The files of `tftpu init`: texts in this folder, in which NAME is the project's name."""
 
 from pathlib import Path
 
-MODULES = ("data", "model")  # which a project holds beside its config
+MODULES = ("data", "model")  # modules that a project has beside its config
 
 
 def render_files(name: str) -> dict[str, str]:
     """Returns the text of each file of a project, by its path in it.
 
     Args:
-        name: of the project.
+        name: the name of the project.
     """
     paths = {
         f"{name}.py": "config.py.txt",

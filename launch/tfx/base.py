@@ -1,4 +1,4 @@
-"""The weights beside a SavedModel of `run_fn`, with which a later run begins."""
+"""The weights beside a SavedModel of `run_fn`, from which a later run can begin."""
 
 import tempfile
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from tftpu.launch.run.experiment import load_initial_weights
 from tftpu.storage import files
 from tftpu.training.trainer import Trainer
 
-# Where TensorFlow leaves room for what others keep in a SavedModel.
+# The place that TensorFlow reserves in a SavedModel for other programs' files.
 WEIGHTS = "assets.extra/tftpu.weights.h5"
 
 
 def write(model: keras.Model, folder: str) -> None:
-    """Writes the weights of a model into its SavedModel, as Keras names them."""
+    """Writes the weights of a model into its SavedModel, under Keras's names."""
     export.write_weights(model, {}, files.join(folder, WEIGHTS))
 
 
 def choose_initializer(base_model: str | None) -> Callable[[Experiment, Trainer], str]:
-    """Returns what gives a new run its first weights, as `launch.training.train` takes it.
+    """Returns a function that sets the first weights of a new run; see `launch.run.training.train`.
 
     Args:
-        base_model: SavedModel of an earlier run; None: there is none, and the config decides.
+        base_model: the SavedModel of an earlier run; None: the config chooses the first weights.
 
     Raises:
         UserError: `run_fn` did not write that SavedModel.
@@ -36,9 +36,8 @@ def choose_initializer(base_model: str | None) -> Callable[[Experiment, Trainer]
     path = files.join(base_model, WEIGHTS)
     if not files.exists(path):
         raise UserError(
-            f"The base model {base_model!r} has no {WEIGHTS}, so that tftpu.launch.tfx.run_fn did "
-            "not write it: begin with weights of a file, by model.init_from, or leave base_model "
-            "out."
+            f"The base model {base_model!r} has no {WEIGHTS}, so tftpu.launch.tfx.run_fn did not "
+            "write it. Leave base_model out, or load weights from a file with model.init_from."
         )
     weights = files.read(path)
 
@@ -52,8 +51,8 @@ def choose_initializer(base_model: str | None) -> Callable[[Experiment, Trainer]
                 trainer.model.load_weights(str(local))
             except (ValueError, KeyError) as error:
                 raise UserError(
-                    f"The base model {base_model!r} is another model than that of the config: "
-                    f"leave base_model out, or train the same ({error})."
+                    f"The base model {base_model!r} differs from the config's model ({error}): "
+                    "leave base_model out, or train the same model."
                 ) from error
         return f"Weights from {path}."
 

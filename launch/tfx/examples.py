@@ -21,15 +21,17 @@ class Examples(DataConfig):
     Transform writes class ids, become (batch,).
 
     Attributes:
-        label: the feature to predict, by the name that Transform gives it.
-        features: those that the model takes, likewise; () is all but the label.
-        transformed: whether the examples come from Transform; otherwise they are raw, and go
-            through the transform graph, where there is one, as they are read.
-        shuffle: number of examples that are shuffled at a time.
+        label: the feature to predict, by its name after Transform.
+        features: the features that the model takes, by their names after Transform; (): all except
+            the label.
+        transformed: whether the examples come from Transform. Otherwise they are raw and are
+            transformed while they are read, if there is a transform graph.
+        shuffle: the number of examples that are shuffled at a time.
         train_files, eval_files: patterns of files. `run_fn` sets these and what follows.
-        eval_steps: number of batches to evaluate; None: all.
-        schema: file with the schema of the examples; read where there is no transform graph.
-        transform_graph: folder that Transform wrote; "": there is none.
+        eval_steps: the number of batches to evaluate; None: all.
+        schema: the file with the schema of the examples, which is read if there is no transform
+            graph.
+        transform_graph: the folder that Transform wrote; "": there is none.
     """
 
     name: str = "tfx"
@@ -52,8 +54,8 @@ class Examples(DataConfig):
             )
         if self.label in self.features:
             raise UserError(
-                f"data.features has the label {self.label!r}, which the model shall predict: "
-                "leave it out there."
+                f"data.features contains the label {self.label!r}, which the model predicts: "
+                "remove it from data.features."
             )
         at_least("data.shuffle", self.shuffle, 1)
 

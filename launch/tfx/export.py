@@ -1,4 +1,4 @@
-"""Writes the model of a pipeline as TensorFlow Serving and TFX's Evaluator take it."""
+"""Writes the model of a pipeline in the form that TensorFlow Serving and TFX's Evaluator read."""
 
 import dataclasses
 from typing import Any
@@ -18,13 +18,13 @@ from tftpu.launch.tfx.transform import SERIALIZED, Transform
 def write(experiment: Experiment, workdir: str, to: str) -> None:
     """Writes the best checkpoint of a run as a SavedModel that takes raw, serialized examples.
 
-    Its signatures are `serving_default`, from examples to the model's outputs, and where there is a
-    transform graph `transform_features`, from examples with labels to transformed features.
+    Its signature `serving_default` maps examples to the model's outputs. If there is a transform
+    graph, `transform_features` maps examples with labels to transformed features.
 
     Args:
-        experiment: of the run.
+        experiment: the experiment of the run.
         workdir: folder of the run.
-        to: folder of the SavedModel.
+        to: the folder of the SavedModel.
     """
     cluster = dataclasses.replace(
         experiment.cluster, tpu="none", engine="tensorflow", virtual_devices=None
@@ -43,7 +43,7 @@ def write(experiment: Experiment, workdir: str, to: str) -> None:
     module: Any = serving.module()
     signatures = {"serving_default": serving.function.get_concrete_function()}
     if features.transform:
-        module.transform = features.transform.layer  # with its tables and vocabularies
+        module.transform = features.transform.layer  # holds its tables and vocabularies
         signatures["transform_features"] = _trace_transform(features.transform)
     tf.saved_model.save(module, to, signatures)
     base.write(model, to)
@@ -51,7 +51,7 @@ def write(experiment: Experiment, workdir: str, to: str) -> None:
 
 
 def _trace_transform(transform: Transform) -> Any:
-    """Returns the function from raw examples with labels to transformed features."""
+    """Returns the function that maps raw examples with labels to transformed features."""
 
     def transformed(serialized: Any) -> dict[str, Any]:
         found = transform(serialized, transform.raw)

@@ -1,4 +1,4 @@
-"""The features of a pipeline's examples, as the model takes them."""
+"""Turns a pipeline's examples into the features that the model takes."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class Features:
-    """The way from serialized examples to the batches of a model.
+    """Converts serialized examples to the batches of a model.
 
     Args:
         data: the examples, with a transform graph or a schema.
 
     Attributes:
-        names: of the features that the model takes.
+        names: the names of the features that the model takes.
         transform: the transform graph; None: there is none.
         stored: the features to read from the files.
-        source: of the description of the features, in words.
+        source: the name of what describes the features, for errors.
 
     Raises:
-        UserError: a feature is missing, or is not what a model on a TPU can take.
+        UserError: a feature is missing, or a model on a TPU cannot take it.
     """
 
     def __init__(self, data: "Examples"):
@@ -46,7 +46,7 @@ class Features:
         for field, name in [("label", data.label), *(("features", n) for n in data.features)]:
             if name not in self._described:
                 raise UserError(
-                    f"data.{field} names {name!r}, which {self.source} does not describe: it has "
+                    f"data.{field} names {name!r}, but {self.source} describes only "
                     f"{_format_names(self._described)}.{did_you_mean(name, self._described)}"
                 )
         self.names = data.features or tuple(sorted({*self._described} - {data.label}))
@@ -56,7 +56,7 @@ class Features:
         self.stored: FeatureSpec = self._applied.find_needed(taken) if self._applied else taken
 
     def batch(self, serialized: Any) -> tuple[dict[str, Any], Any]:
-        """Returns features by name, and labels, of the examples of a file, (batch,) strings."""
+        """Returns features by name, and labels, from examples of a file, (batch,) strings."""
         if self._applied:
             found = self._applied(serialized, self.stored)
         else:
@@ -67,17 +67,17 @@ class Features:
         return self._select_features(found), label
 
     def select_served(self) -> FeatureSpec:
-        """Returns the features that raw examples need to have for a prediction; not the label."""
+        """Returns the features that raw examples need for a prediction, without the label."""
         if self.transform is None:
             return {name: self._described[name] for name in self.names}
         return self.transform.find_needed(self.names)
 
     def from_raw(self, serialized: Any, raw: FeatureSpec) -> dict[str, Any]:
-        """Returns features by name, of raw examples without labels.
+        """Returns features by name, from raw examples without labels.
 
         Args:
             serialized: (batch,) strings.
-            raw: as `served` returns it.
+            raw: the features that `select_served` returns.
         """
         if self.transform is None:
             return self._select_features(tf.io.parse_example(serialized, raw))
@@ -87,25 +87,26 @@ class Features:
         return {name: self._set_shape(found, name) for name in self.names}
 
     def _set_shape(self, found: Mapping[str, Any], name: str) -> Any:
-        """Returns a feature with its static shape, which a graph may have lost."""
+        """Returns a feature with its static shape, which the graph may have lost."""
         return tf.ensure_shape(found[name], (None, *self._described[name].shape))
 
 
 def _check(taken: FeatureSpec, label: str) -> None:
-    """Raises `UserError` for a feature of no fixed shape, or of text."""
+    """Raises `UserError` for a feature without a fixed shape, and for text."""
     for name, feature in taken.items():
         what = "label" if name == label else "feature"
         rest = "" if name == label else ", or choose others: Examples(features=(…))"
         if not isinstance(feature, tf.io.FixedLenFeature):
             raise UserError(
-                f"The {what} {name!r} has no fixed shape, which a compiled model needs: give it "
-                "one in the schema, as SchemaGen(infer_feature_shape=True) does, or in "
-                f"preprocessing_fn, such as by tf.sparse.to_dense and tf.ensure_shape{rest}."
+                f"The {what} {name!r} has no fixed shape, but a compiled model needs one. Set it "
+                "in the schema, as SchemaGen(infer_feature_shape=True) does, or in "
+                f"preprocessing_fn, for example with tf.sparse.to_dense and tf.ensure_shape{rest}."
             )
         if feature.dtype == tf.string:
             raise UserError(
-                f"The {what} {name!r} is text, which no accelerator takes: make numbers of it in "
-                f"preprocessing_fn, such as by tft.compute_and_apply_vocabulary{rest}."
+                f"The {what} {name!r} is text, which no accelerator can process. Turn it into "
+                "numbers in preprocessing_fn, for example with "
+                f"tft.compute_and_apply_vocabulary{rest}."
             )
 
 

@@ -14,7 +14,8 @@ from tftpu.launch.tfx.features import Features
 if TYPE_CHECKING:
     from tftpu.launch.tfx.examples import Examples
 
-_FILES_AT_ONCE = 16  # of the order of examples, so that it is the same on every machine
+# Files read at a time; fixed, so that the order of examples is the same on every machine.
+_FILES_AT_ONCE = 16
 
 
 def build_training(data: "Examples", context: DataContext) -> tf.data.Dataset:
@@ -54,12 +55,12 @@ def _read_records(patterns: Sequence[str], field: str, features: Features) -> tf
     """Returns the serialized examples of files, in a fixed order.
 
     Raises:
-        UserError: there are no such files, or they hold something else.
+        UserError: there are no such files, or they contain something else.
     """
     found = sorted(path for pattern in patterns for path in tf.io.gfile.glob(pattern))
     if not found:
         given = ", ".join(patterns) or "empty: run_fn sets it from the pipeline"
-        raise UserError(f"data.{field} is {given}, and no file has such a name.")
+        raise UserError(f"data.{field} is {given}, but no file has such a name.")
     records = tf.data.Dataset.from_tensor_slices(found).interleave(
         skip_autograph(_open_file),
         cycle_length=_FILES_AT_ONCE,
@@ -76,20 +77,20 @@ def _open_file(path: Any) -> tf.data.Dataset:
 
 
 def _check_first(records: tf.data.Dataset, source: str, features: Features) -> None:
-    """Raises `UserError` unless the first example of all has the features that are read.
+    """Raises `UserError` unless the very first example has the features that are read.
 
     Args:
         records: serialized examples.
-        source: names their files.
-        features: that are read of them.
+        source: the name of their files, for errors.
+        features: the features that are read from the records.
     """
     try:
         first: Any = [*records.take(1).as_numpy_iterator()]
         held = {name for record in first for name in _list_names(record)}
     except (tf.errors.OpError, DecodeError) as error:
         raise UserError(
-            f"The files {source} are not TFRecords of tf.Example, which run_fn reads: let "
-            f"ExampleGen write those, its default ({type(error).__name__}: {error})."
+            f"The files {source} are not TFRecords of tf.Example ({type(error).__name__}: "
+            f"{error}). run_fn reads only those, which ExampleGen writes by default."
         ) from error
     if not first:
         raise UserError(f"The files {source} hold no examples.")
@@ -103,15 +104,15 @@ def _check_first(records: tf.data.Dataset, source: str, features: Features) -> N
     if missing:
         raise UserError(
             f"The first example of {source} has no {', '.join(missing)}; it has "
-            f"{', '.join(sorted(held))}. Examples(transformed=True) is for examples of Transform, "
-            "transformed=False for those of ExampleGen, which are transformed as they are read."
+            f"{', '.join(sorted(held))}. Use Examples(transformed=True) for the output of "
+            "Transform, and transformed=False for the output of ExampleGen, which is then "
+            "transformed while it is read."
         )
     try:
         tf.io.parse_example(tf.constant(first), features.stored)
     except tf.errors.InvalidArgumentError as error:
         raise UserError(
-            f"The first example of {source} is not what {features.source} describes: "
-            f"{error.message}."
+            f"The first example of {source} does not match {features.source}: {error.message}."
         ) from error
 
 

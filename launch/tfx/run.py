@@ -13,13 +13,14 @@ from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.tfx.examples import Examples
 from tftpu.storage import locks
 
-_OURS = ("config", "overrides")  # of custom_config
+_OURS = ("config", "overrides")  # our keys of custom_config
 _LENGTHS = ("train.steps", "train.epochs")
-_SET = ("train_files", "eval_files", "eval_steps", "schema", "transform_graph")  # of Examples
+# Fields of `Examples` that the pipeline sets.
+_SET = ("train_files", "eval_files", "eval_steps", "schema", "transform_graph")
 
 
 class FnArgs(Protocol):
-    """The attributes of TFX's `FnArgs` that are read."""
+    """The attributes of TFX's `FnArgs` that `run_fn` reads."""
 
     train_files: Sequence[str]
     eval_files: Sequence[str]
@@ -39,10 +40,10 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
     """Trains a config on the examples of a pipeline, and writes the model for serving.
 
     Args:
-        fn_args: of TFX's Trainer. `custom_config["config"]` names a config of tftpu or the file of
-            your own; `custom_config["overrides"]` sets its fields by their paths, such as
-            `{"model.width": 64}`, and so do the hyperparameters of TFX's Tuner.
-        get_config: returns the config, where a module file of the pipeline has it.
+        fn_args: the arguments of TFX's Trainer. `custom_config["config"]` names a config of tftpu
+            or the file of your own; `custom_config["overrides"]` sets its fields by their paths,
+            such as `{"model.width": 64}`, and so do the hyperparameters of TFX's Tuner.
+        get_config: a function that returns the config, if the pipeline's module file has it.
 
     Raises:
         UserError: the config, the examples or an argument cannot be used.
@@ -55,14 +56,14 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
     if selection.choose_engine(experiment.cluster) == "jax":
         reason = selection.find_reason_for_jax(experiment.cluster) or "the config asks for it"
         raise UserError(
-            f"The run would take the JAX engine ({reason}), and run_fn, which writes a SavedModel "
-            "in the same process, trains on the TensorFlow engine: set cluster.engine to "
-            "tensorflow, and no mesh and no KERAS_BACKEND."
+            f"The run would use the JAX engine ({reason}), but run_fn trains on the TensorFlow "
+            "engine, because it writes a SavedModel in the same process. Set cluster.engine to "
+            "tensorflow, and set neither a mesh nor KERAS_BACKEND."
         )
     selection.choose_backend(experiment.cluster)
     if selection.find_task(experiment.cluster).count > 1:
         raise UserError(
-            "run_fn trains on one host, and TF_CONFIG names several: give the Trainer component "
+            "run_fn trains on one host, but TF_CONFIG names several: give the Trainer component "
             "one machine."
         )
     from tftpu.launch.run import training
@@ -77,15 +78,15 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
 def _build_experiment(fn_args: FnArgs, get_config: Callable[[], Experiment] | None) -> Experiment:
     """Returns the config with the values that the pipeline sets in it."""
     given = fn_args.custom_config or {}
-    for key in given:  # others may be for whoever runs the component
+    for key in given:  # other keys may be for the program that runs the component
         if key not in _OURS and difflib.get_close_matches(key, _OURS):
             raise UserError(f"custom_config has {key!r}.{did_you_mean(key, _OURS)}")
     if (get_config is None) == ("config" not in given):
         both = "both a config in custom_config and a get_config" if get_config else "no config"
         raise UserError(
-            f"run_fn got {both}: give Trainer(run_fn='tftpu.launch.tfx.run_fn', "
-            "custom_config={'config': 'FILE.py'}); or in the module file a function run_fn(fn_args)"
-            " that calls tftpu.launch.tfx.run_fn(fn_args, get_config)."
+            f"run_fn got {both}. Write Trainer(run_fn='tftpu.launch.tfx.run_fn', "
+            "custom_config={'config': 'FILE.py'}), or define run_fn(fn_args) in the module file, "
+            "which calls tftpu.launch.tfx.run_fn(fn_args, get_config)."
         )
     if get_config is None:
         experiment = config_flags.load(given["config"], [])
@@ -108,17 +109,18 @@ def _read_tuned(hyperparameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the values of a `keras_tuner.HyperParameters` config, by the names of the search.
 
     Raises:
-        UserError: they are of another form.
+        UserError: they have another form.
     """
     if not hyperparameters:
         return {}
     values = hyperparameters.get("values") if isinstance(hyperparameters, Mapping) else None
     if not isinstance(values, Mapping):
         raise UserError(
-            f"The hyperparameters are {hyperparameters!r}, and not as TFX's Tuner writes them, a "
-            "dictionary below 'values': give your own by custom_config['overrides']."
+            f"The hyperparameters are {hyperparameters!r}, without the dictionary 'values' that "
+            "TFX's Tuner writes. To give your own hyperparameters, use "
+            "custom_config['overrides']."
         )
-    # "tuner/epochs" and the like are the account that a tuner keeps of its own search.
+    # A tuner writes "tuner/epochs" and the like for its own search.
     return {name: value for name, value in values.items() if not name.startswith("tuner/")}
 
 
@@ -132,7 +134,7 @@ def _apply_overrides(
                 "one of them out."
             )
         if path.removeprefix("data.") in _SET and path.startswith("data."):
-            raise UserError(f"{source} sets {path}, which the pipeline gives: leave it out.")
+            raise UserError(f"{source} sets {path}, but the pipeline sets it: leave it out.")
         try:
             config_flags.apply_override(experiment, f"--config.{path}={value}")
         except UserError as error:
@@ -144,22 +146,22 @@ def _set_inputs(experiment: Experiment, fn_args: FnArgs) -> None:
     data = experiment.data
     if not isinstance(data, Examples):
         raise UserError(
-            f"The config has data={type(data).__name__}(…), and run_fn reads the examples of the "
+            f"The config has data={type(data).__name__}(…), but run_fn reads the examples of the "
             'pipeline: give data=tftpu.launch.tfx.Examples(label="…").'
         )
     for name in _SET:
         if getattr(data, name):
             raise UserError(
-                f"The config sets {name} of Examples, which the pipeline gives: leave it out."
+                f"The config sets Examples.{name}, but the pipeline sets it: leave it out."
             )
     if getattr(fn_args.data_accessor, "data_view_decode_fn", None) is not None:
         raise UserError(
-            "The examples are records of another kind, which a DataView decodes, and run_fn reads "
-            "tf.Examples: let ExampleGen write those."
+            "The examples need a DataView to decode them, but run_fn reads only tf.Examples: let "
+            "ExampleGen write those."
         )
     if not data.transformed and not fn_args.transform_graph_path:
         raise UserError(
-            "Examples(transformed=False) go through the transform graph, and the pipeline gives "
+            "Examples(transformed=False) needs a transform graph, but the pipeline has "
             'none: give Trainer(transform_graph=transform.outputs["transform_graph"]), or leave '
             "transformed out."
         )

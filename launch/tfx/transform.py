@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from tftpu.errors import UserError
 
-# Features of `tf.io.parse_example`, by name.
+# The features of `tf.io.parse_example`, by name.
 FeatureSpec = dict[str, Any]
 SERIALIZED = tf.TensorSpec((None,), tf.string, name="examples")
-# Of a graph or a schema that is missing, damaged, or describes what no example can hold.
+# Errors of a graph or a schema that is missing, damaged, or cannot describe an example.
 _UNREADABLE = (OSError, ValueError, TypeError, tf.errors.OpError)
 
 
@@ -18,13 +18,13 @@ class Transform:
     """The transform graph that TFX's Transform component wrote.
 
     Args:
-        folder: of the graph.
+        folder: the folder of the graph.
 
     Attributes:
-        raw: the features that it takes.
-        transformed: the features that it returns.
-        layer: applies it to a dictionary of raw features; those that are left out may be missing,
-            and so are then the features that are made of them.
+        raw: the features that the graph takes.
+        transformed: the features that the graph returns.
+        layer: a layer that applies the graph to a dictionary of raw features. If raw features are
+            missing, so are the features that are made from them.
 
     Raises:
         UserError: there is no transform graph in the folder.
@@ -45,7 +45,7 @@ class Transform:
             ) from error
 
     def find_needed(self, names: Collection[str]) -> FeatureSpec:
-        """Returns the raw features without which these transformed ones cannot be made."""
+        """Returns the raw features that are needed to make these transformed features."""
         found = {}
         for name, feature in self.raw.items():
             others = {other: spec for other, spec in self.raw.items() if other != name}
@@ -58,12 +58,12 @@ class Transform:
 
         Args:
             serialized: (batch,) strings.
-            raw: the features to take from them.
+            raw: the features to read from them.
         """
         return self.layer(tf.io.parse_example(serialized, raw))
 
     def _list_outputs(self, raw: FeatureSpec) -> set[str]:
-        """Returns the names of the features that are made of these alone."""
+        """Returns the names of the features that can be made from these alone."""
         traced: Any = tf.function(lambda serialized: self(serialized, raw), autograph=False)
         return set(traced.get_concrete_function(SERIALIZED).structured_outputs)
 
@@ -72,7 +72,7 @@ def read_schema(path: str) -> FeatureSpec:
     """Returns the features that a schema describes.
 
     Args:
-        path: of the file that SchemaGen or ImportSchemaGen wrote.
+        path: the path of the file that SchemaGen or ImportSchemaGen wrote.
 
     Raises:
         UserError: the file is not a schema.
@@ -82,7 +82,7 @@ def read_schema(path: str) -> FeatureSpec:
     from google.protobuf import text_format
     from tensorflow_transform.tf_metadata import schema_utils
 
-    schema_pb2: Any = generated  # whose classes exist at run time only
+    schema_pb2: Any = generated  # the generated classes exist at run time only
     try:
         with tf.io.gfile.GFile(path) as file:
             schema = text_format.Parse(file.read(), schema_pb2.Schema())
@@ -96,7 +96,7 @@ def _import_tensorflow_transform() -> Any:
         import tensorflow_transform as tft
     except ImportError as error:
         raise UserError(
-            f"Examples of TFX need tensorflow-transform, which comes with it ({error}): install "
+            f"Examples of TFX need tensorflow-transform, which is part of TFX ({error}): install "
             "tfx in this environment."
         ) from error
     return tft

@@ -18,7 +18,7 @@ from tftpu.models.blocks.recompute import run_recomputed
 from tftpu.models.layers.tensor_parallel import Rule, select_rules
 from tftpu.tensors import Tensor
 
-SIZES = "tftpu.models.sizes"  # where the zoo's configs are; it imports this module to build them
+SIZES = "tftpu.models.sizes"  # the zoo's configs; this module imports them to build a model
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -34,25 +34,25 @@ class BlockModel(keras.Model):
         inputs: the inputs of the model, as for `keras.Model`.
         outputs: the outputs, as for `keras.Model`, computed by way of a `Structure` or of another
             `BlockModel`.
-        name: of the model.
+        name: the name of the model.
     """
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any):
-        # Before the model itself, because it makes Keras number the nodes of the inputs anew.
+        # Built before the model itself, because it makes Keras renumber the nodes of the inputs.
         blocks = Blocks.from_tensors(inputs, outputs)
         super().__init__(inputs, outputs, name=name, **kwargs)
         self._blocks = blocks
 
     @property
     def hyperparameters(self) -> ModelConfig | None:
-        """The config that the model, or the one inside it, was built from; None: neither was."""
+        """The config of the model, or of the model inside it; None if neither has one."""
         kinds = Structure | BlockModel
         found = (layer.hyperparameters for layer in self.layers if isinstance(layer, kinds))
         return next(found, None)
 
     @property
     def sharding_rules(self) -> tuple[Rule, ...]:
-        """The dimensions that a mesh's `tensor` axis cuts; empty for models without attention."""
+        """The dimensions that a mesh's `tensor` axis shards; empty for models without attention."""
         return select_rules({v.path: tuple(v.shape) for v in self.weights})
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
@@ -64,7 +64,7 @@ class BlockModel(keras.Model):
 
 @keras.saving.register_keras_serializable("tftpu")
 class Structure(keras.layers.Layer):
-    """Returns the last of its inputs, which are the borders of a model's blocks.
+    """Returns the last of its inputs, which are the inputs and outputs of a model's blocks.
 
     What a `BlockModel` is beyond its layers is kept here: Keras clones, saves and loads a
     functional model as a graph of layers, and calls its constructor with nothing else.
@@ -91,7 +91,7 @@ class Structure(keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if isinstance(hyperparameters, Mapping):  # from a `.keras` file
+        if isinstance(hyperparameters, Mapping):  # a `.keras` file holds the config as a dictionary
             hyperparameters = _decode_config(hyperparameters)
         self.hyperparameters = hyperparameters
         self.remat: str = getattr(hyperparameters, "remat", "none")
@@ -124,15 +124,15 @@ class Blocks:
 
     first: keras.Model  # everything before the first block
     blocks: tuple[keras.Model, ...]
-    border: keras.KerasTensor  # between the last block and the end
+    border: keras.KerasTensor  # the output of the last block, which `end` reads
     end: keras.Model
     shared: tuple[str, ...]  # names of the inputs that every block takes too
-    remat: str  # what the backward pass recomputes, as the model's hyper-parameter
+    remat: str  # the model's hyper-parameter: what the backward pass recomputes
     loop: bool  # whether the blocks run as one loop
 
     @classmethod
     def from_tensors(cls, inputs: Any, outputs: Any) -> "Blocks | None":
-        """Cuts a model at the borders of its blocks; returns None if it is run as a whole."""
+        """Splits a model into its blocks; returns None if it runs as a whole."""
         whole = keras.Model(inputs, outputs)
         layer = next((layer for layer in whole.layers if isinstance(layer, Structure)), None)
         if layer is None:
@@ -140,7 +140,7 @@ class Blocks:
         loop = scanned.is_wanted(layer.scan, whole.count_params())
         if layer.remat == "products" and keras.config.backend() != "jax":
             raise UserError(
-                "model.remat='products' works on the JAX engine, and Keras runs on "
+                "model.remat='products' works only on the JAX engine, but Keras runs on "
                 f"{keras.config.backend()}: use a mesh or engine=jax, or model.remat='block'."
             )
         if not loop and layer.remat == "none":
@@ -152,7 +152,7 @@ class Blocks:
         if loop and not scanned.is_uniform(blocks):
             if layer.scan == "block":
                 raise UserError(
-                    "model.scan='block' needs blocks that are alike, and these differ, such as by "
+                    "model.scan='block' needs equal blocks, but these differ, for example in "
                     "their rates of stochastic depth: use model.scan='none'."
                 )
             loop = False
@@ -162,7 +162,7 @@ class Blocks:
         return cls(first, blocks, border, end, layer.shared, layer.remat, loop)
 
     def serve(self, training: bool | None) -> bool:
-        """Returns whether the model runs by its parts; a cache needs the layers one by one."""
+        """Returns whether the model runs in parts; with a cache it runs layer by layer."""
         return bool(training) or (self.loop and find_open_cache() is None)
 
     def run(self, inputs: Any, training: bool) -> Tensor:

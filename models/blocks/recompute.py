@@ -60,7 +60,7 @@ def _choose_checkpoint(keep_products: bool) -> Callable[..., tuple[Tensor, list[
         return functools.partial(jax_checkpoint.checkpoint, keep_products=keep_products)
     else:
         raise UserError(
-            f"model.remat='block' works on Keras's TensorFlow and JAX backends, and Keras runs on "
-            f"{backend}: set KERAS_BACKEND to one of these, or model.remat to 'none'."
+            "model.remat='block' works only on Keras's TensorFlow and JAX backends, but Keras "
+            f"runs on {backend}: set KERAS_BACKEND to one of these, or model.remat to 'none'."
         )
     return checkpoint

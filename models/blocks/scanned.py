@@ -14,11 +14,11 @@ from tftpu.errors import UserError
 from tftpu.models.layers import internals
 from tftpu.tensors import Tensor, ops
 
-LARGE = 10**9  # parameters from which on "auto" takes the loop
+LARGE = 10**9  # number of parameters from which "auto" uses the loop
 
 
 def is_wanted(scan: str, parameters: int) -> bool:
-    """Returns whether a model's blocks run as a loop, if they are alike.
+    """Returns whether to run a model's blocks as a loop, if they are alike.
 
     Args:
         scan: the field of the model: "auto", "none" or "block".
@@ -30,8 +30,8 @@ def is_wanted(scan: str, parameters: int) -> bool:
     backend = keras.config.backend()
     if scan == "block" and backend != "jax":
         raise UserError(
-            f"model.scan='block' works on the JAX engine, and Keras runs on {backend}: use a mesh "
-            "or engine=jax, or model.scan='none'."
+            f"model.scan='block' works only on the JAX engine, but Keras runs on {backend}: use a "
+            "mesh or engine=jax, or model.scan='none'."
         )
     return backend == "jax" and (scan == "block" or (scan == "auto" and parameters >= LARGE))
 
@@ -49,7 +49,7 @@ def run(
     training: bool,
     remat: str,
 ) -> Tensor:
-    """Returns the output of the last of some blocks that are alike.
+    """Runs blocks that are alike one after the other; returns the last output.
 
     Args:
         blocks: each maps `[x, *given]` to a tensor like x.

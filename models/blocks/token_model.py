@@ -29,7 +29,7 @@ class TokenModel(BlockModel):
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any):
         super().__init__(inputs, outputs, name, **kwargs)
-        # A clone by Keras comes with inputs that are required, and a head with its own matrix.
+        # A clone that Keras makes has required inputs, and a head with a matrix of its own.
         for layer in self.layers:
             if isinstance(layer, keras.layers.InputLayer):
                 layer.optional = layer.name != TOKENS
@@ -41,11 +41,11 @@ class TokenModel(BlockModel):
         return super().__call__(self._complete_features(features), *args, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
-        # Keras's `stateless_call`, which its JAX trainer uses, does not come by `__call__`.
+        # Keras's JAX trainer uses `stateless_call`, which does not go through `__call__`.
         return super().call(self._complete_features(inputs), training=training, mask=mask)
 
     def _complete_features(self, features: Any) -> dict[str, Tensor | None]:
-        """Returns all features by name, None for those that are left out."""
+        """Returns all features by name, with None for missing ones."""
         if not isinstance(features, dict):
             features = {TOKENS: features}
         for name in features:
@@ -59,7 +59,7 @@ class TokenModel(BlockModel):
 
 @keras.saving.register_keras_serializable("tftpu")
 class FactoredTokenModel(TokenModel):
-    """A `TokenModel` whose logits are hidden states times a matrix, that of its head.
+    """A `TokenModel` whose logits are the hidden states times the matrix of its head.
 
     Args: as for `BlockModel`.
     """
@@ -107,7 +107,7 @@ class FactoredTokenModel(TokenModel):
         return logits, hidden, self._head.read_matrix()
 
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """Returns the logits of hidden states, as those that `factored_logits` returns."""
+        """Returns the logits of hidden states such as `factored_logits` returns."""
         return compute_vocabulary_logits(hidden, self._head.read_matrix())
 
     @property

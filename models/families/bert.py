@@ -104,8 +104,8 @@ class PositionsAndTypes(layers.Layer):
         time = ops.shape(x)[1]
         if isinstance(time, int) and time > self.context:
             raise ValueError(
-                f"A sequence of {time} tokens is longer than the model's context of "
-                f"{self.context}: shorten it, or raise model.context."
+                f"A sequence has {time} tokens, more than the model's context of {self.context}: "
+                "shorten it, or raise model.context."
             )
         if positions is None:
             x = x + self.position_vectors[:time]

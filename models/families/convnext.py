@@ -43,7 +43,7 @@ def build(config: "ConvNeXt") -> keras.Model:
     x = Structure(config, name="structure")(borders)
     x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
     x = _apply_norm(x, name="head_norm")
-    # float32 logits: a softmax in bfloat16 loses too much.
+    # The logits are float32, because a softmax in bfloat16 loses too much precision.
     head = Dense(config.num_classes, kernel_initializer=_init(), dtype="float32", name="head")
     return BlockModel(images, head(x), config.name)
 

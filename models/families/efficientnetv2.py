@@ -39,7 +39,7 @@ def build(config: "EfficientNetV2") -> keras.Model:
                 width=config.widths[stage],
                 stride=config.strides[stage] if block == 0 else 1,
                 expand=config.expand[stage],
-                drop=config.stochastic_depth * done / total,  # deeper blocks more often
+                drop=config.stochastic_depth * done / total,  # deeper blocks are dropped more often
                 config=config,
                 name=f"stage{stage + 1}_block{block + 1}",
             )
@@ -50,7 +50,7 @@ def build(config: "EfficientNetV2") -> keras.Model:
     x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
-    # float32 logits: a softmax in bfloat16 loses too much.
+    # The logits are float32, because a softmax in bfloat16 loses too much precision.
     head = Dense(
         config.num_classes,
         kernel_initializer=_make_head_init(),

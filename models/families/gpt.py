@@ -81,7 +81,7 @@ class Positions(layers.Layer):
         super().__init__(**kwargs)
         self.context = context
 
-    # Keras names the shapes after the arguments of `call`.
+    # Keras passes the shapes by the names of the arguments of `call`.
     def build(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x_shape: Any, positions_shape: Any = None
     ) -> None:
@@ -93,8 +93,8 @@ class Positions(layers.Layer):
         time = ops.shape(x)[1]
         if isinstance(time, int) and time > self.context:
             raise ValueError(
-                f"A sequence of {time} tokens is longer than the model's context of "
-                f"{self.context}: shorten it, or raise model.context."
+                f"A sequence has {time} tokens, more than the model's context of {self.context}: "
+                "shorten it, or raise model.context."
             )
         if positions is not None:
             return x + ops.cast(ops.take(self.vectors, positions, axis=0), x.dtype)
@@ -114,7 +114,7 @@ class CausalSelfAttention(DenseContainer):
     Args:
         heads: a divisor of the width.
         depth: number of blocks in the model, which scales the initial weights.
-        implementation: as for `tftpu.models.layers.attention.attention`.
+        implementation: see `tftpu.models.layers.attention.attention`.
         kwargs: as for `DenseContainer`.
     """
 
@@ -124,7 +124,7 @@ class CausalSelfAttention(DenseContainer):
         self.depth = depth
         self.implementation = implementation
 
-    # Keras names the shapes after the arguments of `call`.
+    # Keras passes the shapes by the names of the arguments of `call`.
     def build(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x_shape: Any, segments_shape: Any = None
     ) -> None:
@@ -141,12 +141,11 @@ class CausalSelfAttention(DenseContainer):
 
     def _project(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
         """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
-        # The kernel reads the layout of a single product's output, whose columns no devices can
-        # share by heads.
+        # The kernel reads the output of a single product, whose columns cannot be sharded by heads.
         if self.implementation == "flash" and not sharding.is_sharded(HEADS):
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
-        # Three products, each written in the layout that attention reads. Splitting one product in
-        # three, and joining the gradients, would copy activations.
+        # Three products, each written in the layout that attention reads. Splitting one product
+        # into three and joining the gradients would copy activations.
         bias = split_biases(ops.cast(self.qkv.bias, x.dtype), self.heads)
         parts = project_heads(self.qkv, x, self.heads, "btc,chd->bthd")
         return [part + bias for part, bias in zip(parts, bias)]

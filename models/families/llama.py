@@ -84,7 +84,7 @@ class RotaryAttention(DenseContainer):
         kv_heads: number of key and value heads, a divisor of `heads`.
         base: the longest wavelength is about 2 pi times this.
         scaling: 1.0, or the factor by which Llama 3.1 stretches long wavelengths.
-        implementation: as for `tftpu.models.layers.attention.attention`.
+        implementation: see `tftpu.models.layers.attention.attention`.
         kwargs: as for `DenseContainer`.
     """
 
@@ -104,7 +104,7 @@ class RotaryAttention(DenseContainer):
         self.scaling = scaling
         self.implementation = implementation
 
-    # Keras names the shapes after the arguments of `call`.
+    # Keras passes the shapes by the names of the arguments of `call`.
     def build(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x_shape: Any, segments_shape: Any = None, positions_shape: Any = None
     ) -> None:
@@ -131,7 +131,7 @@ class RotaryAttention(DenseContainer):
         )  # (batch, time, head_dim / 2)
 
         def split_heads(flat: Tensor) -> Tensor:
-            # Keras cannot tell the number of heads by -1 where the batch has any size.
+            # If the batch size is unknown, Keras cannot infer the number of heads from -1.
             return ops.reshape(flat, (batch, time, flat.shape[-1] // head_dim, head_dim))
 
         y = causal_attention(
@@ -167,7 +167,7 @@ def rotate(x: Tensor, angles: Tensor, implementation: str = "plain") -> Tensor:
         x: heads side by side, (batch, time, heads x head_dim).
         angles: (batch or 1, time, head_dim / 2), radians, float32: bfloat16 has too few bits for
             the position of a token.
-        implementation: as for `tftpu.models.layers.attention.attention`.
+        implementation: see `tftpu.models.layers.attention.attention`.
 
     Returns:
         (batch, time, heads x head_dim), of x's dtype.
@@ -193,7 +193,8 @@ def compute_frequencies(head_dim: int, base: float, scaling: float) -> np.ndarra
     """
     frequency = base ** -(np.arange(0, head_dim, 2) / head_dim)
     if scaling > 1.0:
-        turns = 8192 * frequency / (2 * math.pi)  # within the original context
+        # Turns of each frequency within the original context.
+        turns = 8192 * frequency / (2 * math.pi)
         kept = np.clip((turns - 1.0) / (4.0 - 1.0), 0.0, 1.0)
         frequency = frequency * (kept + (1.0 - kept) / scaling)
     return frequency.astype("float32")

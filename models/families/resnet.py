@@ -15,12 +15,12 @@ from tftpu.tensors import Initializer, Tensor, ops
 if TYPE_CHECKING:
     from tftpu.models.sizes import ResNet
 
-# `PointwiseConv` gains on a TPU where many examples share batch statistics. With 128 examples on a
-# core, groups of 32 gain nothing; with groups of 64 and 128 the step has a seventh and a fifth
-# fewer cycles than with 32 (compiled, v5e). The number of groups per core is not considered, so
+# `PointwiseConv` saves time on a TPU if many examples share batch statistics. With 128 examples on
+# a core, groups of 32 save nothing; with groups of 64 and 128 the step has a seventh and a fifth
+# fewer cycles than with 32 (compiled, v5e). The choice ignores the number of groups per core, so
 # that the model is the same on any number of replicas.
 LARGE_GROUP = 64
-MOST_CHANNELS = 512  # of its input: 1,024 cost more than reading the product
+MOST_CHANNELS = 512  # input channels; 1,024 cost more than reading the product
 
 
 def build(config: "ResNet") -> keras.Model:
@@ -42,7 +42,7 @@ def build(config: "ResNet") -> keras.Model:
     x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)  # (batch, channels)
     if config.dropout:
         x = layers.Dropout(config.dropout, name="dropout")(x)
-    # float32 logits: a softmax in bfloat16 loses too much.
+    # The logits are float32, because a softmax in bfloat16 loses too much precision.
     logits = Dense(config.num_classes, dtype="float32", name="head")(x)
     return BlockModel(images, logits, config.name)
 
@@ -50,8 +50,9 @@ def build(config: "ResNet") -> keras.Model:
 def _apply_stem(x: Tensor, config: "ResNet") -> Tensor:
     if config.stem == "small":
         return _apply_conv_norm(x, config.width, 3, 1, config, name="stem")
-    # The pool's windows begin one pixel before the image. Padding its input would copy it, 3 % of
-    # the cycles of a ResNet-50 (compiled, v5e), so the convolution makes those pixels as well.
+    # The pool's windows begin one pixel before the image. Padding the pool's input would copy it,
+    # which takes 3 % of the cycles of a ResNet-50 (compiled, v5e). So the convolution computes
+    # those pixels, too.
     inside = (config.image_size + 1) // 2
     outside = (1, inside % 2)
     if config.stem == "space_to_depth":
@@ -67,7 +68,7 @@ def _apply_stem(x: Tensor, config: "ResNet") -> Tensor:
         )(x)
     x = NormWithin(config.norm_batch, border=outside, name="stem_norm")(x)
     x = layers.MaxPooling2D(3, strides=2, data_format=CHANNELS_LAST, name="stem_pool")(x)
-    # The same result as before the pool, from a quarter of the elements.
+    # ReLU after the pool gives the same result as before it, from a quarter of the elements.
     return layers.ReLU(name="stem_act")(x)
 
 
@@ -107,7 +108,7 @@ def _apply_conv_norm(
         # "same" pads asymmetrically at stride 2, but published weights expect symmetric padding.
         x = layers.ZeroPadding2D(kernel // 2, CHANNELS_LAST, name=f"{name}_pad")(x)
         padding = "valid"
-    ends = last or not relu  # a `Sum` comes next
+    ends = last or not relu  # a `Sum` is the next layer
     pointwise = ends and _is_pointwise(x, filters, kernel, config)
     x = (PointwiseConv if pointwise else Conv2D)(
         filters,
@@ -118,7 +119,7 @@ def _apply_conv_norm(
         kernel_initializer=_make_he_normal(),
         name=f"{name}_conv",
     )(x)
-    # A residual branch that starts at zero (Goyal et al. 2017) trains with large batches.
+    # A residual branch that starts at zero trains with large batches (Goyal et al. 2017).
     x = (PointwiseNormalization if pointwise else GhostBatchNormalization)(
         config.norm_batch, gamma_initializer="zeros" if last else "ones", name=f"{name}_norm"
     )(x)
@@ -140,7 +141,7 @@ class NormWithin(GhostBatchNormalization):
     """Batch normalisation of the inside of images, with a border that no maximum selects.
 
     Args:
-        norm_batch: as for `GhostBatchNormalization`.
+        norm_batch: see `GhostBatchNormalization`.
         border: rows and columns before and after the inside. They are not read, and are minus
             infinity in the result.
     """
@@ -160,7 +161,8 @@ class NormWithin(GhostBatchNormalization):
         return ops.logical_and(place >= self.border[0], place < size - self.border[1])
 
     def _compute_statistics(self, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        mean, variance = super()._compute_statistics(x, axes)  # with the zeros of the border
+        # Both include the zeros of the border.
+        mean, variance = super()._compute_statistics(x, axes)
         height, width = x.shape[-3:-1]
         more = height * width / ((height - sum(self.border)) * (width - sum(self.border)))
         square = more * (variance + ops.square(mean))
@@ -200,7 +202,8 @@ class SpaceToDepthStem(layers.Layer):
         x = ops.reshape(x, (batch, height // 2, 2, width // 2, 2, channels))
         x = ops.transpose(x, (0, 1, 3, 2, 4, 5))
         x = ops.reshape(x, (batch, height // 2, width // 2, 4 * channels))
-        # A zero before the first row and column: 8x8, the window from pixel 2 i - 4 to 2 i + 3.
+        # A zero before the first row and column makes the kernel 8x8; its window then covers pixels
+        # 2 i - 4 to 2 i + 3.
         kernel = ops.pad(self.kernel, ((1, 0), (1, 0), (0, 0), (0, 0)))
         kernel = ops.reshape(kernel, (4, 2, 4, 2, channels, self.filters))
         kernel = ops.transpose(kernel, (0, 2, 1, 3, 4, 5))

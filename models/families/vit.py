@@ -60,7 +60,8 @@ def build(config: "ViT") -> keras.Model:
         x = x[:, 0]
     else:
         x = layers.GlobalAveragePooling1D(CHANNELS_LAST, name="pool")(x)
-    # Logits start at zero, as in the paper. float32: a softmax in bfloat16 loses too much.
+    # Logits start at zero, as in the paper. They are float32, because a softmax in bfloat16 loses
+    # too much precision.
     head = Dense(config.num_classes, kernel_initializer="zeros", dtype="float32", name="head")
     return BlockModel(images, head(x), config.name)
 

@@ -7,11 +7,11 @@ from tftpu.models.layers.internals import read_stored_value
 
 
 def assign(variable: keras.Variable, value: np.ndarray) -> None:
-    """Sets a variable; of a value that is a view, only the parts that devices hold are read.
+    """Sets a variable; reads only the parts of a view that devices hold.
 
     Args:
         variable: built. Under JAX, its devices may each hold a part of it.
-        value: of its shape.
+        value: the new value, of the same shape.
     """
     dtype = np.dtype(variable.dtype)
     if keras.config.backend() != "jax":

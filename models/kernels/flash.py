@@ -26,12 +26,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
-BLOCK = 256  # queries, and keys, processed at a time
-LONGEST = 8192  # tokens: all keys and values of a column are in VMEM
-SHARED_FLOAT32 = 2048 * 128  # elements of a key in float32 that 16 MiB of VMEM have room for
+BLOCK = 256  # queries processed at a time, and keys processed at a time
+LONGEST = 8192  # longest sequence in tokens: all keys and values of a column are in VMEM
+# Most float32 elements of shared keys for which 16 MiB of VMEM have room.
+SHARED_FLOAT32 = 2048 * 128
 HIDDEN = -1e9
-VMEM = 64 * 2**20  # bytes that the kernels may use
-Segments = tuple[jax.Array, jax.Array]  # of queries and of keys, each (batch, time) int32
+VMEM = 64 * 2**20  # bytes of VMEM that the kernels may use
+# Segments of the queries and of the keys, each (batch, time) int32.
+Segments = tuple[jax.Array, jax.Array]
 # Renamed in jax 0.7.
 Parameters = getattr(pltpu, "CompilerParams", None) or pltpu.TPUCompilerParams  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -52,7 +54,7 @@ def forward(
         query: (batch, time, columns x 128); time is a multiple of `BLOCK`.
         key: (batch, time, key columns x 128): as many columns as query's, or a divisor of them if
             a head fills a column.
-        value: of key's shape.
+        value: has the shape of key.
         segments: those of the queries and those of the keys, each (batch, time) int32: a query
             sees only keys of the same segment. None: all keys.
         head_dim: a divisor or a multiple of 128.
@@ -60,7 +62,7 @@ def forward(
         interpret: whether to run on a CPU, by Pallas's interpreter.
 
     Returns:
-        output: of query's shape and dtype.
+        output: has the shape and dtype of query.
         log_sum: (batch, columns, heads per column, time), float32.
     """
     batch, time, width = query.shape
@@ -105,22 +107,22 @@ def backward(
     """Computes the gradients with respect to query, key and value.
 
     Args:
-        query: as for `forward`, and so key, value, segments, head_dim, causal and interpret.
+        query: see `forward`; the same for key, value, segments, head_dim, causal and interpret.
         log_sum: the second result of `forward`.
         output: the first.
         upstream: the gradient of the output, of query's shape.
 
     Returns:
-        d_query: of query's shape and dtype.
-        d_key: of key's shape and dtype.
-        d_value: of value's shape and dtype.
+        d_query: has the shape and dtype of query.
+        d_key: has the shape and dtype of key.
+        d_value: has the shape and dtype of value.
     """
     batch, time, width = query.shape
     lanes = max(LANES, head_dim)
     heads, columns, shared = lanes // head_dim, key.shape[2] // lanes, width // key.shape[2]
     segmented = segments is not None
 
-    def done(b, c, member, i):  # the block of keys that the last of those who share it completes
+    def done(b, c, member, i):  # of heads that share keys, the last one completes the block of keys
         return (b, jnp.where(member == shared - 1, i, 0), c)
 
     row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, member, i: (b, i, c))
@@ -130,7 +132,7 @@ def backward(
         _backward_body, heads=heads, head_dim=head_dim, causal=causal, segmented=segmented
     )
     of_keys = time if shared > 1 else BLOCK
-    # Gradients of float32 add up where they are written; of others, beside it.
+    # float32 gradients are summed where they are written; others are summed in a separate array.
     of_queries = BLOCK if query.dtype == jnp.float32 else time
     shift = _compute_shifts(output, upstream, head_dim, heads, interpret)
     return pl.pallas_call(
@@ -243,7 +245,8 @@ def _backward_body(
         d_value = jnp.where(mine, found[1], d_value)
     for ref, sums, found in ((dk_ref, dk_sum, d_key), (dv_ref, dv_sum, d_value)):
         at = pl.ds(pl.multiple_of(block * BLOCK, BLOCK) if sums.shape[0] > BLOCK else 0, BLOCK)
-        found += jnp.where(member == 0, 0.0, sums[at, :])  # of others with the same keys
+        # Adds the gradients of the other heads that share these keys.
+        found += jnp.where(member == 0, 0.0, sums[at, :])
         sums[at, :] = found
         ref[0] = found.astype(ref.dtype)
 
@@ -255,7 +258,7 @@ def _backward_body(
 def _compute_shifts(
     output: jax.Array, upstream: jax.Array, head_dim: int, heads: int, interpret: bool
 ) -> jax.Array:
-    """Computes what the softmax's gradient subtracts: the sum of an output times its gradient.
+    """Computes the sum of an output times its gradient, which the softmax's gradient subtracts.
 
     Args: as for `backward`, and
         heads: per column.
@@ -269,7 +272,7 @@ def _compute_shifts(
 
     def body(out_ref, up_ref, shift_ref):
         both = (out_ref[0].astype(jnp.float32) * up_ref[0].astype(jnp.float32)).T
-        for head in range(heads):  # of (lanes, queries)
+        for head in range(heads):  # `both` is (lanes, queries)
             own = both[head * head_dim : (head + 1) * head_dim]
             shift_ref[0, 0, pl.ds(head, 1), :] = jnp.sum(own, axis=0, keepdims=True)
 
@@ -281,7 +284,7 @@ def _compute_shifts(
         out_shape=jax.ShapeDtypeStruct((batch, width // lanes, heads, time), jnp.float32),
         compiler_params=Parameters(dimension_semantics=("parallel", "parallel", "parallel")),
         cost_estimate=pl.CostEstimate(
-            flops=0,  # on the matrix unit
+            flops=0,  # the matrix unit computes nothing
             transcendentals=0,
             bytes_accessed=2 * output.size * output.dtype.itemsize,
         ),
@@ -291,7 +294,7 @@ def _compute_shifts(
 
 def build_product(dtype: Any) -> Callable[..., jax.Array]:
     """Returns a matrix product of float32 arrays over one axis of each, to `dtype`'s digits."""
-    # One pass of the matrix unit rounds to bfloat16; float32 takes several.
+    # One pass of the matrix unit rounds to bfloat16. float32 takes several passes.
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
     def product(left, right, left_axis: int, right_axis: int):
@@ -312,7 +315,7 @@ def _mask_lanes(head: int, head_dim: int, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _find_visible(segments, keys, queries, segmented: bool, diagonal: bool) -> jax.Array | None:
-    """Returns which keys are seen, (keys, queries) bool; None if all are."""
+    """Returns whether each query sees each key, (keys, queries) bool; None if all do."""
     visible = None
     if diagonal:
         key, query = (jax.lax.broadcasted_iota(jnp.int32, (BLOCK, BLOCK), a) for a in (0, 1))
@@ -358,7 +361,7 @@ def _estimate_cost(
     """Returns the cost of the work done, with complete blocks and all lanes of each product.
 
     Args:
-        query: as for `forward`, and so key, head_dim and causal.
+        query: see `forward`; the same for key, head_dim and causal.
         products: number of products over all scores.
         queries: number of arrays of query's shape that are read and written.
         keys: number of arrays of key's shape.

@@ -14,7 +14,7 @@ from tftpu.errors import UserError
 from tftpu.sharding import EXAMPLES, HEADS, TIME
 from tftpu.tensors import Tensor, ops
 
-_WHOLE = (EXAMPLES, None, None)  # queries, keys and values side by side
+_WHOLE = (EXAMPLES, None, None)  # how an array of queries, keys and values side by side is sharded
 
 
 def flash_attention(
@@ -44,26 +44,27 @@ def flash_attention(
     longest = chunks * flash.LONGEST
     if flash.LANES % head_dim and head_dim % flash.LANES:
         raise UserError(
-            f"model.attention='flash' takes heads of 64, 128 or 256, not of {head_dim}: use "
-            "model.attention='plain'."
+            "model.attention='flash' supports heads with 64, 128 or 256 channels, not "
+            f"{head_dim}: use model.attention='plain'."
         )
     if time > longest:
         longer = causal and keras.config.backend() == "jax"
         raise UserError(
-            f"model.attention='flash' takes up to {longest} tokens here, not {time}: "
-            + ("share them along a longer 'sequence' axis of the mesh, or " if longer else "")
+            f"model.attention='flash' supports at most {longest} tokens here, not {time}: "
+            + ("shard them along a longer 'sequence' axis of the mesh, or " if longer else "")
             + "use model.attention='plain'."
         )
     if ring is not None and time % (chunks * flash.BLOCK):
         raise UserError(
-            f"model.attention='flash' on a mesh with {ring.axis}:{ring.size} takes a multiple of "
-            f"{chunks * flash.BLOCK} tokens, not {time}: pad them, or use model.attention='plain'."
+            f"On a mesh with {ring.axis}:{ring.size}, model.attention='flash' needs a multiple of "
+            f"{chunks * flash.BLOCK} tokens, not {time}: pad the sequences, or use "
+            "model.attention='plain'."
         )
     times = _count_repeats(query, key.shape[2], flash)
-    if times > 1:  # the gradient of the repetition sums over queries that share a key
+    if times > 1:  # the gradient of `ops.repeat` sums over the queries that share a key
         key, value = (ops.repeat(x, times, axis=2) for x in (key, value))
     segments = _build_segments(batch, time, segment_ids, mask, -time % flash.BLOCK)
-    column = max(flash.LANES // head_dim, 1)  # heads
+    column = max(flash.LANES // head_dim, 1)  # heads per column
 
     def to_columns(x):  # (batch, time, heads, head_dim) -> (batch, blocks, columns x 128)
         x = ops.pad(x, ((0, 0), (0, -time % flash.BLOCK), (0, -heads % column), (0, 0)))
@@ -129,7 +130,7 @@ def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
     Args:
         x: heads side by side, (batch, time, width).
         cosine: (batch or 1, time, head_dim / 2), float32: of the angles.
-        sine: of cosine's shape.
+        sine: has the shape of cosine.
         heads: number of heads in the width.
 
     Returns:
@@ -185,7 +186,7 @@ def whole_attention(
         bias: (3 x width,), a tensor or variable. The kernel sums its gradient along with that of
             `product`.
         heads: number of heads in the width.
-        segment_ids: as for `tftpu.models.layers.attention.attention`.
+        segment_ids: see `tftpu.models.layers.attention.attention`.
 
     Returns:
         (batch, time, width), of `product`'s dtype.
@@ -216,7 +217,8 @@ def whole_attention(
 
         return forward(qkv, segments), gradient
 
-    return attend(product, ops.copy(bias))  # not the variable itself
+    # A copy, because custom gradients do not accept the variable itself.
+    return attend(product, ops.copy(bias))
 
 
 def _build_segments(
@@ -285,9 +287,9 @@ def _import_kernel() -> Any:
         from tftpu.models.kernels import flash
     except ImportError as error:
         raise UserError(
-            "model.attention='flash' needs jax beside TensorFlow, and it is not installed: run "
-            "`pip install jax==0.6.0` on a TPU VM (the one that fits the libtpu that "
-            f"tensorflow-tpu needs), `{installation.command('preflight')}` elsewhere, or use "
+            "model.attention='flash' needs jax beside TensorFlow, but jax is not installed. Run "
+            "`pip install jax==0.6.0` on a TPU VM (this version fits the libtpu of "
+            f"tensorflow-tpu), `{installation.command('preflight')}` elsewhere, or use "
             "model.attention='plain'."
         ) from error
     return flash

@@ -23,12 +23,12 @@ _FORMS = (
 
 
 def forget_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose backward pass gathers weights again, and keeps none whole."""
+    """Returns a function whose backward pass gathers weights again instead of keeping them."""
     return jax.checkpoint(function, policy=_is_kept)
 
 
 def _is_kept(primitive: Any, *_: Any, **fields: Any) -> bool:
-    """Returns whether the backward pass keeps a result: all but weights that were gathered.
+    """Returns whether the backward pass keeps a result; it keeps all but gathered weights.
 
     JAX 0.10's `save_anything_except_these_names` keeps everything. A constraint is what gathers: it
     is repeated as well, or its result would be kept in place of the one with the name. So are other
@@ -39,7 +39,7 @@ def _is_kept(primitive: Any, *_: Any, **fields: Any) -> bool:
 
 
 def rematerialize(function: Callable[..., Any], keep_products: bool) -> Callable[..., Any]:
-    """Returns a function that keeps little for the backward pass, which computes it again.
+    """Returns a function that keeps little for the backward pass, which recomputes the rest.
 
     Args:
         function: the function.

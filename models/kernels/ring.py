@@ -1,4 +1,4 @@
-"""Causal attention over sequences that devices share, each consecutive tokens.
+"""Causal attention over sequences of which each device has consecutive tokens.
 
 Keys and values travel round the ring of devices, and each combines what its queries see of them by
 the softmax's denominators (Liu et al. 2023, https://arxiv.org/abs/2310.01889). In the order of
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from tftpu.models.kernels import flash
 from tftpu.sharding import Ring
 
-Chunks = tuple[Any, Any]  # the one of early tokens, and the one of late ones
+Chunks = tuple[Any, Any]  # the chunk of early tokens and the chunk of late tokens
 
 
 class KeyChunk(NamedTuple):
@@ -57,7 +57,7 @@ def forward(
         query: the device's part of the time, a multiple of twice `flash.BLOCK`; else as for
             `flash.forward`, and so key, value, segments and head_dim.
         ring: the devices.
-        interpret: as for `flash.forward`.
+        interpret: see `flash.forward`.
 
     Returns:
         output: as of `flash.forward`.
@@ -116,7 +116,7 @@ def backward(
     """Computes what `flash.backward` does for the tokens of this device.
 
     Args:
-        query: as for `forward`, and so key, value, segments, head_dim, ring and interpret.
+        query: see `forward`; the same for key, value, segments, head_dim, ring and interpret.
         log_sum: the second result of `forward`.
         output: the first.
         upstream: the gradient of the output, of query's shape.
@@ -147,7 +147,8 @@ def backward(
     def run_round(state: Any, number: Any) -> tuple[Any, None]:
         (d_early, d_late), (d_first, d_second), held = state
         coming = _send_on(held, ring)
-        d_first, d_second = _send_on((d_first, d_second), ring)  # of the keys that are here now
+        # Gradients of the keys that this device holds now.
+        d_first, d_second = _send_on((d_first, d_second), ring)
         of_earlier = _is_earlier(number, ring)
         d_query, d_keys = differentiate_pair(given[1], held[0])
         d_late, d_first = d_late + d_query, _sum(d_first, d_keys)
@@ -216,7 +217,7 @@ def _exchange_halves(arrays: tuple[jax.Array, ...], ring: Ring) -> list[Chunks]:
 
 
 def _restore_order(chunks: Chunks, ring: Ring) -> jax.Array:
-    """Returns an array of which each device has the consecutive tokens that are its own."""
+    """Returns an array in which each device has its own consecutive tokens again."""
     halves = [
         jax.lax.ppermute(half, ring.axis, [(b, a) for a, b in _list_destinations(ring, number)])
         for number, half in enumerate(_as_even(*chunks, ring))
@@ -225,14 +226,14 @@ def _restore_order(chunks: Chunks, ring: Ring) -> jax.Array:
 
 
 def _list_destinations(ring: Ring, number: int) -> list[tuple[int, int]]:
-    """Returns where each device sends its first half, 0, or its second half, 1."""
+    """Returns the destination of each device's first half (0) or second half (1)."""
     chunks = [(device, 2 * device + number) for device in range(ring.size)]
     last = 2 * ring.size - 1
     return [(device, min(chunk, last - chunk)) for device, chunk in chunks]
 
 
 def _as_even(first: jax.Array, second: jax.Array, ring: Ring) -> Chunks:
-    """Returns two arrays as they are on devices with an even number, and swapped on the others."""
+    """Returns two arrays, swapped on devices with an odd number."""
     even = jax.lax.axis_index(ring.axis) % 2 == 0
     return jnp.where(even, first, second), jnp.where(even, second, first)
 
@@ -243,7 +244,7 @@ def _is_earlier(number: Any, ring: Ring) -> Any:
 
 
 def _send_on(tree: Any, ring: Ring) -> Any:
-    """Returns what the device before has, while the one after gets this one's."""
+    """Sends a value to the next device; returns the value of the previous device."""
     to = [(device, (device + 1) % ring.size) for device in range(ring.size)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.axis, to), tree)
 

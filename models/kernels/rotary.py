@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from tftpu.models.kernels.flash import LANES, Parameters
 
 ROWS = 256  # tokens processed at a time
-COLUMNS = 8  # columns of lanes processed at a time, at most
+COLUMNS = 8  # most columns of lanes processed at a time
 
 
 def rotate(
@@ -27,7 +27,8 @@ def rotate(
     Args:
         x: (batch, time, columns x 128); float.
         cosine: (batch or 1, time, 128), or head_dim if that is more: of each channel's angle.
-        sine: of cosine's shape: of the angle, negative for the first half of a head.
+        sine: the sine of the angle, negative for the first half of a head; it has the shape of
+            cosine.
         head_dim: a divisor or a multiple of 128.
         interpret: whether to run on a CPU, by Pallas's interpreter.
 
@@ -49,7 +50,7 @@ def rotate(
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
         compiler_params=Parameters(dimension_semantics=("parallel", "parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
-            flops=0,  # on the matrix unit
+            flops=0,  # the matrix unit computes nothing
             transcendentals=0,
             bytes_accessed=2 * x.size * x.dtype.itemsize + 2 * cosine.size * 4,
         ),
@@ -64,7 +65,7 @@ def _body(x_ref, cosine_ref, sine_ref, out_ref, *, head_dim: int, lanes: int):
         at = slice(column * lanes, (column + 1) * lanes)
         x = x_ref[0, :, at].astype(jnp.float32)
         partner = pltpu.roll(x, half, 1)
-        if head_dim < LANES:  # several heads: a head's first half has its partners after it
+        if head_dim < LANES:  # the lanes hold several heads; a first half's partners come after it
             after = pltpu.roll(x, lanes - half, 1)
             partner = jnp.where(lane % head_dim < half, after, partner)
         out_ref[0, :, at] = (x * cosine + partner * sine).astype(out_ref.dtype)

@@ -19,8 +19,9 @@ def prepare() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if not internals.can_embed_jax():
         raise UserError(
-            f"model.attention='flash': TensorFlow {tf.__version__} cannot read what this jax "
-            "writes: run `pip install jax==0.6.0 jaxlib==0.6.0`, or use model.attention='plain'."
+            f"model.attention='flash': TensorFlow {tf.__version__} cannot read the programs that "
+            "this jax writes. Run `pip install jax==0.6.0 jaxlib==0.6.0`, or use "
+            "model.attention='plain'."
         )
 
 
@@ -32,6 +33,7 @@ def call(function: Callable) -> Callable:
         function,
         with_gradient=False,
         native_serialization_platforms=("tpu",),
-        # Preflight lowers on a machine without a TPU; callers have asked `sharding.get_platform()`.
+        # Switched off, because preflight lowers on a machine without a TPU. Callers have checked
+        # `sharding.get_platform()`.
         native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
     )

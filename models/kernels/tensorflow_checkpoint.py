@@ -1,4 +1,4 @@
-"""Recomputation in the backward pass, by TensorFlow: as `tftpu.models.blocks.recompute` uses it."""
+"""Recomputation in the backward pass by TensorFlow, for `tftpu.models.blocks.recompute`."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def checkpoint(
         trained: the variables whose values are `weights`.
         others: the variables whose values are `states`, constants to the gradient.
     """
-    # The scope inside `forward` hides the enclosing one, so current values are passed in.
+    # The scope inside `forward` hides the enclosing scope, so current values are passed in.
     states = [tf.convert_to_tensor(v) for v in others]
 
     @tf.custom_gradient

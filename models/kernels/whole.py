@@ -31,8 +31,9 @@ from tftpu.models.kernels.flash import (
     build_product,
 )
 
-LONGEST = 512  # tokens
-LARGEST = 512 * 768 * 2  # bytes of an example's tokens: VMEM, of 16 MiB, holds 14 times as many
+LONGEST = 512  # longest sequence, in tokens
+# Most bytes of an example's tokens; the kernel keeps 14 times as many in the 16 MiB of VMEM.
+LARGEST = 512 * 768 * 2
 
 
 def takes(time: int, width: int, heads: int, itemsize: int) -> bool:
@@ -83,11 +84,11 @@ def backward(
     """Computes the gradient with respect to `qkv`, and its sum over the tokens.
 
     Args:
-        qkv: as for `forward`, and so segments, head_dim and interpret.
+        qkv: see `forward`; the same for segments, head_dim and interpret.
         upstream: the gradient of the output, (batch, time, width).
 
     Returns:
-        d_qkv: of qkv's shape and dtype.
+        d_qkv: has the shape and dtype of qkv.
         sums: (batch, 1, 3 x width), float32.
     """
     batch, time, width = _unpack_sizes(qkv)
@@ -129,7 +130,7 @@ def _backward_body(qkv_ref, up_ref, *refs, head_dim, columns, lanes, product):
         upstream = up_ref[0, :, _index_column(index, lanes)].astype(jnp.float32)
         d_query = d_key = d_value = jnp.zeros(query.shape, jnp.float32)
         for head in range(lanes // head_dim):
-            # Where a factor is zero for other heads, so is its product with all of them.
+            # A factor that is zero for the other heads makes their products zero as well.
             own_query, own_key, up = (
                 _mask_to_head(x, 1, head, head_dim) for x in (query, key, upstream)
             )
@@ -187,7 +188,7 @@ def _call(
 
     Args:
         body: the kernel's function.
-        qkv: as for `forward`, and so head_dim.
+        qkv: see `forward`; the same for head_dim.
         products: number of matrix products over all scores. Rows are counted in whole sublanes,
             columns in whole lanes.
         arrays: number of arrays of (batch, time, width) that are read and written.

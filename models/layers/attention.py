@@ -9,8 +9,9 @@ from tftpu import sharding
 from tftpu.models import checks
 from tftpu.tensors import Tensor, ops
 
-BLOCKS = 4  # blocks of causal queries: keys after a block are skipped, 5/8 of the scores remain
-LANES = 128  # of a TPU: blocks that are not a multiple of it cost more than they save
+# Blocks of causal queries: the keys after a block are skipped, so 5/8 of the scores remain.
+BLOCKS = 4
+LANES = 128  # lanes of a TPU; blocks that are not a multiple of them cost more than they save
 HIDDEN = -1e9  # the score of a hidden key; finite, so that a row without keys stays finite
 
 
@@ -33,7 +34,7 @@ def attention(
         key: (batch, key_time, key_heads, head_dim). If there are fewer heads than in `query`, each
             is shared by heads / key_heads consecutive ones (Ainslie et al. 2023,
             https://arxiv.org/abs/2305.13245).
-        value: of key's shape.
+        value: has the shape of key.
         causal: whether a query sees only keys up to its own position; needs time == key_time.
         segment_ids: (batch, time), int: a query sees only keys of the same segment, as for several
             documents packed into one sequence; needs time == key_time.
@@ -72,14 +73,14 @@ def attention_by_heads(
     segment_ids: Tensor | None = None,
     implementation: str = "plain",
 ) -> Tensor:
-    """Computes `attention` of each token to all, or to all of its segment, with heads before time.
+    """Computes non-causal `attention`, within segments, for arrays with heads before time.
 
     Args:
         query: (batch, heads, time, head_dim), float.
-        key: of query's shape.
-        value: of query's shape.
-        segment_ids: as for `attention`.
-        implementation: as for `attention`.
+        key: has the shape of query.
+        value: has the shape of query.
+        segment_ids: see `attention`.
+        implementation: see `attention`.
 
     Returns:
         (batch, heads, time, head_dim), in `query`'s dtype.
@@ -101,7 +102,8 @@ def _attend_by_heads(
         found = ops.cast(ops.einsum("bhtd,bhsd->bhts", query, key), "float32")
         if segment_ids is None:
             return found
-        # Here and not once: in a loop, JAX's gradient cannot see what the forward pass has made.
+        # Computed in each call, because in a loop JAX's gradient cannot see a mask that the forward
+        # pass made.
         visible = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
         return ops.where(visible, found, HIDDEN)
 
@@ -137,10 +139,10 @@ def _attend_by_heads(
 def choose_rotation_kernel(
     implementation: str, x: Tensor, heads: int
 ) -> Callable[..., Tensor] | None:
-    """Returns the kernel for rotary positions, where it can be used.
+    """Returns the kernel for rotary positions if it can be used, or None.
 
     Args:
-        implementation: as for `attention`; only "flash" has such a kernel, and only on a TPU.
+        implementation: see `attention`; only "flash" has such a kernel, and only on a TPU.
         x: heads side by side, (batch, time, width).
         heads: number of heads in the width.
 
@@ -156,11 +158,11 @@ def choose_rotation_kernel(
 
 
 def choose_whole_kernel(implementation: str, x: Tensor, heads: int) -> Callable[..., Tensor] | None:
-    """Returns the kernel for self-attention over short sequences, where it can be used.
+    """Returns the kernel for self-attention over short sequences if it can be used, or None.
 
     Args:
-        implementation: as for `attention`; only "flash" has such a kernel, and only on a TPU, v2
-            and v3 included.
+        implementation: see `attention`; only "flash" has such a kernel, and only on a TPU, v2 and
+            v3 included.
         x: tokens, (batch, time, width), that each attend to all, or to their own segment.
         heads: number of heads in the width.
 
@@ -182,8 +184,8 @@ def _has_kernel(implementation: str) -> bool:
     backend = keras.config.backend()
     if backend not in ("tensorflow", "jax"):
         warnings.warn(
-            f"model.attention='flash' computes plain attention here: its kernel is for programs of "
-            f"TensorFlow and JAX, and Keras runs on {backend}.",
+            "model.attention='flash' computes plain attention here, because its kernel works "
+            f"only under TensorFlow and JAX, but Keras runs on {backend}.",
             stacklevel=2,
         )
         return False
@@ -211,7 +213,7 @@ def _attend_by_blocks(
     cut = causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0
 
     def iterate_blocks():
-        """Yields slices of queries, of the keys they may see, and which of those they do see."""
+        """Yields slices of queries, slices of keys they may see, and which of those they see."""
         size = time // BLOCKS if cut else 0
         for index in range(BLOCKS if cut else 1):
             rows = slice(index * size, (index + 1) * size) if cut else slice(None)
@@ -312,7 +314,7 @@ def _find_visible(
     segment_ids: Tensor | None,
     mask: Tensor | None,
 ) -> Tensor | None:
-    """Returns which keys each query sees; None if all.
+    """Returns which keys each query sees; None if it sees all.
 
     It is bool, and broadcasts to (batch, key_heads, shared, time, key_time).
     """

@@ -1,4 +1,4 @@
-"""Causal self-attention, over the tokens of a call or over those of calls before, too."""
+"""Causal self-attention over the tokens of a call, and of earlier calls if there is a cache."""
 
 from tftpu import sharding
 from tftpu.inference import cache
@@ -38,7 +38,7 @@ def causal_attention(
 
 
 def _attend_one_token(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
-    """Computes attention of one token of each row to those that it sees.
+    """Computes attention of one token of each row to the tokens that it sees.
 
     Args:
         query: (batch, 1, heads, head_dim).

@@ -10,22 +10,23 @@ from tftpu.models.layers import internals
 from tftpu.models.layers.dense import dequantize_kernel
 from tftpu.tensors import ops
 
-# Of the zoo's images, whatever order keras.json chooses for layers that are not told.
+# The zoo's images have this order, whatever keras.json chooses as the default.
 CHANNELS_LAST = "channels_last"
 _RANGES = {"int8": (-127, 127), "int4": (-8, 7)}
 
 
 class QuantizedConvolution(keras.layers.Layer):
-    """A base of convolutions that holds kernels of integers, which Keras's own cannot.
+    """A base class of convolutions with integer kernels, which Keras's own do not support.
 
     Each channel has a scale, that of its largest value. Activations are never rounded, whatever
     the config of `quantize` says of them.
 
     Attributes:
-        kernel: as the layer uses it: a variable; or a tensor where it is dequantized or adapted.
-        kernel_scale: of a quantized layer, float32 of the shape of its channels: integers divided
+        kernel: the kernel as the layer uses it: a variable; or a tensor where it is dequantized or
+            adapted.
+        kernel_scale: for a quantized layer, float32 of the shape of its channels: integers divided
             by it are the kernel.
-        kernel_shape: of a quantized layer, the shape of the kernel, whose integers may be packed.
+        kernel_shape: for a quantized layer, the shape of the kernel, whose integers may be packed.
         channel_axes: the dimensions of a kernel that its channels have, from the end.
     """
 
@@ -42,7 +43,7 @@ class QuantizedConvolution(keras.layers.Layer):
         kernel = dequantize_kernel(self) if quantized else self._kernel
         if not getattr(self, "lora_enabled", False):
             return kernel
-        private: Any = self  # a depthwise convolution of Keras has no adapters
+        private: Any = self  # Keras's depthwise convolutions declare no adapters
         more = ops.matmul(private.lora_kernel_a, private.lora_kernel_b)
         scale = private.lora_alpha / private.lora_rank
         return ops.cast(kernel + scale * more, self.compute_dtype)
@@ -56,7 +57,7 @@ class QuantizedConvolution(keras.layers.Layer):
         if mode not in (None, *_RANGES):
             raise NotImplementedError(
                 f"The convolution {self.name!r} cannot have the dtype {self.dtype_policy.name!r}: "
-                "its kernel can be quantized to int8 or int4."
+                "its kernel can only be quantized to int8 or int4."
             )
         super().build(input_shape)
         if mode is not None:  # the layer is read from a file
@@ -71,8 +72,8 @@ class QuantizedConvolution(keras.layers.Layer):
         """
         if mode not in _RANGES:
             raise NotImplementedError(
-                f"A convolution can be quantized to int8 or int4, and not to {mode}: the layer "
-                f"{self.name!r} is left as it is."
+                f"A convolution can be quantized to int8 or int4, not to {mode}: the layer "
+                f"{self.name!r} stays unchanged."
             )
         value = np.asarray(keras.ops.convert_to_numpy(self._kernel))
         self._hold_integers(mode)
@@ -84,10 +85,10 @@ class QuantizedConvolution(keras.layers.Layer):
         return self.call(*args, **kwargs)
 
     def quantize_kernel(self, kernel: np.ndarray) -> list[tuple[keras.Variable, np.ndarray]]:
-        """Returns the variables of the layer, which is quantized, and what they hold of a kernel.
+        """Returns the variables of the quantized layer, and their values for a kernel.
 
         Args:
-            kernel: of floats, in the shape that the kernel had before.
+            kernel: floats, in the shape that the kernel had before.
         """
         kernel = np.asarray(kernel, "float32")
         channels = {axis % kernel.ndim for axis in self.channel_axes}
@@ -104,7 +105,7 @@ class QuantizedConvolution(keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         if self.quantization_mode is None:
             super().save_own_variables(store)
-        else:  # a convolution of Keras would save its kernel as floats
+        else:  # Keras's method would save the kernel as floats
             keras.layers.Layer.save_own_variables(self, store)
 
     def load_own_variables(self, store: Any) -> None:
@@ -114,7 +115,7 @@ class QuantizedConvolution(keras.layers.Layer):
             keras.layers.Layer.load_own_variables(self, store)
 
     def _hold_integers(self, mode: str) -> None:
-        """Takes variables for integers in the place of the kernel."""
+        """Replaces the kernel by variables for integers."""
         shape = tuple(self._kernel.shape)
         self.kernel_shape, stored, axis = shape, list(shape), self.channel_axes[0]
         if mode == "int4":

@@ -51,13 +51,13 @@ class Dense(keras.layers.Dense):
         """Returns the adapters, (channels, rank) and (rank, units), scaled; None without LoRA."""
         if not self.lora_enabled:
             return None
-        # Both are set with the adapters.
+        # Keras sets both when it adds the adapters.
         scale = cast(float, self.lora_alpha) / cast(int, self.lora_rank)
         b = ops.convert_to_tensor(self.lora_kernel_b)
         return ops.convert_to_tensor(self.lora_kernel_a), b if scale == 1.0 else b * scale
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
-        # Keras refuses subclasses, whose `call` it does not know.
+        # Keras's check rejects subclasses, because it does not know their `call`.
         super().quantize(mode, type_check=type_check and type(self) is not Dense, config=config)
 
 
@@ -77,7 +77,7 @@ class DenseContainer(keras.layers.Layer):
         """Returns a built dense layer.
 
         Args:
-            name: of the layer.
+            name: the name of the layer.
             units, options: as for `Dense`.
             input_shape: (..., channels).
         """
@@ -99,7 +99,7 @@ class DenseContainer(keras.layers.Layer):
 
 
 def _describe_form(layer: Dense) -> dict[str, Any]:
-    """Returns what the config of a quantized layer has beyond that of one that is not."""
+    """Returns the entries that only the config of a quantized layer has."""
     config = layer.get_config()
     names = "dtype", "quantization_config", "lora_rank", "lora_alpha"
     return {name: config[name] for name in names if name in config}
@@ -139,9 +139,11 @@ def _dequantize(layer: Any, name: str, columns: int, packed: int = -1) -> Tensor
 
     Args:
         layer: quantized by Keras to int8 or int4, in either of its forms of int4.
-        name: of its matrix; an embedding has its scales by row, a kernel by its last dimensions.
-        columns: of the matrix, along the dimension in which two integers of 4 bits are a byte.
-        packed: that dimension.
+        name: the name of its matrix; an embedding has its scales by row, a kernel by its last
+            dimensions.
+        columns: the columns of the matrix, along the dimension in which two integers of 4 bits are
+            a byte.
+        packed: the dimension in which the integers are packed.
     """
     values = ops.convert_to_tensor(internals.find_stored_matrix(layer))
     if layer.quantization_mode == "int4":

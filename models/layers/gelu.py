@@ -25,8 +25,9 @@ def gelu(x: Tensor) -> Tensor:
         def gradient(upstream):
             return upstream * ops.cast(slope, upstream.dtype)
 
-        # Of these products in this order, TensorFlow Lite's converter makes its own GELU; of
-        # `erf` elsewhere, nothing. Halves are exact: no order changes a bit of the value.
+        # TensorFlow Lite's converter recognises these products in this order, and makes its own
+        # GELU of them. It does not recognise an `erf` in another formula. Multiplying by 0.5 is
+        # exact, so the order does not change the value.
         return ops.cast(0.5 * wide * twice, x.dtype), gradient
 
     return activation(x)

@@ -49,7 +49,7 @@ class Tied(layers.Layer):
 
 @dataclasses.dataclass(frozen=True)
 class _EmbeddingReference:
-    """The embedding of a `Tied`: wrapped, or Keras would make it a part of that layer."""
+    """A wrapper for the embedding of a `Tied`, which Keras must not make part of that layer."""
 
     embedding: layers.Embedding
 
@@ -62,7 +62,7 @@ class TiedHead(Tied):
     """
 
     def __init__(self, embedding: layers.Embedding, **kwargs: Any):
-        # The hidden states stay in their compute dtype, which a loss by chunks needs.
+        # Without autocast, hidden states keep their compute dtype, which a chunked loss needs.
         super().__init__(embedding, autocast=False, **kwargs)
 
     def call(self, x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class UntiedHead(layers.Dense):
 
     def __init__(self, units: int, **kwargs: Any):
         options: dict[str, Any] = {**kwargs, "use_bias": False, "autocast": False}
-        super().__init__(units, **options)  # without autocast as for `TiedHead`
+        super().__init__(units, **options)  # autocast is off for the reason given in `TiedHead`
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Maps (batch, time, width) to float32 logits, (batch, time, vocabulary)."""

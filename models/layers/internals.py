@@ -1,6 +1,6 @@
 """The private interfaces of Keras that the layers use, each behind one function.
 
-Tried with Keras 3.15.1, by the tests of scanned blocks and of adapters.
+Tested with Keras 3.15.1 by the tests of scanned blocks and of adapters.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from tftpu.tensors import Tensor
 
 
 def read_stored_value(variable: keras.Variable) -> Tensor:
-    """Returns the value of a variable as it is stored: not as a layer that reads it gets it."""
+    """Returns the stored value of a variable, without the changes that a layer sees."""
     private: Any = variable
     scope: Any = stateless_scope.get_stateless_scope()
     value = scope.get_current_value(variable) if scope is not None else None
@@ -27,7 +27,7 @@ def compute_dtypes(model: keras.Model) -> dict[int, str]:
     Variables that no layer casts are left out.
     """
     found: dict[int, str] = {}
-    for layer in flatten_layers(model):  # outer ones first: the innermost decides
+    for layer in flatten_layers(model):  # outer layers come first, so the innermost one decides
         if layer.autocast:
             found |= {id(v): layer.compute_dtype for v in layer.variables if v._autocast}
     return found
@@ -50,7 +50,7 @@ def find_stored_matrix(layer: keras.Layer) -> keras.Variable:
 
 @contextlib.contextmanager
 def becoming_quantized(layer: keras.Layer, floats: keras.Variable) -> Iterator[None]:
-    """Lets a built layer take variables for integers in the place of floats, while it lasts.
+    """Lets a built layer replace its float variables by integer ones within the block.
 
     Keras's way is to delete the attribute, for which it collects garbage among all objects of the
     process: seconds of a model with many layers.
@@ -62,10 +62,10 @@ def becoming_quantized(layer: keras.Layer, floats: keras.Variable) -> Iterator[N
         yield
     finally:
         private._tracker.lock()
-    private._is_quantized = True  # Keras would ask the layer to quantize itself otherwise
+    private._is_quantized = True  # otherwise Keras would ask the layer to quantize itself
 
 
 def count_rows_per_scale(layer: keras.Layer) -> int:
-    """Returns how many rows of a kernel of 4 bits share a scale; 0: all."""
+    """Returns how many rows of a 4-bit kernel share a scale; 0 means all."""
     rows = getattr(layer, "_int4_block_size", None) or 0
     return max(rows, 0)

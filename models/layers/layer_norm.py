@@ -56,5 +56,5 @@ def _normalize(x: Tensor, gamma: Any, beta: Any, epsilon: float) -> Tensor:
 
         return ops.cast(centred * inverse * gamma + beta, x.dtype), gradient
 
-    # Tensors: TensorFlow's custom gradients take variables apart from what they are called with.
+    # Tensors, because TensorFlow's custom gradients treat variables apart from other arguments.
     return normalize(x, ops.reshape(gamma, (-1,)), ops.reshape(beta, (-1,)))

@@ -42,7 +42,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         self.gamma_initializer = gamma_initializer
 
     def build(self, input_shape: Any) -> None:
-        # autocast=False: bfloat16's 8 bits would swallow most updates of a moving average.
+        # Autocast is off, because bfloat16's 8 bits would lose most updates of a moving average.
         def add_vector(name: str, initializer: str, trainable: bool) -> keras.Variable:
             return self.add_weight(
                 shape=(input_shape[-1],),
@@ -85,7 +85,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         if not isinstance(self.norm_batch, int) or not examples or examples % self.norm_batch:
             raise ValueError(
                 f"norm_batch={self.norm_batch} does not divide the batch of {examples} examples "
-                f"given to layer {self.name!r}: batch statistics need full groups. Choose a "
+                f"given to layer {self.name!r}: batch statistics need complete groups. Choose a "
                 "global batch size that is a multiple of norm_batch x replicas x "
                 "gradient_accumulation_steps."
             )
@@ -95,7 +95,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         """Returns mean and variance over `axes`, float32."""
         x = ops.cast(x, "float32")
         if self.norm_batch == "global":
-            # Under JAX, an array is the batch of all devices already.
+            # Under JAX, an array already holds the batch of all devices.
             return ops.moments(x, axes, synchronized=keras.config.backend() != "jax")
         mean = ops.mean(x, axis=axes)
         return mean, ops.maximum(ops.mean(ops.square(x), axis=axes) - ops.square(mean), 0.0)

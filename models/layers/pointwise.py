@@ -21,8 +21,9 @@ from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.tensors import Tensor, ops
 
 # product: (batch, height, width, filters); x: (batch, height, width, channels); kernel: (channels,
-# filters), all of one dtype. Scale and shift are float32: (groups, filters), from the statistics of
-# groups of the batch; or (filters,), from the moving statistics.
+# filters). All three have the same dtype. Scale and shift are float32: (groups, filters) if they
+# come from the statistics of groups of the batch, (filters,) if they come from the moving
+# statistics.
 Product = tuple[Tensor, Tensor, Tensor]  # product, x, kernel
 Term = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # product, x, kernel, scale, shift
 
@@ -42,7 +43,8 @@ class PointwiseConv(Conv2D):
 
     def call(self, inputs: Tensor) -> Product:
         if self.strides != (1, 1):
-            # A slice would be taken of the tensor before the preceding ReLU, and both be written.
+            # Pools instead of slicing: XLA would slice the tensor before the preceding ReLU, and
+            # write both.
             inputs = ops.average_pool(inputs, 1, self.strides, data_format=CHANNELS_LAST)
         kernel = self.kernel
         product = ops.conv(inputs, kernel, data_format=CHANNELS_LAST)
@@ -78,7 +80,7 @@ class PointwiseNormalization(GhostBatchNormalization):
 
     def compute_output_spec(self, x: Any, training: bool | None = False) -> Term:
         filters = x[0].shape[-1]
-        # New tensors: a symbolic tensor belongs to the layer that created it.
+        # Makes new tensors, because a symbolic tensor belongs to the layer that created it.
         product, factor, kernel = (keras.KerasTensor(each.shape, each.dtype) for each in x)
         scale, shift = (keras.KerasTensor((filters,), "float32") for _ in range(2))
         return product, factor, kernel, scale, shift
@@ -92,7 +94,7 @@ class Sum(keras.layers.Layer):
     """
 
     def __init__(self, **kwargs: Any):
-        super().__init__(autocast=False, **kwargs)  # scales stay float32
+        super().__init__(autocast=False, **kwargs)  # without autocast, scales stay float32
 
     def call(self, inputs: Sequence[Tensor | Term]) -> Tensor:
         """Adds up tensors of (batch, height, width, filters), and terms that represent them."""
@@ -134,7 +136,8 @@ def compute_product_statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[
     mean, square = _compute_moments(x, groups)
     covariance = square - mean[:, :, None] * mean[:, None, :]
     kernel = ops.cast(kernel, "float32")
-    # A TPU rounds the factors of a matrix product to bfloat16: this one is computed in two parts.
+    # A TPU rounds the factors of a matrix product to bfloat16, so this product is computed in two
+    # parts.
     high = _truncate_digits(covariance)
     images = ops.matmul(high, kernel) + ops.matmul(covariance - high, kernel)
     variance = ops.sum(images * kernel, axis=1)
@@ -146,7 +149,7 @@ def normalize_terms(*terms: Term) -> Tensor:
     """Returns the sum over terms of `product * scale + shift`.
 
     Args:
-        terms: with scales and shifts of (groups, filters), as for `Term`.
+        terms: the terms with scales and shifts of (groups, filters), as for `Term`.
 
     Returns:
         (batch, height, width, filters). Its gradients read x instead of the product, which gets no
@@ -163,7 +166,7 @@ def normalize_terms(*terms: Term) -> Tensor:
         shift = _broadcast_groups(sum(shifts), dtype)
 
         def compute_output():
-            if groups > 1:  # one kernel per group would split the input and join the outputs
+            if groups > 1:  # a kernel for each group would split the input and join the outputs
                 scaled = (
                     _group_examples(p, groups) * _broadcast_groups(s, dtype)
                     for p, s in zip(products, scales)
@@ -219,7 +222,7 @@ def _compute_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def _multiply_groups(x: Tensor, y: Tensor, groups: int) -> Tensor:
     """Returns the sum of x y' over each group: (groups, channels of x, channels of y), float32."""
     wide = (_split_groups(ops.cast(z, "float32"), groups) for z in (x, y))
-    # One group at a time: a batched product makes a TPU reorder its inputs.
+    # One group at a time, because a TPU reorders the inputs of a batched product.
     return ops.stack([ops.einsum("bhwc,bhwd->cd", a, b) for a, b in zip(*wide)])
 
 

@@ -18,7 +18,7 @@ class SelfAttention(DenseContainer):
 
     Args:
         heads: a divisor of the width.
-        implementation: as for `tftpu.models.layers.attention.attention`.
+        implementation: see `tftpu.models.layers.attention.attention`.
         kwargs: as for `DenseContainer`.
     """
 
@@ -27,7 +27,7 @@ class SelfAttention(DenseContainer):
         self.heads = heads
         self.implementation = implementation
 
-    # Keras names the shapes after the arguments of `call`.
+    # Keras passes the shapes by the names of the arguments of `call`.
     def build(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x_shape: Any, segments_shape: Any = None
     ) -> None:
@@ -40,8 +40,8 @@ class SelfAttention(DenseContainer):
         whole = choose_whole_kernel(self.implementation, x, self.heads)
         if whole and not sharding.is_sharded(HEADS):
             return self.out(whole(self.qkv.compute_product(x), self.qkv.bias, self.heads, segments))
-        # Products write and read one head after the other. Splitting a width into heads would cost
-        # a TPU a copy of each array, and so would splitting one product in three.
+        # The products write and read the heads one after the other. On a TPU, splitting a width
+        # into heads would copy each array, and so would splitting one product into three.
         width = x.shape[-1]
         head = (self.heads, width // self.heads)
         biases = split_biases(self.qkv.bias, self.heads)

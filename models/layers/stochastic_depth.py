@@ -8,7 +8,7 @@ from keras import layers
 
 from tftpu.tensors import Tensor, ops
 
-_ENDLESS = 2**31 - 1  # consecutive examples
+_ENDLESS = 2**31 - 1  # consecutive examples; more than any batch holds
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -20,7 +20,7 @@ class StochasticDepth(layers.Layer):
 
     Args:
         rate: probability that an example is dropped.
-        seed: of the draws; None picks one at random.
+        seed: the seed of the draws; None picks one at random.
     """
 
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Any):
@@ -54,8 +54,8 @@ class ExampleSeed(keras.random.SeedGenerator):
     computed.
 
     Args:
-        seed: of the draws; None picks one at random.
-        name: of the generator.
+        seed: the seed of the draws; None picks one at random.
+        name: the name of the generator.
     """
 
     def __init__(self, seed: int | None = None, name: str | None = None):
@@ -80,7 +80,7 @@ class ExampleSeed(keras.random.SeedGenerator):
         bits = _mix_bits(_extract_word(seed))
         for data in (draws, place):
             bits = _mix_bits(ops.bitwise_xor(bits, _extract_word(data)))
-        # A float32 holds 24 bits.
+        # A float32 holds 24 bits exactly.
         return ops.cast(ops.right_shift(bits, _make_constant(8)), "float32") * 2.0**-24
 
 

@@ -1,4 +1,4 @@
-"""The dimensions of a transformer that a mesh's `tensor` axis cuts.
+"""The dimensions of a transformer that a mesh's `tensor` axis shards.
 
 As in Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): the first product of
 attention and of the MLP by its outputs, the second by its inputs, so that a block has one exchange
@@ -33,7 +33,7 @@ TRANSFORMER: tuple[Rule, ...] = (
 )
 
 
-# Many a vocabulary is a size that nothing divides: it stays whole then.
+# Many vocabularies have a size that the axis does not divide. They are not sharded.
 VOCABULARY: tuple[Rule, ...] = (
     (r"^tokens_embed/embeddings$", (_IF_IT_DIVIDES, None)),
     (r"^head/kernel$", (None, _IF_IT_DIVIDES)),
@@ -42,10 +42,11 @@ VOCABULARY: tuple[Rule, ...] = (
 
 
 def select_rules(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
-    """Returns the rules that the variables of a model have a use for.
+    """Returns the rules that apply to variables of the model.
 
     Args:
-        shapes: of the variables, by path. Of a model without attention none is returned.
+        shapes: the shapes of the variables, by path. Without attention, the model has no such
+            rules.
     """
     if not any("_attention/" in path for path in shapes):
         return ()
@@ -58,7 +59,7 @@ def select_rules(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
 
 
 def _list_sizes(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
-    """Returns the sizes that a rule cuts."""
+    """Returns the sizes that a rule shards."""
     pattern, axes = rule
     place = axes.index(_IF_IT_DIVIDES)
     return {shape[place] for path, shape in shapes.items() if re.search(pattern, path)}
@@ -70,10 +71,11 @@ def project_heads(layer: Dense, x: Tensor, heads: int, equation: str) -> list[Te
     Their matrices are cut by heads where devices share those.
 
     Args:
-        layer: of one matrix for all three, (width, 3 * width).
+        layer: a layer with one matrix for all three, (width, 3 * width).
         x: (batch, time, width).
         heads: a divisor of the width.
-        equation: of the products of x with three kernels, each (width, heads, head_dim).
+        equation: the equation of the products of x with three kernels, each (width, heads,
+            head_dim).
     """
     terms = [
         [ops.einsum(equation, given, kernel) for kernel in _split_by_heads(matrix, heads)]
@@ -86,7 +88,7 @@ def split_biases(bias: Tensor, heads: int) -> list[Tensor]:
     """Returns the biases of queries, keys and values, (heads, head_dim), cut like their products.
 
     Args:
-        bias: of all three, (3 * width,).
+        bias: the bias of all three, (3 * width,).
         heads: a divisor of the width.
     """
     biases = ops.reshape(bias, (3, heads, bias.shape[-1] // (3 * heads)))
@@ -100,7 +102,7 @@ def _split_by_heads(kernel: Tensor, heads: int) -> list[Tensor]:
 
 @keras.saving.register_keras_serializable("tftpu")
 class Residual(layers.Add):
-    """Adds what a part of a block computed to what it was given, both (batch, time, width)."""
+    """Adds the output of a part of a block to its input, both (batch, time, width)."""
 
     def call(self, inputs: list[Tensor]) -> Tensor:
         return sharding.shard(super().call(inputs), (EXAMPLES, TOKENS, None))

@@ -21,7 +21,7 @@ from tftpu.storage import files, regions, safetensors
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
-_MANIFEST = "manifest.json"  # of a checkpoint of tftpu
+_MANIFEST = "manifest.json"  # the manifest of a tftpu checkpoint
 _OF_PROCESSES = r"model(-\d+){0,2}\.safetensors"
 
 
@@ -73,18 +73,18 @@ def write_safetensors(path: str, arrays: dict[str, np.ndarray]) -> None:
     """Writes arrays to a safetensors file, which appears completely or not at all.
 
     Args:
-        path: of the file, local or `gs://`.
-        arrays: by name.
+        path: the path of the file, local or `gs://`.
+        arrays: the arrays by name.
     """
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    # Transformers requires the format.
+    # Transformers requires the entry "format".
     files.write_whole(path, safetensors.TensorFile(arrays, metadata={"format": "pt"}))
 
 
 def _find_in_folder(folder: str) -> str:
     if not files.exists(folder):
         here = "" if os.path.isabs(folder) or files.is_remote(folder) else f" in {os.getcwd()}"
-        raise UserError(f"There is no file or folder {folder!r}{here} to read weights from.")
+        raise UserError(f"There is no file or folder {folder!r}{here} with weights.")
     names = files.list_names(folder)
     for name in (INDEX, WHOLE):
         if name in names:
@@ -101,7 +101,7 @@ def _read_several(index: str) -> dict[str, StoredArray]:
         raise ValueError("its weight_map is not a JSON object")
     for name in places.values():
         if not isinstance(name, str) or not files.is_inside(name):
-            raise ValueError(f"it names the file {name!r}, which is not beside it")
+            raise ValueError(f"it names the file {name!r}, which is not in the same folder")
     folder = os.path.dirname(index)
     arrays = {}
     for name in sorted(set(places.values())):
@@ -115,7 +115,8 @@ def _read_several(index: str) -> dict[str, StoredArray]:
 def _read_safetensors(path: str) -> dict[str, StoredArray]:
     folder, file = os.path.split(path)
     names = [file]
-    if file == WHOLE and _MANIFEST in files.list_names(folder):  # the files of all processes
+    # A checkpoint has one file for each process.
+    if file == WHOLE and _MANIFEST in files.list_names(folder):
         listed = json.loads(files.read(files.join(folder, _MANIFEST)))["files"]
         names = [name for name in listed if re.fullmatch(_OF_PROCESSES, name)]
     arrays = {}
@@ -134,10 +135,10 @@ def _read_arrays(path: str) -> dict[str, StoredArray]:
     start = 8 + int.from_bytes(files.read_range(path, 0, 8), "little")
     size = files.find_size(path) or 0
     if not 10 <= start <= size:
-        raise ValueError(f"its header should end at byte {start:,}, and it has {size:,}")
+        raise ValueError(f"its header must end at byte {start:,}, but it has {size:,} bytes")
     entries = safetensors.parse_header(files.read_range(path, 0, start))
     if start + (entries[-1].last if entries else 0) != size:
-        raise ValueError(f"it has {size:,} bytes, which are not those of its arrays")
+        raise ValueError(f"it has {size:,} bytes, which is not the size of its arrays")
     return {
         entry.name: StoredArray(entry.shape, functools.partial(_download, path, start, entry))
         for entry in entries
@@ -150,7 +151,7 @@ def _download(path: str, start: int, entry: safetensors.Entry) -> np.ndarray:
     except OSError as error:
         raise UserError(f"{entry.name!r} cannot be read from {path!r}: {error}.") from error
     if len(data) != entry.last - entry.first:
-        raise UserError(f"{path!r} has changed while its weights were read: read it again.")
+        raise UserError(f"{path!r} changed while its weights were read: read it again.")
     return np.frombuffer(data, entry.dtype).reshape(entry.shape)
 
 
@@ -186,7 +187,7 @@ def _join(pieces: list[tuple[regions.Named, StoredArray]]) -> np.ndarray:
 
 
 def _read_content(path: str) -> bytes | mmap.mmap:
-    """Returns the bytes of a file; those of a local one are not read before they are used."""
+    """Returns the bytes of a file; a local file is read only when they are used."""
     if files.is_remote(path):
         return files.read(path)
     with files.open_file(path) as file:
@@ -205,5 +206,5 @@ def _read_h5(path: str) -> dict[str, StoredArray]:
                 n: _wrap_array(array)
                 for n, array in Hdf5File(file, len(data)).read_arrays().items()
             }
-    except (RuntimeError, AttributeError) as error:  # HDF5's own, for damage of many kinds
+    except (RuntimeError, AttributeError) as error:  # HDF5 raises these for many kinds of damage
         raise ValueError(f"{error}") from error

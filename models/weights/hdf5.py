@@ -1,4 +1,4 @@
-"""Arrays of Keras's HDF5 files, from nowhere but the file itself.
+"""Reads the arrays of Keras's HDF5 files, and nothing outside of the file itself.
 
 HDF5 has links to other files, and arrays whose bytes lie in them: a weight file of a stranger could
 read any file of this machine into weights, which are then saved and shared. None of these is
@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-# A file's arrays may have this many times its bytes: weights hardly shrink, but zeros do.
+# A file's arrays may take this many times its bytes: weights hardly compress, but zeros do.
 _INFLATION = 100
 _DEFLATE = 1032  # the most bytes that one compressed byte can become
 
 
-# The first bytes of a file, and where its two versions of a header state the bytes of an address
-# and of a length.
+# The first bytes of a file. Then, for each version of the header, the byte that states the width of
+# an address; the byte after it states the width of a length.
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _WIDTHS = {0: 13, 1: 13, 2: 9, 3: 9}
-_HEAP = b"GCOL"  # a global heap, which holds texts
+_HEAP = b"GCOL"  # begins a global heap, which holds texts
 
 
 def check_heaps(data: bytes | mmap.mmap) -> None:
@@ -33,20 +33,20 @@ def check_heaps(data: bytes | mmap.mmap) -> None:
     (HDF5 File Format Specification 3.0, III.E).
 
     Args:
-        data: of an HDF5 file.
+        data: the bytes of an HDF5 file.
     """
     if data[:8] != _SIGNATURE or data[8:9] == b"":
         raise ValueError("it does not begin as an HDF5 file")
     widths = _WIDTHS.get(data[8])
     if widths is None or data[widths : widths + 2] != b"\x08\x08":
-        raise ValueError("its header is damaged, or of a version that Keras does not write")
+        raise ValueError("its header is damaged, or has a version that Keras does not write")
     start = data.find(_HEAP)
     while start >= 0:
         size = int.from_bytes(data[start + 8 : start + 16], "little")
         place, end = start + 16, min(start + size, len(data))
         while place + 16 <= end:
             number, taken = struct.unpack_from("<H6xQ", data, place)
-            # The first object is what is free, with its header.
+            # Object 0 is the heap's free space. Its size includes its header.
             step = taken if number == 0 else (16 + (taken + 7 & ~7)) % (1 << 64)
             if step == 0:
                 raise ValueError(f"the heap at byte {start} is damaged")
@@ -64,7 +64,8 @@ class Hdf5File:
 
     def __init__(self, file: Any, size: int):
         self._file = file
-        self._left = size * _INFLATION  # bytes of arrays that may still be read
+        # Bytes of arrays that may still be read, to limit decompression.
+        self._left = size * _INFLATION
         self._size = size
 
     def read_arrays(self) -> dict[str, np.ndarray]:
@@ -91,7 +92,7 @@ class Hdf5File:
                         _find_child(group, index)
                     )
 
-        file.visititems(visit)  # which follows no links to elsewhere
+        file.visititems(visit)  # HDF5's `visititems` does not follow links to other places
         return arrays
 
     def _read_legacy(self, file: Any) -> dict[str, np.ndarray]:
@@ -101,7 +102,8 @@ class Hdf5File:
             counts: dict[str, int] = {}
             inside = _find_child(file, group)
             for name in _decode_texts(inside.attrs["weight_names"]):
-                parts = re.sub(r":\d+$", "", name).split("/")  # "stem/stem_conv/kernel:0"
+                # A name is like "stem/stem_conv/kernel:0".
+                parts = re.sub(r":\d+$", "", name).split("/")
                 if len(parts) < 2:
                     raise ValueError(f"its array {name!r} names no layer")
                 layer = parts[-2]
@@ -121,7 +123,9 @@ class Hdf5File:
         if not isinstance(dataset, h5py.Dataset) or dataset.shape is None:
             raise ValueError(f"{dataset.name!r} is not an array")
         if dataset.external or dataset.is_virtual:
-            raise ValueError(f"{dataset.name!r} lies in another file, which is not followed")
+            raise ValueError(
+                f"{dataset.name!r} is in another file, and such links are not followed"
+            )
         if dataset.dtype.kind not in "biufV" or dataset.dtype.hasobject:
             raise ValueError(f"{dataset.name!r} has the dtype {dataset.dtype}, not numbers")
         needed = math.prod(dataset.shape) * dataset.dtype.itemsize
@@ -131,7 +135,8 @@ class Hdf5File:
         chunk = math.prod(dataset.chunks) * dataset.dtype.itemsize if dataset.chunks else 0
         if stored > self._size or max(needed, chunk) > min(allowed, self._left):
             raise ValueError(
-                f"{dataset.name!r} states {needed:,} bytes, and the file holds {stored:,} of it"
+                f"{dataset.name!r} needs {needed:,} bytes, but the file holds only {stored:,} of "
+                "them"
             )
         self._left -= needed
         return dataset[()]
@@ -150,7 +155,9 @@ def _find_child(group: Any, path: str) -> Any:
         if not isinstance(group, h5py.Group):
             raise KeyError(path)
         if not isinstance(group.get(part, getlink=True), h5py.HardLink):
-            raise ValueError(f"{part!r} is a link to elsewhere, which is not followed")
+            raise ValueError(
+                f"{part!r} is a link to another place, and such links are not followed"
+            )
         group = group[part]
     return group
 

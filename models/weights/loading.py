@@ -58,14 +58,14 @@ class LoadReport:
 
 
 def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -> LoadReport:
-    """Loads the weights of a file into a model of the zoo: all of its layers, or none on an error.
+    """Loads the weights of a file into all layers of a zoo model, or into none on an error.
 
     Arrays are read one after the other, and a device that holds a part of a variable is given that
     part alone. A file that cannot be read to its end leaves the first of them loaded.
 
     Args:
         model: built by `tftpu.models.build`.
-        path: as for `tftpu.models.weights.files.read`, or the folder of a checkpoint of tftpu.
+        path: see `tftpu.models.weights.files.read`, or the folder of a checkpoint of tftpu.
         replace_head: whether a head of another shape, as for other classes, keeps its values
             instead of being an error.
 
@@ -107,7 +107,7 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
             wrong.append((entry.ours, f"{entry.ours} {here} here, {shapes} there"))
     replaced = [ours for ours, _ in wrong if replace_head and ours in _HEAD]
     _check_shapes(path, [said for ours, said in wrong if ours not in replaced])
-    if replaced:  # kernel and bias together
+    if replaced:  # the head's kernel and bias are replaced together
         replaced = [ours for ours in _HEAD if ours in variables]
         fitting = {ours: entry for ours, entry in fitting.items() if ours not in replaced}
     if not fitting:
@@ -146,8 +146,8 @@ def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") 
 
     Args:
         model: built by `tftpu.models.build`.
-        path: of the file, local or `gs://`. Transformers looks for "model.safetensors" in a folder,
-            beside its own config.json.
+        path: the path of the file, local or `gs://`. Transformers looks for "model.safetensors" in
+            a folder, beside its own config.json.
         format: "safetensors", the only one.
 
     Raises:
@@ -227,10 +227,11 @@ def _choose_layout(
     Raises:
         UserError: the file cannot be this model's, by its kind or by the config beside it.
     """
-    if all(re.match(r"\d{5} ", name) for name in arrays):  # a checkpoint of tftpu
+    if all(re.match(r"\d{5} ", name) for name in arrays):  # names as in a checkpoint of tftpu
         _check_adapters(path, arrays)
         return _build_own_layout(model, {name.split(" ", 1)[1]: name for name in arrays})
-    if arrays.keys() & _map_variables(model).keys():  # as `Trainer.export_weights` names them
+    # Names as `Trainer.export_weights` writes them.
+    if arrays.keys() & _map_variables(model).keys():
         return _build_own_layout(model, {name: name for name in arrays})
     from_keras = path.endswith(".h5")
     there = keras_applications if from_keras else hugging_face
@@ -282,7 +283,7 @@ class _FileLayout(NamedTuple):
 
 
 def _is_head(path: str) -> bool:
-    """Returns whether a variable is of a head, or a state of random numbers, not a weight."""
+    """Returns whether a variable belongs to a head or to a random generator."""
     return bool(re.match(r"(head|head_\w+|pool)/", path) or re.search(r"seed(_\w+)?$", path))
 
 
@@ -305,8 +306,9 @@ def _check_adapters(path: str, arrays: dict[str, StoredArray]) -> None:
     kernels = {re.sub("lora_kernel_a$", "kernel", v) for v in names if v.endswith("lora_kernel_a")}
     if kernels - names:
         raise UserError(
-            f"{path!r} is a checkpoint of adapters alone, without the weights below them: write "
-            "both as one file by `tftpu export-weights --merge`, and give that."
+            f"{path!r} is a checkpoint that holds only adapters, without the weights that they "
+            "adapt. Write both into one file with `tftpu export-weights --merge`, and give that "
+            "file."
         )
 
 
@@ -321,13 +323,13 @@ def _check_shapes(path: str, wrong: list[str]) -> None:
 def _check_network(model: keras.Model, path: str, differences: list[str]) -> None:
     if differences:
         raise UserError(
-            f"Nothing was loaded from {path!r}, which holds the weights of another network than "
+            f"Nothing was loaded from {path!r}, whose weights do not fit the network "
             f"{model.name!r}: {_format_names(differences, 4, '; ')}. Choose the model that they "
             "belong to."
         )
 
 
 def _format_names(names: list[str], shown: int = 5, between: str = ", ") -> str:
-    """Lists the first names, and the number of the others."""
+    """Lists the first names, and says how many others there are."""
     rest = f"{between}and {len(names) - shown} more" if len(names) > shown else ""
     return between.join(names[:shown]) + rest

@@ -1,4 +1,4 @@
-"""Writes adapters as PEFT reads them: `adapter_model.safetensors` and `adapter_config.json`.
+"""Writes adapters in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`.
 
 PEFT names the adapters of a layer after the layer's module in Transformers, and stores them as
 (rank, in) and (out, rank): https://huggingface.co/docs/peft/developer_guides/checkpoint. A matrix
@@ -30,11 +30,11 @@ def save_adapters(
     base: str = "",
     replaced: Mapping[str, np.ndarray] | None = None,
 ) -> int:
-    """Writes the adapters of a model, and what else of it was trained.
+    """Writes the adapters of a model, and its other trained weights.
 
     Args:
-        model: of the zoo, with adapters.
-        folder: to write, local or `gs://`.
+        model: the model of the zoo, with adapters.
+        folder: the folder to write, local or `gs://`.
         base: the name of the model in Transformers that is adapted, for `adapter_config.json`.
         replaced: values by path that take the place of weights, such as their averages.
 
@@ -49,11 +49,14 @@ def save_adapters(
     entries = hugging_face.build_layout(config) if config is not None else None
     layers = adapters.list_adapted(model)
     if not layers:
-        raise UserError(f"The model {model.name!r} has no adapters: it was trained as a whole.")
+        raise UserError(
+            f"The model {model.name!r} has no adapters: all of its weights were trained."
+        )
     if entries is None:
         raise UserError(
             f"Transformers has no model like {model.name!r}, so PEFT has no names for its "
-            "adapters: write them and the weights below as one file, by --merge."
+            "adapters: write the adapters and the weights that they adapt into one file, with "
+            "--merge."
         )
     by_path = {entry.ours: entry for entry in entries}
     values = {v.path: np.asarray(keras.ops.convert_to_numpy(v)) for v in model.weights}
@@ -83,8 +86,8 @@ def _convert_layer(
     first, second = (values[f"{layer.path}/{name}"] for name in adapters.ADAPTERS)
     if first.ndim != 2:
         raise UserError(
-            f"{layer.path!r} is a {type(layer).__name__}, and only the adapters of dense layers "
-            "are written for PEFT: use --merge."
+            f"{layer.path!r} is a {type(layer).__name__}, but PEFT reads only adapters of dense "
+            "layers: use --merge."
         )
     theirs = by_path[f"{layer.path}/kernel"].theirs
     found = {}

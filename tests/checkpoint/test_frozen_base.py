@@ -97,7 +97,9 @@ def test_after_a_refusal_the_right_weights_are_accepted(values):
     right = Base(("a",), lambda: {"model": [leaf("a", held["a"])]}, Alone()).digest
     held["a"] = values["a"] + 1
     other = Base(("a",), lambda: {"model": [leaf("a", held["a"])]}, Alone())
-    with pytest.raises(tftpu.UserError, match="give the weights that they were trained with"):
+    with pytest.raises(
+        tftpu.UserError, match="Load the weights that the adapters were trained with"
+    ):
         other.check({"base": right}, "runs/x")
     held["a"] = values["a"]
     other.check({"base": right}, "runs/x")

@@ -162,7 +162,7 @@ def test_checkpoints_of_an_earlier_version_are_not_called_damaged(tmp_path, capl
     checkpoints.wait()
     old = {"step": 1, "files": {"state.json": {"bytes": 2, "crc32c": 3}}}
     (tmp_path / "checkpoints/1/manifest.json").write_text(json.dumps(old))
-    with pytest.raises(UserError, match="written by an earlier version of tftpu"):
+    with pytest.raises(UserError, match="An earlier version of tftpu wrote the checkpoints"):
         checkpoints.restore(leaves(0))
     assert not caplog.text
 

@@ -64,7 +64,7 @@ def test_a_host_with_another_disk_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "write_whole", to_own_disk)
     reasons = save(hosts, 1)
     assert "host 1 wrote model-1-" in reasons[0]
-    assert "all hosts have to see the same workdir" in reasons[2]
+    assert "all hosts must see the same workdir" in reasons[2]
     assert manifest.list_steps(str(tmp_path / "shared" / "checkpoints")) == []
 
 

@@ -29,15 +29,15 @@ def test_sizes(text, sizes):
     [
         (
             "fdsp:8",
-            r"an axis 'fdsp': the axes are data, fsdp, sequence, tensor.* Did you mean 'fsdp'\?",
+            r"an unknown axis 'fdsp'. The axes are data, fsdp, sequence, .* Did you mean 'fsdp'\?",
         ),
         ("fsdp", "the size '' for 'fsdp'"),
         ("fsdp:0", "the size '0' for 'fsdp': give a whole number, or -1"),
         ("fsdp:-2", "the size '-2'"),
         ("fsdp:²", "the size '²'"),
-        ("", "an axis ''"),
+        ("", "an unknown axis ''"),
         ("data:2,data:4", "names the axis 'data' twice"),
-        ("data:-1,fsdp:-1", "several sizes of -1"),
+        ("data:-1,fsdp:-1", "size -1 several times"),
     ],
 )
 def test_what_is_no_mesh(text, message):
@@ -49,12 +49,12 @@ def test_what_is_no_mesh(text, message):
 
 @pytest.mark.parametrize("text", ["fsdp:4", "fsdp:16", "data:3,fsdp:-1", "data:16,fsdp:-1"])
 def test_sizes_that_do_not_use_every_device(text):
-    with pytest.raises(UserError, match=r"device\(s\), and there are 8: its sizes must multiply"):
+    with pytest.raises(UserError, match=r"device\(s\), but there are 8: the product of its sizes"):
         mesh_sizes(text, 8)
 
 
 def test_a_mesh_is_for_the_jax_engine():
-    with pytest.raises(UserError, match="is for the JAX engine"):
+    with pytest.raises(UserError, match="works only with the JAX engine"):
         ClusterConfig(engine="tensorflow", mesh="fsdp:8").validate()
     with pytest.raises(UserError, match=r"engine.*'jx'.*Did you mean 'jax'"):
         ClusterConfig(engine="jx").validate()

@@ -47,7 +47,9 @@ def test_keras_2_is_named(monkeypatch):
 
 @pytest.mark.parametrize("cluster", [{"engine": "jax"}, {"mesh": "fsdp:2"}])
 def test_another_engine_than_that_of_a_loaded_keras_is_refused(cluster):
-    with pytest.raises(UserError, match="loaded already, on tensorflow, and engine='jax' needs it"):
+    with pytest.raises(
+        UserError, match="loaded with the backend tensorflow, but engine='jax' needs"
+    ):
         selection.connect(**cluster)
 
 

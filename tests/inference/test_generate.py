@@ -78,7 +78,7 @@ def test_rows_written_together_keep_their_own_rules_lengths_and_seeds():
     assert [len(text) for text in found] == [5, 20, 12]
     for text, row in zip(found, rows):
         assert text == [*itertools.chain(*(part for [part] in writer.write([row], every=8)))]
-    with pytest.raises(ValueError, match=r"several ways"):
+    with pytest.raises(ValueError, match=r"choose in several"):
         next(writer.write([*rows, Row([1], 5, LIKELIEST)]))
 
 
@@ -259,11 +259,11 @@ def test_a_subclassed_model_says_its_context():
 
 def test_models_that_cannot_write_are_refused():
     both = keras.layers.Bidirectional(keras.layers.GRU(8, return_sequences=True))
-    with pytest.raises(UserError, match=r"depends on the tokens that come later"):
+    with pytest.raises(UserError, match=r"predictions after a token depend on later tokens"):
         generate(recurrent(both), [[1]], length=1)
-    with pytest.raises(UserError, match=r"takes any number of tokens, or is not built: "):
+    with pytest.raises(UserError, match=r"takes any number of tokens, or is not built. "):
         generate(recurrent(both, None), [[1]], length=1)
-    with pytest.raises(UserError, match=r"is not built: build it, and say how many"):
+    with pytest.raises(UserError, match=r"is not built. Build it, and say with how many"):
         generate(keras.Sequential([keras.layers.Dense(3)]), [[1]], length=1, context=8)
     few = keras.Sequential([keras.Input((8,), dtype="int32"), keras.layers.Embedding(9, 4)])
     averaged = keras.Sequential([few, keras.layers.GlobalAveragePooling1D()])

@@ -101,7 +101,7 @@ def test_machines_share_the_ranges_and_the_last_one_writes_the_manifest(tmp_path
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"plan": {"of": "y"}}, "of = 'x', and these have 'y'"),
+        ({"plan": {"of": "y"}}, "of = 'x', but the new ones have 'y'"),
         ({"records_per_shard": 10}, "records_per_shard = 20"),
         ({"machine": (1, 2)}, "machines = 1"),
         ({"keep": ["place"]}, r"keep = \[\]"),

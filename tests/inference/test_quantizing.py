@@ -179,7 +179,9 @@ def test_an_export_that_computes_something_else_is_discarded(tmp_path, monkeypat
     monkeypatch.setattr(found, "function", wrong.function)
     monkeypatch.setattr(found, "module", wrong.module)
     monkeypatch.setattr(found, "outputs", lambda given: _named(right(**_tensors(given))))
-    with pytest.raises(UserError, match="The export was discarded: its output 'logits' differs"):
+    with pytest.raises(
+        UserError, match="The export was discarded, because its output 'logits' differs"
+    ):
         export.saved_model(found, str(tmp_path / "saved"))
 
 

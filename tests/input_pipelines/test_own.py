@@ -70,12 +70,15 @@ def test_own_specs_and_pipelines_are_used_as_they_are():
     [
         (lambda context: None, "training() returns nothing: return a tf.data.Dataset"),
         (lambda context: (X, Y), "training() returns a tuple"),
-        (lambda context: slices(), "end it with .batch(…)"),
-        (lambda context: slices().batch(5), "returns batches of 5 examples, and data.global_batch"),
-        (lambda context: slices().batch(2), "end it with .batch(context.global_batch_size)"),
+        (lambda context: slices(), "end the data set with .batch(…)"),
+        (lambda context: slices().batch(5), "returns batches of 5 examples, but data.global_batch"),
+        (
+            lambda context: slices().batch(2),
+            "end the data set with .batch(context.global_batch_size)",
+        ),
         (
             lambda context: slices().take(3).batch(context.global_batch_size),
-            "returns 3 examples in all, fewer than data.global_batch_size=4: lower that",
+            "returns only 3 examples, fewer than data.global_batch_size=4: lower",
         ),
         (lambda context: slices().take(0).batch(4), "returns an empty data set"),
         (lambda context: input_pipelines.from_arrays(X, global_batch_size=2), "batches of 2"),
@@ -101,7 +104,7 @@ def test_the_batches_of_an_epoch_are_counted():
     assert steps(slices().batch(4, drop_remainder=True)) == 2
     data = Synthetic(examples=70, global_batch_size=32, spec=("x: float32[2]", "y: float32"))
     assert input_pipelines.steps_per_epoch(data, input_pipelines.training(data)) == 3
-    with pytest.raises(UserError, match=r"never ends: set train\.steps instead"):
+    with pytest.raises(UserError, match=r"never ends\. Set train\.steps instead"):
         steps(slices().batch(4).repeat())
     with pytest.raises(UserError, match="has no known length"):
         steps(slices().filter(lambda x, y: y > 1).batch(4))
@@ -111,14 +114,14 @@ def test_an_evaluation_split_that_may_have_no_end_is_told_while_it_is_read(monke
     monkeypatch.setattr(own, "_LONG", 0.1)
 
     def batches():
-        while "did not end yet" not in caplog.text:
+        while "has not ended yet" not in caplog.text:
             yield X[:4], Y[:4]
 
     specs = tuple(tf.TensorSpec((4, *part.shape[1:]), part.dtype) for part in (X, Y))
     endless = tf.data.Dataset.from_generator(batches, output_signature=specs)
     context = tftpu.DataContext(0, 4)
     own.open_records(Own(made=lambda context: endless), "evaluation", context)
-    assert "If it never ends, cut it with .take(batches)" in caplog.text
+    assert "If it never ends, limit it with .take(batches)" in caplog.text
 
 
 def test_reading_starts_at_any_step_and_repeats():

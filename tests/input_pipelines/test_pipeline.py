@@ -53,7 +53,7 @@ def test_the_hosts_parts_together_are_the_batch(hosts):
 
 
 def test_hosts_that_do_not_divide_the_batch_fail_with_a_clear_error():
-    with pytest.raises(UserError, match="8 cannot be shared by 3 hosts"):
+    with pytest.raises(UserError, match="8 cannot be divided among 3 hosts"):
         numbers(24, 8).starting_at(0, 0, 3)
 
 
@@ -148,7 +148,9 @@ def test_a_name_that_tfds_cannot_read_is_one_clear_error(name):
 
 def test_random_data_that_do_not_fit_into_memory_fail_with_a_clear_error():
     data = Synthetic(spec=("x: float32[99999999]", "y: int32 num_classes=2"))
-    with pytest.raises(UserError, match=r"data.examples=1024 of data.spec are 381 GiB, more"):
+    with pytest.raises(
+        UserError, match=r"data.examples=1024 examples of data.spec take 381 GiB, more"
+    ):
         input_pipelines.training(data)
 
 

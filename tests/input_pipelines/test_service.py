@@ -156,7 +156,10 @@ def test_anything_else_gets_an_error_and_the_server_answers_the_next(tmp_path, s
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(line)
-        assert "was asked something else" in json.loads(connection.makefile().readline())["error"]
+        assert (
+            "the request is for something else"
+            in json.loads(connection.makefile().readline())["error"]
+        )
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(b"\n")
         assert connection.recv(1)

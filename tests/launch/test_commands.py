@@ -179,9 +179,9 @@ def test_later_values_win_and_defaults_stay():
         (["--text", "--yes"], "--text has no value: write --text=VALUE."),
         (["--config.train.steps"], "--config.train.steps has no value"),
         (["--txt=a"], "Did you mean 'text'?"),
-        (["--notext=a"], "There is no flag --notext here"),
-        (["--files=a"], "There is no flag --files"),
-        (["--overrides=a"], "There is no flag --overrides"),
+        (["--notext=a"], "has no flag --notext"),
+        (["--files=a"], "has no flag --files"),
+        (["--overrides=a"], "has no flag --overrides"),
     ],
 )
 def test_a_wrong_flag_gives_a_clear_message(words, message):
@@ -205,7 +205,7 @@ def test_required_flags_are_named_together():
 def test_devices_of_the_command_line_are_validated_with_the_config():
     options = parse("x", RunOptions, ["--config=digits_resnet", "--virtual_devices=8"])
     assert options.load_experiment().cluster.virtual_devices == 8
-    with pytest.raises(UserError, match="127 cannot be shared by 8"):
+    with pytest.raises(UserError, match="127 cannot be divided among 8"):
         dataclasses.replace(
             options, overrides=("--config.data.global_batch_size=127",)
         ).load_experiment()

@@ -27,7 +27,7 @@ MISTAKES = [
     (["train"], "needs --config=NAME"),
     (["train", "--config=digit_resnet"], "Did you mean 'digits_resnet'?"),
     (["train", "--config=/nowhere/mine.py"], "There is no config file"),
-    (["train", "digits_resnet"], "flags only"),
+    (["train", "digits_resnet"], "takes only flags"),
     (["train", "digits_resnet"], "Did you mean --config=digits_resnet?"),
     (["evaluate", "nix"], "Did you mean --workdir=nix?"),
     (["train", "--config", "digits_resnet", "--workdri", "x"], "Did you mean 'workdir'?"),
@@ -38,7 +38,7 @@ MISTAKES = [
     ([*TRAIN, "--workdir", ""], "--workdir has no value"),
     ([*TRAIN, "--virtual_devices=many"], "--virtual_devices=many"),
     ([*TRAIN, "--virtual_devices=0"], "virtual_devices is 0"),
-    ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "set only one of them"),
+    ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "set only one of the two"),
     ([*TRAIN, "--config.train.stepz=5"], "Did you mean 'steps'?"),
     ([*TRAIN, "--config.trian.steps=5"], "Did you mean 'train'?"),
     ([*TRAIN, "--config.train.steps=many"], "a whole number"),
@@ -56,7 +56,7 @@ MISTAKES = [
         "config.optimizer is 'adam', which has no fields",
     ),
     ([*TRAIN, "--config.train.epochs=0"], "train.epochs is 0"),
-    ([*TRAIN, "--config.loss=mse"], "train.label_smoothing=0.1 is of the default loss"),
+    ([*TRAIN, "--config.loss=mse"], "train.label_smoothing=0.1 changes only the default loss"),
     ([*TRAIN, "--config.callbacks=x"], "cannot be set on the command line"),
     ([*TRAIN, "--config.train.writers=mlflow,wandbb"], "train.writers has 'wandbb'"),
     ([*TRAIN, "--config.train.writers='mlflow"], "names in brackets, as (a,b)"),
@@ -64,7 +64,10 @@ MISTAKES = [
     ([*TRAIN, "--config.train.seed=99999999999"], "train.seed is 99999999999"),
     ([*TRAIN, "--config.model.width=0"], "model.width is 0: it must be 1 or more"),
     ([*TRAIN, "--config.model.blocks=(1,-2)"], "model.blocks is (1, -2): it must be 1 or more"),
-    ([*TRAIN, "--config.model.dropout=1"], "model.dropout is 1.0: it must be 0 or more, and below"),
+    (
+        [*TRAIN, "--config.model.dropout=1"],
+        "model.dropout is 1.0: it must be at least 0, and below",
+    ),
     (["train", "--config=python_gpt", "--config.model.heads=0"], "model.heads is 0"),
     ([*TRAIN, "--config.model.blocks=(1,x)"], "whole numbers in brackets"),
     ([*TRAIN, "--virtual_devices=7"], "use a multiple of 112, such as 112 or 224"),
@@ -74,25 +77,25 @@ MISTAKES = [
     ),
     ([*TRAIN, "--config.model.norm_batch=all"], "or 'global'"),
     ([*TRAIN, "--workdir=/proc/nowhere"], "cannot be written"),
-    ([*TRAIN, "--config.optimizer.decay_steps=(5,9)"], "decay_steps=() is for all decays but"),
+    ([*TRAIN, "--config.optimizer.decay_steps=(5,9)"], "decay_steps works only with the decay"),
     (
         [*TRAIN, "--config.optimizer.decay=step", "--config.optimizer.decay_steps=(5,-2)"],
         "optimizer.decay_steps is (5, -2): give steps of 1 or more in rising order",
     ),
-    (["data", "check", "--config=digits_resnet", "--zone=nozone"], "--zone=nozone: it must be"),
-    (["data", "show", "--config=digits_resnet", "--output=x.jpgg"], "ends in .png"),
+    (["data", "check", "--config=digits_resnet", "--zone=nozone"], "--zone=nozone is not a zone"),
+    (["data", "show", "--config=digits_resnet", "--output=x.jpgg"], "must end in .png"),
     (["evaluate"], "needs --workdir=DIR"),
     (["evaluate", "--workdir=/nowhere"], "There is no run in"),
     (["evaluate", "--workdir=/nowhere", "--output=/"], "--output=/ is a folder"),
     (["evaluate", "--config=digits_resnet"], "needs --workdir=DIR"),
     (["status", "x", "--config.train.steps=5"], "takes no --config"),
-    (["data"], "needs one of check, convert, serve, show, verify after it"),
+    (["data"], "must be followed by one of check, convert, serve, show, verify"),
     (["data", "chek"], "Did you mean 'check'?"),
     (["data", "verify"], "needs FOLDER"),
     (["data", "verify", "a", "b"], "takes one FOLDER"),
     (["data", "convert", "--source=images:x"], "needs --output=DIR"),
     (["data", "convert"], "needs --source=KIND:WHAT and --output=DIR"),
-    (["export-weights", "--to=a.bin", "--workdir=x"], "ends in .weights.h5 or .safetensors"),
+    (["export-weights", "--to=a.bin", "--workdir=x"], "must end in .weights.h5 or .safetensors"),
     (["export-weights", "--to=a.weights.h5", "--workdir=/nowhere"], "There is no run in"),
     ([*TRAIN, "--restarts=-1"], "--restarts=-1"),
     *(([*TRAIN, f"--watchdog={v}"], "must be a number of 1 or more") for v in ("inf", "nan")),
@@ -104,7 +107,7 @@ MISTAKES = [
         for path in ("gs://", "gs:///run", "s3://bucket/run")
     ),
     *(
-        ([*words, f"--workdir={'x' * 256}"], f"--workdir={'x' * 40}… is too long a name")
+        ([*words, f"--workdir={'x' * 256}"], f"--workdir={'x' * 40}… is too long: give")
         for words in (TRAIN, ["evaluate"], ["search", "--report"], ["serve"])
     ),
     (["init", "x" * 256], "is too long for its file system: give a shorter one."),
@@ -113,13 +116,13 @@ MISTAKES = [
     (["data", "serve", "--config=digits_resnet", "--host=10.0.0.3"], "cannot be served"),
     (["data", "serve", "--config=python_gpt"], "needs --host=HOST"),
     ([*TRAIN, "--config.train.checkpoint_minutes=-1"], "train.checkpoint_minutes is -1"),
-    (["configs", "all"], "flags only"),
+    (["configs", "all"], "takes only flags"),
     (
         [
             *("train", "--config=python_gpt", "--virtual_devices=8"),
             "--config.data.global_batch_size=127",
         ],
-        "A global batch of 127 cannot be shared by 8 replicas",
+        "A global batch of 127 cannot be divided among 8 replicas",
     ),
 ]
 
@@ -215,7 +218,7 @@ def test_a_disk_without_locks_does_not_prevent_training(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(locks.fcntl, "flock", refused)
     with locks.locked(str(tmp_path)):
-        assert "cannot be locked by the system" in caplog.text
+        assert "The system cannot lock" in caplog.text
 
 
 def run_in(workdir, experiment) -> None:

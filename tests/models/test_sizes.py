@@ -88,7 +88,7 @@ def test_any_image_size_or_sequence_length_works(family):
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
 def test_a_sequence_longer_than_the_learned_positions_fails(family):
-    with pytest.raises(ValueError, match="13 tokens is longer than the model's context of 12"):
+    with pytest.raises(ValueError, match="13 tokens, more than the model's context of 12"):
         models.build(zoo.TINY[family])(np.zeros((2, 13), np.int32))
 
 
@@ -105,8 +105,8 @@ def test_a_sequence_longer_than_the_learned_positions_fails(family):
         ("llama_1b", "kv_heads", 5, "kv_heads 5 does not divide model.heads 32"),
         ("llama_1b", "heads", 2048, "odd number of channels"),
         ("llama_1b", "rope_scaling", 0.5, "rope_scaling is 0.5"),
-        ("convnext_tiny", "widths", (96, 192), "widths has 2 entries and model.blocks 4"),
-        ("efficientnetv2_s", "strides", (1, 2), "strides has 2 entries and model.blocks 6"),
+        ("convnext_tiny", "widths", (96, 192), "widths has 2 entries, but model.blocks has 4"),
+        ("efficientnetv2_s", "strides", (1, 2), "strides has 2 entries, but model.blocks has 6"),
         ("efficientnetv2_s", "norm_batch", 48, "does not divide the 64 examples"),
         ("resnet18", "blocks", (), r"model.blocks is \(\): give it an entry for each stage"),
         ("resnet18", "blocks", (-1, 1), "it must be 1 or more"),
@@ -171,7 +171,7 @@ def test_a_config_without_a_model_fails_with_a_clear_error():
 
 
 def test_fields_are_for_names_only():
-    with pytest.raises(tftpu.UserError, match="only with the name of a model"):
+    with pytest.raises(tftpu.UserError, match="only together with a model's name"):
         models.build(zoo.TINY["gpt"], layers=3)
 
 

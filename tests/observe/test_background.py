@@ -88,7 +88,7 @@ def test_calls_beyond_the_limit_are_dropped_and_counted(monkeypatch, caplog):
     kept = [got for got in slow.got if got[0] == "train"]
     assert 5 <= len(kept) <= 6
     assert f"lacks what {20 - len(kept)} calls would have written" in caplog.text
-    assert caplog.text.count("later ones are dropped") == 1
+    assert caplog.text.count("further calls are dropped") == 1
 
 
 def test_a_declared_error_is_reported_once_and_another_one_ends_the_run(caplog):

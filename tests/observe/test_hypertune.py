@@ -110,7 +110,7 @@ def test_a_run_reports_every_evaluation_once_also_after_a_resume(tmp_path, file)
 
 def test_a_run_without_the_metric_or_an_evaluation_fails_before_it_trains(tmp_path, file):
     options = {"writers": ("hypertune",), "best_metric": "acuracy"}
-    with pytest.raises(UserError, match="has no 'acuracy' for best_metric"):
+    with pytest.raises(UserError, match="best_metric is 'acuracy', but the evaluation has no"):
         make_trainer(compiled(), tmp_path / "run", **options).fit(
             data(), steps=1, validation_data=data()
         )

@@ -123,4 +123,4 @@ def test_bits_are_nats_over_the_logarithm_of_two():
 @pytest.mark.parametrize(("warmup", "steps", "warned"), [(50, 900, False), (50, 50, True)])
 def test_a_run_shorter_than_its_warmup_is_warned_of(warmup, steps, warned, caplog):
     optimizers.build(OptimizerConfig("sgd", warmup_steps=warmup), 128, steps)
-    assert ("before its warmup of 50" in caplog.text) is warned
+    assert ("before the end of its warmup of 50" in caplog.text) is warned

@@ -92,7 +92,7 @@ def test_a_report_is_read_as_it_was_written(tmp_path):
     ("change", "message"),
     [
         (lambda r: r.pop("slices"), "is not a report"),
-        (lambda r: r.update(version="0.1.0"), f"by tftpu 0.1.0, and this is {__version__}"),
+        (lambda r: r.update(version="0.1.0"), f"by tftpu 0.1.0, but this is {__version__}"),
         (lambda r: r.pop("version"), "by an earlier version of tftpu"),
         (lambda r: r.pop("steps"), "does not have 'steps'"),
         (lambda r: r.update(colour=1), "has an unknown 'colour'"),

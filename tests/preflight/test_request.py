@@ -40,7 +40,7 @@ def test_what_is_no_function_of_a_model():
         ((tf.zeros((64, 4)), tf.zeros((64, 2))), r"from_tensor"),
         ((SPEC[0], tf.TensorSpec((32, 2))), r"32 and 64 examples"),
         ((tf.TensorSpec((0, 4)), tf.TensorSpec((0, 2))), r"have 0 examples"),
-        ((tf.TensorSpec((None, 4)), SPEC[1]), r"static shapes only"),
+        ((tf.TensorSpec((None, 4)), SPEC[1]), r"only static shapes"),
     ],
 )
 def test_what_is_no_batch(batch, message):

@@ -54,7 +54,7 @@ def test_what_cannot_write_is_refused():
 
     with pytest.raises(UserError, match=r"does not continue texts"):
         check_writing(classifier, ["v5e-1"], 1)
-    with pytest.raises(UserError, match=r"rows=0: give the texts"):
+    with pytest.raises(UserError, match=r"rows=0: give the number of texts"):
         check_writing(gpt, ["v5e-1"], 0)
 
 

@@ -116,7 +116,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
     Path("flowers/model.py").write_text("mine")
     capsys.readouterr()
     assert main(["init", "flowers"]) == 2
-    assert "flowers is there already" in capsys.readouterr().err
+    assert "flowers exists already" in capsys.readouterr().err
     assert Path("flowers/model.py").read_text() == "mine"
 
 

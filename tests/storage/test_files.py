@@ -45,7 +45,7 @@ def test_a_file_system_of_short_names_has_folders_that_can_be_used(monkeypatch):
 
     monkeypatch.setattr(os, "lstat", lstat)
     files.check_folder("workdir", "runs/mlp")
-    with pytest.raises(UserError, match="too long a name"):
+    with pytest.raises(UserError, match="too long: give a shorter name"):
         files.check_folder("workdir", f"runs/{'x' * 144}")
 
 

@@ -185,7 +185,7 @@ def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
     ("times", "message"),
     [
         (None, "cannot be reached .*403"),
-        pytest.param(1, "could not be read at first, but can be now", marks=pytest.mark.slow),
+        pytest.param(1, "could not be read at first, but can be read now", marks=pytest.mark.slow),
     ],
 )
 def test_a_read_error_of_the_bucket_is_no_bad_record(
@@ -227,9 +227,9 @@ def test_an_image_in_a_bucket_that_is_away_for_a_while_is_read_again(service, ti
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"data_dir": "/local"}, "for shards in a bucket"),
+        ({"data_dir": "/local"}, "keeps copies of shards in a bucket"),
         ({"cache_gb": 0}, "must be above 0"),
-        ({"service": "localhost:1"}, "use only one of them"),
+        ({"service": "localhost:1"}, "use only one of the two"),
     ],
 )
 def test_an_invalid_cache_fails_with_a_clear_error(tmp_path, changes, sentence):

@@ -27,11 +27,14 @@ DAMAGE = {
     ),
     "a hole at the begin": (file({"a": {**A, "data_offsets": [4, 12]}}, bytes(12)), "a gap"),
     "bytes at the end": (file({"a": A}, bytes(9)), "1 bytes at its end belong to no array"),
-    "too few bytes": (file({"a": A}, bytes(7)), "'a' ends behind the end of the file"),
+    "too few bytes": (file({"a": A}, bytes(7)), "'a' ends after the end of the file"),
     "a negative shape": (file({"a": {**A, "shape": [-1, -2]}}), r"'a' has the shape \[-1, -2\]"),
     "a shape of texts": (file({"a": {**A, "shape": ["2"]}}), "'a' has the shape"),
     "a shape of truths": (file({"a": {**A, "shape": [True, 2]}}), "'a' has the shape"),
-    "another shape": (file({"a": {**A, "shape": [3]}}), r"8 bytes, which is not F32 \[3\]"),
+    "another shape": (
+        file({"a": {**A, "shape": [3]}}),
+        r"8 bytes, which is not the size of F32 \[3\]",
+    ),
     "a huge shape": (file({"a": {**A, "shape": [0, 2**70]}}), "'a' has the shape"),
     "many dimensions": (file({"a": {**A, "shape": [2] + [1] * 99}}), "'a' has the shape"),
     "negative offsets": (file({"a": {**A, "data_offsets": [-8, 0]}}), "has the data_offsets"),
@@ -46,11 +49,11 @@ DAMAGE = {
     "deep JSON": (file(b"[" * 100_000), "its header is not JSON"),
     "no UTF-8": (file(b'{"\xff": 1}'), "its header is not JSON"),
     "a lone surrogate": (file({"\ud800": A}), "surrogates not allowed"),
-    "a huge header": (file({"a": A}, length=1 << 60), "its header should end at byte 1,152,921"),
-    "a negative header": (file({"a": A}, length=2**64 - 1), "its header should end at byte"),
-    "no header": (file(b""), "its header should end at byte 8"),
-    "a few bytes": (b"\x02\x00", "its header should end at byte"),
-    "nothing": (b"", "its header should end at byte 8"),
+    "a huge header": (file({"a": A}, length=1 << 60), "its header must end at byte 1,152,921"),
+    "a negative header": (file({"a": A}, length=2**64 - 1), "its header must end at byte"),
+    "no header": (file(b""), "its header must end at byte 8"),
+    "a few bytes": (b"\x02\x00", "its header must end at byte"),
+    "nothing": (b"", "its header must end at byte 8"),
 }
 
 

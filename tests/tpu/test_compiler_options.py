@@ -26,10 +26,10 @@ def test_what_is_set_replaces_what_auto_chooses():
 
 @pytest.mark.parametrize("text", ["none", "xla_a", "xla_a=", "threads=4", "xla_a=1 xla_b=2"])
 def test_what_is_no_option(text):
-    with pytest.raises(UserError, match="write 'auto', '' for none, or options of XLA"):
+    with pytest.raises(UserError, match="write 'auto', '' for no options, or XLA options"):
         ClusterConfig(mesh="fsdp:8", compiler_options=text).validate()
 
 
 def test_options_are_for_the_jax_engine():
-    with pytest.raises(UserError, match="this run takes the TensorFlow engine"):
+    with pytest.raises(UserError, match="this run uses the TensorFlow engine"):
         selection.choose_backend(ClusterConfig(compiler_options="xla_a=1"))

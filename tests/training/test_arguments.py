@@ -16,20 +16,28 @@ WEIGHTS = np.ones(40)
 
 WRONG = {
     "a length without a keyword": ((data(), 600), {}, r"write fit\(data, steps=600\)"),
-    "one tuple": (((X, Y),), {}, r"came as one tuple: write fit\(x, y"),
-    "labels beside a data set": ((data(), Y), {}, "y goes with arrays, and the data is a"),
-    "weights beside a data set": ((data(),), {"sample_weight": WEIGHTS}, "sample_weight goes with"),
-    "batch_size of a data set": ((data(),), {"batch_size": 8}, "batch_size goes with arrays"),
+    "one tuple": (((X, Y),), {}, r"passed as one tuple\. Write fit\(x, y"),
+    "labels beside a data set": ((data(), Y), {}, "y works only with arrays, but the data is a"),
+    "weights beside a data set": (
+        (data(),),
+        {"sample_weight": WEIGHTS},
+        "sample_weight works only with",
+    ),
+    "batch_size of a data set": ((data(),), {"batch_size": 8}, "batch_size works only with arrays"),
     "a split of a data set": ((data(),), {"validation_split": 0.1}, r"pass validation_data="),
-    "both lengths": ((X, Y), {"epochs": 2, "steps": 9}, "epochs=2 and steps=9 both say"),
-    "steps of what": ((X, Y), {"steps": 9, "steps_per_epoch": 3}, "eval_every= says how many"),
-    "eval_every of epochs": ((X, Y), {"epochs": 2, "eval_every": 3}, r"goes with steps=: with"),
-    "initial_epoch of steps": ((X, Y), {"steps": 9, "initial_epoch": 3}, "goes with epochs="),
+    "both lengths": ((X, Y), {"epochs": 2, "steps": 9}, "epochs=2 and steps=9 both set"),
+    "steps of what": ((X, Y), {"steps": 9, "steps_per_epoch": 3}, "eval_every= sets the number"),
+    "eval_every of epochs": (
+        (X, Y),
+        {"epochs": 2, "eval_every": 3},
+        r"works only with steps=\. With",
+    ),
+    "initial_epoch of steps": ((X, Y), {"steps": 9, "initial_epoch": 3}, "works only with epochs="),
     "half an epoch": ((X, Y), {"epochs": 0.5}, r"epochs is 0\.5"),
     "no batch": ((X, Y), {"batch_size": 0}, "batch_size is 0"),
     "unequal lengths": ((X, Y[:30]), {}, r"x 40, y 30"),
     "nothing": ((X[:0], Y[:0]), {}, "hold no examples"),
-    "lists of numbers": (([[0.0] * 6] * 40, Y), {}, r"become an array by np\.array"),
+    "lists of numbers": (([[0.0] * 6] * 40, Y), {}, r"Convert lists of numbers with np\.array"),
     "strings": ((np.array(["a"] * 40), Y), {}, "array of <U1"),
     "no data": ((None, Y), {}, "The data is None"),
     "a generator": (((batch for batch in [(X, Y)]),), {}, r"keras\.utils\.PyDataset, or"),
@@ -50,7 +58,11 @@ WRONG = {
     "a label that is a text": ((X, Y), {"class_weight": {"0": 2.0}}, "has the label '0'"),
     "a label between two": ((X, Y), {"class_weight": {0.5: 2.0}}, r"has the label 0\.5"),
     "a label that is not a number": ((X, Y), {"class_weight": {np.nan: 2.0}}, "has the label nan"),
-    "a label below 0": ((X, Y), {"class_weight": {-1: 2.0}}, "has the label -1: labels are whole"),
+    "a label below 0": (
+        (X, Y),
+        {"class_weight": {-1: 2.0}},
+        "has the label -1: labels must be whole",
+    ),
     "a weight that is a text": ((X, Y), {"class_weight": {0: "a"}}, "has the weight 'a'"),
     "validation_freq": ((X, Y), {"validation_freq": 2}, "fit has no validation_freq: an evalua"),
     "nb_epoch": ((X, Y), {"nb_epoch": 2}, "fit has no nb_epoch: write epochs="),
@@ -70,13 +82,13 @@ def test_a_wrong_call_says_what_to_write(case):
 
 def test_evaluate_and_predict_say_what_to_write():
     trainer = make_trainer(compiled())
-    with pytest.raises(UserError, match="y goes with arrays"):
+    with pytest.raises(UserError, match="y works only with arrays"):
         trainer.evaluate(data(), Y)
     with pytest.raises(UserError, match="steps is 0"):
         trainer.evaluate(X, Y, steps=0)
-    with pytest.raises(UserError, match="batch_size goes with arrays"):
+    with pytest.raises(UserError, match="batch_size works only with arrays"):
         trainer.predict(data(), batch_size=8)
-    with pytest.raises(UserError, match="evaluate returns a dictionary"):
+    with pytest.raises(UserError, match="evaluate always returns a dictionary"):
         trainer.evaluate(X, Y, return_dict=False)
     with pytest.raises(TypeError, match="unexpected keyword argument 'banana'"):
         trainer.evaluate(X, Y, banana=1)
@@ -94,9 +106,14 @@ def test_steps_of_arrays_see_all_examples_as_in_keras():
 
 
 SIZES = {
-    "features": (mlp, X[:, :5], Y, r"takes features of shape \(6,\) an example.*has \(5,\)"),
-    "axes": (mlp, X[:, None, :], Y, r"takes features of shape \(6,\) an example.*has \(1, 6\)"),
-    "inputs": (mlp, [X, X], Y, r"has 1 input\(s\), and the data 2 features"),
+    "features": (mlp, X[:, :5], Y, r"takes features of shape \(6,\) for each example.*has \(5,\)"),
+    "axes": (
+        mlp,
+        X[:, None, :],
+        Y,
+        r"takes features of shape \(6,\) for each example.*has \(1, 6\)",
+    ),
+    "inputs": (mlp, [X, X], Y, r"has 1 input\(s\), but the data has 2 features"),
     "classes": (mlp, X, Y + 3, r"labels, has the value 6 .*, and the model's output has 4 classes"),
 }
 
@@ -110,7 +127,7 @@ def test_a_model_and_data_that_disagree_in_size_fail_before_training(case):
 
 def test_labels_of_another_size_fail_with_the_sizes_of_the_batch():
     model = compiled(loss="categorical_crossentropy", metrics=[])
-    with pytest.raises(UserError, match=r"x \(32, 6\), y \(32, 3\) a batch\): .*same"):
+    with pytest.raises(UserError, match=r"x \(32, 6\), y \(32, 3\): .*same"):
         make_trainer(model).fit(X, np.eye(3)[Y % 3])
 
 

@@ -64,7 +64,7 @@ def test_a_disk_that_stays_full_fails_with_a_clear_error_and_the_run_resumes(
         patch.setattr(files, "_operate", disk)
         with pytest.raises(UserError) as caught:
             fit(trainer(tmp_path, 1), [disk.callback])
-    assert "its last checkpoint could not be saved" in str(caught.value)
+    assert "the last checkpoint could not be saved" in str(caught.value)
     newest = Checkpoints(str(tmp_path)).list_steps()[-1]
     assert newest in (16, 20)  # that of step 20 may have been in progress
     assert f"resumes from step {newest}" in str(caught.value)

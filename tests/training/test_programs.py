@@ -56,7 +56,7 @@ def test_missing_labels_are_named(options):
         lambda: trainer.evaluate(X),
         lambda: trainer.fit(X, Y, validation_data=features),
     ):
-        with pytest.raises(UserError, match="need labels, and the data has none: pass x and y"):
+        with pytest.raises(UserError, match="need labels, but the data has none: pass x and y"):
             call()
     assert trainer.step == 0
 
@@ -74,8 +74,11 @@ def test_a_batch_of_four_parts_names_what_a_compiled_model_takes():
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ((X[:, :4], Y), r"takes features of shape \(6,\) an example, and the data has \(4,\)"),
-        ((X, ONE_HOT), r"Keras cannot evaluate the model \(with x \(32, 6\), y \(32, 4\) a batch"),
+        (
+            (X[:, :4], Y),
+            r"takes features of shape \(6,\) for each example, but the data has \(4,\)",
+        ),
+        ((X, ONE_HOT), r"Keras cannot evaluate the model with batches of x \(32, 6\), y \(32, 4\)"),
         ((X, Y + 3), "has the value 6 in the examples .* the model's output has 4 classes"),
     ],
     ids=["features", "labels", "classes"],
@@ -158,7 +161,7 @@ def test_weights_that_a_loss_function_cannot_know_are_refused_or_announced():
     model = mlp()
     model.compile("sgd")
     trainer = tftpu.Trainer(model, loss_fn=lambda model, batch, training: model(batch[0])[:, 0])
-    with pytest.raises(UserError, match="class_weight goes with a compiled loss"):
+    with pytest.raises(UserError, match="class_weight works only with a compiled loss"):
         trainer.fit(X, Y, class_weight={0: 2.0})
     with pytest.warns(UserWarning, match=r"to the loss function as batch\[2\]"):
         trainer.fit(X, Y, sample_weight=np.ones(32, np.float32))

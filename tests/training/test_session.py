@@ -48,7 +48,7 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path, caplog):
 
 def test_a_best_metric_without_validation_data_fails():
     trainer = make_trainer(compiled(), best_metric="accuracy")
-    with pytest.raises(UserError, match=r"best_metric is 'accuracy'.*needs validation_data"):
+    with pytest.raises(UserError, match=r"best_metric is 'accuracy'.*pass validation_data"):
         trainer.fit(data(), steps=4)
 
 

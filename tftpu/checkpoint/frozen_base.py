@@ -13,22 +13,22 @@ from tftpu.errors import UserError
 from tftpu.storage import regions
 from tftpu.storage.regions import Region
 
-_MODEL = "model"  # the group of its variables
-_PIECE = 1 << 22  # elements that are summed at once
+_MODEL = "model"  # the group that holds the model's variables
+_PIECE = 1 << 22  # elements that are summed at a time
 _SLOPE, _OFFSET = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 
 
 class Base:
     """The weights of a model that checkpoints leave out.
 
-    Who builds the model gives them their values again, and a digest tells whether they are the
-    same. It is a sum over the elements, each weighted by its place, so that it does not depend on
-    how devices and hosts divide a variable.
+    Whoever builds the model must set them again, and a digest shows whether they are the same. The
+    digest is a sum over the elements, each weighted by its place, so it does not depend on how
+    devices and hosts divide a variable.
 
     Args:
-        paths: of the variables.
+        paths: the paths of the variables.
         state: returns all variables of the run, by group.
-        hosts: that train together.
+        hosts: the hosts that train together.
 
     Raises:
         UserError: `paths` is a text.
@@ -44,10 +44,10 @@ class Base:
         self._hosts = hosts
 
     def begin(self, model: Any) -> None:
-        """Checks the paths, and finds the digest, so that no save has to wait for it.
+        """Checks the paths, and computes the digest, so that no save must wait for it.
 
         Args:
-            model: to train, a `keras.Model` with the weights that the run begins with.
+            model: the model to train, a `keras.Model` with the weights that the run begins with.
 
         Raises:
             UserError: a path is not that of a frozen weight.
@@ -56,19 +56,19 @@ class Base:
         unfit = sorted(self._paths - frozen)
         if unfit:
             raise UserError(
-                f"base has {', '.join(map(repr, unfit[:3]))}, and checkpoints can leave out frozen "
-                "weights of the model alone: give what tftpu.models.base_of(model) returns."
+                f"base has {', '.join(map(repr, unfit[:3]))}, but checkpoints can leave out only "
+                "the model's frozen weights: give what tftpu.models.base_of(model) returns."
             )
         _ = self.digest
 
     def list_saved(self) -> dict[str, list[Leaf]]:
-        """Returns what a checkpoint holds, by group: everything else."""
+        """Returns all variables that a checkpoint saves, by group."""
         leaves = self._state()
         return leaves | {_MODEL: [v for v in leaves[_MODEL] if v.name not in self._paths]}
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the values, on all hosts the same; "" if checkpoints leave nothing out."""
+        """The digest of the values, the same on all hosts; "" if checkpoints leave nothing out."""
         if not self._paths:
             return ""
         exchange = self._hosts.exchange
@@ -80,21 +80,21 @@ class Base:
         return f"{total % (1 << 64):016x}"
 
     def check(self, state: Mapping[str, Any], workdir: str | None) -> None:
-        """Raises `UserError` if a checkpoint was saved above other weights.
+        """Raises `UserError` if a checkpoint was saved with other frozen weights.
 
         Args:
-            state: of the checkpoint, as JSON.
-            workdir: of the run.
+            state: the state of the checkpoint, as JSON.
+            workdir: the workdir of the run.
         """
         saved = state.get("base", "")
         found = self.digest
         if saved == found:
             return
-        del self.digest  # the weights may be replaced by the right ones
+        del self.digest  # the user may load the right weights next
         raise UserError(
-            f"The adapters in {workdir!r} were trained above other weights (digest {saved}) than "
-            f"those that the model has now ({found}): give the weights that they were trained "
-            "with, by model.init_from or in your build()."
+            f"The adapters in {workdir!r} were trained with weights whose digest is {saved}, but "
+            f"the digest of the model's weights is {found}. Load the weights that the adapters "
+            "were trained with, by model.init_from or in your build()."
         )
 
 
@@ -117,13 +117,13 @@ def _view_bits(values: np.ndarray) -> np.ndarray:
 
 
 def _iterate_places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
-    """Yields the places that a region's elements have in the variable, some at a time."""
+    """Yields the positions of a region's elements in the variable, in groups."""
     count = regions.count_elements(region)
     if region == regions.select_all(shape):
         for first in range(0, count, _PIECE):
             yield first, np.arange(first, min(first + _PIECE, count), dtype=np.uint64)
         return
-    # Rows are pieces without gaps: the place of each one's beginning, and then its elements.
+    # A row is contiguous: find where each row begins, and then the places of its elements.
     starts = np.zeros(1, np.uint64)
     for size, (low, high) in zip(shape[:-1], region[:-1]):
         inside = np.arange(low, high, dtype=np.uint64)

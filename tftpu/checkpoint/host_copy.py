@@ -11,7 +11,7 @@ from tftpu.engines.leaf import Leaf
 from tftpu.storage import regions
 from tftpu.storage.regions import Region
 
-_LARGE = 1 << 20  # bytes; larger arrays are copied by a thread pool
+_LARGE = 1 << 20  # bytes; a thread pool copies larger arrays
 _Key = tuple[str, int, Region]
 
 
@@ -19,9 +19,9 @@ class Copied(NamedTuple):
     """The copy of a region of a leaf.
 
     Attributes:
-        number: of the leaf in its group.
-        leaf: whose region it is.
-        region: of those that this process writes.
+        number: the number of the leaf in its group.
+        leaf: the leaf whose region it is.
+        region: a region that this process writes.
         array: its value.
     """
 
@@ -40,7 +40,7 @@ class HostCopy:
         self._reserved: Future[None] | None = None
 
     def reserve(self, leaves: Mapping[str, Sequence[Leaf]]) -> None:
-        """Allocates memory for what this process writes of leaves, in the background."""
+        """Allocates memory in the background for the regions that this process writes."""
         wanted = {
             (group, index, region): (regions.compute_shape(region), np.dtype(leaf.dtype))
             for group, members in leaves.items()
@@ -51,13 +51,14 @@ class HostCopy:
         def allocate() -> None:
             for key, (shape, dtype) in wanted.items():
                 self._arrays[key] = np.empty(shape, dtype)
-                self._arrays[key].fill(0)  # the system hands out a page when it is first written
+                # The system allocates a page of memory only when it is first written.
+                self._arrays[key].fill(0)
 
         if not self._arrays and self._reserved is None:
             self._reserved = self._threads.submit(allocate)
 
     def take(self, leaves: Mapping[str, Sequence[Leaf]]) -> dict[str, list[Copied]]:
-        """Copies what this process writes of leaves, by group; valid until the next call."""
+        """Copies the regions that this process writes, by group; valid until the next call."""
         if self._reserved is not None:
             self._reserved.result()
             self._reserved = None

@@ -4,8 +4,8 @@
                        manifest.json    sizes and checksums of their blocks; written last
 
 A folder without a manifest is not a checkpoint. This makes a save atomic on disks and in buckets
-alike. A file is a sequence of blocks, each with its own checksum: who needs a few of them
-reads no others.
+alike. A file is a sequence of blocks, each with its own checksum, so a reader can read and verify
+single blocks.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from tftpu.storage.safetensors import cut_pieces
 from tftpu.storage.side_files import check_seal, seal
 
 FILE = "manifest.json"
-_AT_ONCE = 64 << 20  # bytes of neighbouring blocks that are read together
+_AT_ONCE = 64 << 20  # most bytes of neighbouring blocks that are read together
 
-# Returns the blocks of a file; called again if a bucket requires a retry.
+# Returns the blocks of a file. It is called again if a bucket requires a retry.
 Blocks = Callable[[], Iterable[bytes | memoryview]]
 
 
@@ -37,7 +37,7 @@ class Block(NamedTuple):
     crc32c: int
 
 
-Listing = dict[str, list[Block]]  # the blocks of files, by name
+Listing = dict[str, list[Block]]  # the blocks of each file, by the file's name
 
 
 class StoredFile:
@@ -45,10 +45,10 @@ class StoredFile:
 
     Args:
         path: local or remote.
-        blocks: as listed.
+        blocks: the blocks as listed.
 
     Attributes:
-        blocks: as given.
+        blocks: the blocks as given.
     """
 
     def __init__(self, path: str, blocks: list[Block]):
@@ -66,7 +66,7 @@ class StoredFile:
         size = files.find_size(self._path)
         if size != starts[-1]:
             raise ValueError(
-                f"{self._path} should have {starts[-1]:,} bytes, and has {size or 0:,}"
+                f"{self._path} must have {starts[-1]:,} bytes, but it has {size or 0:,}"
             )
         for run in self._group_neighbours(sorted(set(wanted))):
             first, last = starts[run[0]], starts[run[-1] + 1]
@@ -92,7 +92,7 @@ class StoredFile:
 
 
 def remove_leftovers(folder: str, marker: OwnFile) -> None:
-    """Removes what an interrupted save left of a checkpoint, or a damaged one.
+    """Removes the files of an interrupted save, or of a damaged checkpoint.
 
     Args:
         folder: the checkpoint's own.
@@ -151,7 +151,7 @@ def read(folder: str) -> dict[str, StoredFile]:
 
 
 def compute_digest(folder: str) -> str:
-    """Returns a text that is another one for a checkpoint of other values.
+    """Returns a text that identifies the values of a checkpoint.
 
     Raises:
         OSError: the manifest is missing.
@@ -176,14 +176,14 @@ def _list_blocks(manifest: bytes) -> dict[str, list[Block]]:
         raise ValueError(f"{FILE} lists no files")
     if any(isinstance(blocks, dict) and "crc32c" in blocks for blocks in listed.values()):
         raise UserError(
-            "The checkpoints of this workdir were written by an earlier version of tftpu, and this "
-            "one cannot resume them: use that version, or start a new run from their weights with "
-            "model.init_from=WORKDIR/checkpoints/STEP."
+            "An earlier version of tftpu wrote the checkpoints of this workdir, and this version "
+            "cannot resume from them. Use the earlier version, or start a new run from their "
+            "weights with model.init_from=WORKDIR/checkpoints/STEP."
         )
     for name, blocks in listed.items():
         if not isinstance(blocks, list) or not blocks or not all(map(_is_block, blocks)):
-            raise ValueError(f"{FILE} has no checksums of {name!r}")
-        if not re.fullmatch(r"\w[\w.-]*", name):  # of this folder, and of no other
+            raise ValueError(f"{FILE} has no checksums for {name!r}")
+        if not re.fullmatch(r"\w[\w.-]*", name):  # the name must not lead out of the folder
             raise ValueError(f"{FILE} lists {name!r}, which is not a file of a checkpoint")
     if "state.json" not in listed:
         raise ValueError(f"{FILE} does not list state.json")
@@ -205,7 +205,7 @@ def remove_checkpoint(folder: str) -> None:
 def list_folders(checkpoints: str) -> list[int]:
     """Returns the steps of all checkpoint folders in order, complete or not."""
     names = files.list_names(checkpoints)
-    # What Python reads as a number and would write in another way, as "²" and "07", is not a step.
+    # Python also reads "²" and "07" as numbers, but writes them in another way: they are not steps.
     return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]*", name))
 
 
@@ -219,7 +219,7 @@ def list_steps(checkpoints: str) -> list[int]:
 
 
 class _Summed:
-    """The bytes of blocks in pieces; their sizes and checksums are found as they are consumed."""
+    """The bytes of blocks in pieces; computes their sizes and checksums meanwhile."""
 
     def __init__(self, blocks: Blocks):
         self._blocks = blocks

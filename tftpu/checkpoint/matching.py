@@ -21,7 +21,7 @@ from tftpu.errors import UserError
 from tftpu.storage import regions, safetensors
 from tftpu.storage.regions import Named, Region
 
-# Groups of leaves that depend on the precision: a checkpoint may lack them.
+# Groups of leaves that only some precisions have, so a checkpoint may lack them.
 _OPTIONAL = ("loss_scale",)
 
 # A leaf and the values of all regions that its devices hold.
@@ -56,7 +56,7 @@ def group_by_name(copies: Iterable[Copied]) -> dict[str, np.ndarray]:
 def read(
     stored: Mapping[str, StoredFile], leaves: Mapping[str, Sequence[Leaf]], step: int
 ) -> list[Found]:
-    """Reads what the devices of this process hold of a checkpoint's leaves, and nothing else.
+    """Reads only the parts of a checkpoint's leaves that this process's devices hold.
 
     Args:
         stored: the files of the checkpoint, by name.
@@ -81,7 +81,7 @@ def read(
         if differences:
             raise UserError(
                 f"The checkpoint of step {step} belongs to another {group}: "
-                f"{format_list(differences)}. Use the configuration it was trained with, or "
+                f"{format_list(differences)}. Use the configuration that it was trained with, or "
                 "another workdir."
             )
         pairs += zip(members, saved)
@@ -117,7 +117,7 @@ def _read_headers(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
                 if (variable.name, variable.shape) != (name, shape):
                     raise ValueError(f"{entry.name!r} is another variable in another file")
                 variable.parts.append(_Part(region, entry.dtype, file, block))
-        except ValueError as error:  # its checksum matches: tftpu wrote no such file
+        except ValueError as error:  # not damage: the file's checksum matches
             raise UserError(
                 f"The checkpoint of step {step} was not written by tftpu, or was changed: "
                 f"{file} cannot be read ({error})."
@@ -125,14 +125,14 @@ def _read_headers(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
     for name, shape, parts in found.values():
         if not regions.fill([part.region for part in parts], shape):
             raise UserError(
-                f"The checkpoint of step {step} was changed: {', '.join(stored)} should hold each "
-                f"part of {name} once."
+                f"The checkpoint of step {step} was changed: {', '.join(stored)} must hold each "
+                f"part of {name} exactly once."
             )
     return [found[index] for index in sorted(found)]
 
 
 def _parse_entries(header: bytes, blocks: Sequence[Block]) -> list[safetensors.Entry]:
-    """Returns the arrays of a file; raises ValueError unless each is a block of it."""
+    """Returns the arrays of a file; raises ValueError unless each is a block of the file."""
     found = safetensors.parse_header(header)
     if [entry.last - entry.first for entry in found] != [block.size for block in blocks[1:]]:
         raise ValueError("its header and the manifest differ")
@@ -142,7 +142,7 @@ def _parse_entries(header: bytes, blocks: Sequence[Block]) -> list[safetensors.E
 def _read_values(
     stored: Mapping[str, StoredFile], pairs: Sequence[tuple[Leaf, _Saved]]
 ) -> list[Found]:
-    """Reads the blocks that leaves need, each once, and returns what the leaves hold of them."""
+    """Reads each block that the leaves need once; returns the values of the leaves."""
     needed: dict[str, dict[int, list[tuple[int, _Part, Region]]]] = {}
     for number, (leaf, saved) in enumerate(pairs):
         for part in saved.parts:
@@ -170,7 +170,7 @@ def _put(found: Found, part: _Part, region: Region, data: bytes) -> None:
     if region not in values:
         values[region] = np.empty(regions.compute_shape(region), dtype)
     common = regions.intersect(region, part.region)
-    assert common is not None  # only what overlaps is read
+    assert common is not None  # the caller reads only parts that overlap
     values[region][regions.to_slices(common, region)] = array[
         regions.to_slices(common, part.region)
     ]

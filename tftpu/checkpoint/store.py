@@ -73,7 +73,7 @@ class Checkpoints:
         workdir: local or `gs://`.
         keep: number of newest checkpoints to keep, in addition to the best.
         keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
-        hosts: that train together; None: this process alone.
+        hosts: the hosts that train together; None: this process alone.
 
     Attributes:
         workdir: the argument.
@@ -136,7 +136,8 @@ class Checkpoints:
         )
 
         def prepare() -> None:
-            for file in (marker, self._best):  # nobody else's are replaced, however long this takes
+            # However long saving takes, no file that another owner wrote meanwhile is replaced.
+            for file in (marker, self._best):
                 file.see()
             locks.check_lock(self.workdir)
             first()
@@ -148,7 +149,7 @@ class Checkpoints:
     def mark_best(self, step: int, best: Best) -> None:
         """Marks a checkpoint that was saved earlier as the best one so far."""
         self.wait()
-        if self._index:  # the chief does
+        if self._index:  # only the chief marks the best checkpoint
             return
         self._pending = step, self._writer.submit(self._mark_best, step, best)
 
@@ -171,7 +172,7 @@ class Checkpoints:
     def take_failure(self) -> Failure | None:
         """Returns the last failed save and forgets it; None if there is none.
 
-        On several hosts all know of a failure at the next save, and not before: they act alike.
+        On several hosts, all learn of a failure at the next save, so that they act alike.
         """
         if self._exchange is None and self._pending is not None and self._pending[1].done():
             self.wait()
@@ -187,7 +188,7 @@ class Checkpoints:
         newest is loaded. Leaves of another precision receive rounded values.
 
         Args:
-            leaves: as for `save`.
+            leaves: see `save`.
             step: which checkpoint; None: the newest.
 
         Returns:
@@ -225,8 +226,8 @@ class Checkpoints:
         """Reads a checkpoint; returns None, after a warning, if it is damaged.
 
         Args:
-            leaves: as for `save`; nothing is assigned.
-            step: of the checkpoint.
+            leaves: see `save`; nothing is assigned.
+            step: the step of the checkpoint.
 
         Raises:
             UserError: the checkpoint belongs to another model or optimizer.
@@ -249,7 +250,7 @@ class Checkpoints:
         return loaded.restored
 
     def describe_failure(self, candidates: list[int], step: int | None) -> UserError:
-        """Returns the error of checkpoints of which none could be read."""
+        """Returns the error for a workdir without a readable checkpoint."""
         if step is None:
             return UserError(
                 f"No checkpoint in {self.folder} is complete (found "
@@ -274,7 +275,7 @@ class Checkpoints:
         prepare: Callable[[], None],
         best: Best | None,
     ) -> None:
-        """Writes a checkpoint, or the chief's part of it, and marks and removes what is due."""
+        """Writes a checkpoint, or the chief's part of it; marks the best and removes old ones."""
         if self._exchange is None:
             prepare()
         try:
@@ -284,7 +285,7 @@ class Checkpoints:
                 writing.as_chief(self._exchange, prepare)
             self.newest = step
         except OSError:
-            if writing.begun:  # an incomplete checkpoint only takes up space
+            if writing.begun:  # the incomplete checkpoint would only take up space
                 with contextlib.suppress(OSError):
                     locks.check_lock(self.workdir)
                     manifest.remove_checkpoint(files.join(self.folder, str(step)))
@@ -299,13 +300,13 @@ class Checkpoints:
     def _write_part(
         self, step: int, writing: Writing, prepare: Callable[[], None], best: Best | None
     ) -> None:
-        """Writes what a host that is not the chief has of a checkpoint."""
+        """Writes the part of a checkpoint on a host other than the chief."""
         if self._exchange is not None:
             writing.as_other(self._exchange, self._index)
             self.newest = step
 
     def _mark_best(self, step: int, best: Best) -> None:
-        self._best.take(step=int)  # a damaged one is kept
+        self._best.take(step=int)  # a damaged file is kept under another name
         record = {"step": step, **best._asdict()}
         self._best.write(json.dumps(record).encode())
 

@@ -19,7 +19,7 @@ from tftpu.storage.own_files import OwnFile
 
 STATE = "state.json"
 _DRAWS = random.SystemRandom()
-_FAILED = "failed"  # the key of a reason
+_FAILED = "failed"  # the key of a failure's reason in a report
 
 Copies = Mapping[str, Sequence[Copied]]
 
@@ -47,7 +47,7 @@ class Writing:
         self.begun = False
 
     def write_alone(self) -> None:
-        """Writes it as the only process.
+        """Writes the checkpoint as the only process.
 
         Raises:
             OSError: it could not be written, and is not valid.
@@ -57,7 +57,7 @@ class Writing:
         manifest.commit(self._step, listed, self._marker)
 
     def as_chief(self, exchange: Exchange, prepare: Callable[[], None]) -> None:
-        """Writes it together with other processes, and makes it valid.
+        """Writes the checkpoint together with other processes, and makes it valid.
 
         Args:
             exchange: passes texts to the others.
@@ -74,7 +74,7 @@ class Writing:
         with self._announcing(exchange, "ended"):
             try:
                 listed = manifest.write_files(self._folder, self._collect_chief_contents())
-            finally:  # whatever happened here, the others give account
+            finally:  # the other hosts report, whatever happened on the chief
                 reports = exchange.collect(self._format_name("written"), "")[1:]
             for host, report in enumerate(map(json.loads, reports), start=1):
                 listed |= self._check_seen(host, report)
@@ -82,11 +82,11 @@ class Writing:
         exchange.announce(self._format_name("ended"), "{}")
 
     def as_other(self, exchange: Exchange, index: int) -> None:
-        """Writes what this process has of it, and waits until the chief made it valid.
+        """Writes this process's part, and waits until the chief has made the checkpoint valid.
 
         Args:
             exchange: passes texts to the chief.
-            index: of this process.
+            index: the index of this process.
 
         Raises:
             OSError: a process could not write its files; it is not valid.
@@ -118,7 +118,7 @@ class Writing:
         return {**contents, STATE: lambda: [self._state]}
 
     def _check_seen(self, host: int, report: dict) -> Listing:
-        """Returns the files that another host wrote, which this one sees.
+        """Returns the files that another host wrote, after checking that this host sees them.
 
         Raises:
             OSError: it could not write them, or this host does not see them.
@@ -130,8 +130,8 @@ class Writing:
             path = files.join(self._folder, name)
             if files.find_size(path) != sum(block.size for block in blocks):
                 raise OSError(
-                    f"host {host} wrote {name}, and the chief does not see it in {self._folder}: "
-                    "all hosts have to see the same workdir"
+                    f"host {host} wrote {name}, but the chief does not see it in {self._folder}: "
+                    "all hosts must see the same workdir"
                 )
         return listed
 
@@ -140,7 +140,7 @@ class Writing:
 
     @contextlib.contextmanager
     def _announcing(self, exchange: Exchange, moment: str) -> Iterator[None]:
-        """Tells the others of a failure in the block, for which they would wait."""
+        """Tells the other processes of a failure in the block, so that they do not wait."""
         try:
             yield
         except BaseException as error:
@@ -157,7 +157,7 @@ def _describe_failure(error: BaseException) -> dict[str, str]:
 
 
 def _parse_success(text: str) -> dict:
-    """Returns what the chief announced; raises OSError for a failure."""
+    """Returns the chief's announcement; raises OSError if it is a failure."""
     found = json.loads(text)
     if _FAILED in found:
         raise OSError(found[_FAILED])

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DataContext:
-    """The run that data are read for.
+    """The run for which data are read.
 
     Attributes:
-        seed: of the order and the augmentation.
+        seed: the seed of the order and the augmentation.
         global_batch_size: examples per step, over all replicas and microbatches.
         skip_bad: whether records to predict may be left out if they cannot be read.
         keep: fields of records to predict that are written beside the predictions.
@@ -30,11 +30,11 @@ class DataContext:
 
 @dataclasses.dataclass(frozen=True)
 class ExportInputs:
-    """The inputs of an exported model, and the way from them to the features of training.
+    """The inputs of an exported model, and the function from them to the training features.
 
     Attributes:
-        shapes: of one example, by the name of the input.
-        dtypes: by name, such as "uint8".
+        shapes: the shapes of one example, by the name of the input.
+        dtypes: the dtypes by name, such as "uint8".
         prepare: returns features, of batches of the inputs in their order: TensorFlow's operations.
     """
 
@@ -79,14 +79,14 @@ class DataConfig:
 
     @property
     def weighted(self) -> bool:
-        """True if batches hold a weight for each example, by which metrics are weighted, too."""
+        """True if batches have a weight for each example, which also weights the metrics."""
         return False
 
     def training(self, context: DataContext) -> "tf.data.Dataset | Any":
         """Returns the training split.
 
         Args:
-            context: of the run.
+            context: the context of the run.
 
         Returns:
             A `tf.data.Dataset` in batches of `context.global_batch_size`, `(x, y)` or `(x, y,
@@ -103,16 +103,16 @@ class DataConfig:
         """Returns the evaluation split, finite and batched; None if there is none.
 
         Args:
-            context: of the run.
+            context: the context of the run.
         """
         return None
 
     def prediction(self, address: str, context: DataContext) -> Any:
-        """Returns records to predict, whose labels nobody knows; None reads `evaluation` only.
+        """Returns records to predict, without labels; None means those of `evaluation`.
 
         Args:
             address: what `tftpu predict --input` was given, such as "evaluation".
-            context: of the run.
+            context: the context of the run.
 
         Returns:
             Their features, NumPy arrays nested as the model's inputs.
@@ -128,7 +128,7 @@ class DataConfig:
         return None
 
     def export_inputs(self) -> ExportInputs | None:
-        """Returns what an exported model takes, such as pixels; None: the features themselves."""
+        """Returns the inputs of an exported model, such as pixels; None means the features."""
         return None
 
     def class_names(self) -> list[str] | None:

@@ -34,9 +34,8 @@ def check_optimizer(field: str, name: str) -> None:
     """Raises `UserError` unless a name in lower case is one of `OPTIMIZERS`."""
     if name == "nadam":
         raise UserError(
-            f"{field} is 'nadam', whose step also changes a number that all variables share, which "
-            "cannot be split over replicas: use adamw, or another of "
-            f"{', '.join(OPTIMIZERS)}."
+            f"{field} is 'nadam'. Its step also changes a number that all variables share, so it "
+            f"cannot be split over replicas: use adamw, or another of {', '.join(OPTIMIZERS)}."
         )
     one_of(field, name, OPTIMIZERS)
 
@@ -99,8 +98,9 @@ class OptimizerConfig:
             )
         if self.decay_steps and self.decay != "step":
             raise UserError(
-                f"optimizer.decay_steps is {self.decay_steps}, and optimizer.decay is "
-                f"{self.decay!r}: decay_steps=() is for all decays but 'step'."
+                f"optimizer.decay_steps is {self.decay_steps}, but optimizer.decay is "
+                f"{self.decay!r}: decay_steps works only with the decay 'step', and must "
+                "otherwise be ()."
             )
         if min(self.decay_steps, default=1) < 1 or sorted(self.decay_steps) != [*self.decay_steps]:
             raise UserError(
@@ -124,8 +124,8 @@ class ClusterConfig:
             the TPU allows.
         compiler_options: XLA's options for the JAX engine's train step on TPUs, such as
             "xla_tpu_scoped_vmem_limit_kib=65536"; auto: those of the TPU's generation.
-        host_timeout: of the JAX engine on several hosts: seconds without a sign of life after which
-            a host is lost, and the others end.
+        host_timeout: for the JAX engine on several hosts, the seconds without a sign of life after
+            which a host is lost, and the others end.
     """
 
     tpu: str = "auto"
@@ -141,8 +141,8 @@ class ClusterConfig:
             at_least("virtual_devices", self.virtual_devices, 1)
             if self.tpu not in ("auto", "none"):
                 raise UserError(
-                    f"virtual_devices={self.virtual_devices} splits the CPU and tpu={self.tpu!r} "
-                    "asks for a TPU: set only one of them."
+                    f"virtual_devices={self.virtual_devices} splits the CPU, but tpu={self.tpu!r} "
+                    "asks for a TPU: set only one of the two."
                 )
         one_of("engine", self.engine, ENGINES)
         at_least("host_timeout", self.host_timeout, 1.0)
@@ -151,15 +151,15 @@ class ClusterConfig:
                 parse_mesh(self.mesh)
             if self.engine == "tensorflow":
                 raise UserError(
-                    f"mesh={self.mesh!r} is for the JAX engine, and engine='tensorflow' was asked "
-                    "for, whose devices each hold the whole model: leave one of them out."
+                    f"mesh={self.mesh!r} works only with the JAX engine, but engine='tensorflow' "
+                    "is set: leave one of the two out."
                 )
         if self.compiler_options != AUTO:
             parse_options(self.compiler_options)
 
     @property
     def known_data_shards(self) -> int:
-        """The number of shards of a global batch, as far as it is known without the devices."""
+        """The number of shards of a global batch, if it is known without the devices."""
         if self.mesh in (None, AUTO_MESH):
             return self.virtual_devices or 1
         sizes = {axis: max(1, size) for axis, size in parse_mesh(self.mesh).items()}
@@ -233,8 +233,8 @@ class Experiment:
         keras_names.check_metrics("weighted_metrics", self.weighted_metrics)
         if self.loss is not None and self.train.label_smoothing:
             raise UserError(
-                f"train.label_smoothing={self.train.label_smoothing} is of the default loss, and "
-                "the experiment has one of its own: set it there, such as "
+                f"train.label_smoothing={self.train.label_smoothing} changes only the default "
+                "loss, but the experiment has its own loss. Set it there, for example "
                 "keras.losses.CategoricalCrossentropy(label_smoothing=0.1)."
             )
 
@@ -242,7 +242,7 @@ class Experiment:
         """Returns the part of a global batch that one replica takes.
 
         Args:
-            data_shards: as for `validate`.
+            data_shards: see `validate`.
         """
         shards = data_shards or self.cluster.known_data_shards
         microbatches = self.train.gradient_accumulation_steps
@@ -252,7 +252,7 @@ class Experiment:
 
     @property
     def best_metric(self) -> str:
-        """`train.best_metric` as the metrics spell it: to Keras "acc" and "accuracy" are one."""
+        """`train.best_metric` as the metrics spell it; Keras equates "acc" and "accuracy"."""
         name = self.train.best_metric
         named = keras_names.texts_in([self.metrics, self.weighted_metrics])
         other = {"accuracy": "acc", "acc": "accuracy"}.get(name, "")
@@ -265,8 +265,8 @@ class Experiment:
         for name in ("lora_targets", "lora_base"):
             if getattr(model, name) and not model.lora:
                 raise UserError(
-                    f"model.{name} is for low-rank adapters, and there are none: set their rank, "
-                    "such as model.lora=8."
+                    f"model.{name} works only with low-rank adapters: set their rank, such as "
+                    "model.lora=8."
                 )
 
     def _check_optimizer(self) -> None:

@@ -17,7 +17,7 @@ class FieldType(NamedTuple):
         container: `Union`, `Literal`, or the class of a declaration with brackets, such as `tuple`;
             None of all others.
         parts: the types of a union, or those in the brackets.
-        values: of a `Literal`.
+        values: the values of a `Literal`.
         is_fixed: whether it is a tuple with one type for each element.
     """
 

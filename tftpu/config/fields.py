@@ -1,4 +1,4 @@
-"""Fields of a config that say how a run is carried out, not what it computes.
+"""Fields of a config that affect how a run executes, but not its results.
 
 A field declares it by its metadata, and every comparison of two configs leaves such fields out: a
 run resumes, a search continues, and another machine prepares the data, whatever their values are.

@@ -46,7 +46,7 @@ METRICS = _split_names(
     top_k_categorical_accuracy true_negatives true_positives
     """
 )
-# Of metrics that Keras does not make without arguments.
+# Metrics that Keras cannot make without arguments.
 WITH_ARGUMENTS = _split_names(
     """
     IoU MeanIoU OneHotIoU OneHotMeanIoU PrecisionAtRecall RecallAtPrecision
@@ -55,7 +55,7 @@ WITH_ARGUMENTS = _split_names(
     specificity_at_sensitivity
     """
 )
-# Metrics for which lower is better, by a part of their name.
+# Parts of the names of metrics for which lower is better.
 _SMALLER_IS_BETTER = (
     *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle"),
     *("divergence", "hinge", "poisson", "logcosh", "false_"),
@@ -63,19 +63,19 @@ _SMALLER_IS_BETTER = (
 
 
 def check_losses(field: str, value: Any) -> None:
-    """Raises `UserError` for a name in a value, or in lists and dicts of it, of no loss."""
+    """Raises `UserError` if a value, or a list or dict in it, has a name of no loss."""
     for name in texts_in(value):
         if name not in LOSSES:
             _refuse(field, name, "losses", LOSSES)
 
 
 def check_metrics(field: str, value: Any) -> None:
-    """Raises `UserError` for a name in a value, or in lists and dicts of it, of no metric."""
+    """Raises `UserError` if a value, or a list or dict in it, has a name of no metric."""
     for name in texts_in(value):
         if name in WITH_ARGUMENTS:
             raise UserError(
-                f"{field} is {name!r}, which needs arguments: give the object of keras.metrics in "
-                "a config file, with them."
+                f"{field} is {name!r}, which needs arguments: give an object of keras.metrics "
+                "with its arguments, in a config file."
             )
         if name not in METRICS:
             _refuse(field, name, "metrics", METRICS)
@@ -93,8 +93,8 @@ def texts_in(value: Any) -> list[str]:
 def _refuse(field: str, name: str, module: str, known: tuple[str, ...]) -> None:
     alike = [one for one in known if one.islower() == name.islower()]
     raise UserError(
-        f"{field} is {name!r}, and keras.{module} has nothing of that name."
-        f"{did_you_mean(name, alike)}"
+        f"{field} is {name!r}, but keras.{module} has nothing of that "
+        f"name.{did_you_mean(name, alike)}"
     )
 
 

@@ -7,7 +7,7 @@ from tftpu.errors import UserError, did_you_mean
 
 DATA, FSDP, SEQUENCE, TENSOR = "data", "fsdp", "sequence", "tensor"
 AXES = (DATA, FSDP, SEQUENCE, TENSOR)
-BATCH_AXES = (DATA, FSDP)  # along which a global batch is cut
+BATCH_AXES = (DATA, FSDP)  # axes along which a global batch is sharded
 AUTO = "auto"
 
 
@@ -25,8 +25,8 @@ def parse_mesh(mesh: str) -> dict[str, int]:
         name, _, size = (text.strip() for text in part.partition(":"))
         if name not in AXES:
             raise UserError(
-                f"The mesh {mesh!r} has an axis {name!r}: the axes are {', '.join(AXES)}, as in "
-                f"'fsdp:8' or 'data:2,fsdp:4'.{did_you_mean(name, AXES)}"
+                f"The mesh {mesh!r} has an unknown axis {name!r}. The axes are {', '.join(AXES)}, "
+                f"as in 'fsdp:8' or 'data:2,fsdp:4'.{did_you_mean(name, AXES)}"
             )
         if name in sizes:
             raise UserError(f"The mesh {mesh!r} names the axis {name!r} twice.")
@@ -37,15 +37,17 @@ def parse_mesh(mesh: str) -> dict[str, int]:
             )
         sizes[name] = int(size)
     if list(sizes.values()).count(-1) > 1:
-        raise UserError(f"The mesh {mesh!r} has several sizes of -1: leave one to be filled.")
+        raise UserError(
+            f"The mesh {mesh!r} has the size -1 several times: only one size may be filled in."
+        )
     return sizes
 
 
 def count_batch_shards(sizes: Mapping[str, int]) -> int:
-    """Returns the number of parts that a mesh cuts a global batch into.
+    """Returns the number of parts that a mesh divides a global batch into.
 
     Args:
-        sizes: of its axes, by name; those that are missing have one device.
+        sizes: the sizes of its axes, by name; those that are missing have one device.
     """
     return math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
 
@@ -54,21 +56,21 @@ def check_between_slices(sizes: Mapping[str, int], slices: int) -> None:
     """Raises `UserError` if an axis other than `data` would cross the network between slices.
 
     Args:
-        sizes: of every axis.
+        sizes: the sizes of every axis.
         slices: their number; consecutive devices are those of a slice.
     """
     if sizes[DATA] % slices:
         inside = [f"{name}:{size}" for name, size in sizes.items() if name != DATA and size > 1]
         inside[:1] = [f"{inside[0].partition(':')[0]}:-1"] if inside else []
         raise UserError(
-            f"There are {slices} slices, and the mesh {mesh_text(dict(sizes))!r} cuts the model "
-            f"across the network between them: {DATA!r} has to be a multiple of {slices}, as in "
+            f"There are {slices} slices, but the mesh {mesh_text(dict(sizes))!r} shards the model "
+            f"across the network between them: {DATA!r} must be a multiple of {slices}, as in "
             f"{','.join([f'{DATA}:{slices}', *inside])!r}."
         )
 
 
 def mesh_text(sizes: dict[str, int]) -> str:
-    """Returns a mesh as `parse_mesh` reads it, without axes of one device."""
+    """Returns a mesh in the form that `parse_mesh` reads, without axes of one device."""
     axes = [f"{name}:{size}" for name, size in sizes.items() if size != 1]
     return ",".join(axes) or f"{DATA}:1"
 
@@ -77,7 +79,7 @@ def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
     """Returns the size of every axis of a mesh.
 
     Args:
-        mesh: as for `parse_mesh`; None: all devices share the batch, and each holds the model.
+        mesh: see `parse_mesh`; None: all devices share the batch, and each holds the model.
         devices: number of devices.
 
     Raises:
@@ -93,8 +95,8 @@ def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
         sizes[free[0]] = devices // known
     elif known != devices or free:
         raise UserError(
-            f"The mesh {mesh!r} is for {'a multiple of ' if free else ''}{known} device(s), and "
-            f"there are {devices}: its sizes must multiply to that number. -1 takes what is left, "
-            "as in 'fsdp:-1'."
+            f"The mesh {mesh!r} needs {'a multiple of ' if free else ''}{known} device(s), but "
+            f"there are {devices}: the product of its sizes must be that number. The size -1 uses "
+            "the devices that are left, as in 'fsdp:-1'."
         )
     return {**every, **sizes}

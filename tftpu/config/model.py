@@ -68,7 +68,7 @@ class ModelConfig:
         `tftpu.Objective`. An empty sequence keeps those.
 
         Args:
-            model: as `build` returned it.
+            model: the model as `build` returned it.
         """
         return ()
 

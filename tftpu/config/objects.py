@@ -11,14 +11,14 @@ from typing import Any
 
 from tftpu.errors import UserError
 
-# The modules that Keras writes into its descriptions of public objects, and that of its models.
+# The modules that Keras writes into its descriptions of public objects and of its models.
 _KERAS = {
     *("keras", "keras.activations", "keras.constraints", "keras.dtype_policies"),
     *("keras.initializers", "keras.layers", "keras.losses", "keras.metrics", "keras.optimizers"),
     *("keras.optimizers.schedules", "keras.quantizers", "keras.random", "keras.regularizers"),
     "keras.src.models.functional",
 }
-# Plain values in the form of objects; not `__lambda__`, which holds bytecode.
+# Plain values that Keras describes as objects. `__lambda__` is missing: it holds bytecode.
 _VALUES = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__")
 _PUBLIC_FUNCTION = re.compile(
     r"(?:keras(?:\.src)?\.(activations|losses|metrics|ops)|tftpu\.optim\.(?:losses|metrics))"
@@ -48,14 +48,14 @@ class Function:
     """A function of a module.
 
     Attributes:
-        name: with its module, such as "losses.focal".
+        name: the name with its module, such as "losses.focal".
     """
 
     name: str
 
     @property
     def public(self) -> tuple[str | None, str] | None:
-        """Keras's module, None for tftpu, and the name of a function of theirs; None: of others."""
+        """The module (None for tftpu) and name of a function of Keras or tftpu; None for others."""
         found = _PUBLIC_FUNCTION.fullmatch(self.name)
         return (found[1], found[2]) if found else None
 
@@ -73,7 +73,7 @@ def parts_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def own_name(part: dict[str, Any]) -> str | None:
-    """Returns the name of the user's class that a part describes; None: it is of Keras or tftpu.
+    """Returns the name of the user's class that a part describes; None for Keras and tftpu.
 
     Raises:
         UserError: it is neither, and Keras would import a module or run code to make it.
@@ -81,9 +81,9 @@ def own_name(part: dict[str, Any]) -> str | None:
     module, name = part.get("module"), part["class_name"]
     if name in _VALUES:
         return None
-    if name == "function" and module == "builtins":  # which Keras looks up among its own
+    if name == "function" and module == "builtins":  # Keras looks it up among its own functions
         name, module = str(part.get("config")).rpartition(">")[2], None
-    elif name == "function":  # Keras would take any from the module, which it never writes so
+    elif name == "function":  # Keras never writes such a description, but would read it
         raise _explain_not_made(part)
     package = module.partition(".")[0] if isinstance(module, str) else None
     if isinstance(name, str) and name.isidentifier() and not name.startswith("__"):
@@ -96,9 +96,9 @@ def own_name(part: dict[str, Any]) -> str | None:
 
 def _explain_not_made(part: dict[str, Any]) -> UserError:
     return UserError(
-        f"The config describes {part.get('module')}.{part['class_name']!s:.60}, which is not made "
-        "again: objects are public ones of Keras, such as keras.losses.Huber, or your own, and no "
-        "lambdas."
+        f"The config describes {part.get('module')}.{part['class_name']!s:.60}, which cannot be "
+        "made again. Use public objects of Keras, such as keras.losses.Huber, or your own, but "
+        "no lambdas."
     )
 
 

@@ -14,7 +14,7 @@ from tftpu.errors import UserError, did_you_mean
 ON_NAN = ("stop", "rollback")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 WRITERS = ("mlflow", "wandb", "hypertune")
-LONGEST = 1e7  # seconds of a watchdog, about four months
+LONGEST = 1e7  # most seconds of a watchdog, about four months
 
 
 @dataclasses.dataclass
@@ -141,7 +141,7 @@ class TrainConfig:
                 "the run: set only one of them."
             )
         if self.steps is None and self.epochs is None:
-            raise UserError("train.steps and train.epochs are both none: set one of them.")
+            raise UserError("train.steps and train.epochs are both None: set one of them.")
         for field in ("steps", "epochs"):
             if getattr(self, field) is not None:
                 at_least(f"train.{field}", getattr(self, field), 1)

@@ -1,4 +1,4 @@
-"""Checks that the model and the data of an experiment are what it takes, with what to write."""
+"""Checks the classes of an experiment's model and data; errors tell what to write instead."""
 
 from typing import Any
 
@@ -22,7 +22,8 @@ def check_model_class(model: Any) -> None:
     """Raises `UserError` for anything but a dataclass derived from `ModelConfig`."""
     if isinstance(model, str):
         raise UserError(
-            f"Experiment(model={model!r}) is a name: write tftpu.models.config({model!r})."
+            f"Experiment(model={model!r}) has a name as its model: write "
+            f"tftpu.models.config({model!r})."
         )
     if not isinstance(model, ModelConfig):
         raise UserError(f"Experiment(model=…) is {_describe_value(model)}. {_OWN_MODEL}")
@@ -46,11 +47,11 @@ def _describe_value(value: Any) -> str:
 
 
 def _check_is_dataclass(value: ModelConfig | DataConfig, base: type) -> None:
-    """Raises `UserError` for a class whose own fields no decorator turned into flags."""
+    """Raises `UserError` for a class with fields but without the dataclass decorator."""
     cls = type(value)
     if "__annotations__" in vars(cls) and "__dataclass_fields__" not in vars(cls):
         raise UserError(
-            f"The class {cls.__name__} is not a dataclass, so that its fields "
-            f"({', '.join(vars(cls)['__annotations__'])}) are not fields of the config: write "
-            f"@dataclasses.dataclass above `class {cls.__name__}(tftpu.{base.__name__})`."
+            f"The class {cls.__name__} is not a dataclass, so its fields "
+            f"({', '.join(vars(cls)['__annotations__'])}) do not become fields of the config: "
+            f"write @dataclasses.dataclass above `class {cls.__name__}(tftpu.{base.__name__})`."
         )

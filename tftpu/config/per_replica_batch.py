@@ -35,7 +35,7 @@ class PerReplicaBatch:
             microbatches = self.gradient_accumulation_steps
             times = f" x {microbatches} microbatches" if microbatches > 1 else ""
             raise UserError(
-                f"A global batch of {self.global_batch_size} cannot be shared by "
+                f"A global batch of {self.global_batch_size} cannot be divided among "
                 f"{counted(self.replicas, 'replica')}{times}: use a multiple of {unit}, such as "
                 f"{near}."
             )

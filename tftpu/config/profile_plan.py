@@ -33,7 +33,7 @@ def profile_plan(text: str) -> ProfilePlan:
             windows.append((int(match[1]), int(match[2])))
         else:
             raise UserError(
-                f"train.profile is {text!r}: it must be FIRST:LAST with FIRST below LAST, such as "
-                "100:110, or slow, or several of these separated by commas."
+                f"train.profile is {text!r}: it must be 'slow', or FIRST:LAST with FIRST below "
+                "LAST, such as 100:110, or several of these separated by commas."
             )
     return ProfilePlan(tuple(windows), slow)

@@ -1,4 +1,4 @@
-"""The classes of configs that had other names, for code and workdirs from before."""
+"""The renamed classes of configs, for older code and workdirs."""
 
 import sys
 from typing import Any
@@ -14,23 +14,24 @@ NAMES = {
 
 
 def explain_missing(module: str, name: str) -> AttributeError | ImportError:
-    """Returns the error of a module's `__getattr__`, which names the new name of an old one.
+    """Returns the error of a module's `__getattr__`, which gives the new name of a class.
 
     Args:
         module: the name of the module, such as "tftpu".
-        name: of what it does not have.
+        name: the name that the module does not have.
     """
     if name not in NAMES:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     others = ", ".join(f"{old} is {new}" for old, new in NAMES.items() if old != name)
     text = f"{module}.{name} is now {module}.{NAMES[name]}; likewise {others}."
-    # `from module import name` drops the text of an AttributeError, and keeps an ImportError.
+    # `from module import name` drops the text of an AttributeError, but keeps that of an
+    # ImportError.
     imports = sys._getframe(2).f_globals.get("__name__") == "importlib._bootstrap"
     return ImportError(text) if imports else AttributeError(text)
 
 
 def update_class(path: str) -> str:
-    """Returns the present path of a class of `tftpu.config`; other paths as they are."""
+    """Returns the present path of a class of `tftpu.config`, and other paths unchanged."""
     module, _, name = path.rpartition(".")
     return f"{module}.{NAMES.get(name, name)}" if module.startswith("tftpu.config.") else path
 

@@ -14,7 +14,8 @@ from tftpu.config.objects import Function, KerasObject, names_in
 from tftpu.config.renamed import update_class
 from tftpu.errors import UserError
 
-_COMPILED = ("optimizer", "loss", "metrics", "weighted_metrics")  # for `keras.Model.compile`
+# Fields that are arguments of `keras.Model.compile`.
+_COMPILED = ("optimizer", "loss", "metrics", "weighted_metrics")
 
 
 def to_json(experiment: Experiment) -> str:
@@ -31,7 +32,7 @@ def to_plain(value: Any, path: str = "config") -> Any:
 
     Args:
         value: an experiment, or a part of one.
-        path: of the value, for the error.
+        path: the path of the value, for the error.
 
     Raises:
         UserError: a field holds something that JSON cannot.
@@ -47,9 +48,9 @@ def to_plain(value: Any, path: str = "config") -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise UserError(
-        f"{path} is a {type(value).__name__}, which cannot be written to config.json: use numbers, "
-        "texts, tuples, dicts or dataclasses of them, and make other objects in build() or "
-        "training()."
+        f"{path} is a {type(value).__name__}, which cannot be written to config.json. Use "
+        "numbers, texts, tuples, dicts, or dataclasses of these, and make other objects in "
+        "build() or training()."
     )
 
 
@@ -80,7 +81,7 @@ def from_json(
         experiment = _from_plain(json.loads(text), read_type(Experiment), own)
         if not isinstance(experiment, Experiment):
             raise UserError("config.json holds no experiment.")
-        for name in _COMPILED:  # callbacks are only recorded
+        for name in _COMPILED:  # callbacks are not checked, because they are only recorded
             _check_compiled(getattr(experiment, name), name)
         for path in find_unreadable(experiment, own, imported, written):
             raise _explain_not_own(path)
@@ -95,7 +96,7 @@ def from_json(
 
 
 def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
-    """Returns the value that `to_plain` made plain.
+    """Returns the value that `to_plain` converted.
 
     Args:
         value: plain data.
@@ -117,7 +118,7 @@ def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
         return cls(**parts)
     if isinstance(value, dict):
         inner = _find_inner(kind, (dict, Mapping), 1)
-        # The description of a Keras object is plain data itself, with lists.
+        # The description of a Keras object is itself plain data, and its lists stay lists.
         raw = kind.container is dict and inner.declared is Any
         return value if raw else {key: _from_plain(v, inner, own) for key, v in value.items()}
     if isinstance(value, list):
@@ -143,7 +144,8 @@ def _resolve_class(path: str, kind: FieldType, own: Collection[str]) -> type:
     found = _look_up(update_class(path), own)
     declared = tuple(part.declared for part in kind.walk() if part.is_dataclass)
     allowed = declared or (OptimizerConfig, KerasObject, Function)
-    # The type's own type: another attribute of an object that loads itself may be what loads it.
+    # Checks the type of the type, because an object that loads itself lazily does so when another
+    # of its attributes is read.
     if not (issubclass(type(found), type) and dataclasses.is_dataclass(found)):
         raise _explain_not_own(path)
     cls: Any = found
@@ -164,7 +166,7 @@ def find_unreadable(
     """Yields the classes and functions of an experiment that `from_json` refuses to look up.
 
     Args:
-        experiment: with descriptions of its Keras objects.
+        experiment: the experiment with descriptions of its Keras objects.
         own, imported, written: as for `from_json`.
     """
     for field in _COMPILED:
@@ -172,8 +174,9 @@ def find_unreadable(
             for path in names_in(part):
                 module, _, name = path.rpartition(".")
                 found = _look_up(path, own)
-                # Keras calls a function that a description names with arguments of the file. It is
-                # called with labels and predictions alone where it is the loss or metric itself.
+                # Keras calls a function that is named inside a description, with arguments from the
+                # file. A function that is itself the loss or the metric is called with labels and
+                # predictions only.
                 if isinstance(part, Function):
                     is_kind, is_allowed = type(found) is types.FunctionType, name in written
                 else:
@@ -204,11 +207,11 @@ def find_unreadable_classes(
 
 
 def _check_compiled(value: Any, name: str) -> None:
-    """Raises `UserError` for what Keras must not be given.
+    """Raises `UserError` for values that Keras must not receive.
 
     Args:
-        value: of a field of the experiment.
-        name: of the field.
+        value: the value of a field of the experiment.
+        name: the name of the field.
     """
     kinds = (
         (str, OptimizerConfig, KerasObject) if name == "optimizer" else (str, Function, KerasObject)
@@ -219,7 +222,8 @@ def _check_compiled(value: Any, name: str) -> None:
             isinstance(part, kinds) and isinstance(described, dict) and "class_name" in described
         ):
             raise UserError(
-                f"config.json holds {part!r} as {name}: give the config it was made of."
+                f"config.json holds {part!r} as {name}: give the config that the run was started "
+                "with."
             )
 
 
@@ -233,7 +237,7 @@ def _iterate_leaves(value: Any) -> Iterator[Any]:
 
 
 def _look_up(path: str, own: Collection[str]) -> Any:
-    """Returns what a loaded module holds under a name; None: nothing. Only own ones are imported.
+    """Returns an attribute of a loaded module, or None; imports only modules in `own`.
 
     An attribute that is looked up in the usual way might import modules.
     """
@@ -244,18 +248,18 @@ def _look_up(path: str, own: Collection[str]) -> Any:
 
 
 def _is_of_package(found: Any, module: str) -> bool:
-    """Returns whether a function or class is of a module's package, not of another's."""
+    """Returns whether a function or class belongs to the package of a module."""
     return found.__module__.partition(".")[0] == module.partition(".")[0]
 
 
 def _has_from_config(found: Any) -> bool:
-    """Returns whether something is a class that Keras makes objects of from their settings."""
+    """Returns whether something is a class with `from_config`, which Keras calls."""
     kinds = found.__mro__ if issubclass(type(found), type) else ()
     return any("from_config" in vars(kind) for kind in kinds)
 
 
 def _is_keras(found: Any) -> bool:
-    """Returns whether something is a class of Keras's kinds, but no layer: some load programs."""
+    """Returns whether something is a Keras class but no layer; some layers load programs."""
     kinds = found.__mro__ if issubclass(type(found), type) else ()
     modules = [kind.__module__ for kind in kinds]
     is_layer = any(module.startswith("keras.src.layers.") for module in modules)
@@ -269,8 +273,9 @@ def _explain_not_own(path: str) -> UserError:
             f"config.json names {path}, which is not a config of this version of tftpu."
         )
     return UserError(
-        f"config.json names {path}, and {package!r} is not part of the run's own code: it may name "
-        "tftpu's configs, public objects of Keras, what the run's config file (--config=FILE.py) "
-        "defines or imports from its folder, and of other packages that it imports the losses, "
-        "metrics and optimizers, and the functions that its code names."
+        f"config.json names {path}, but {package!r} is not part of the run's own code. It may "
+        "name tftpu's configs, public objects of Keras, and what the run's config file "
+        "(--config=FILE.py) defines or imports from its folder. From other packages that the "
+        "file imports, it may name losses, metrics, optimizers, and functions that the file's "
+        "code names."
     )

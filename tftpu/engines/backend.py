@@ -19,7 +19,7 @@ _ONLY_FLOAT32 = (
 
 
 def prefer_tensorflow() -> None:
-    """Makes Keras, which reads its backend once, take TensorFlow unless the user chose another."""
+    """Selects TensorFlow for Keras, which reads its backend once, unless the user chose another."""
     if not os.environ.get("KERAS_BACKEND"):
         os.environ["KERAS_BACKEND"] = "tensorflow"
 
@@ -46,9 +46,9 @@ def use(wanted: str) -> None:
         return
     if "keras" in sys.modules:
         raise UserError(
-            f"Keras is loaded already, on {read_name()}, and engine={wanted!r} needs it on "
-            f"{wanted}: set KERAS_BACKEND={wanted} before Python starts, or call "
-            "tftpu.connect() before anything imports keras."
+            f"Keras is already loaded with the backend {read_name()}, but engine={wanted!r} needs "
+            f"{wanted}: set KERAS_BACKEND={wanted} before Python starts, or call tftpu.connect() "
+            "before anything imports keras."
         )
     os.environ["KERAS_BACKEND"] = wanted
 
@@ -56,23 +56,23 @@ def use(wanted: str) -> None:
 def check_keras() -> None:
     """Raises `UserError` for Keras 2, and for Keras 3 with settings that no engine serves.
 
-    It imports nothing: Keras reads its settings at import, once.
+    This imports nothing, because Keras reads its settings only once, at its import.
     """
     keras: Any = sys.modules.get("keras")
     version = getattr(keras, "__version__", None) or _read_installed_version()
     if version.startswith("2."):
         raise UserError(
-            f"Keras {version} is installed, and tftpu trains models of Keras 3: run "
-            "`pip install 'keras>=3.14,<3.16'` and `import keras` rather than tf.keras."
+            f"Keras {version} is installed, but tftpu trains models of Keras 3: run `pip install "
+            "'keras>=3.14,<3.16'`, and write `import keras` instead of tf.keras."
         )
     backend = read_name()
     if backend not in SERVED:
         named = os.environ.get("KERAS_BACKEND") == backend
         where = f"KERAS_BACKEND={backend}" if named else f"backend {backend!r} of keras.json"
         raise UserError(
-            f"Keras runs on {backend} ({where}), and tftpu trains on Keras's TensorFlow and JAX "
-            "backends: set KERAS_BACKEND=tensorflow or jax before Python starts, or `import tftpu` "
-            "before keras with KERAS_BACKEND unset."
+            f"Keras runs on {backend} ({where}), but tftpu trains only on Keras's TensorFlow and "
+            "JAX backends: set KERAS_BACKEND=tensorflow or jax before Python starts, or `import "
+            "tftpu` before keras with KERAS_BACKEND unset."
         )
     if hasattr(keras, "config"):
         floatx = getattr(keras.config, "floatx", lambda: FLOATX)()
@@ -91,18 +91,18 @@ def find_settings_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_settings(environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the settings in Keras's file; None if Keras does not start with what is there."""
+    """Returns the settings in Keras's file; None if Keras cannot start with them."""
     try:
         found = json.loads(find_settings_file(environ).read_bytes())
     except (ValueError, FileNotFoundError):
-        return {}  # as Keras does
+        return {}  # Keras, too, ignores such a file
     except (OSError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
 def describe_unusable(environ: Mapping[str, str]) -> str:
-    """Returns why no engine trains with the settings in Keras's file; "" if there is no reason."""
+    """Returns why no engine can use the settings in Keras's file; "" if an engine can."""
     file, settings = find_settings_file(environ), read_settings(environ)
     if settings is None:
         return f"{file} holds no settings of Keras: remove it, and Keras writes it anew."
@@ -126,7 +126,7 @@ def check_model(model: Any) -> None:
     legacy = ("tf_keras", "keras.src.engine", "keras.engine", "tensorflow.python.keras")
     if any(base.__module__.startswith(legacy) for base in type(model).__mro__):
         raise UserError(
-            f"{type(model).__name__} is a model of Keras 2 (tf_keras), and tftpu trains models of "
+            f"{type(model).__name__} is a model of Keras 2 (tf_keras), but tftpu trains models of "
             "Keras 3: write `import keras` instead of tf_keras, and unset TF_USE_LEGACY_KERAS if "
             "you use tf.keras."
         )

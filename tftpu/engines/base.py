@@ -29,7 +29,7 @@ class BaseEngine:
     data_shards: int
 
     def epoch(self, dataset: Any) -> Epoch:
-        """Returns the length of one pass over a data set; may have to read all of it."""
+        """Returns the length of one pass over a data set; this may read all of it."""
         return conversion.measure_length(dataset)
 
     def training_spec(
@@ -49,26 +49,28 @@ class BaseEngine:
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
         spec: Any = conversion.build_evaluation(dataset, self.data_shards).element_spec
-        return spec[0]  # without the mask of examples
+        return spec[0]  # leaves out the mask of valid examples
 
 
 class BaseState:
     """The variables of a model that a run trains, and its objectives.
 
     Args:
-        model: compiled, unless there are objectives; it is built here if it is not yet.
-        batch_spec: spec of a batch, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s of
-            static shape, nested as the model takes them.
+        model: the model, compiled unless there are objectives; this builds it if needed.
+        batch_spec: the spec of a batch: `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s
+            with static shapes, nested as the model takes them.
         options: options of the step.
-        objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone; the model is built, and has no groups.
+        objectives: the objectives that replace the compiled loss and optimizer.
+        labelled: whether batches have labels; without them there are no groups.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
-        groups: the objectives in the order of a step; what a model was compiled with is one.
-        drawn_apart: states of seed generators whose draws differ by replica and microbatch.
-        drawn_by_example: states of seed generators that draw by an example's position.
+        groups: the objectives in the order of a step; a compiled loss counts as one.
+        drawn_apart: the states of the seed generators whose numbers differ by replica and
+            microbatch.
+        drawn_by_example: the states of the seed generators whose numbers depend on an example's
+            position.
 
     Raises:
         UserError: the model cannot be trained as it is.
@@ -97,14 +99,15 @@ class BaseState:
             self.groups = []
         else:
             keras_internals.build(model, symbolic)
-            with self._outside_of_traces():  # the states of metrics are read, even in a trace
+            # The values of metrics' states are needed, even while a step is traced.
+            with self._outside_of_traces():
                 self.groups = [build_compiled_group(model)]
-        with self._outside_of_traces():  # Keras makes its own generator outside of traces
+        with self._outside_of_traces():  # Keras makes its default generator outside of traces
             self.drawn_apart = keras_internals.list_seed_states(model)
         self.drawn_by_example = keras_internals.list_example_seeds(model)
 
     def _outside_of_traces(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which values are computed at once, also while a step is traced."""
+        """Returns a context that computes values immediately, even while a step is traced."""
         return contextlib.nullcontext()
 
     @property
@@ -130,7 +133,8 @@ class BaseState:
             suffix = f"_{group.name}" if group.name else ""
             own = {id(v) for v in group.optimizer.variables}
             groups[f"optimizer{suffix}"] = list(group.optimizer.variables)
-            if group.scaler is not None:  # apart: a run may resume in another precision
+            # A separate group, because a run may resume in another precision.
+            if group.scaler is not None:
                 found = [v for v in group.scaler.variables if id(v) not in own]
                 groups[f"loss_scale{suffix}"] = found
         return groups
@@ -142,11 +146,12 @@ class BaseState:
     def has_diverged(self, layout: TrainSums, sums: np.ndarray) -> bool:
         """Returns whether the sums of a device loop show a loss that is no longer finite.
 
-        With a dynamic loss scale single steps may overflow; not all of them at the least scale.
+        With a dynamic loss scale, single steps may overflow. A loss has diverged only if all steps
+        overflow at the smallest scale.
 
         Args:
-            layout: of the sums.
-            sums: those of the loop, (size,).
+            layout: the layout of the sums.
+            sums: the sums of the loop, (size,).
         """
         scaled = [group.scaler for group in self.groups if group.scaler is not None]
         if not scaled:
@@ -159,23 +164,23 @@ class BaseExecutor:
     """The part of `tftpu.engines.engine.Executor` that reads the state of a run.
 
     Attributes:
-        variables: a `BaseState`.
+        variables: the variables of the run, a `BaseState`.
     """
 
     variables: Any
 
     @property
     def optimizer_name(self) -> str:
-        """The class name of the optimizer, of the first of several."""
+        """The class name of the (first) optimizer."""
         return type(self.variables.groups[0].optimizer).__name__
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the first optimizer at this step."""
+        """The learning rate of the (first) optimizer at this step."""
         return float(ops.convert_to_numpy(self.variables.groups[0].optimizer.learning_rate))
 
     def training(self, shard_spec: Nest) -> Any:
-        """Returns the train loop for batches whose shares have this spec."""
+        """Returns the train loop for batches whose shards have this spec."""
         raise NotImplementedError
 
     def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
@@ -183,7 +188,7 @@ class BaseExecutor:
         return self.training(shard_spec).bare(batch)
 
     def check_evaluation(self, batch_spec: Nest) -> None:
-        """Traces an evaluation; what does not fit raises before anything is trained."""
+        """Traces an evaluation, so that an error appears before training starts."""
         self._is_separable(batch_spec)
 
     def _is_separable(self, batch_spec: Nest) -> bool:
@@ -195,7 +200,7 @@ class BaseExecutor:
 
 
 class BaseTrainLoop:
-    """The part of `tftpu.engines.engine.TrainLoop` that is known of its step.
+    """The part of `tftpu.engines.engine.TrainLoop` that only needs the train step.
 
     Args:
         step: the train step that it runs.

@@ -35,8 +35,8 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
     stateful = [layer for layer in keras_internals.list_layers(model) if _is_stateful(layer)]
     if stateful:
         raise UserError(
-            f"The layer {stateful[0].name!r} is stateful: it carries what it saw from batch to "
-            "batch, which replicas cannot share. Build it with stateful=False."
+            f"The layer {stateful[0].name!r} is stateful: it keeps a state from batch to batch, "
+            "which replicas cannot share. Build it with stateful=False."
         )
     if keras.backend.backend() == "jax":
         _refuse_lookups(model)
@@ -48,8 +48,8 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
         return
     if not getattr(model, "compiled", False):
         raise UserError(
-            f"The model {model.name!r} is not compiled: call model.compile(optimizer=..., loss=...)"
-            " first, or give objectives, with losses of your own."
+            f"The model {model.name!r} is not compiled: call model.compile(optimizer=..., "
+            "loss=...) first, or give objectives with your own losses."
         )
     for method, instead in _OVERRIDES.items():
         if getattr(type(model), method) is not getattr(keras.Model, method):
@@ -64,13 +64,13 @@ def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> No
         )
     if model.run_eagerly:
         raise UserError(
-            "The model was compiled with run_eagerly=True, and a TPU runs compiled programs only: "
-            "leave it out."
+            "The model was compiled with run_eagerly=True, but a TPU runs only compiled "
+            "programs: leave run_eagerly out."
         )
     if model.steps_per_execution > 1:
         raise UserError(
             f"The model was compiled with steps_per_execution={model.steps_per_execution}: leave "
-            "it out, and pass TrainConfig(steps_per_loop=N) to the Trainer instead."
+            "that out, and pass TrainConfig(steps_per_loop=N) to the Trainer instead."
         )
     _refuse_optimizer(getattr(model.optimizer, "inner_optimizer", model.optimizer))
 
@@ -84,9 +84,9 @@ def refuse_updates(
     """Raises `UserError` if a forward pass changes variables that the step does not keep.
 
     Args:
-        updated: the variables that it changes, besides the states of compiled metrics.
+        updated: the variables that the pass changes, except the states of compiled metrics.
         model: the model.
-        statistics, seeds: the variables of the model that are kept, besides its trained ones.
+        statistics, seeds: the variables that the step keeps besides the trained ones.
     """
     measured = {
         id(v): metric.name
@@ -104,9 +104,9 @@ def refuse_updates(
             )
         if id(variable) not in known:
             raise UserError(
-                f"The loss changes the variable {variable.path!r}, which is not part of the model, "
-                "so the change would be lost: make it, or what owns it (a layer, or a "
-                "keras.random.SeedGenerator), an attribute of the model."
+                f"The loss changes the variable {variable.path!r}, which is not part of the "
+                "model, so the change would be lost. Make the variable, or the layer or "
+                "keras.random.SeedGenerator that owns it, an attribute of the model."
             )
 
 
@@ -114,18 +114,18 @@ def refuse_assigned(variable: keras.Variable) -> None:
     """Raises `UserError` for a weight that a layer computes from the batch or from noise."""
     raise UserError(
         f"A layer assigns its weight {variable.path!r} a value that depends on the batch or on "
-        "random numbers, of which each device has its own, so the devices would train different "
-        "weights. Compute the value from variables alone, or make it a variable with "
+        "random numbers. These differ between devices, so the devices would train different "
+        "weights. Compute the value only from variables, or make the weight a variable with "
         "trainable=False."
     )
 
 
 def refuse_counters(changed: Sequence[keras.Variable], disagreeing: str) -> None:
-    """Raises `UserError` for variables that a step changes and that are not floats.
+    """Raises `UserError` if a step changes variables that are not floats.
 
     Args:
-        changed: the variables that layers update.
-        disagreeing: the parts of a batch whose updates would differ.
+        changed: the variables that the layers update.
+        disagreeing: the parts of a batch whose updates would differ, in words.
     """
     for variable in changed:
         if not keras.backend.is_float_dtype(variable.dtype):
@@ -139,15 +139,15 @@ def refuse_outside(changed: Sequence[str]) -> None:
     """Raises `UserError` for a variable outside of the model that a loss or a layer changes.
 
     Args:
-        changed: all that are changed, in words.
+        changed: all the variables that are changed, in words.
     """
     if changed:
         raise UserError(
-            f"The loss, a metric or a layer changes {changed[0]}, which is not part "
-            "of the model: each device and each trial would change it, and no checkpoint would "
-            "hold it. Make it an attribute of the model, keras.Variable(value, trainable=False), "
-            "and assign it a value that is the same on all devices or a mean over examples; draw "
-            "random numbers by keras.random, with a SeedGenerator of the model."
+            f"The loss, a metric or a layer changes {changed[0]}, which is not part of the model: "
+            "each device and each trial would change it, and no checkpoint would hold it. Make "
+            "it an attribute of the model, keras.Variable(value, trainable=False), and assign it "
+            "a mean over examples, or a value that is the same on all devices. Draw random "
+            "numbers with keras.random and a SeedGenerator that is an attribute of the model."
         )
 
 
@@ -155,8 +155,8 @@ def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"]) -> Non
     """Raises `UserError` if an objective has nothing to train."""
     if not all(group.variables for group in groups):
         raise UserError(
-            f"The model {model.name!r} has no trainable variables: it, or all of its layers, have "
-            "trainable=False. A layer trains only if its model is trainable too: set "
+            f"The model {model.name!r} has no trainable variables: the model or all of its layers "
+            "have trainable=False. A layer trains only if its model is trainable too: set "
             "model.trainable = True, and freeze single layers."
         )
 
@@ -165,8 +165,8 @@ def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
     """Raises `UserError` if the loss depends on no variable, so that no step would change any.
 
     Args:
-        terms: of the loss.
-        reached: for each variable, whether the loss depends on it.
+        terms: the terms of the loss.
+        reached: whether the loss depends on each variable.
     """
     if any(reached):
         return
@@ -177,26 +177,27 @@ def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
         )
     raise UserError(
         f"The loss {terms[0].name!r} depends on no trainable variable, so training would change "
-        "nothing: it must be computed from what the model returns, by operations that have "
-        "gradients (not argmax, round, comparisons, or NumPy)."
+        "nothing: it must be computed from the model's outputs, with operations that have "
+        "gradients (not argmax, round, comparisons or NumPy)."
     )
 
 
 def warn_of_means(group: "ParameterGroup", computed: Computed) -> None:
-    """Warns of a loss that its author reduced to one number for a shard of the batch."""
+    """Warns of a loss that returns one number for a whole shard of the batch."""
     for term, elements in zip(group.losses.terms, computed.elements):
         if elements.is_scalar and term.counts:
             warnings.warn(
                 f"The loss {term.name!r} is one number for a whole batch. Each device computes it "
-                "for its own share, and the mean is taken over shares: another number of devices "
-                "or microbatches gives other numbers, unless the loss is a plain mean over equal "
-                "examples. Return one value for each example, of shape (batch,), to be exact.",
+                "for its own shard, and the mean of the shards is used. So another number of "
+                "devices or microbatches gives other numbers, unless the loss is a plain mean "
+                "over examples of equal weight. To be exact, return one value for each example, "
+                "of shape (batch,).",
                 stacklevel=2,
             )
 
 
 def warn_of_batch_statistics(model: keras.Model) -> bool:
-    """Warns of layers that normalise over the examples of a part of a batch; returns whether."""
+    """Warns of layers that normalise over a part of a batch; returns whether there are any."""
     normalised = [
         layer.name
         for layer in keras_internals.list_layers(model)
@@ -206,10 +207,11 @@ def warn_of_batch_statistics(model: keras.Model) -> bool:
     ]
     if normalised:
         warnings.warn(
-            f"The layer {normalised[0]!r} ({len(normalised)} such) normalises over the examples "
-            "that one device has at a time: another number of devices or microbatches gives other "
-            "numbers. tftpu.models.layers.normalization.GhostBatchNormalization, which takes "
-            "groups of a fixed size, and LayerNormalization or GroupNormalization do not.",
+            f"The layer {normalised[0]!r} ({len(normalised)} such) normalizes over the examples "
+            "that one device has at a time, so another number of devices or microbatches gives "
+            "other numbers. Layers without this effect are LayerNormalization, "
+            "GroupNormalization, and tftpu.models.layers.normalization.GhostBatchNormalization "
+            "with its groups of a fixed size.",
             stacklevel=2,
         )
     return bool(normalised)
@@ -219,16 +221,17 @@ def refuse_states(names: Sequence[str], once: Sequence[Tensor], twice: Sequence[
     """Raises `UserError` for a metric whose states are not sums over examples.
 
     Args:
-        names: of its states.
-        once, twice: their values after a batch, and after the same batch twice.
+        names: the names of the metric's states.
+        once, twice: the values of the states after a batch, and after the same batch again.
     """
     for name, *values in zip(names, once, twice):
         first, second = (ops.convert_to_numpy(value) for value in values)
         if not np.allclose(2 * first, second, rtol=1e-3, atol=1e-6, equal_nan=True):
             raise UserError(
-                f"The state {name!r} of a metric is not a sum over examples: tftpu adds up the "
-                "states of batches and devices, which would give a wrong number. Make the "
-                "metric of sums and counts (as keras.metrics.Mean is), or compute it in a callback."
+                f"The state {name!r} of a metric is not a sum over examples. tftpu adds up the "
+                "states of batches and devices, which would give a wrong number here. Build the "
+                "metric from sums and counts, as keras.metrics.Mean does, or compute it in a "
+                "callback."
             )
 
 
@@ -237,26 +240,27 @@ def _is_stateful(layer: keras.Layer) -> bool:
 
 
 def _refuse_lookups(model: keras.Model) -> None:
-    """Raises `UserError` for a layer that looks values up by TensorFlow."""
+    """Raises `UserError` for a layer that looks values up with TensorFlow."""
     kinds = keras.layers
     lookups = (kinds.StringLookup, kinds.IntegerLookup, kinds.TextVectorization, kinds.Hashing)
     for layer in keras_internals.list_layers(model):
         if isinstance(layer, lookups):
             raise UserError(
-                f"The layer {layer.name!r} is a {type(layer).__name__}, which works by TensorFlow "
-                "alone, and the model trains on JAX: apply it in the input pipeline, "
+                f"The layer {layer.name!r} is a {type(layer).__name__}, which works only under "
+                "TensorFlow, but the model trains on JAX. Apply the layer in the input pipeline, "
                 "data.map(lambda x, y: (layer(x), y)), and leave it out of the model."
             )
 
 
 def _refuse_compiled_parts(model: keras.Model) -> None:
-    """Raises `UserError` for a loss or metrics of `compile`, which a loss function replaces.
+    """Raises `UserError` if `compile` was given a loss or metrics beside a loss function.
 
-    What `compile` fills in itself, as that of KerasHub's tasks does, was not given to it.
+    Defaults that `compile` fills in itself do not count, such as those of KerasHub's tasks.
     """
     arguments = keras_internals.compile_arguments(model)
     parameters = inspect.signature(type(model).compile).parameters.values()
-    own = [p.name for p in parameters if isinstance(p.default, str)]  # as in box_loss="auto"
+    # Arguments with a text as default, for example box_loss="auto".
+    own = [p.name for p in parameters if isinstance(p.default, str)]
     given = [
         kind
         for kind, end in (("a loss", "loss"), ("metrics", "metrics"))
@@ -265,28 +269,29 @@ def _refuse_compiled_parts(model: keras.Model) -> None:
     ]
     if given:
         raise UserError(
-            f"The model was compiled with {' and '.join(given)}, and a loss function computes the "
-            "losses here: compile it with an optimizer only, and return what is measured from the "
-            "function, (loss, {name: values})."
+            f"The model was compiled with {' and '.join(given)}, but here a loss function "
+            "computes the losses. Compile the model with an optimizer only, and return measured "
+            "values from the loss function, as (loss, {name: values})."
         )
 
 
 def _refuse_optimizer(optimizer: Any) -> None:
     if optimizer.gradient_accumulation_steps:
         raise UserError(
-            "The optimizer has gradient_accumulation_steps: pass "
-            "TrainConfig(gradient_accumulation_steps=N) to the Trainer instead, which cuts each "
-            "global batch into N microbatches."
+            "The optimizer has gradient_accumulation_steps. Pass "
+            "TrainConfig(gradient_accumulation_steps=N) to the Trainer instead, which divides "
+            "each global batch into N microbatches."
         )
     if optimizer.use_ema:
         raise UserError(
-            "The optimizer has use_ema=True: pass TrainConfig(ema_momentum=0.999) to the Trainer "
-            "instead, which keeps the average right on any number of replicas."
+            "The optimizer has use_ema=True. Pass TrainConfig(ema_momentum=0.999) to the Trainer "
+            "instead, whose average is correct on any number of replicas."
         )
     if keras_internals.has_own_apply(optimizer):
         raise UserError(
-            f"The optimizer {type(optimizer).__name__} changes more than its update_step, which "
-            "cannot be split over replicas: use adamw, sgd, lamb, lars, lion, adafactor or muon."
+            f"The optimizer {type(optimizer).__name__} changes variables outside of its "
+            "update_step, which cannot be split over replicas: use adamw, sgd, lamb, lars, lion, "
+            "adafactor or muon."
         )
 
 
@@ -295,11 +300,11 @@ def refuse_spec(spec: Any) -> None:
     if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string:
         kind = "string tensor" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
         raise UserError(
-            f"The data has a {kind}, which cannot go to a device: make it dense numbers in the "
-            "input pipeline."
+            f"The data contains a {kind}, which cannot be sent to a device: convert it to dense "
+            "numbers in the input pipeline."
         )
     if not spec.shape.is_fully_defined():
         raise UserError(
-            f"The data has a tensor of shape {tuple(spec.shape)}: XLA compiles static shapes only. "
-            "Pad or crop to one size in the input pipeline."
+            f"The data contains a tensor of shape {tuple(spec.shape)}, but XLA compiles only "
+            "static shapes: pad or crop to one size in the input pipeline."
         )

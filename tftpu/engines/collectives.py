@@ -13,7 +13,7 @@ _GATHERED: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("gather
 
 @contextlib.contextmanager
 def gathering() -> Iterator[list[Tensor]]:
-    """Yields a list of the tensors that are given to `all_gather` in the block, in this thread."""
+    """Yields a list that collects the tensors given to `all_gather` in the block (one thread)."""
     seen: list[Tensor] = []
     token = _GATHERED.set(seen)
     try:
@@ -25,9 +25,9 @@ def gathering() -> Iterator[list[Tensor]]:
 def all_gather(x: Tensor) -> Tensor:
     """Gathers a tensor of each example over all replicas, in the order of the global batch.
 
-    For losses over pairs of examples, which are then the same on any number of devices. Gradients
-    flow back to the replica that each example came from. On one device, and outside of training
-    and evaluation, it returns its argument.
+    A loss over pairs of examples that uses it has the same value on any number of devices.
+    Gradients flow back to the replica that each example came from. On one device, and outside of
+    training and evaluation, it returns its argument.
 
     Args:
         x: (examples, ...), computed from this replica's shard of the batch.
@@ -36,7 +36,7 @@ def all_gather(x: Tensor) -> Tensor:
         (examples of the global batch, ...), of the same dtype.
 
     Raises:
-        UserError: with microbatches, which are computed one after the other.
+        UserError: the step uses microbatches, which are computed one after the other.
 
     Example:
 
@@ -52,7 +52,7 @@ def all_gather(x: Tensor) -> Tensor:
     announced = division.find_division()
     if announced.microbatches > 1:
         raise UserError(
-            f"tftpu.all_gather() needs the whole batch at once, and it is computed in "
+            "tftpu.all_gather() needs the whole batch at once, but the batch is computed in "
             f"{announced.microbatches} microbatches: set gradient_accumulation_steps=1."
         )
     if announced.shards == 1 or announced.exchange is None:
@@ -61,7 +61,7 @@ def all_gather(x: Tensor) -> Tensor:
 
 
 def positions(x: Tensor) -> Tensor:
-    """Returns the positions of this replica's examples in what `all_gather` returns.
+    """Returns the positions of this replica's examples in the result of `all_gather`.
 
     Args:
         x: (examples, ...), computed from this replica's shard of the batch.

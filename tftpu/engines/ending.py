@@ -12,21 +12,22 @@ _KINDS = (tf.data.Iterator, OwnedMultiDeviceIterator)
 
 @functools.cache
 def end_iterators_at_exit() -> None:
-    """Ends, at the interpreter's exit, all iterators of data sets that are left.
+    """Registers a function that ends all open data set iterators at exit.
 
-    An error keeps the frames that it passed, and so an iterator, until the interpreter is gone.
-    The threads of the iterator can run no Python code any more by then, such as a user's generator,
-    and TensorFlow waits for them without end.
+    An error keeps its frames alive, and with them an iterator, until the interpreter is gone. By
+    then the iterator's threads cannot run Python code, such as a user's generator, and TensorFlow
+    would wait for them forever.
     """
     atexit.register(_end_iterators)
 
 
 def _end_iterators() -> None:
-    """Ends all iterators, and waits for their threads, which may still run Python code."""
+    """Ends all iterators and waits for their threads, which can still run Python code."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _KINDS)}
     iterators = [item for item in objects if type(item) in kinds]
     del objects
     for iterator in iterators:
-        vars(iterator).clear()  # also the data set, whose functions hold a resource of several
+        # Clears the data set as well, because its functions hold a resource that iterators share.
+        vars(iterator).clear()
     gc.collect()

@@ -15,14 +15,14 @@ from tftpu.config import TrainConfig
 from tftpu.engines.leaf import Leaf
 from tftpu.tpu.hardware import Hardware
 
-if TYPE_CHECKING:  # checkpoints import this file, and load no Keras
+if TYPE_CHECKING:  # checkpoints import this file, and must not load Keras
     import keras
 
     from tftpu.engines.data.gate import Gate
     from tftpu.engines.objectives.objective import Objective
     from tftpu.engines.objectives.sums import EvalSums, TrainSums
 
-Nest = Any  # as in tftpu.tensors, which loads Keras
+Nest = Any  # the same as in tftpu.tensors, which loads Keras
 # A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, or a pipeline of `tftpu.input_pipelines`.
 Dataset = Any
 
@@ -31,10 +31,10 @@ class LoopResult(NamedTuple):
     """The result of one device loop.
 
     Attributes:
-        sums: the sums of losses and metrics over the loop, float64; `Executor.train_sums` reads
+        sums: the sums of the losses and metrics over the loop, float64; `Executor.train_sums` reads
             them.
-        input_wait: seconds that the loop waited for its input. Where the host runs ahead of the
-            devices, as on a TPU, an upper bound of what the devices waited.
+        input_wait: the seconds that the loop waited for its input. Where the host runs ahead of the
+            devices, as on a TPU, the devices waited at most this long.
     """
 
     sums: np.ndarray
@@ -48,7 +48,7 @@ class Epoch:
     Attributes:
         steps: number of batches.
         examples: number of examples of a batch.
-        last: number of examples of the last batch; None: as many as every other.
+        last: the number of examples of the last batch; None: the same as in every other batch.
     """
 
     steps: int
@@ -57,10 +57,10 @@ class Epoch:
 
 
 class Exchange(Protocol):
-    """Texts that pass between hosts, in any thread, which all use the names in the same order."""
+    """Passes texts between hosts; all hosts use the names in the same order, in any thread."""
 
     def collect(self, name: str, text: str) -> list[str]:
-        """Returns on the chief what all hosts gave under a name, by host; [] on the others."""
+        """Returns every host's text under a name to the chief, by host; [] to the others."""
         ...
 
     def announce(self, name: str, text: str) -> str:
@@ -69,7 +69,7 @@ class Exchange(Protocol):
 
 
 class Hosts(Protocol):
-    """The processes that train together, which all call these methods in the same order."""
+    """The processes that train together. All of them call these methods in the same order."""
 
     @property
     def index(self) -> int:
@@ -88,7 +88,7 @@ class Hosts(Protocol):
 
     @property
     def exchange(self) -> Exchange | None:
-        """Passes texts between hosts that each write a part of a checkpoint; None: one writes."""
+        """The exchange of texts between hosts; None if one host writes all checkpoints."""
         ...
 
     def any(self, *flags: bool) -> list[bool]:
@@ -100,7 +100,7 @@ class Hosts(Protocol):
         ...
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that all hosts are in at the same time: one that ends is lost."""
+        """Returns a context for all hosts at once; a host that ends in it counts as lost."""
         ...
 
 
@@ -144,17 +144,17 @@ class Executor(Protocol):
 
     @property
     def optimizer_name(self) -> str:
-        """The class name of the optimizer, of the first of several."""
+        """The class name of the (first) optimizer."""
         ...
 
     @property
     def evaluation_compiled(self) -> bool:
-        """True once the evaluation loop is compiled, which the first `evaluate` does."""
+        """True after the first `evaluate`, which compiles the evaluation loop."""
         ...
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate at this step, of the first of several optimizers."""
+        """The learning rate of the (first) optimizer at this step."""
         ...
 
     def begin_at(self, step: int) -> None:
@@ -175,7 +175,7 @@ class Executor(Protocol):
         ...
 
     def training(self, shard_spec: Nest) -> "TrainLoop":
-        """Prepares training on batches whose shares have this spec.
+        """Prepares training on batches whose shards have this spec.
 
         Raises:
             UserError: the batch cannot be divided, or the model cannot be trained.
@@ -185,46 +185,48 @@ class Executor(Protocol):
     def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch, and waits for them.
 
-        Nothing is fetched or logged in between: it shows what the rest of a run costs.
+        Nothing is fetched or logged between the steps. A comparison with a run shows what the rest
+        of the run costs.
 
         Args:
             shard_spec: spec of a shard of the batch.
-            batch: one of `Engine.batches`.
+            batch: a batch of `Engine.batches`.
         """
         ...
 
     def check_evaluation(self, batch_spec: Nest) -> None:
-        """Traces an evaluation; what does not fit raises before anything is trained.
+        """Traces an evaluation, so that an error appears before training starts.
 
         Args:
-            batch_spec: of the padded global batches, as `Engine.evaluation_spec` returns it.
+            batch_spec: the spec of the padded global batches, as `Engine.evaluation_spec` returns
+                it.
         """
         ...
 
     def evaluate(
         self, dataset: Dataset, compiling: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> np.ndarray:
-        """Runs over a finite data set once; returns sums that `eval_sums` reads.
+        """Evaluates a finite data set; returns the sums, which `eval_sums` reads.
 
         Args:
-            dataset: batches of `(x, y)` or `(x, y, sample_weight)`.
-            compiling: returns a context to enter while the loop is compiled.
+            dataset: a data set with batches of `(x, y)` or `(x, y, sample_weight)`.
+            compiling: a function that returns a context to enter while the loop is compiled.
         """
         ...
 
     def predictions(self, dataset: Dataset) -> Iterator[Nest]:
-        """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
+        """Yields the outputs of each batch of a finite data set, in order, as NumPy arrays."""
         ...
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays.
 
-        The batch is not divided: it may be smaller than the number of shares.
+        The batch is not divided, so it may have fewer examples than there are shards.
         """
         ...
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a function, as `tftpu.engines.functions`, with the weights of evaluation."""
+        """Compiles a function as `compile_function` does, with the weights that evaluation uses."""
         ...
 
     def state(self) -> dict[str, list[Leaf]]:
@@ -245,7 +247,7 @@ class TrainLoop(Protocol):
         ...
 
     def compiled(self, batches: Iterator[Any]) -> bool:
-        """Returns whether the device loop of the next batch is compiled, which `run` does."""
+        """Returns whether `run` has compiled the device loop for the next batch."""
         ...
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
@@ -253,7 +255,7 @@ class TrainLoop(Protocol):
 
         Args:
             batches: an iterator of `Engine.batches`.
-            steps: number of steps, each of one global batch.
+            steps: the number of steps; each takes one global batch.
         """
         ...
 
@@ -272,7 +274,7 @@ class Engine(Protocol):
 
     @property
     def data_shards(self) -> int:
-        """The number of shards that a global batch is cut into."""
+        """The number of shards that a global batch is divided into."""
         ...
 
     @property
@@ -287,7 +289,7 @@ class Engine(Protocol):
 
     @property
     def compiler_options(self) -> Mapping[str, str]:
-        """The options of XLA that the train step is compiled with, where the engine sets any."""
+        """The XLA options that the engine sets to compile the train step."""
         ...
 
     @property
@@ -308,10 +310,10 @@ class Engine(Protocol):
         ...
 
     def epoch(self, dataset: Dataset) -> Epoch:
-        """Returns the length of one pass over a data set; may have to read all of it.
+        """Returns the length of one pass over a data set; this may read all of it.
 
         Raises:
-            UserError: not a data set, or one that never ends.
+            UserError: the argument is not a data set, or never ends.
         """
         ...
 
@@ -325,10 +327,11 @@ class Engine(Protocol):
 
         Args:
             dataset, class_weight: as for `batches`.
-            microbatches: number of microbatches that a shard is cut into.
+            microbatches: number of microbatches that a shard is divided into.
 
         Raises:
-            UserError: not a data set, or one that is empty, not batched, or cannot be divided.
+            UserError: the argument is not a data set, is empty or not batched, or cannot be
+                divided.
         """
         ...
 
@@ -336,9 +339,9 @@ class Engine(Protocol):
         """Returns the spec of one shard of the smaller batch that an epoch ends with.
 
         Args:
-            spec: of one shard of a complete batch.
+            spec: the spec of one shard of a complete batch.
             examples: number of examples of the smaller batch.
-            microbatches: number of microbatches that a shard is cut into.
+            microbatches: number of microbatches that a shard is divided into.
 
         Raises:
             UserError: the batch cannot be divided.
@@ -356,13 +359,13 @@ class Engine(Protocol):
         """Returns an endless iterator over global batches, divided among the devices.
 
         Args:
-            dataset: batched by the global batch; repeated if it is finite.
+            dataset: a data set of global batches; a finite one is repeated.
             position: number of batches to skip.
             class_weight: weight of each label, which becomes the sample weight.
-            epoch: of the data set, whose last batch then is a smaller one if it is in the data: its
-                shares are padded, and a train loop of its spec leaves the padding out. None: one
-                epoch follows the other, and all batches are complete.
-            gate: that holds the data set back; None: it is read ahead.
+            epoch: the epoch of the data set. If its last batch is smaller, its shards are padded,
+                and a train loop for that spec ignores the padding. None: the epochs run into each
+                other, and all batches are complete.
+            gate: the gate that holds the data set back; None: reading ahead is unlimited.
         """
         ...
 
@@ -370,7 +373,7 @@ class Engine(Protocol):
         """Returns the spec of the padded global batches of an evaluation.
 
         Raises:
-            UserError: not a finite data set.
+            UserError: the argument is not a finite data set.
         """
         ...
 
@@ -385,12 +388,12 @@ class Engine(Protocol):
         """Prepares a model for the devices.
 
         Args:
-            model: built in `scope`; compiled, unless there are objectives.
-            options: those of its step.
-            batch_spec: spec of a batch, or of one shard of it; a model that is not built yet is
-                built for it.
-            objectives: instead of what the model was compiled with.
-            labelled: False: the batch holds features alone, and the executor only predicts and
+            model: a model that was built in `scope`, and compiled unless there are objectives.
+            options: the options of its step.
+            batch_spec: the spec of a batch, or of one shard of it, which builds the model if
+                needed.
+            objectives: the objectives that replace the compiled loss and optimizer.
+            labelled: whether batches have labels; without them the executor only predicts and
                 restores.
 
         Raises:

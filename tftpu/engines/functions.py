@@ -5,20 +5,20 @@ from typing import Any
 
 import keras
 
-# From a function of positional arguments, nests of arrays and whole numbers, to one that runs as
-# one program on the devices that hold a model. It is compiled for each value of the numbers.
+# Compiles a function of positional arguments (nests of arrays, and whole numbers) to one program
+# that runs on the devices of a model. It is compiled again for each value of the numbers.
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def compile_function(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that runs as one program on the devices that hold a model.
 
-    Every device computes the same; the results are those of the first.
+    Every device computes the same; the function returns the results of the first.
 
     Args:
-        model: the variables that the function reads.
-        function: of positional arguments, nests of arrays and whole numbers, to a nest of arrays.
-            It is compiled for each value of the numbers.
+        model: the model whose variables the function reads.
+        function: a function that returns a nest of arrays. Its positional arguments are nests of
+            arrays, and whole numbers; each new number compiles it again.
     """
     if keras.config.backend() == "jax":
         from tftpu.engines.jax import functions

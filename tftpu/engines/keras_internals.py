@@ -1,6 +1,6 @@
 """Every private interface of Keras that the engines use, each behind one small function.
 
-Tried with Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails when one of them changes.
+Tested with Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails when one of them changes.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ def build(model: keras.Model, batch: Nest) -> None:
     """Creates what `fit` would create on its first batch: weights, losses, metrics, slots.
 
     Args:
-        model: compiled.
+        model: the compiled model.
         batch: `(x, y, sample_weight)` of `keras.KerasTensor`s of static shape.
 
     Raises:
-        UserError: as a layer raised it; Keras would wrap it in its own words.
+        UserError: a layer raised it; Keras does not wrap it in its own message.
     """
     with plain_errors():
         try:
@@ -68,10 +68,10 @@ def build(model: keras.Model, batch: Nest) -> None:
 
 
 def build_by(function: Callable[[Nest], Any], batch: Nest) -> Any:
-    """Creates the variables that a function of a batch needs; returns what it returns, as specs.
+    """Creates the variables that a function of a batch needs; returns the specs of its result.
 
     Args:
-        function: calls layers.
+        function: a function that calls layers.
         batch: `keras.KerasTensor`s of static shape.
     """
     return backend.compute_output_spec(function, batch)
@@ -79,7 +79,7 @@ def build_by(function: Callable[[Nest], Any], batch: Nest) -> Any:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Leaves errors as they are raised, without the arguments of layers, within the block."""
+    """Keeps Keras from adding the arguments of layers to errors within the block."""
     filtered = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
     try:
@@ -100,7 +100,7 @@ _SCALING = (
     losses_module.scale_loss_for_distribution,
     losses_module.unscale_loss_for_distribution,
 )
-_unscaled: list[object] = []  # the open blocks: replicas are traced by threads that take turns
+_unscaled: list[object] = []  # the open blocks; the threads that trace the replicas take turns
 
 
 @contextlib.contextmanager
@@ -137,7 +137,8 @@ def has_raw_operations(model: keras.Model) -> bool:
 def list_loss_terms(model: keras.Model) -> list[CompiledTerm]:
     """Returns the losses of a compiled and built model, one for each output that has one."""
     compiled: Any = model._compile_loss
-    if compiled is None or not compiled.built:  # a loss function builds none of `compile`
+    # A model with a loss function does not build the losses of `compile`.
+    if compiled is None or not compiled.built:
         return []
     return [
         CompiledTerm(name, loss, 1.0 if weight is None else weight)
@@ -172,7 +173,8 @@ def match_losses(
 def list_bound_metrics(model: keras.Model) -> list[BoundMetric]:
     """Returns the metrics of a compiled and built model, in the order of `compute_metrics`."""
     compiled: Any = getattr(model, "_compile_metrics", None)
-    if compiled is None or not compiled.built:  # a loss function builds none of `compile`
+    # A model with a loss function does not build the metrics of `compile`.
+    if compiled is None or not compiled.built:
         return []
     return [
         BoundMetric(metric, output, weighted)
@@ -193,13 +195,13 @@ def compute_metric_values(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> Te
 
 
 def list_tracked_metrics(model: keras.Model) -> list[keras.Metric]:
-    """Returns the metrics that a model or its layers update themselves, not those of compile."""
+    """Returns the metrics that a model or its layers update themselves, not compiled ones."""
     layers = (layer for layer in list_layers(model) if not isinstance(layer, keras.Model))
     return [*model._metrics, *(metric for layer in layers for metric in layer.metrics)]
 
 
 def list_compiled_states(model: keras.Model) -> list[keras.Variable]:
-    """Returns the states of the compiled metrics, and of Keras's own means of several losses."""
+    """Returns the states of the compiled metrics, and of Keras's means for several losses."""
     compiled: Any = model._compile_loss if getattr(model, "compiled", False) else None
     means = compiled.metrics if compiled is not None else []
     metrics = [bound.metric for bound in list_bound_metrics(model)]
@@ -215,13 +217,13 @@ def describe_compiled_parts(model: keras.Model) -> list[str]:
 
 
 def compile_arguments(model: keras.Model) -> list[str]:
-    """Returns the names of what the last `compile` got; Keras keeps the loss of an earlier one."""
+    """Returns the names of the arguments of the last `compile`; Keras keeps earlier losses."""
     config: Any = getattr(model, "_compile_config", None)
     return [name for name, part in (config.config if config else {}).items() if part is not None]
 
 
 def list_compiled_names(model: keras.Model) -> dict[str, list[str]]:
-    """Returns the names of losses and metrics among the arguments of `compile`, as they stand."""
+    """Returns the names of losses and metrics that are arguments of `compile`."""
     loss, metrics = model._compile_loss, model._compile_metrics
     given = {"loss": [] if loss is None else [loss._user_loss], "metric": []}
     if metrics is not None:
@@ -233,7 +235,7 @@ def list_compiled_names(model: keras.Model) -> dict[str, list[str]]:
 
 
 def describe_training_setup(model: keras.Model) -> tuple[Any, ...]:
-    """Returns what training a model depends on, besides values; it changes by `compile`."""
+    """Returns the settings that training depends on besides values; `compile` changes them."""
     names = ("optimizer", "_compile_loss", "_compile_metrics")
     parts = [getattr(model, name, None) for name in names]
     return (*parts, *(v.path for v in model.trainable_variables))
@@ -252,7 +254,7 @@ def flatten_outputs(model: keras.Model, y: Nest) -> list[Tensor]:
 
 def read_mask(tensor: Tensor) -> Tensor | None:
     """Returns the mask that Keras's masking layers attached to an output, or None."""
-    return masking.get_keras_mask(tensor)  # JAX's tracers take no attributes
+    return masking.get_keras_mask(tensor)  # JAX's tracers have no attributes
 
 
 def list_seed_states(model: keras.Model) -> list[keras.Variable]:
@@ -267,7 +269,7 @@ def list_seed_states(model: keras.Model) -> list[keras.Variable]:
 def list_example_seeds(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of the generators that draw by an example's position in the global batch.
 
-    Each is as the state of `tftpu.models.layers.stochastic_depth.ExampleSeed`.
+    Each has the form of the state of `tftpu.models.layers.stochastic_depth.ExampleSeed`.
     """
     return [v for v in model.non_trainable_variables if v.name == "example_seed"]
 
@@ -278,7 +280,8 @@ def apply_weight_decay(
     """Applies the optimizer's decoupled weight decay to this replica's copies of variables."""
     own = type(optimizer)._apply_weight_decay
     if own is keras.optimizers.SGD._apply_weight_decay:
-        # The TensorFlow backend's variant leaves the replica context, which a branch may not.
+        # The TensorFlow backend's variant leaves the replica context, which is not allowed in a
+        # branch.
         own = base_optimizer.BaseOptimizer._apply_weight_decay
     own(optimizer, variables)
 
@@ -313,7 +316,7 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def list_symbolic_inputs(layer: keras.Layer) -> list[Any]:
-    """Returns what a layer was called with where functional models were made of it."""
+    """Returns the symbolic inputs that a layer was called with in functional models."""
     nodes: Any = layer._inbound_nodes
     return [tensor for node in nodes for tensor in node.input_tensors]
 
@@ -323,7 +326,7 @@ def reading_variables(read: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
     """Lets a function replace the values of variables that are read, within the block.
 
     Args:
-        read: takes a variable and its value, in the dtype in which it is used.
+        read: a function from a variable and its value, in the dtype of its use, to the new value.
     """
     kind: Any = backend.Variable
     own = kind._maybe_autocast
@@ -339,8 +342,8 @@ def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iter
     """Lets a function compute the random initial values of variables, within the block.
 
     Args:
-        value_of: takes an initializer, and the shape, dtype and layout of a variable of the JAX
-            backend; returns the variable's value.
+        value_of: a function from an initializer, and the shape, dtype and layout of a variable of
+            the JAX backend, to the variable's value.
     """
     kind: Any = backend.Variable
     own = kind._initialize_with_initializer
@@ -365,7 +368,7 @@ def random_functions(**functions: Callable[..., Any]) -> Iterator[None]:
     """Replaces functions of the backend that draw random numbers, within the block.
 
     Args:
-        functions: by their names in `keras.random`; they take seeds as `keras.random` does.
+        functions: the new functions by their names in `keras.random`, with its kinds of seed.
     """
     drawing: Any = backend.random
     before = {name: getattr(drawing, name) for name in functions}
@@ -386,22 +389,23 @@ def draw_seed(seed: Any) -> Tensor:
 def build_callback_list(
     callbacks: list[keras.callbacks.Callback], model: keras.Model, epochs: int, steps: int
 ) -> keras.callbacks.CallbackList:
-    """Returns Keras's own fan-out of callbacks, with its `History` added."""
+    """Returns Keras's list of callbacks, with its `History` added."""
     return keras.callbacks.CallbackList(
         callbacks, add_history=True, model=model, epochs=epochs, steps=steps, verbose=0
     )
 
 
 def has_direction(callback: Any) -> bool:
-    """Returns whether a callback can tell that what it monitors is to become larger, or smaller."""
+    """Returns whether a callback knows the direction in which its monitored value improves."""
     with contextlib.suppress(ValueError):
-        copy.copy(callback)._set_monitor_op()  # which changes the callback
+        # Works on a copy, because the method changes the callback.
+        copy.copy(callback)._set_monitor_op()
         return True
     return False
 
 
 def find_history(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
-    """Returns the `History` of a callback list that was made with one."""
+    """Returns the `History` of a callback list."""
     history = callbacks._history
     if history is None:
         raise ValueError("The callback list has no History.")

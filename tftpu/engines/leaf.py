@@ -17,11 +17,11 @@ class Leaf:
         name: path of the variable.
         shape: its global shape.
         dtype: name of its dtype, as NumPy knows it with `ml_dtypes`.
-        held: the regions that the devices hold, each once; a restore has to read them.
-        written: those that this process writes; of all processes, one writes each element.
-        read: returns a region that is held in host memory; it may be a view that the next step
-            overwrites.
-        assign: sets the value, on all devices, from arrays for all regions that are held.
+        held: the regions that the devices hold, each listed once; a restore must read them.
+        written: the regions that this process writes; exactly one process writes each element.
+        read: a function from a held region to its values in host memory, which may be a view that
+            the next step overwrites.
+        assign: a function that sets the value on all devices from arrays for all held regions.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Leaf:
 
         Args:
             name, shape, dtype, assign: as for the class.
-            read: returns the value.
+            read: a function that returns the value.
             writes: whether this process writes it.
         """
         region = regions.select_all(shape)

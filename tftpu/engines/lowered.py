@@ -1,4 +1,4 @@
-"""A lowered train step: what an engine hands to preflight.
+"""A lowered train step, which an engine passes to preflight.
 
 This module imports no engine, so compiling, pricing and reporting work for every engine alike.
 """
@@ -20,7 +20,7 @@ ModelFn = Callable[[], "keras.Model"]
 # Returns the objectives of a newly built model.
 ObjectivesOf = Callable[["keras.Model"], Sequence["Objective"]]
 
-# Name scopes that the step of every engine opens for its work outside the model's layers.
+# Name scopes that every engine's step opens around its work outside the model's layers.
 STEP_SCOPES = ("loss", "metrics", "optimizer")
 
 
@@ -28,8 +28,8 @@ class StateBytes(NamedTuple):
     """The bytes of a run that one device holds.
 
     Attributes:
-        weights: of the model, trained or not.
-        optimizer: state of the optimizers.
+        weights: the weights of the model, trained or not.
+        optimizer: the states of the optimizers.
         averages: moving averages of the weights.
     """
 
@@ -39,7 +39,7 @@ class StateBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return sum(self)
 
 
@@ -56,11 +56,11 @@ class LoweredStep:
             compiled program: `tftpu.engines.origins`.
         arguments: name of each program parameter: "batch", or the path of a variable.
         layers: class name of every Keras layer, nested ones included, by layer name.
-        numbered: whether the scope of a layer is its name and a number.
+        numbered: whether the scope of a layer is its name with a number.
         grouped: names of the layers with grouped convolutions.
         kernels: shape of every weight with two or more dimensions, by variable path.
         precision: dtype policy under which the model was built.
-        state_bytes: what a device holds, whatever the batch.
+        state_bytes: the bytes that a device holds for any batch.
     """
 
     program: bytes
@@ -80,7 +80,7 @@ class LoweredStep:
         return find_layer_path(op_name, self.layers, self.numbered)
 
     def find_scope(self, op_name: str) -> str:
-        """Returns the scope of the step's own that an op belongs to, or ""."""
+        """Returns the scope of the step itself that an op belongs to, or ""."""
         return find_layer_path(op_name, STEP_SCOPES, self.numbered).split("/")[0]
 
 
@@ -89,11 +89,11 @@ class Lowering(Protocol):
 
     @property
     def remats(self) -> Sequence[str]:
-        """The values of `model.remat` that save memory, the one that saves least first."""
+        """The values of `model.remat` that save memory, from least to most."""
         ...
 
     def count_data_shards(self, target: "Slice") -> int:
-        """Returns the number of shards that a global batch is cut into on a slice.
+        """Returns the number of shards that a slice divides a global batch into.
 
         Raises:
             UserError: the engine cannot use these devices.
@@ -105,7 +105,7 @@ class Lowering(Protocol):
         ...
 
     def list_finer_lowerings(self, target: "Slice") -> "Sequence[Lowering]":
-        """Returns what lowers for meshes of a slice that cut the model more, the least first."""
+        """Returns lowerings for meshes that divide the model further, from least to most."""
         ...
 
     def choose_compiler_options(self, target: "Slice") -> dict[str, str]:
@@ -124,7 +124,7 @@ class Lowering(Protocol):
         """Lowers the train step of a model.
 
         Args:
-            model_fn: returns a newly built and compiled Keras model.
+            model_fn: a function that returns a newly built and compiled Keras model.
             shard_spec: spec of one shard of the global batch.
             devices: number of devices of the slice.
             precision: dtype policy under which the model is built.
@@ -142,18 +142,18 @@ def find_layer_path(op_name: str, layers: Collection[str], numbered: bool = True
     """Returns the Keras layers that an op belongs to, outermost first: "block1_attention/qkv".
 
     Args:
-        op_name: name of the op with its name scopes. TensorFlow's follow a layer's name by a
-            number, as in "head_1/MatMul"; JAX puts transformations round them, as in
+        op_name: name of the op with its name scopes. TensorFlow appends a number to a layer's name,
+            as in "head_1/MatMul"; JAX wraps it in transformations, as in
             "jit(train)/transpose(jvp(head))/dot_general".
         layers: names of the model's layers.
-        numbered: whether a layer's scope is its name and a number.
+        numbered: whether the scope of a layer is its name with a number.
 
     Returns:
         The path, or "" if the op belongs to no layer.
     """
     scopes = [re.sub(r"^(\w+\()+|\)+$", "", scope) for scope in op_name.split("/")]
-    if numbered:  # Keras opens each scope twice, to build and to call the layer
+    if numbered:  # Keras opens each scope twice: to build the layer and to call it
         scopes = [re.sub(r"_\d+$", "", scope) for scope in scopes]
     path = [scope for scope in scopes if scope in layers]
-    # Ops of the backward pass repeat the path: gradient_tape/resnet50_1/head_1/...
+    # Operations of the backward pass repeat the path: gradient_tape/resnet50_1/head_1/...
     return "/".join(dict.fromkeys(path))

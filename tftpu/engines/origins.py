@@ -1,4 +1,4 @@
-"""How often a step computes a product: once forward, and once for each gradient that it needs."""
+"""Counts how often a step computes a product: once forward, and once for each needed gradient."""
 
 import enum
 import functools
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 
 
 class Origin(enum.Flag):
-    """The kinds of values that a value is computed from; `NONE`: from constants alone."""
+    """The kinds of values that a value is computed from; `NONE` means from constants alone."""
 
     NONE = 0
     DATA = enum.auto()
-    FIXED = enum.auto()  # variables that are not trained
+    FIXED = enum.auto()  # variables that are never trained
     TRAINED = enum.auto()
 
 
 def merge_origins(origins: Iterable[Origin]) -> Origin:
-    """Returns the origin of what is computed from values of these origins."""
+    """Returns the origin of a value computed from values with these origins."""
     return functools.reduce(operator.or_, origins, Origin.NONE)
 
 
@@ -27,16 +27,16 @@ def stopped(origin: Origin) -> Origin:
 
 
 def count_passes(left: Origin, right: Origin) -> int:
-    """Returns how many products of the same size a product is in a step.
+    """Returns how often a step computes a product of this size for one forward product.
 
-    The gradient of one operand is a product with the other one. It is needed where a variable that
-    is trained lies behind the operand; data count as if one did, which makes it 6 x parameters x
-    tokens for a transformer that is trained whole (Kaplan et al. 2020,
-    https://arxiv.org/abs/2001.08361). A layer that is not trained, and follows none that is, counts
-    once; a product with constants, such as an interpolation, not at all.
+    The gradient of one operand is a product with the other operand. It is needed if the operand
+    depends on a trained variable. Data count as if they did, which gives 6 x parameters x tokens
+    for a fully trained transformer (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361). A frozen
+    layer without a trained layer before it counts once. A product with constants, such as an
+    interpolation, does not count.
 
     Args:
-        left, right: origins of the operands.
+        left, right: the origins of the operands.
     """
 
     if not left or not right:
@@ -52,9 +52,9 @@ def find_argument_origins(given: Sequence[Origin], count: int) -> list[Origin]:
     """Returns the origins of a called function's inputs.
 
     Args:
-        given: those of the inputs of the call; the first may choose between functions.
-        count: number of inputs of the function. If it is another number, each input may be
-            computed from all that is given.
+        given: the origins of the inputs of the call; the first input may select the function.
+        count: the number of inputs of the function. If the call has another number of inputs, each
+            input of the function may be computed from all of them.
     """
     if len(given) in (count, count + 1):
         return list(given[len(given) - count :])

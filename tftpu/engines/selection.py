@@ -38,18 +38,19 @@ def connect(
         tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
             machine (TPU VM, Colab, Kaggle). "none": no TPU. Else the name of a TPU.
         virtual_devices: number of devices that the CPU is split into, so that a machine without
-            accelerators runs what several devices run. On the JAX engine, of each host.
+            accelerators can run programs for several devices. On the JAX engine, this splits the
+            CPU of each host.
         engine: "tensorflow": every device holds the whole model, and they share the batch. "jax":
-            one program over a mesh, which can cut the model, too. "auto": jax if there is a mesh,
-            if Keras's backend is JAX, or if only JAX can use the TPU; else tensorflow.
+            one program over a mesh, which can also divide the model. "auto": jax if there is a
+            mesh, if Keras's backend is JAX, or if only JAX can use the TPU; else tensorflow.
         mesh: for the JAX engine, axes and sizes, such as "fsdp:8" or "data:2,fsdp:-1", where -1
-            takes the devices that are left. Along "data" and "fsdp" the devices share the batch;
-            along "fsdp" and "tensor" they share the model. None: "data:-1".
+            takes the devices that are left. Devices along "data" and "fsdp" divide the batch;
+            devices along "fsdp" and "tensor" divide the model. None: "data:-1".
         compiler_options: for the JAX engine, options of XLA for the train step, such as
             "xla_tpu_scoped_vmem_limit_kib=65536". "auto": those that preflight counts on for the
             TPU's generation; none on other hardware.
-        host_timeout: for the JAX engine on several hosts, seconds without a sign of life after
-            which a host is lost, and the others end.
+        host_timeout: for the JAX engine on several hosts: a host that shows no sign of life for so
+            many seconds is lost, and the others end.
 
     Raises:
         UserError: a requested TPU is not available (the CPU never replaces it silently), the mesh
@@ -64,8 +65,9 @@ def connect(
 
         if mesh == AUTO_MESH:
             raise UserError(
-                "mesh='auto' depends on the model: `tftpu train` and `tftpu preflight` choose it "
-                "for a config, and tftpu.preflight.check says which mesh fits your own model."
+                "mesh='auto' depends on the model. `tftpu train` and `tftpu preflight` choose "
+                "the mesh for a config; for your own model, tftpu.preflight.check finds a mesh "
+                "that fits."
             )
         return jax_cluster.connect(tpu, virtual_devices, mesh, compiler_options, host_timeout)
     from tftpu.engines.tensorflow import cluster
@@ -77,7 +79,7 @@ def find_task(wanted: ClusterConfig) -> Task:
     """Returns the place of this process among those that train together, without connecting.
 
     Args:
-        wanted: the cluster, for which `choose_backend` was called.
+        wanted: the cluster; call `choose_backend` for it first.
 
     Raises:
         UserError: TF_CONFIG cannot be used.
@@ -90,14 +92,14 @@ def find_task(wanted: ClusterConfig) -> Task:
 
 
 def choose_engine(wanted: ClusterConfig) -> str:
-    """Returns the name of the engine that `connect` takes for a cluster."""
+    """Returns the name of the engine that `connect` selects for a cluster."""
     if wanted.engine != "auto":
         return wanted.engine
     return "jax" if find_reason_for_jax(wanted) else "tensorflow"
 
 
 def find_reason_for_jax(wanted: ClusterConfig) -> str:
-    """Returns why "auto" takes the JAX engine for a cluster; "" if it takes TensorFlow's."""
+    """Returns why "auto" selects the JAX engine for a cluster; "" if it selects TensorFlow's."""
     if wanted.mesh is not None:
         return f"the mesh {wanted.mesh!r} needs it"
     if backend.read_name() == "jax":
@@ -112,14 +114,14 @@ def choose_backend(wanted: ClusterConfig) -> str:
     """Makes Keras run on the backend of the engine for a cluster; returns its name.
 
     Raises:
-        UserError: Keras is loaded already, on another backend; or JAX is not installed; or
-            something is set that only the JAX engine has.
+        UserError: Keras is already loaded with another backend, JAX is not installed, or a setting
+            needs the JAX engine.
     """
     name = choose_engine(wanted)
     if name == "tensorflow" and wanted.compiler_options != AUTO:
         raise UserError(
-            f"compiler_options={wanted.compiler_options!r} are for the JAX engine, and this run "
-            "takes the TensorFlow engine: set engine='jax', or leave them out."
+            f"compiler_options={wanted.compiler_options!r} work only with the JAX engine, but "
+            "this run uses the TensorFlow engine: set engine='jax', or leave them out."
         )
     if name == "jax" and importlib.util.find_spec("jax") is None:
         raise UserError(
@@ -134,8 +136,8 @@ def find_engine(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: the model is on a backend that no engine serves, or of Keras 2, or was built
-            outside the scope of the connected engine.
+        UserError: no engine serves the model's backend, the model belongs to Keras 2, or it was
+            built outside the scope of the connected engine.
     """
     backend.check_model(model)
     if backend.read_name() == "jax":
@@ -148,7 +150,7 @@ def find_engine(model: "keras.Model") -> "Engine":
 
 
 def choose_lowering(wanted: ClusterConfig) -> "Lowering":
-    """Returns what lowers train steps for slices, on the engine that `connect` takes for a cluster.
+    """Returns the lowering of the engine that `connect` selects for a cluster.
 
     Raises:
         UserError: Keras runs on another backend than the engine's.

@@ -1,1 +1,1 @@
-"""Use of trained models."""
+"""The use of trained models: writing text, prediction, export and serving."""

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that a language model has read, kept for the tokens to come.
+"""Keeps the keys and values of the tokens that a language model has read, for later tokens.
 
 While a cache is open, attention layers write to it and read from it, whatever calls them:
 
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from tftpu.tensors import Tensor, ops
 
-# A TPU multiplies matrices of 8 rows or more; fewer are work for its vector unit, which takes
-# several times as long as reading what they are multiplied with. So they are filled up.
+# Rows are added up to this number, because a TPU multiplies matrices of 8 rows or more. With fewer
+# rows its vector unit does the work, which takes several times as long as reading the matrix.
 ROWS = 8
 
 
@@ -31,13 +31,13 @@ class Cache:
     Each token of a row has a slot, in the order in which it was read.
 
     Args:
-        slots: the number of tokens of a row that there is room for.
-        pairs: what was kept before; empty: nothing was read yet.
-        slot: () int32, that of the next token, the same for all rows.
-        visible: (batch, slots), bool: the slots that the next token sees, its own included.
+        slots: the number of tokens for which a row has room.
+        pairs: the pairs that were kept before; empty: nothing was read yet.
+        slot: () int32, the slot of the next token, the same for all rows.
+        visible: (batch, slots), bool: the slots that the next token sees, including its own.
 
     Attributes:
-        pairs: what is kept, with the tokens that were read while the cache was open.
+        pairs: the pairs that are kept, including those of tokens read while the cache was open.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Cache:
         self.pairs[layer] = Pair(kept(keys), kept(values))
 
     def extend(self, layer: str, keys: Tensor, values: Tensor) -> Pair:
-        """Keeps those of one more token, (batch, 1, key_heads, head_dim), and returns all."""
+        """Keeps keys and values of one more token, (batch, 1, key_heads, head_dim); returns all."""
         before, start = self.pairs[layer], (0, self._slot, 0)
         self.pairs[layer] = Pair(
             ops.slice_update(before.keys, start, _join_heads(keys)),
@@ -73,7 +73,7 @@ class Cache:
 def _join_heads(x: Tensor) -> Tensor:
     """Returns (batch, time, heads, head_dim) with all heads of a token side by side.
 
-    So they fill the tiles of a TPU's memory, and one more token changes only one of its rows.
+    In this form they fill the tiles of a TPU's memory, and one more token changes only one row.
     """
     return ops.reshape(x, (*x.shape[:2], x.shape[2] * x.shape[3]))
 
@@ -92,5 +92,5 @@ def open_cache(cache: Cache) -> Iterator[Cache]:
 
 
 def find_open_cache() -> Cache | None:
-    """Returns the cache that is open, None if there is none."""
+    """Returns the open cache; None if there is none."""
     return _OPEN.get()

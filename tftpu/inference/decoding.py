@@ -1,4 +1,4 @@
-"""Passes over a row of tokens, one token after another, with and without a cache."""
+"""Runs a model over rows of tokens, one token after another, with and without a cache."""
 
 from typing import Any, Protocol
 
@@ -11,14 +11,14 @@ from tftpu.tensors import Nest, Tensor, ops
 
 
 class Decoding(Protocol):
-    """Passes by a model, in functions that can be compiled.
+    """Passes of a model, as functions that can be compiled.
 
-    Rows are padded at their end to the same time, and what is written follows in slots that all
-    rows share: a row has a gap between its prompt and the first token that is written.
+    Rows are padded at their end to the same length. Written tokens follow in slots that all rows
+    share, so a row has a gap between its prompt and the first written token.
 
     Attributes:
-        context: tokens of a row that the model takes.
-        vocabulary: number of its tokens.
+        context: the most tokens that the model takes in a row.
+        vocabulary: the number of tokens in the model's vocabulary.
     """
 
     context: int
@@ -29,44 +29,47 @@ class Decoding(Protocol):
 
         Args:
             tokens: (batch, time), int32.
-            lengths: (batch,), int32, of each prompt.
-            slots: the tokens of a row that there will be, padding included.
+            lengths: (batch,), int32, the length of each prompt.
+            slots: the number of tokens that a row will have, including padding.
 
         Returns:
-            What the next pass needs, and the logits of the next token, (batch, vocabulary).
+            The state for the next pass, and the logits of the next token, (batch, vocabulary).
         """
         ...
 
     def step(
         self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Reads one token more of each row, and returns what `read` does.
+        """Reads one more token of each row, and returns the same as `read`.
 
         Args:
-            state: of the pass before.
+            state: the state from the previous pass.
             token: (batch,), int32.
-            lengths: of the prompts.
-            first: () int32, time of the prompts with their padding.
-            count: () int32, tokens that were written before this one.
+            lengths: the lengths of the prompts.
+            first: () int32, the length of the prompts with their padding.
+            count: () int32, the number of tokens that were written before this one.
         """
         ...
 
 
 class Cached:
-    """Passes by a language model of the zoo, whose attention keeps the keys and values.
+    """Passes of a language model of the zoo, whose attention keeps keys and values.
 
     Args:
         model: a GPT or a Llama of `tftpu.models`.
-        context: the most tokens of a row that it is given; None: as many as it takes.
+        context: the most tokens that a row may have; None: as many as the model takes.
 
     Raises:
-        UserError: it takes fewer.
+        UserError: the model takes fewer tokens.
     """
 
     def __init__(self, model: Any, context: int | None = None):
         most = model.hyperparameters.context
         if context is not None and context > most:
-            raise UserError(f"context={context}: the model {model.name!r} takes {most} at most.")
+            raise UserError(
+                f"context={context} is too large: the model {model.name!r} takes at most {most} "
+                "tokens."
+            )
         self._model = model
         self.context = context or most
         self.vocabulary = model.hyperparameters.vocabulary
@@ -81,14 +84,14 @@ class Cached:
     def step(
         self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Reads one token more of each row."""
+        """Reads one more token of each row."""
         pairs = {name: Pair(*pair) for name, pair in state.items()}
         slots = next(iter(pairs.values())).keys.shape[1]
         slot = ops.arange(slots, dtype="int32")[None]
         of_written = ops.logical_and(slot >= first, slot <= first + count)
         visible = ops.logical_or(slot < lengths[:, None], of_written)
         with open_cache(Cache(slots, pairs, first + count, visible)) as cache:
-            # A loop may go on beyond the context; what it writes there is cut off.
+            # A loop may continue beyond the context. The tokens that it writes there are cut off.
             place = ops.minimum(lengths + count, self.context - 1)
             features = {"tokens": _fill_rows(token), "positions": _fill_rows(place)}
             _, hidden, _ = self._model.factored_logits(features, training=False)
@@ -97,25 +100,27 @@ class Cached:
 
 
 class Recomputed:
-    """Passes by any causal model, each over the whole row.
+    """Passes of any causal model, each over the whole row.
 
     Args:
-        model: a Keras model from (batch, context) tokens to logits, (batch, context, vocabulary).
-        context: tokens of a row that it takes; None: those of its input.
+        model: a Keras model that maps tokens, (batch, context), to logits, (batch, context,
+            vocabulary).
+        context: the number of tokens in a row; None: the size of the model's input.
 
     Raises:
-        UserError: the model is no such model, or does not say its context.
+        UserError: it is not such a model, or its context is unknown.
     """
 
     def __init__(self, model: Any, context: int | None = None):
-        shape = getattr(model, "input_shape", None) or (None, None)  # a model of one's own: any
+        # A user's own model may take any shape.
+        shape = getattr(model, "input_shape", None) or (None, None)
         if not isinstance(shape, tuple) or len(shape) != 2:
             raise _explain_no_writer(model, f"it takes {shape}")
         found = context or shape[1]
         if not model.built or found is None:
             raise UserError(
-                f"The model {model.name!r} takes any number of tokens, or is not built: build it, "
-                "and say how many it was trained with, context=1024 for example."
+                f"The model {model.name!r} takes any number of tokens, or is not built. Build it, "
+                "and say with how many tokens it was trained, for example context=1024."
             )
         given = keras.KerasTensor((2, found), "int32")
         try:
@@ -136,7 +141,7 @@ class Recomputed:
     def step(
         self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Reads one token more of each row."""
+        """Reads one more token of each row."""
         place = ops.minimum(lengths + count, self.context - 1)
         here = ops.arange(self.context, dtype="int32")[None] == place[:, None]
         row = ops.where(here, token[:, None], state)
@@ -149,18 +154,18 @@ class Recomputed:
 
 
 def build_decoding(model: Any, context: int | None = None) -> Decoding:
-    """Returns the passes of a model, with a cache where it has one.
+    """Returns the passes of a model, with a cache if it supports one.
 
     Args:
-        model: any that predicts the next token.
-        context: the most tokens of a row that it is given; None: as many as it takes.
+        model: a model that predicts the next token.
+        context: the most tokens that a row may have; None: as many as the model takes.
 
     Raises:
-        UserError: the model is none, or the context is too short or too long.
+        UserError: it is not such a model, or the context is too short or too long.
     """
     found = Cached(model, context) if hasattr(model, "logits_of") else Recomputed(model, context)
     if found.context < 2:
-        raise UserError(f"A context of {found.context} has no room for a prompt and a token.")
+        raise UserError(f"A context of {found.context} is too small for a prompt and a token.")
     return found
 
 
@@ -172,11 +177,11 @@ def _explain_no_writer(model: Any, reason: str) -> UserError:
 
 
 def _fill_rows(x: Tensor) -> Tensor:
-    """Returns (batch,) as (batch, 1), on a TPU with as many rows as fill a matrix."""
+    """Returns (batch,) as (batch, 1); on a TPU, adds rows to fill a matrix."""
     missing = max(0, ROWS - x.shape[0]) if sharding.get_platform() == "tpu" else 0
     return ops.pad(x, ((0, missing),))[:, None]
 
 
 def _map_pairs(cache: Cache) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns the pairs of a cache as a nest that loops carry."""
+    """Returns the pairs of a cache as a nest that a loop can carry."""
     return {name: tuple(pair) for name, pair in cache.pairs.items()}

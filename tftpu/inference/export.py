@@ -15,18 +15,19 @@ def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: 
     """Writes the weights and the moving statistics of a model.
 
     Args:
-        model: built.
-        averages: values by path that take the place of weights; empty writes the weights.
-        path: local or `gs://`; ends in `.weights.h5` or `.safetensors`.
+        model: the built model.
+        averages: the values by path that replace weights; empty: the weights themselves are
+            written.
+        path: a path, local or `gs://`, that ends in `.weights.h5` or `.safetensors`.
 
     Raises:
-        UserError: another ending, a place that cannot be written, or a model with adapters.
+        UserError: the path has another ending or cannot be written, or the model has adapters.
     """
     if any(v.path.rpartition("/")[2].startswith("lora_") for v in model.weights):
         raise UserError(
-            "The model has adapters, which neither Keras nor the zoo would find in such a file: "
-            "tftpu.models.save_weights(model, path) merges them, and so does `tftpu export-weights "
-            "--merge`."
+            "The model has adapters, which neither Keras nor the zoo can read from such a file. "
+            "To merge them into the weights, use tftpu.models.save_weights(model, path) or "
+            "`tftpu export-weights --merge`."
         )
     try:
         _write(model, averages, path)
@@ -49,9 +50,9 @@ def _write(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) ->
 
 
 def _write_h5(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:
-    """Writes an HDF5 file by Keras, which writes a model as it is, to a local disk.
+    """Writes an HDF5 file with Keras, which writes a model's present weights to a local disk.
 
-    So the averages take the place of the weights for as long as that lasts.
+    So the averages temporarily replace the weights.
     """
     replaced = [v for v in model.trainable_variables if v.path in averages]
     trained = [np.array(keras.ops.convert_to_numpy(v)) for v in replaced]

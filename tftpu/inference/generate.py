@@ -1,4 +1,4 @@
-"""Text by a language model: token after token, in one compiled loop on the device."""
+"""Writes text with a language model, token by token, in one compiled loop on the device."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from tftpu.inference.loop import Loop
 from tftpu.inference.sampling import Choice, Sampling, gather_rules
 
 Tokens = list[int]
-_FEW = 16  # tokens that are written together even where fewer are wanted
+_FEW = 16  # tokens that are always written together; unwanted ones are cut off
 _PROMPT = 64  # the length that the shortest prompts are padded to
 
 
@@ -32,23 +32,24 @@ def generate(
 ) -> list[Tokens]:
     """Returns the tokens with which a language model continues prompts.
 
-    A row depends on its prompt, its place, and the seed, not on the other prompts. Where it fills
-    the model's context or is longer, the last half of the context is read to go on.
+    A row depends on its prompt, its place and the seed, but not on the other prompts. If a row
+    fills the model's context or is longer, it continues from its last half context.
 
     Args:
         model: the zoo's GPT or Llama, which keep keys and values of what they have read; or any
             causal Keras model from tokens, (batch, time), to logits, (batch, time, vocabulary),
             which reads the whole row again for each token.
-        prompts: token ids of each row; lengths may differ, and none may be 0.
-        length: tokens to write for each.
-        sampling: the rule by which they are drawn; None draws from all, as they are likely.
-        seed: of the numbers that decide.
+        prompts: the token ids of each row. The lengths may differ, but must not be 0.
+        length: the number of tokens to write for each prompt.
+        sampling: the rule by which tokens are drawn; None draws from all tokens by their
+            probabilities.
+        seed: the seed of the random numbers that choose tokens.
         stop: a token after which a row ends; it is not returned.
-        context: the most tokens to read at once; None: as many as the model says that it takes.
+        context: the most tokens to read at once; None: as many as the model takes.
 
     Raises:
-        UserError: a model that does not predict the next token, or a prompt that is empty or holds
-            an unknown token.
+        UserError: the model does not predict the next token, or a prompt is empty or has an unknown
+            token.
     """
     writer = Writer(model, stop, context)
     found: list[Tokens] = [[] for _ in prompts]
@@ -65,8 +66,8 @@ class Row(NamedTuple):
     Attributes:
         prompt: its tokens.
         length: the most tokens to write.
-        sampling: the rule by which they are drawn.
-        seed, place: of the numbers that decide.
+        sampling: the rule by which tokens are drawn.
+        seed, place: the seed and the place of the random numbers that choose tokens.
     """
 
     prompt: Sequence[int]
@@ -87,7 +88,7 @@ class Chunk(NamedTuple):
     """The next tokens of all rows.
 
     Attributes:
-        tokens: the next ones of each row.
+        tokens: the next tokens of each row.
         ended: whether a row has ended.
     """
 
@@ -96,11 +97,12 @@ class Chunk(NamedTuple):
 
 
 class Writer:
-    """Continues prompts; what was compiled for one shape of prompts serves all of that shape.
+    """Continues prompts. Its functions are compiled once for each shape of prompts.
 
     Args:
         model, stop, context: as for `generate`.
-        compiled: compiles its functions, such as `Executor.compiled`; None: for the model as it is.
+        compiled: a function that compiles its functions, such as `Executor.compiled`; None: the
+            default for the model.
 
     Raises:
         UserError: the model does not predict the next token.
@@ -125,30 +127,33 @@ class Writer:
         return (chunk.tokens for chunk in self.iterate_chunks(rows, every))
 
     def iterate_chunks(self, rows: Sequence[Row], every: int = 16) -> Iterator[Chunk]:
-        """Yields the same, and which rows have ended.
+        """Yields the next tokens of each row, and which rows have ended.
 
         Args:
-            rows: of one choice (`Sampling.choice`).
-            every: tokens that are written between two results.
+            rows: the rows of one choice (`Sampling.choice`).
+            every: the number of tokens that are written between two results.
 
         Raises:
-            UserError: a row that cannot be written.
+            UserError: a row cannot be written.
         """
         length = max((row.length for row in rows), default=0)
         texts = self.check([row.prompt for row in rows], length)
         if every < 1 or min(row.seed for row in rows) < 0:
             seeds = sorted({row.seed for row in rows})
-            raise UserError(f"every={every}, seed={seeds[0]}: give 1 or more, and 0 or more.")
+            raise UserError(
+                f"every={every} and seed={seeds[0]}: every must be 1 or more, and seed 0 or more."
+            )
         uniform = _draw_uniform(rows, length + every + 1)
         ended, done, context = np.zeros(len(rows), bool), 0, self._decoding.context
         while done < length and not ended.all():
-            # A row that fills the context keeps the last half of it, and one that ended
-            # takes no more room than it must; the others are read again as they are.
+            # A row that fills the context keeps its second half. A row that has ended is shortened
+            # to one token. The other rows are read again unchanged.
             kept = [text[:1] if end else text for text, end in zip(texts, ended)]
             texts = [text if len(text) < context else text[-(context // 2) :] for text in kept]
             count = min(context - max(map(len, texts)), length - done)
             read = [[*text] for text in texts]
-            # Few sizes are compiled, whatever lengths are asked for; what is too much is cut off.
+            # The number of tokens is rounded up so that few sizes are compiled. Surplus tokens are
+            # cut off.
             size = min(every, max(_FEW, 1 << (count - 1).bit_length()))
             for parts in self._generate_round(rows, read, count, uniform[:, done:], size, ended):
                 for text, part in zip(texts, parts):
@@ -171,14 +176,15 @@ class Writer:
         every: int,
         ended: np.ndarray,
     ) -> Iterator[list[Tokens]]:
-        """Yields the next tokens of texts that fit the context together with them."""
+        """Yields the next tokens of texts; both must fit into the context together."""
         lengths = np.array([len(text) for text in texts], np.int32)
         time = min(_round_up_length(int(lengths.max())), self._decoding.context)
         tokens = np.zeros((len(texts), time), np.int32)
         for padded, text in zip(tokens, texts):
             padded[: len(text)] = text
         calls = -(-length // every)
-        slots = time + every * (1 << (calls - 1).bit_length())  # few sizes are compiled
+        # A power of two, so that few sizes are compiled.
+        slots = time + every * (1 << (calls - 1).bit_length())
         read, write = self._compile_loop([row.sampling for row in rows])
         numbers = gather_rules([row.sampling for row in rows])
         state = read(tokens, lengths, uniform[:, 0], numbers, ended.copy(), slots)
@@ -187,23 +193,26 @@ class Writer:
             state, written = write(state, lengths, following, every)
             if not np.array(state["finite"]):
                 raise UserError(
-                    "The model predicts values that are not finite, from which no token can be "
-                    "drawn: its weights or its precision are at fault."
+                    "The model predicts values that are not finite, so no token can be drawn: "
+                    "the cause is in its weights or its precision."
                 )
             yield np.array(written)[:, : length - done].tolist()
 
     def _compile_loop(self, samplings: Sequence[Sampling]) -> tuple[Any, Any]:
-        """Returns the compiled functions that read, and write."""
+        """Returns the compiled functions that read prompts and write tokens."""
         choice, *others = {sampling.choice for sampling in samplings}
         if others:
-            raise ValueError(f"The rows choose in several ways: {[choice, *others]}.")
+            raise ValueError(
+                "All rows must choose tokens in the same way, but these choose in several: "
+                f"{[choice, *others]}."
+            )
         if choice not in self._loops:
             loop = Loop(self._decoding, choice, self._stop)
             self._loops[choice] = self._compiled(loop.read), self._compiled(loop.write)
         return self._loops[choice]
 
     def _cut_at_end(self, ended: np.ndarray, index: int, part: Tokens, room: int) -> Tokens:
-        """Returns a row's next tokens up to its stop or its length; nothing if it has ended."""
+        """Returns a row's next tokens up to its stop token or its length; none if it has ended."""
         if ended[index]:
             return []
         kept = part[:room]
@@ -215,7 +224,7 @@ class Writer:
         """Returns the tokens of prompts.
 
         Raises:
-            UserError: they cannot be continued.
+            UserError: the prompts cannot be continued.
         """
         if not isinstance(length, int) or length < 1:
             raise UserError(f"length={length}: give the number of tokens to write, 1 or more.")
@@ -228,16 +237,17 @@ class Writer:
         unknown = {token for row in rows for token in row if not 0 <= token < vocabulary}
         if unknown:
             raise UserError(
-                f"The prompts hold the tokens {sorted(unknown)[:5]}, and the model's vocabulary "
-                f"goes from 0 to {vocabulary - 1}: use the model's own tokenizer."
+                f"The prompts contain the tokens {sorted(unknown)[:5]}, but the model's "
+                f"vocabulary goes from 0 to {vocabulary - 1}: use the model's own tokenizer."
             )
         return rows
 
 
 def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
-    """Refuses a model whose logits after a token change with those that come later."""
+    """Raises `UserError` for a model whose logits after a token depend on later tokens."""
     rng, time = np.random.default_rng(0), decoding.context
-    places = np.array([0, 0, time // 2, time // 2], np.int32)  # in pairs of rows
+    # The last equal token of each row; rows are compared in pairs.
+    places = np.array([0, 0, time // 2, time // 2], np.int32)
     tokens = rng.integers(1, max(2, decoding.vocabulary), (4, time), np.int32)
     for row, place in zip((1, 3), places[1::2]):
         tokens[row, : place + 1] = tokens[row - 1, : place + 1]
@@ -245,19 +255,19 @@ def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
     rows = np.asarray(logits, np.float32)
     if np.abs(rows[0::2] - rows[1::2]).max() > 1e-3 * np.abs(rows).max():
         raise UserError(
-            f"The model {name!r} does not continue texts: what it predicts after a token depends "
-            "on the tokens that come later. Only causal models can write."
+            f"The model {name!r} does not continue texts: its predictions after a token depend on "
+            "later tokens. Only causal models can write."
         )
 
 
 def _round_up_length(length: int) -> int:
-    """Returns the next of 64, 96, 128, 192, 256, and so on: few lengths are compiled."""
+    """Rounds up to 64, 96, 128, 192, 256, and so on, so that few lengths are compiled."""
     whole = _PROMPT << (-(-length // _PROMPT) - 1).bit_length()
     three_quarters = 3 * whole // 4
     return three_quarters if whole > _PROMPT and length <= three_quarters else whole
 
 
 def _draw_uniform(rows: Sequence[Row], count: int) -> np.ndarray:
-    """Returns numbers of [0, 1), (rows, count), float32; those of a row do not depend on others."""
+    """Returns numbers on [0, 1), (rows, count), float32, independent of other rows."""
     found = [np.random.default_rng((r.seed, r.place)).random(count, np.float32) for r in rows]
     return np.stack(found)

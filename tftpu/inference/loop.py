@@ -9,8 +9,8 @@ class Loop:
     """Reads prompts, and writes the tokens that follow them.
 
     Args:
-        decoding: passes by the model.
-        choice: how tokens are chosen.
+        decoding: the passes of the model.
+        choice: the way in which tokens are chosen.
         stop: a token after which a row ends; None: there is none.
     """
 
@@ -32,19 +32,19 @@ class Loop:
 
         Args:
             tokens: (batch, time), int32, padded at the end.
-            lengths: (batch,), int32, of each prompt.
+            lengths: (batch,), int32, the length of each prompt.
             uniform: (batch,), float32, numbers of [0, 1) that decide on the first token.
-            rules: of the rows, as for `Choice.choose`.
-            ended: (batch,), bool: rows that nothing is written for.
-            slots: tokens of a row that there is room for.
+            rules: the rules of the rows, as for `Choice.choose`.
+            ended: (batch,), bool: rows for which nothing is written.
+            slots: the number of tokens for which a row has room.
         """
         decoded, logits = self._decoding.read(tokens, lengths, slots)
         return {
             "decoded": decoded,
             "token": self._choice.choose(logits, uniform, rules),
             "rules": rules,
-            "first": ops.cast(tokens.shape[1], "int32"),  # slot of the first token that is written
-            "count": ops.cast(0, "int32"),  # of the tokens that were written
+            "first": ops.cast(tokens.shape[1], "int32"),  # the slot of the first written token
+            "count": ops.cast(0, "int32"),  # the number of written tokens
             "ended": ended,
             "finite": _is_finite(logits),
         }
@@ -55,10 +55,10 @@ class Loop:
         """Writes tokens, until all rows have ended.
 
         Args:
-            state: of the loop.
-            lengths: (batch,), int32, of each prompt.
-            uniform: (batch, every), float32, numbers of [0, 1) that decide on the tokens after.
-            every: tokens to write.
+            state: the state of the loop.
+            lengths: (batch,), int32, the length of each prompt.
+            uniform: (batch, every), float32, numbers of [0, 1) that decide on the following tokens.
+            every: the number of tokens to write.
 
         Returns:
             The state, and the tokens, (batch, every) int32, 0 after the end of all rows.

@@ -1,9 +1,9 @@
-"""Predictions for data of any size, in files that are written whole, each record exactly once.
+"""Predictions for data of any size, written to files atomically, with each record exactly once.
 
-The records are cut into ranges that depend on neither the batch nor the devices. A range is one
-shard: it is there, as it was written, or it is not. So a prediction that was ended at any moment
-continues with the ranges that are missing or damaged, and several machines share the work by taking
-ranges in turn. The manifest is written last, by whoever finds all shards there.
+The records are divided into ranges that depend on neither the batch nor the devices. A range is one
+shard, which either exists as it was written or does not exist. So a prediction that was interrupted
+at any moment continues with the missing or damaged ranges, and several machines share the work by
+taking ranges in turn. The manifest is written last, by the process that finds all shards.
 """
 
 import collections
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 MANIFEST, PLAN = "manifest.json", "plan.json"
 RECORDS_PER_SHARD = 4096
-_NAMED = 20  # damaged files, in a message
-_WAITING = 2  # shards that may wait to be written, each in memory
+_NAMED = 20  # most damaged files that a message names
+_WAITING = 2  # shards in memory that may wait to be written
 
 
 class Predictor(Protocol):
@@ -55,7 +55,7 @@ class Records(Protocol):
         ...
 
     def features(self, ranges: Sequence[range], /) -> Any:
-        """Returns a data set of complete batches of features; each range ends filled up."""
+        """Returns complete batches of features; the last batch of a range is filled up."""
         ...
 
     def places(self, numbers: range, /) -> tuple[list[str], list[int]]:
@@ -69,18 +69,18 @@ class Records(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Predictions to be made: of what, and where they are written.
+    """Predictions to make: what is predicted, and where the predictions are written.
 
     Args:
-        output: folder of the shards, local or `gs://`.
-        format: ending of the shards' names, such as "jsonl".
-        encode: returns the content of a shard, of its columns and of the reasons why rows have no
-            values, by their place.
-        columns: returns the columns of a model's outputs.
+        output: the folder of the shards, local or `gs://`.
+        format: the ending of the shards' names, such as "jsonl".
+        encode: a function that returns the content of a shard, given its columns and, by their
+            places, the reasons why rows have no values.
+        columns: a function that maps a model's outputs to columns.
         plan: JSON values that say what is predicted; a folder holds the predictions of one plan.
-        keep: fields of the input to write beside the predictions.
+        keep: the fields of the input to write beside the predictions.
         records_per_shard: the length of a range.
-        machine: number of this machine, from 1, and of all machines.
+        machine: the number of this machine, from 1, and the number of all machines.
     """
 
     output: str
@@ -95,7 +95,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-    """A range of records, and the name of the file that its predictions are in."""
+    """A range of records, and the name of the file with its predictions."""
 
     name: str
     numbers: range
@@ -107,13 +107,14 @@ def predict(
     job: Job,
     report: Callable[[int, int], None] = lambda done, all_records: None,
 ) -> bool:
-    """Writes the predictions of all records, or of a machine's part, that are not there yet.
+    """Writes the missing predictions of all records, or of a machine's part.
 
     Args:
-        trainer: with the weights to predict with.
-        records: to predict.
+        trainer: the trainer with the weights to predict with.
+        records: the records to predict.
         job: what is predicted, and where it is written.
-        report: called with the records that this machine has predicted, and is to predict.
+        report: a function that is called with the numbers of records that this machine has
+            predicted and has to predict.
 
     Returns:
         Whether the predictions of all machines are complete.
@@ -125,7 +126,7 @@ def predict(
     """
     records.read_fields(
         range(0), job.keep
-    )  # an unknown field is refused before anything is computed
+    )  # raises for an unknown field before anything is computed
     shards = _list_shards(records.count, job)
     mine = shards[job.machine[0] - 1 :: job.machine[1]]
     plan = _describe_plan(job, records)
@@ -151,10 +152,10 @@ def predict(
 
 
 def verify(output: str) -> list[str]:
-    """Compares the files of complete predictions with their manifest; returns what is wrong.
+    """Compares the files of complete predictions with their manifest; returns the damaged ones.
 
     Raises:
-        UserError: they are not complete, or were written without checksums.
+        UserError: the predictions are not complete, or were written without checksums.
     """
     path = files.join(output, MANIFEST)
     if not files.exists(path):
@@ -164,8 +165,8 @@ def verify(output: str) -> list[str]:
         return [f"{MANIFEST} is not what was written"]
     if not listed and manifest["shards"]:
         raise UserError(
-            f"{path} has no checksums: it was written by an earlier version of tftpu. The same "
-            "command without --verify adds those of the files as they are."
+            f"{path} has no checksums, because an earlier version of tftpu wrote it. The same "
+            "command without --verify adds the checksums of the present files."
         )
     there = sums.read_stored_sums(output, [*listed, PLAN])
     plan = {name: value for name, value in manifest.items() if name not in ("shards", "crc32c")}
@@ -194,13 +195,13 @@ def _list_shards(count: int, job: Job) -> list[_Shard]:
 
 
 def _resolve_locked_folder(job: Job) -> str:
-    """Returns the folder that this process holds while it writes."""
+    """Returns the folder that this process locks while it writes."""
     machine, machines = job.machine
     return job.output if machines == 1 else f"{job.output}/.machine-{machine}-of-{machines}"
 
 
 def _describe_plan(job: Job, records: Records) -> dict[str, Any]:
-    """Returns what the folder holds."""
+    """Returns the plan that describes the content of the folder."""
     return {
         **job.plan,
         "records": records.count,
@@ -219,20 +220,20 @@ def _read_known_sums(job: Job, plan: Mapping[str, Any]) -> Sums:
 
 
 def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
-    """Writes what the folder holds, or compares it.
+    """Writes the plan into the folder, or compares it with the plan there.
 
     Raises:
-        UserError: the folder holds predictions of something else.
+        UserError: the folder holds other predictions.
     """
     path = files.join(job.output, PLAN)
     if not files.exists(path):
         files.write_whole(path, sums.seal(plan))
-    # Read again what was written: another machine may have begun at the same time.
+    # Read again, because another machine may have written its plan at the same time.
     content = files.read(path)
     if content == sums.seal(plan):
         return
     if known.of_plan:
-        _log.warning("%s is damaged, and is written again.", path)
+        _log.warning("%s is damaged and is written again.", path)
         files.write_whole(path, sums.seal(plan))
         return
     try:
@@ -244,19 +245,20 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
     for name in {**plan, **found}:
         if name != "crc32c" and plan.get(name) != found.get(name):
             raise UserError(
-                f"{job.output} holds predictions with {name} = {found.get(name)!r}, and these "
-                f"have {plan.get(name)!r}: choose another output folder, or remove that one."
+                f"{job.output} holds predictions with {name} = {found.get(name)!r}, but the new "
+                f"ones have {plan.get(name)!r}: choose another output folder, or remove that one."
             )
-    files.write_whole(path, sums.seal(plan))  # an earlier version did not seal it
+    # An earlier version of tftpu wrote the plan without a checksum.
+    files.write_whole(path, sums.seal(plan))
 
 
 def _find_missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]:
-    """Returns the shards of this machine that are not there as they were written."""
+    """Returns the shards of this machine that are missing or damaged."""
     there = sums.read_stored_sums(job.output, [shard.name for shard in mine])
     if there and not known.begun:
         _log.warning(
             "%s has %d files that an earlier version of tftpu wrote without checksums: they are "
-            "taken as they are.",
+            "used without a check.",
             *(job.output, len(there)),
         )
         for name, found in there.items():
@@ -273,9 +275,9 @@ def _find_missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]
 
 
 def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
-    """Removes what a process left that was killed while it wrote; nobody else writes these."""
+    """Removes unfinished files of a killed process, which no other process writes."""
     if files.is_remote(job.output):
-        return  # where an object appears when it is complete
+        return  # an object in a bucket appears only when it is complete
     own = [*mine, *((PLAN, MANIFEST) if job.machine[1] == 1 else ())]
     begins = tuple(f".{name}." for name in own)
     for name in files.list_names(job.output):
@@ -286,7 +288,7 @@ def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
 def _write_shards(
     trainer: Predictor, records: Records, job: Job, missing: Sequence[_Shard], known: Sums
 ) -> Generator[_Shard]:
-    """Yields each shard once it is written, which another thread does while the devices compute."""
+    """Yields each shard after another thread has written it while the devices compute."""
     if not missing:
         return
     waiting: collections.deque[Any] = collections.deque()
@@ -331,7 +333,10 @@ def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
     found = {**records.read_fields(shard.numbers, job.keep), **job.columns(outputs)}
     for name in found:
         if name in columns:
-            raise UserError(f"The input's field {name!r} has the name of a column: do not keep it.")
+            raise UserError(
+                f"The input's field {name!r} has the same name as a column of the predictions: do "
+                "not keep it."
+            )
     skipped = records.skipped
     errors = {n: skipped[number] for n, number in enumerate(shard.numbers) if number in skipped}
     content = job.encode({**columns, **found}, errors)
@@ -344,8 +349,8 @@ def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
 def _write_manifest_if_complete(
     job: Job, plan: Mapping[str, Any], shards: Sequence[_Shard], known: Sums
 ) -> bool:
-    """Returns whether all shards are there, after writing the manifest if they are."""
-    known.read()  # what other machines have written meanwhile
+    """Writes the manifest if all shards exist; returns whether they do."""
+    known.read()  # reads what other machines have written meanwhile
     there = set(files.list_names(job.output)) & set(known.known)
     if not all(shard.name in there for shard in shards):
         return False

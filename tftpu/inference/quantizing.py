@@ -1,12 +1,12 @@
 """Weight-only quantization: integers of 8 or 4 bits, and their scales.
 
-A matrix product, a convolution or a lookup sees the integers times their scale, in float32, so that
-a model whose weights were replaced by `Quantized.values` computes what its export does.
+A matrix product, a convolution or a lookup gets the integers times their scale, in float32. So a
+model whose weights were replaced by `Quantized.values` computes the same as its export.
 
-8 bits have a scale for each channel, that of its largest value. 4 bits have one for each 64 values
-of a channel, or fewer: the one with the least squared error among some below that of the largest
-value, as clipping a few outliers leaves finer steps for all others (Banner et al. 2019,
-https://arxiv.org/abs/1810.05723).
+With 8 bits, each channel has a scale that maps its largest value to the largest integer. With 4
+bits, each group of at most 64 values of a channel has a scale: of several scales up to that of the
+largest value, the one with the least squared error, because clipping a few outliers leaves finer
+steps for all others (Banner et al. 2019, https://arxiv.org/abs/1810.05723).
 """
 
 import dataclasses
@@ -19,9 +19,11 @@ from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 
 BITS = {"int8": 8, "int4": 4}
-SMALLEST = 256  # values of a weight: less is kept in float32
-_GROUP = range(64, 31, -1)  # values that share a scale of 4 bits: the first that divides a channel
-_TRIED = {8: np.ones(1), 4: np.linspace(1.0, 0.8, 17)}  # of the largest value
+SMALLEST = 256  # values; a smaller weight stays in float32
+# Number of values that share a 4-bit scale: the first of these that divides a channel.
+_GROUP = range(64, 31, -1)
+# Shares of the largest value that are tried as the end of the scale.
+_TRIED = {8: np.ones(1), 4: np.linspace(1.0, 0.8, 17)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Quantized:
     """A weight as integers.
 
     Attributes:
-        shape: of the weight.
-        codes: int8, the weight's values in order, in a shape that `scale` is broadcast over; with 4
-            bits from -8 to 7.
+        shape: the shape of the weight.
+        codes: int8, the weight's values in order, in a shape over which `scale` is broadcast; from
+            -8 to 7 with 4 bits.
         scale: float32.
         bits: 8 or 4.
     """
@@ -62,12 +64,12 @@ class Quantized:
 def quantize_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
     """Quantizes the kernels and tables of a model; returns them by path.
 
-    Biases, norms and weights of fewer than 256 values stay as they are. Tables, such as embeddings,
-    have 8 bits in any case: with 4, the tied head of a language model loses more than all its
+    Biases, norms and weights with fewer than 256 values stay unchanged. Tables, such as embeddings,
+    always get 8 bits: with 4 bits, the tied head of a language model loses more than all its
     kernels together. The channels of a kernel are its outputs, those of a table its rows.
 
     Args:
-        model: built; it keeps its weights.
+        model: the built model, which keeps its weights.
         bits: 8 or 4.
     """
     found, known = {}, _find_kernel_axes(model)
@@ -83,24 +85,24 @@ def quantize_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
 
 
 def refuse_quantized(model: keras.Model) -> None:
-    """Raises `UserError` for a model to train with a layer that Keras quantized, without adapters.
+    """Raises `UserError` for training a model with a quantized layer that has no adapters.
 
-    Its integers have no gradient, and only what is beside them would be trained.
+    The integers have no gradient, so only the other weights would be trained.
     """
     for layer in keras_internals.list_layers(model):
         mode = getattr(layer, "quantization_mode", None)
         adapted = getattr(layer, "lora_enabled", False)
         if mode is not None and layer.trainable and not adapted:
             raise UserError(
-                f"The layer {layer.path!r} is quantized to {mode}, and its integers cannot be "
-                "trained: train the model in floats and quantize it then, or train adapters above "
-                'integers by tftpu.models.enable_lora(model, 8, base="int8"), or freeze the layer '
-                "by trainable = False. A quantized model can be evaluated and predicts."
+                f"The layer {layer.path!r} is quantized to {mode}, and integers cannot be trained. "
+                "Train the model in floats and quantize it afterwards, or train adapters with "
+                'tftpu.models.enable_lora(model, 8, base="int8"), or freeze the layer with '
+                "trainable = False. A quantized model can still be evaluated, and predict."
             )
 
 
 def _find_kernel_axes(model: keras.Model) -> dict[str, tuple[int, ...]]:
-    """Returns the dimensions of the channels of kernels whose last is not that, by path."""
+    """Returns, by path, the channels' dimensions of kernels for which it is not the last one."""
     layers, found = keras.layers, {}
     depthwise = layers.DepthwiseConv1D | layers.DepthwiseConv2D
     separable = layers.SeparableConv1D | layers.SeparableConv2D
@@ -121,7 +123,7 @@ def quantize_weight(value: np.ndarray, axes: int | tuple[int, ...], bits: int) -
 
     Args:
         value: float32.
-        axes: the dimensions of its channels, of which a depthwise kernel has two.
+        axes: the dimensions of its channels; a depthwise kernel has two.
         bits: 8 or 4.
     """
     largest = 2 ** (bits - 1) - 1
@@ -141,7 +143,7 @@ def quantize_weight(value: np.ndarray, axes: int | tuple[int, ...], bits: int) -
 def _group_values(
     value: np.ndarray, axes: tuple[int, ...], bits: int
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Returns a weight in a shape of groups, and the dimensions of the values of a group."""
+    """Returns a weight reshaped into groups, and the dimensions of the values in a group."""
     channels = math.prod(value.shape[axis] for axis in axes)
     count = value.size // channels
     size = next((n for n in _GROUP if bits == 4 and count % n == 0), None)

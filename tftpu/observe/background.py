@@ -1,4 +1,4 @@
-"""A writer whose work is done by a thread, so that training never waits for a disk or a bucket."""
+"""A writer with its own thread, so that training never waits for a disk or a bucket."""
 
 import logging
 import queue
@@ -14,16 +14,16 @@ from tftpu.observe.writers import Hyperparameters, Writer
 
 _log = logging.getLogger(__name__)
 
-LIMIT = 10_000  # calls that may wait; beyond, new ones are dropped
+LIMIT = 10_000  # most calls that may wait; further ones are dropped
 CLOSING = 20.0  # seconds that the end of a run waits for the thread
-_UPLOADING = 300.0  # the same for a service that uploads the whole run at its end
+_UPLOADING = 300.0  # the same for a service that uploads the whole run when it ends
 
 
 class Worker:
     """A thread that makes calls in their order, with a limited number of them waiting.
 
     Args:
-        name: of the thread, and for messages.
+        name: the name of the thread, which messages show.
         limit: number of calls that may wait.
         idle: called in the thread when no call is waiting.
     """
@@ -32,7 +32,8 @@ class Worker:
         self._name = name
         self._idle = idle
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(limit)
-        self._error: BaseException | None = None  # of a call, to be raised in the caller's thread
+        # An error of a call, which is raised later in the caller's thread.
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._starting = threading.Lock()
 
@@ -144,7 +145,7 @@ class Background(Writer):
         return self._worker.wait(seconds)
 
     def close(self) -> None:
-        """Waits for the thread, but not forever: a bucket may stay away."""
+        """Waits for the thread, but not forever, because a bucket may not answer."""
         if self._dropped:
             _log.warning("%s lacks what %s calls would have written.", self._name, self._dropped)
         self._do(self._writer.close)
@@ -160,7 +161,7 @@ class Background(Writer):
         if not self._worker.submit(lambda: self._make(call, *args)):
             if not self._dropped:
                 _log.warning(
-                    "%s has been waiting for so long that %s calls are waiting for it: later ones "
+                    "%s has not answered for so long that %s calls wait for it: further calls "
                     "are dropped until it continues.",
                     self._name,
                     f"{LIMIT:,}",

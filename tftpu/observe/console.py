@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal: one live line, or plain lines without a terminal."""
+"""Shows the progress of a run: one live line on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -17,8 +17,8 @@ from tftpu.observe import writers
 
 _SHORTEST_BAR = 10
 _LONGEST_BAR = 30
-# Between two drawings the cursor rests in the first column. Where a narrower terminal has wrapped
-# the line, that is its first row, and erasing all below the new line removes the other rows.
+# Between two updates the cursor stays in the first column. If a narrow terminal has wrapped the
+# line, the cursor is in its first row, so erasing everything below it removes the other rows.
 _ERASE_BELOW = Segment("\x1b[J", None, [(ControlType.ERASE_IN_LINE, 0)])
 _TO_FIRST_COLUMN = Control(ControlType.CARRIAGE_RETURN)
 
@@ -109,7 +109,7 @@ class LiveLine:
         chips: TPU chips, to show throughput per chip; None: the total is shown.
 
     Attributes:
-        progress: of the run.
+        progress: the progress of the run.
         metric: name and training mean of the first metric other than the loss, once known.
         over: whether the run has ended.
     """
@@ -134,8 +134,9 @@ class LiveLine:
         if self._phase == "training" or self.over:
             here += f" {100 * min(p.step, self._steps) // self._steps}%"
         else:
-            here += f" {format_clock(time.monotonic() - self._since)}"  # shows that it is alive
-        # The least important come last, and are left out first if the line is too short.
+            # A clock shows that the run is alive.
+            here += f" {format_clock(time.monotonic() - self._since)}"
+        # The least important parts come last. They are the first to be left out of a long line.
         parts = {
             "loss": f"loss {p.loss:.4g}" if p.loss is not None else "",
             "eta": f"ETA {format_clock(p.eta)}" if p.eta is not None and not self.over else "",
@@ -166,7 +167,7 @@ class LiveLine:
         return f"{format_metric(rate / self._chips)} ex/s/chip"
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
-        # One column stays free: in the last one, erasing would take the last character along.
+        # The last column stays free, because erasing from there would remove the last character.
         yield Text(self.format_text(options.max_width - 1), no_wrap=True, overflow="crop", end="")
         yield _ERASE_BELOW
         yield _TO_FIRST_COLUMN

@@ -14,18 +14,18 @@ from typing import Any
 from tftpu.errors import UserError
 from tftpu.observe.writers import Writer
 
-FILE = "/tmp/hypertune/output.metrics"  # where the agent looks if the environment names no file
-NEWEST = 100  # lines that the package keeps
+FILE = "/tmp/hypertune/output.metrics"  # the agent's default path, if the environment names no file
+NEWEST = 100  # lines that Google's package keeps
 
 
 class Hypertune(Writer):
-    """A report of one metric of every evaluation.
+    """A writer that reports one metric of every evaluation.
 
     The file has one line for each step: a resumed run, or one that rolled back, replaces the lines
     of the evaluations that it repeats.
 
     Args:
-        metric: of the evaluation, by which the job compares trials.
+        metric: the evaluation metric by which the job compares trials.
     """
 
     def __init__(self, metric: str):
@@ -43,7 +43,7 @@ class Hypertune(Writer):
             ) from error
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        # The service compares numbers: a trial whose values are not finite has none.
+        # The service compares numbers, so it gets no value of a trial whose value is not finite.
         if split != "eval" or not math.isfinite(scalars[self._metric]):
             return
         earlier = [line for line in self._lines if int(line["global_step"]) < step]
@@ -56,13 +56,13 @@ class Hypertune(Writer):
         }
         self._lines = [*earlier, line][-NEWEST:]
         text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in self._lines)
-        # In place, as the package does: the agent may keep the file open.
+        # Written in place, as Google's package does, because the agent may keep the file open.
         with open(self._path, "w") as file:
             file.write(text)
 
 
 def _read(path: str, trial: str) -> list[dict[str, Any]]:
-    """Returns the lines of a trial that an earlier start of its run wrote on this machine."""
+    """Returns the lines that an earlier process of the trial wrote on this machine."""
     if not os.path.exists(path):
         return []
     found = []
@@ -73,5 +73,5 @@ def _read(path: str, trial: str) -> list[dict[str, Any]]:
                 if line["trial"] == trial and int(line["global_step"]) >= 0:
                     found.append(line)
             except (ValueError, KeyError, TypeError):
-                continue  # of a start that was killed while it wrote
+                continue  # an earlier process was killed while it wrote this line
     return found

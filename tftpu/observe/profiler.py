@@ -1,4 +1,4 @@
-"""Profiles of steps: of planned windows, on a signal, and of steps that are unusually slow."""
+"""Profiles planned windows of steps, steps after a signal, and unusually slow steps."""
 
 import collections
 import contextlib
@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from tftpu.config import profile_plan
 from tftpu.engines.engine import Tracer
 
-INPUT_WAIT = "tftpu_input_wait"  # the event with the time a device loop waited for its input
-LENGTH = 10  # steps of a profile without a planned window
-SLOW_AT_MOST = 5  # profiles of slow loops in a run
-_LOOPS = 100  # device loops before one can be counted among the slowest 1 %
+# The trace event for the time that a device loop waited for its input.
+INPUT_WAIT = "tftpu_input_wait"
+LENGTH = 10  # number of steps in a profile without a planned window
+SLOW_AT_MOST = 5  # most profiles of slow loops in a run
+_LOOPS = 100  # device loops after which the slowest 1 % can be determined
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ class Profiler:
         self._logdir = logdir
         self._tracer = tracer
         self._windows = list(windows) if logdir else []
-        self._last = 0  # the step that the running profile ends before
-        self._asked = ""  # why a profile is due at the next opportunity
+        self._last = 0  # the step at which the running profile ends
+        self._asked = ""  # the reason why the next profile is due; "" if none is
         self._loops: collections.deque[float] = collections.deque(maxlen=1000)
         self._slow_taken = 0
         self.running = False
@@ -98,7 +99,7 @@ class Profiler:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes a profile on SIGUSR1 within the block. Only the main thread receives signals."""
+        """Takes a profile on SIGUSR1 within the block, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -114,7 +115,9 @@ class Profiler:
 
     def _start(self, logdir: str, last: int) -> None:
         if not self._tracer.start(logdir):
-            _log.warning("Another profile is running: the steps up to %d are not profiled.", last)
+            _log.warning(
+                "Another profile is running, so the steps up to %d are not profiled.", last
+            )
             self._windows = [window for window in self._windows if window[1] > last]
             return
         self.running, self._last = True, last

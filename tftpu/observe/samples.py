@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 COUNT = 8
-_SIDE = 96  # pixels that a small image is enlarged to
-_STRIP = 26  # pixels of the caption below
+_SIDE = 96  # pixels to which the shorter side of a small image is enlarged
+_STRIP = 26  # height of the caption below an image, in pixels
 
 
 def is_image_batch(x: Any) -> bool:
@@ -61,7 +61,7 @@ def draw_captions(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
 
 
 def find_classes(values: Any) -> np.ndarray | None:
-    """Returns the class of each example by labels, one-hot labels or outputs; None: not classes."""
+    """Returns each example's class from labels, one-hot labels or outputs; None if not classes."""
     if keras.tree.is_nested(values) or values is None:
         return None
     values = np.asarray(values)

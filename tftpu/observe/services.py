@@ -1,4 +1,4 @@
-"""Writers that send a run's numbers to services: MLflow, and Weights & Biases; and all by name."""
+"""Writers that send a run's numbers to MLflow, and to Weights & Biases."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ class MLflow(Writer):
     def __init__(self, workdir: str):
         mlflow = _import_required("mlflow", "mlflow-skinny")
         self.failures = (mlflow.exceptions.MlflowException,)
-        # By default, MLflow retries for minutes, and the run would wait at every line.
+        # MLflow's default retries for minutes, and the run would wait for every line.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         file = OwnFile(workdir, "mlflow_run")
@@ -47,7 +47,7 @@ class MLflow(Writer):
         return self._client.create_run(number, run_name=name).info.run_id
 
     def begin(self, config: Hyperparameters) -> None:
-        # Parameters in MLflow are constant: a restart with other settings keeps the first values.
+        # MLflow's parameters cannot change: a restart with other settings keeps the first values.
         known = self._client.get_run(self._run).data.params
         params = [self._param(k, str(v)[:500]) for k, v in config.items() if k not in known]
         for first in range(0, len(params), 100):
@@ -109,7 +109,8 @@ class WandB(Writer):
         self._run.finish()
 
 
-# Writers that `TrainConfig.writers` names, by the workdir and the metric that marks the best.
+# Makers of the writers that `TrainConfig.writers` may name; they take the workdir and the metric
+# that decides which step is best.
 BY_NAME: dict[str, Callable[[str, str], Writer]] = {
     "mlflow": lambda workdir, _: MLflow(workdir),
     "wandb": lambda workdir, _: WandB(workdir),
@@ -121,7 +122,7 @@ BY_NAME: dict[str, Callable[[str, str], Writer]] = {
 def _explain_errors(
     module: str, variable: str, failures: tuple[type[Exception], ...]
 ) -> Iterator[None]:
-    """Turns the errors of a service that cannot start into a UserError."""
+    """Turns the errors of a service at its start into a UserError."""
     try:
         yield
     except failures as error:

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 GIB = 2.0**30
 MB = 1e6
 
-# libtpu's name, our name, the unit, and how the values of several chips are reduced.
+# libtpu's name, our name, the unit, and how the values of several chips are combined.
 _TPU_METRICS = (
     ("duty_cycle_pct", "tpu_duty_cycle_percent", 1.0, "mean"),
     ("tensorcore_util", "tpu_tensorcore_percent", 1.0, "mean"),
@@ -53,8 +53,8 @@ class Telemetry:
         self._over = threading.Event()
         self._process = psutil.Process()
         self._counters = _read_counters()
-        psutil.cpu_percent(None)  # the first call returns 0: it has no earlier one to compare with
-        self._reported: set[str] = set()  # errors that were logged already
+        psutil.cpu_percent(None)  # the first call always returns 0
+        self._reported: set[str] = set()  # errors that were already logged
         self.latest: dict[str, float] = {}
         self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
 
@@ -122,7 +122,7 @@ def find_alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str
 
     Args:
         sample: the last one of the machine; may be empty.
-        seconds: of each part of the run since the last call.
+        seconds: the seconds of each part of the run since the last call.
     """
     found = {}
     training = seconds["step"] + seconds["input_wait"]
@@ -165,7 +165,7 @@ def _read_counters() -> tuple[float, dict[str, float]]:
     """Returns the time, and the bytes moved since the machine started, by counter."""
     moved = {}
     disk = psutil.disk_io_counters()
-    if disk is not None:  # none in some containers
+    if disk is not None:  # some containers have no disk counters
         moved |= {"disk_read_mb_s": disk.read_bytes, "disk_write_mb_s": disk.write_bytes}
     net = psutil.net_io_counters()
     if net is not None:

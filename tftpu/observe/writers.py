@@ -21,7 +21,8 @@ Hyperparameters = Mapping[str, bool | int | float | str]
 # Scalars that are drawn as curves, but left out of log lines.
 CURVES_ONLY = ("learning_rate", "grad_norm", "weight_norm")
 THROUGHPUT = "examples_per_sec"
-# Bytes of events after which a file in a bucket is ended: every flush uploads all of the file.
+# Bytes of events after which a new file is begun in a bucket, where every flush uploads the whole
+# file.
 EVENTS = 1 << 18
 HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leaves out
 
@@ -44,7 +45,7 @@ class Writer:
         Args:
             step: steps trained.
             split: "train", "eval" or HOST.
-            scalars: by name.
+            scalars: the scalars by name.
         """
 
     def write_text(self, step: int, name: str, text: str) -> None:
@@ -57,10 +58,10 @@ class Writer:
         """Writes a line for people."""
 
     def roll_back(self, step: int) -> None:
-        """Drops what was written for later steps than this one: the run repeats them."""
+        """Drops everything written for steps after this one, which the run repeats."""
 
     def flush(self, durable: bool = False) -> None:
-        """Writes what is kept back, if anything is.
+        """Writes everything that the writer has buffered.
 
         Args:
             durable: whether it is to survive a crash of the machine, too.
@@ -71,7 +72,7 @@ class Writer:
 
 
 class Writers(Writer):
-    """Several writers as one. A writer that fails does not end the run; it is reported once."""
+    """Several writers as one. A failing writer does not end the run, and is reported once."""
 
     def __init__(self, writers: Sequence[Writer]):
         self._writers = list(writers)
@@ -181,7 +182,7 @@ class TensorBoard(Writer):
         self.failures = (errors.OpError,)
         self._workdir = workdir
         self._start = start
-        self._config: Hyperparameters = {}  # until it is written
+        self._config: Hyperparameters = {}  # empty once it is written
         self._writers: dict[str, Any] = {}  # tf.summary.SummaryWriter by folder
         self._written: dict[str, int] = {}  # approximate bytes in their files
 
@@ -197,7 +198,7 @@ class TensorBoard(Writer):
             self._write_hyperparameters("eval")
         with self._open_folder("train" if split == HOST else split, step, 100 * len(scalars)):
             for name, value in scalars.items():
-                # An array, for the reason in `_open_folder`.
+                # An array instead of a number; `_open_folder` gives the reason.
                 tf.summary.scalar(name, np.asarray(value))
 
     def write_text(self, step: int, name: str, text: str) -> None:
@@ -213,13 +214,13 @@ class TensorBoard(Writer):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
-        self._write_hyperparameters("train")  # for a run without evaluation
+        self._write_hyperparameters("train")  # a run without evaluation has not written them yet
         for writer in self._writers.values():
             writer.close()
 
     def _write_hyperparameters(self, folder: str) -> None:
         """Writes the settings for the HParams tab, which shows them with the folder's scalars."""
-        # Its `api` imports tf.keras, which fails where TF_USE_LEGACY_KERAS asks for a Keras 2.
+        # The module's `api` imports tf.keras, which fails if TF_USE_LEGACY_KERAS asks for Keras 2.
         from tensorboard.plugins.hparams import summary_v2 as hparams
 
         if self._config:
@@ -232,8 +233,8 @@ class TensorBoard(Writer):
         """Returns the context of a folder's writer.
 
         Args:
-            folder: of the workdir.
-            step: of what is written in the context.
+            folder: a folder in the workdir.
+            step: the step of what is written in the context.
             size: its approximate bytes.
         """
         import tensorflow as tf
@@ -241,16 +242,18 @@ class TensorBoard(Writer):
         self._written[folder] = self._written.get(folder, 0) + size
         full = self._written[folder] > EVENTS and folder in self._writers
         if full and files.is_remote(self._workdir):
-            with contextlib.suppress(tf.errors.OpError):  # the bucket is away: later, then
+            # The bucket cannot be reached: a later call tries again.
+            with contextlib.suppress(tf.errors.OpError):
                 self._writers[folder].flush()
                 self._writers.pop(folder).close()
                 self._written[folder] = size
         if folder not in self._writers:
             path = files.join(self._workdir, folder)
-            # TensorFlow also flushes a full queue: on a disk at once, in a bucket by time only.
+            # TensorFlow also flushes a full queue. This is good on a disk, but in a bucket only
+            # time decides.
             queue = 10_000 if files.is_remote(path) else 10
             self._writers[folder] = tf.summary.create_file_writer(path, queue, flush_millis=10_000)
-        # TensorFlow keeps every Python number that it ever converted, and no array.
+        # An array, because TensorFlow keeps every Python number that it has ever converted.
         writer, now = self._writers[folder], np.array(step)
         if files.is_remote(self._workdir):
             return _unflushed(writer, now)
@@ -259,7 +262,7 @@ class TensorBoard(Writer):
 
 @contextlib.contextmanager
 def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
-    """Writes events by a writer of TensorFlow, whose own context would flush at its end.
+    """Writes events with a writer of TensorFlow, without the flush at the end of its own context.
 
     The thread's earlier default returns at the end. TensorFlow flushes whatever is the default
     then: a writer with nothing to flush. (Its no-op writer is never a default.)

@@ -8,10 +8,12 @@ import keras
 
 from tftpu.tensors import Tensor, ops
 
-CHUNK = 5632  # at most this many classes have their logits in memory at a time
-FAR = 60.0  # above the base of a sum of exponentials: e^60 times a million is a float32
-LANES = 128  # of a TPU: a chunk is a multiple of it
-_NEVER = -1e30  # the logit of padding: finite, so that no difference is NaN
+CHUNK = 5632  # most classes whose logits are in memory at a time
+# A logit this far above the base of the exponentials is too large: e^60 times a million still fits
+# into float32.
+FAR = 60.0
+LANES = 128  # lanes of a TPU; a chunk is a multiple of them
+_NEVER = -1e30  # the logit of padding; it is finite, so that no difference is NaN
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -27,8 +29,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
     Args:
         smoothing: between 0 and 1; 0 is plain cross-entropy.
-        reduction: as for `keras.losses.Loss`.
-        name: of the loss.
+        reduction: see `keras.losses.Loss`.
+        name: the name of the loss.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
     def call_factored(
         self, y_true: Tensor, y_pred: Tensor, hidden: Tensor, matrix: Tensor
     ) -> Tensor:
-        """Returns what `call` does, for logits that are the product `hidden @ matrix.T`.
+        """Returns the same as `call`, for logits that are the product `hidden @ matrix.T`.
 
         Logits of more than `CHUNK` classes are computed in chunks, and again in the backward pass.
         If nothing else reads `y_pred`, no (batch, time, classes) tensor is held in memory.
@@ -96,7 +98,7 @@ def _is_soft(y_true: Tensor, y_pred: Tensor) -> bool:
 def chunked_crossentropy(
     hidden: Tensor, matrix: Tensor, labels: Tensor, smoothing: float = 0.0
 ) -> Tensor:
-    """Returns the cross-entropy of the logits `hidden @ matrix.T` without ever holding all of them.
+    """Returns the cross-entropy of the logits `hidden @ matrix.T` without storing all logits.
 
     Forward and backward pass both compute the logits, one chunk of classes at a time.
 
@@ -104,7 +106,7 @@ def chunked_crossentropy(
         hidden: (batch, time, width), in the compute dtype.
         matrix: (classes, width).
         labels: (batch, time), int32.
-        smoothing: as for `SmoothedCrossentropy`.
+        smoothing: see `SmoothedCrossentropy`.
 
     Returns:
         (batch, time), float32.
@@ -137,7 +139,7 @@ def chunked_crossentropy(
             if smoothing:
                 found.append(ops.where(some > _NEVER, some, 0.0))
             sums = [ops.sum(part, axis=-1) for part in found]
-            # NaN is never far above, so no chunk is repeated without end.
+            # NaN is never far above the base, so no chunk is repeated forever.
             largest = ops.max(some, axis=-1)
             far = ops.any(largest - base > FAR)
             raised = ops.where(far, ops.maximum(base, largest), base)
@@ -146,8 +148,9 @@ def chunked_crossentropy(
             state[: len(sums)] = [ops.where(far, s, s + part) for s, part in zip(state, sums)]
             return index + ops.where(far, 0, 1), raised, *state
 
-        # If it were known beforehand, the largest logit would be the base of the exponentials. The
-        # true one is used instead, and a chunk with logits far above it is repeated from those.
+        # The largest logit would be the best base of the exponentials, but is not known yet. So the
+        # base is the label's logit, and a chunk whose logits are far above it is repeated with a
+        # larger base.
         near = ops.take(matrix, ops.clip(labels, 0, classes - 1), axis=0)  # (batch, time, width)
         base = ops.sum(rounded(hidden) * rounded(near), axis=-1)
         zeros = ops.zeros_like(base)

@@ -13,7 +13,7 @@ class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
     """The cross-entropy in bits for each token: bits per byte where a token is a byte.
 
     Args:
-        name: of the metric.
+        name: the name of the metric.
         from_logits: whether predictions are logits rather than probabilities.
     """
 
@@ -26,13 +26,13 @@ class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
 
 @keras.saving.register_keras_serializable("tftpu")
 class Accuracy(keras.metrics.MeanMetricWrapper):
-    """The share of examples whose largest logit is the label's.
+    """The share of examples whose largest logit is that of the label.
 
     Labels are class ids, or soft labels, whose largest share counts as the label.
 
     Args:
-        name: of the metric.
-        dtype: of its state.
+        name: the name of the metric.
+        dtype: the dtype of its state.
     """
 
     def __init__(self, name: str = "accuracy", dtype: Any = None):

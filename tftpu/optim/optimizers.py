@@ -13,8 +13,8 @@ from tftpu.tensors import Tensor, ops
 
 _log = logging.getLogger(__name__)
 
-# Variables without weight decay, by the last part of their path: biases, and the scales and shifts
-# of norms. Keras searches for this pattern in the variable's name.
+# Matches the last part of the path of variables without weight decay: biases, and the scales and
+# shifts of norms. Keras searches for this pattern in the variable's name.
 NO_DECAY = r"(^|/)(bias|gamma|beta|scale)(:\d+)?$"
 
 
@@ -39,11 +39,12 @@ def build(
         return LARS() if name == "lars" else keras.optimizers.get(name)
     if 0 < steps <= config.warmup_steps:
         _log.warning(
-            "The run ends after %d steps, before its warmup of %d (optimizer.warmup_steps) does.",
+            "The run ends after %d steps, before the end of its warmup of %d steps "
+            "(optimizer.warmup_steps).",
             steps,
             config.warmup_steps,
         )
-    # Keras annotates learning rates as float, and takes schedules.
+    # Keras annotates learning rates as float, but also takes schedules.
     rate: Any = build_schedule(config, global_batch_size, steps)
     decay: Any = config.weight_decay or None
     kinds = keras.optimizers

@@ -30,8 +30,8 @@ def set_precision(name: str = "auto") -> str:
     policy = _AUTO[platform] if name == "auto" else name
     if policy == "mixed_float16" and platform == "tpu":
         raise UserError(
-            "mixed_float16 is emulated on a TPU, slowly: use mixed_bfloat16, which is native and "
-            "needs no loss scale."
+            "mixed_float16 is slow on a TPU, which emulates it: use mixed_bfloat16, which is "
+            "native and needs no loss scale."
         )
     keras.config.set_dtype_policy(policy)
     return policy

@@ -10,10 +10,10 @@ from tftpu.errors import counted
 from tftpu.preflight.pricing.cost import Cost
 from tftpu.preflight.program.hlo import Module
 
-LANES, SUBLANES = 128, 8  # dimensions of a vector register, and of a tile in memory
-MAX_COMPILES = 12  # per search for the largest batch
-ITERATIONS = 10_000  # of a loop whose share of the step is worth advice
-WORTH = 0.05  # of a step: what takes less is not worth advice about speed
+LANES, SUBLANES = 128, 8  # dimensions of a vector register and of a tile in memory
+MAX_COMPILES = 12  # most compilations in a search for the largest batch
+ITERATIONS = 10_000  # iterations from which a loop is worth advice
+WORTH = 0.05  # share of the step's time; what takes less is not worth advice about speed
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -61,14 +61,14 @@ def parse_memory_error(error: str) -> tuple[int, int] | None:
 
 
 def batch_step(examples: int, unit: int | None) -> int:
-    """Returns the step of the search for a batch that fits.
+    """Returns the granularity of the search for a batch that fits.
 
     Args:
-        examples: of a microbatch that does not fit.
+        examples: the number of examples in a microbatch that does not fit.
         unit: what batches must be a multiple of; None: anything.
     """
     step = unit or next(n for n in (SUBLANES, 4, 2, 1) if n == 1 or 8 * n <= examples)
-    while examples > 1024 * step:  # 0.2 % is exact enough
+    while examples > 1024 * step:  # a batch that is 0.2 % off is exact enough
         step *= 2
     return step
 
@@ -91,7 +91,8 @@ def find_largest_batch(
     Returns:
         The largest batch that compiled, 0 if none did, and the smallest batch that did not.
     """
-    low, high = 0, -(-failing // unit)  # in units; low fits, high does not
+    # In multiples of `unit`; a batch of `low` fits, a batch of `high` does not.
+    low, high = 0, -(-failing // unit)
     points = {high: needs}
     halved = True
     for _ in range(MAX_COMPILES):
@@ -177,7 +178,7 @@ def _find_emulated_float16(step: LoweredStep) -> list[Lint]:
 
 
 def _find_wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
-    """Finds layers whose features leave lanes empty. The task, not the user, chooses outputs'."""
+    """Finds layers whose features leave lanes empty, except outputs, which the task determines."""
     outputs = {
         tensor.dims[-1]
         for instruction in Module(step.forward).entry.values()
@@ -261,7 +262,7 @@ def _find_grouped_convolutions(step: LoweredStep, shares: dict[str, float]) -> l
 
 
 def _find_short_iterations(cost: Cost, total: float) -> list[Lint]:
-    """Finds layers that loops of many short iterations take the time of, such as a scatter's."""
+    """Finds layers that lose time to loops of many short iterations, such as a scatter's."""
     spent: dict[tuple[str, str, int], float] = {}
     for priced in cost.instructions:
         if priced.times >= ITERATIONS:

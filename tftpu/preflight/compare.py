@@ -1,4 +1,4 @@
-"""Two reports side by side: the figures of each slice, and the layers whose time changed."""
+"""Compares two reports: the figures of each slice, and the layers whose time changed."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,20 +12,20 @@ from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.preflight.table import describe_verdict
 
-MAX_CHANGES = 15  # layers that are shown
-WORTH = 0.001  # of the step before: layers that changed less are counted together
+MAX_CHANGES = 15  # most layers that are shown
+WORTH = 0.001  # share of the earlier step's time; layers that changed less are added up in one row
 _COLUMNS = ("before", "after", "difference", "")
 
 
 class Named(NamedTuple):
-    """A report, and what to call it, such as its file."""
+    """A report and its name, such as its file."""
 
     name: str
     report: Report
 
 
 def print_comparison(before: Named, after: Named, console: Console) -> None:
-    """Prints what changed from one report to another, for each slice that both have.
+    """Prints the changes from one report to another, for each slice in both.
 
     Args:
         before, after: the reports.
@@ -39,7 +39,8 @@ def print_comparison(before: Named, after: Named, console: Console) -> None:
     if not both:
         raise UserError(
             f"The reports have no slice in common: {before.name} has {_list_slices(before)}, and "
-            f"{after.name} has {_list_slices(after)}. Give --slices that both have."
+            f"{after.name} has {_list_slices(after)}. Give --slices=NAMES with slices that both "
+            "have."
         )
     lines: list[str | Table] = [
         f"before  {_format_title(before)}",
@@ -53,7 +54,7 @@ def print_comparison(before: Named, after: Named, console: Console) -> None:
         if alone:
             lines += ["", f"Only in {side.name}: {', '.join(alone)}."]
     for line in lines:
-        # Brackets in shapes are not markup; long lines stay whole when piped.
+        # Brackets in shapes are not markup. A long line stays whole if the output is piped.
         console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, str))
 
 
@@ -96,7 +97,8 @@ class _Row(NamedTuple):
     after: float | None
     shown: Callable[[float], str]
     note: str = ""
-    shown_change: Callable[[float], str] | None = None  # None: as the figure itself
+    # None: a change is shown in the figure's own format
+    shown_change: Callable[[float], str] | None = None
 
     def format_cells(self) -> tuple[str, ...]:
         """Returns the cells of a table."""
@@ -129,7 +131,7 @@ def _build_figures(
         _Row("cost/1k steps", before.usd_per_1000_steps, after.usd_per_1000_steps, format_price),
         _Row("cost/run", before.usd_per_run, after.usd_per_run, format_price),
     ]
-    if first.global_batch_size != second.global_batch_size:  # steps of different work
+    if first.global_batch_size != second.global_batch_size:  # the steps do different work
         old, new = _compute_per_million(before, first), _compute_per_million(after, second)
         rows.insert(6, _Row("cost/1M examples", old, new, format_price))
     return rows

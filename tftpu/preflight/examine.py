@@ -92,12 +92,12 @@ class Examiner:
     """A check of one model on several slices; equal numbers of devices share a lowered step.
 
     Args:
-        model_fn: returns a newly built and compiled Keras model.
-        batch_spec: the global batch.
+        model_fn: a function that returns a newly built and compiled Keras model.
+        batch_spec: the spec of the global batch.
         options: options of the check.
-        lowering: lowers the steps of an engine.
+        lowering: the lowering of the engine's steps.
         caller: the thread that builds and lowers models.
-        processes: runs the compiler.
+        processes: the compiler's processes.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class Examiner:
         except UserError as error:
             return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
         per_core = shard * self.microbatches
-        # Only slices of as many devices share a step: a batch is cut by the devices, and the shapes
-        # of its shares are part of the traced graph.
+        # Only slices with the same number of devices share a step, because the shapes of a batch's
+        # shards are part of the traced graph.
         step = self.caller.run(lambda: self._shared_step(target.replicas, per_core))
         report = SliceReport(
             slice=target.name,
@@ -177,7 +177,7 @@ class Examiner:
     def _fill(
         self, report: SliceReport, step: LoweredStep, compiled: Compiled, target: Slice, shard: int
     ) -> None:
-        """Adds to the report of a slice what its compiled program costs."""
+        """Adds the costs of the compiled program to the report of a slice."""
         if not compiled.text:
             fill_unpriced(report, compiled, step.model_flops, target)
             return
@@ -187,13 +187,13 @@ class Examiner:
         report.plots = build_plots(step, compiled, cost, target)
 
     def _try_wider_meshes(self, target: Slice) -> SliceReport | None:
-        """Returns the report of the mesh that cuts the model least among those that fit, or None.
+        """Returns the report of the fitting mesh that divides the model least, or None.
 
         Found by bisection: what is cut more needs less memory.
         """
         found = None
         candidates = list(self.lowering.list_finer_lowerings(target))
-        tried = candidates[-1:]  # if the last does not fit, none does
+        tried = candidates[-1:]  # if the finest lowering does not fit, none does
         while tried:
             [lowering] = tried
             other = Examiner(
@@ -285,7 +285,7 @@ class Examiner:
         return f"model.remat={self.lowering.remats[-1]} is not enough to make this batch fit."
 
     def _add_fixes(self, report: SliceReport, target: Slice) -> None:
-        """Adds to the report of a step that does not fit: its memory, and what would fit."""
+        """Adds the memory, and changes that would fit, to the report of a step that does not."""
         per_core = report.per_core_batch
         limit = target.generation.hbm_limit
         needs, limit = advise.parse_memory_error(report.error) or (2 * limit, limit)
@@ -312,8 +312,9 @@ class Examiner:
             )
 
     def _suggest_accumulation(self, target: Slice, per_core: int) -> list[str]:
-        """Returns advice on the fewest microbatches, a power of two times today's, with which it
-        fits; none if the batch cannot be cut.
+        """Returns advice on the fewest microbatches that fit, or none.
+
+        The numbers tried are the present one times powers of two.
         """
         microbatches = 2 * self.microbatches
         while per_core % (microbatches * (self.options.batch_unit or 1)) == 0:

@@ -1,4 +1,4 @@
-"""Plots of a compiled step, as numbers: its memory, its roofline, and its exchange."""
+"""The numbers in the plots of a compiled step: memory, roofline and exchange."""
 
 import dataclasses
 import itertools
@@ -14,10 +14,10 @@ from tftpu.preflight.program.lifetimes import Array, Lifetimes
 from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.slices import Slice
 
-MAX_PLACES = 200  # points of a memory curve
-MAX_POINTS = 60  # instructions in a roofline
+MAX_PLACES = 200  # most points of a memory curve
+MAX_POINTS = 60  # most instructions in a roofline
 MAX_EXCHANGES = 20
-_LARGEST = 8  # arrays at the peak
+_LARGEST = 8  # most arrays that are shown at the peak
 
 
 @dataclasses.dataclass
@@ -59,7 +59,7 @@ class MemoryCurve:
 
     @property
     def peak(self) -> int:
-        """The point of the curve with most bytes in use."""
+        """The point of the curve with the most bytes in use."""
         return self.bytes.index(max(self.bytes))
 
 
@@ -108,7 +108,7 @@ class Exchange:
 
 @dataclasses.dataclass
 class Plots:
-    """The plots of a step on one slice, as numbers.
+    """The numbers in the plots of a step on one slice.
 
     Attributes:
         memory: HBM in use over the instructions.
@@ -179,7 +179,7 @@ def _compute_in_use(arrays: Iterable[Array], count: int) -> list[int]:
 
 
 def _find_layer(instruction: Instruction, layers: dict[str, str], step: LoweredStep) -> str:
-    """Returns the layer of an instruction, which has no price if it is free."""
+    """Returns the layer of an instruction; free instructions have no price."""
     return layers.get(instruction.name) or step.find_layer_path(instruction.op_name) or "(no layer)"
 
 
@@ -214,7 +214,7 @@ def _list_exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]
         if collectives.is_end(instruction, within):
             if key in running:
                 running.pop(key).waited_ms += price.seconds * 1e3
-        elif key not in running:  # else it carries on, with the work of other instructions
+        elif key not in running:  # if it is running, other instructions work meanwhile
             opcode = _name_opcode(inside[0][0])
             exchange = found.setdefault((opcode, price.layer), Exchange(opcode, price.layer))
             exchange.count += times

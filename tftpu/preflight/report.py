@@ -13,7 +13,7 @@ from tftpu.preflight.slice_report import SliceReport
 from tftpu.tpu.slices import POWER_SOURCE, PRICE_SOURCE, parse_slice
 from tftpu.version import __version__
 
-WIDTH = 132  # columns of text that is not printed to a terminal; every column of the table fits
+WIDTH = 132  # columns of a report that is not printed to a terminal, which fit the whole table
 
 
 @dataclasses.dataclass
@@ -36,7 +36,7 @@ class Report:
 
     @property
     def cheapest(self) -> SliceReport | None:
-        """The slice on which the run costs least; None if no price is known."""
+        """The slice on which the run costs the least; None if no price is known."""
         return min(
             self._list_priced(), key=lambda s: _to_sortable(s.usd_per_1000_steps), default=None
         )
@@ -47,7 +47,7 @@ class Report:
         return min(self._list_priced(), key=lambda s: _to_sortable(s.step_ms), default=None)
 
     def ranked(self) -> list[SliceReport]:
-        """Returns the slices, the one on which the run costs least first."""
+        """Returns the slices in order of the cost of the run."""
         return sorted(self.slices, key=lambda item: _to_sortable(item.usd_per_1000_steps))
 
     def to_json(self) -> str:
@@ -77,7 +77,7 @@ class Report:
             [(item, self.marks(item)) for item in self.ranked()], bool(self.steps), console
         )
         for part in [self.title(), overview, *details, *self.evidence()]:
-            # Brackets in shapes are not markup; long lines stay whole when piped.
+            # Brackets in shapes are not markup. A long line stays whole if the output is piped.
             console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
 
     def _list_priced(self) -> list[SliceReport]:
@@ -91,7 +91,7 @@ class Report:
         return ", ".join(mark for mark, best in marks if best is item)
 
     def title(self) -> str:
-        """Returns the first line: what was checked."""
+        """Returns the first line, which names what was checked."""
         run = f", {self.steps:,} steps" if self.steps else ""
         return f"Preflight: global batch {self.global_batch_size:,}, {self.precision}{run}"
 
@@ -109,7 +109,7 @@ class Report:
         return lines
 
     def _describe_runs(self) -> str:
-        """Returns how many published runs the times rest on."""
+        """Returns on how many published runs the times are based."""
         names = dict.fromkeys(parse_slice(item.slice).generation.name for item in self.slices)
         return ", ".join(
             f"{BASES[name].runs} on {name} (models: {BASES[name].models})" for name in names

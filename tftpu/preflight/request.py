@@ -1,4 +1,4 @@
-"""Checks of what `tftpu.preflight.check` is given, before minutes are spent on it."""
+"""Checks the arguments of `tftpu.preflight.check`, before the check takes minutes."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from tftpu.tpu.slices import GENERATIONS, Slice, parse_slice
 
 
 def parse_slices(names: Iterable[str]) -> list[Slice]:
-    """Returns the slices with some names, each once.
+    """Returns the slices with the given names, each once.
 
     Raises:
         UserError: there is none, or one of them does not exist.
@@ -30,51 +30,54 @@ def parse_slices(names: Iterable[str]) -> list[Slice]:
 
 
 def refuse_model_fn(model_fn: Any) -> None:
-    """Raises `UserError` for what is not a function that builds a model."""
+    """Raises `UserError` unless the argument is a function that builds a model."""
     if isinstance(model_fn, keras.Model) or not callable(model_fn):
         raise UserError(
-            f"model_fn is a {type(model_fn).__name__}: give a function that builds and compiles "
-            "the model, and returns it. It is called for each number of devices, and each batch."
+            f"model_fn is a {type(model_fn).__name__}: give a function that builds, compiles and "
+            "returns the model. It is called for each number of devices and each batch size."
         )
 
 
 def refuse_model(model: Any) -> None:
-    """Raises `UserError` for what is not a model, where a function should have returned one."""
+    """Raises `UserError` unless a function has returned a model."""
     if not isinstance(model, keras.Model):
         raise UserError(
-            f"model_fn returned {'None' if model is None else f'a {type(model).__name__}'}: it has "
-            "to return the compiled keras.Model."
+            f"model_fn returned {'None' if model is None else f'a {type(model).__name__}'}: it "
+            "must return the compiled keras.Model."
         )
 
 
 def refuse_batch(batch_spec: Nest, options: PreflightOptions) -> None:
-    """Raises `UserError` for what is not a spec of a batch, or one without a size.
+    """Raises `UserError` unless the argument is the spec of a batch with a size.
 
     Args:
         batch_spec: the global batch.
-        options: with or without objectives, whose functions take any nest.
+        options: the options with or without objectives, whose functions take any nest.
     """
     specs = keras.tree.flatten(batch_spec)
     for spec in specs:
         if hasattr(spec, "__array__") and not isinstance(spec, tf.TensorSpec):
             raise UserError(
-                "The batch holds arrays, and preflight needs their shapes and dtypes only: give "
-                "tf.TensorSpec.from_tensor(array) for each."
+                "The batch contains arrays, but preflight needs only their shapes and dtypes: "
+                "give tf.TensorSpec.from_tensor(array) for each."
             )
         checks.refuse_spec(spec)
         if not spec.shape.rank:
-            raise UserError("A spec of the batch has no dimension: the first is that of examples.")
+            raise UserError(
+                "A spec of the batch has no dimension, but the first dimension must count the "
+                "examples."
+            )
     pair = isinstance(batch_spec, tuple | list) and len(batch_spec) in (2, 3)
     if not specs or (options.objectives is None and not pair):
         raise UserError(
-            "Give the batch as (x, y) or (x, y, sample_weight), each a tf.TensorSpec, or several "
-            "of them nested as the model takes them."
+            "Give the batch as (x, y) or (x, y, sample_weight), where each is a tf.TensorSpec or "
+            "a nest of them, as the model takes it."
         )
     sizes = sorted({spec.shape[0] for spec in specs})
     if len(sizes) > 1 or sizes[0] < 1:
         raise UserError(
-            f"The specs of the batch have {' and '.join(map(str, sizes))} examples: give all of "
-            "them the size of the global batch, 1 or more."
+            f"The specs of the batch have {' and '.join(map(str, sizes))} examples: all must have "
+            "the same number of examples, the size of the global batch."
         )
 
 
@@ -91,7 +94,7 @@ def refuse_options(options: PreflightOptions) -> None:
     for name in ("steps", "examples_per_epoch", "batch_unit"):
         value = getattr(options, name)
         if value is not None and (type(value) is not int or value < 1):
-            raise UserError(f"{name} is {value!r}: give a whole number from 1 on, or None.")
+            raise UserError(f"{name} is {value!r}: give a whole number of 1 or more, or None.")
     if not _is_number(options.time_limit) or options.time_limit <= 0:
         raise UserError(f"time_limit is {options.time_limit!r}: give seconds, more than 0.")
     for generation, dollars in options.prices.items():

@@ -11,14 +11,14 @@ from tftpu.storage import side_files
 from tftpu.tpu.slices import parse_slice
 from tftpu.version import __version__
 
-_SMALLEST, _LARGEST = 1e-15, 1e24  # of the figures of any step, apart from 0
+_SMALLEST, _LARGEST = 1e-15, 1e24  # limits of the figures of any step, apart from 0
 
 
 def read_report(path: str) -> Report:
     """Reads a report of this version of tftpu.
 
     Args:
-        path: of the file, local or remote.
+        path: the path of the file, local or remote.
 
     Raises:
         UserError: there is no such file, it is not a report, or another version wrote it.
@@ -40,8 +40,8 @@ def read_report(path: str) -> Report:
     if version != __version__:
         found = f"tftpu {version}" if version else "an earlier version of tftpu"
         raise UserError(
-            f"{path} was written by {found}, and this is {__version__}: versions predict "
-            "differently. Run tftpu preflight again for that config."
+            f"{path} was written by {found}, but this is {__version__}, whose predictions may "
+            "differ. Run tftpu preflight again for that config."
         )
     try:
         report: Report = _build_value(read_type(Report), record, "the report")
@@ -77,7 +77,7 @@ def _build_value(kind: FieldType, value: Any, where: str) -> Any:
         return {name: _build_value(inner, v, f"{where}.{name}") for name, v in value.items()}
     if kind.is_dataclass and isinstance(value, dict):
         return _build_instance(kind.declared, value, where)
-    # The type of a value of JSON is exact, but for a float, which may be written as an integer.
+    # JSON keeps the exact type of a value, except that a float may be written as an integer.
     known = (float, int) if kind.declared is float else (kind.declared,)
     if type(value) not in known or kind.container is not None:
         raise ValueError(f"{where} is {str(value)[:40]!r}.")

@@ -10,7 +10,7 @@ from tftpu.preflight.plots import Plots
 from tftpu.preflight.pricing import cost as costs
 from tftpu.tpu.slices import GENERATIONS, Slice
 
-_ROOM = 0.9  # of the memory, for what a device holds whatever the batch
+_ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
 
 
 @dataclasses.dataclass
@@ -164,12 +164,12 @@ def fill(
 
 
 def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, target: Slice) -> None:
-    """Adds to the report of a slice what is known of a program that cannot be read.
+    """Adds the known facts about an unreadable program to the report of a slice.
 
     Args:
         report: the report, changed in place.
         compiled: the program.
-        model_flops: of one replica's step.
+        model_flops: the FLOPs of one replica's step.
         target: the slice.
     """
     memory = costs.parse_memory_stats(compiled.memory)
@@ -184,7 +184,7 @@ def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, tar
 
 
 def fill_state(report: SliceReport, step: LoweredStep, target: Slice) -> None:
-    """Adds to the report of a slice that no batch fits, as the state alone is too large.
+    """Adds to the report of a slice that no batch fits, because the state alone is too large.
 
     Args:
         report: the report, changed in place.

@@ -21,7 +21,7 @@ from tftpu.tpu.compiler_options import as_text
 MAX_LINTS = 4  # findings that are shown without `explain`
 MAX_LAYERS = 15
 
-# Columns that a narrow terminal leaves out, in this order; the details repeat their figures.
+# Columns that a narrow terminal leaves out, in this order. The details repeat their figures.
 _OPTIONAL = ("bound", "range", "batch/core", "MFU", "cost/1k steps")
 _TEXT = ("slice", "bound", "")  # columns aligned to the left
 
@@ -165,7 +165,7 @@ def describe_verdict(item: SliceReport) -> str:
 def _describe_misfit(item: SliceReport) -> list[str]:
     """Returns the lines about a step that does not fit in memory."""
     over = item.hbm_bytes - item.hbm_limit_bytes
-    # The compiler may count less than it has to keep: its temporaries alone.
+    # The compiler may report less than the step needs, because it counts only its temporaries.
     more = f", {format_size(over)} more than the" if over > 0 else " or more, and cannot use the"
     lines = [
         f"  Does not fit: it needs {format_size(item.hbm_bytes)}{more} "

@@ -1,4 +1,4 @@
-"""The price of text that a language model writes on TPU slices, by time and by dollars."""
+"""The time and the dollars that a language model needs to write text on TPU slices."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from tftpu.tpu.slices import Slice
 
 @dataclasses.dataclass
 class WritingReport:
-    """The answer for one slice, each of whose devices holds the model and writes its own texts.
+    """The report for one slice whose devices each hold the model and write their own texts.
 
     Attributes:
         slice: its name.
@@ -35,7 +35,7 @@ class WritingReport:
         error: why it cannot run; "" if it can.
         token_ms: predicted time of a token of every row; `token_ms_low` and `token_ms_high` are the
             ends of its range. None if it is not known.
-        tokens_per_second: of all devices.
+        tokens_per_second: the tokens that all devices write in a second.
         usd_per_million: US dollars for a million tokens.
     """
 
@@ -83,7 +83,9 @@ def check_writing(
     request.refuse_model_fn(model_fn)
     targets = request.parse_slices(slices)
     if not isinstance(rows, int) or rows < 1:
-        raise UserError(f"rows={rows!r}: give the texts that a device writes at once, 1 or more.")
+        raise UserError(
+            f"rows={rows!r}: give the number of texts that a device writes at once, 1 or more."
+        )
     check_machine()
     from tftpu.engines.tensorflow.lowering.lower_writing import lower_writing
 
@@ -107,7 +109,7 @@ def check_writing(
 
 
 def _explain_misfit(compiled: Compiled) -> str:
-    """Returns why a device cannot run the loop, "" if it can."""
+    """Returns why a device cannot run the loop; "" if it can."""
     if not compiled.out_of_memory:
         return compiled.error
     needed = advise.parse_memory_error(compiled.error)
@@ -117,7 +119,7 @@ def _explain_misfit(compiled: Compiled) -> str:
 def _fill(
     report: WritingReport, seconds: list[float], target: Slice, prices: dict[str, float] | None
 ) -> None:
-    """Adds to a report what follows from the seconds of a token: predicted, and their range."""
+    """Adds the results of the predicted seconds of a token, and of their range, to a report."""
     generation = target.generation
     report.token_ms, report.token_ms_low, report.token_ms_high = (1e3 * time for time in seconds)
     report.tokens_per_second = target.replicas * report.rows / seconds[0]

@@ -25,7 +25,7 @@ from tftpu.storage.own_files import OwnFile
 
 FILE = "goodput.json"
 
-# The parts: their names in files, and as people read them.
+# The parts of a run's time: their names in files, and their names for people.
 PARTS = {
     "starting": "starting",
     "compiling": "compiling",
@@ -37,8 +37,8 @@ PARTS = {
     "restart": "restart and repeated work",
 }
 
-# The states of a run. The time between the end of a run that was preempted, failed or was killed
-# while running, and its next start, is lost; after the others nobody was waiting.
+# The states of a run. If a run was preempted, failed or was killed, the time until its next start
+# is lost. After the other states nobody was waiting.
 RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
 PREEMPTED, FAILED = "preempted", "failed"
 
@@ -56,10 +56,12 @@ class Clock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._current: str | None = "starting"  # None: no part, as between two calls of `fit`
+        # None: the time belongs to no part, as between two calls of `fit`
+        self._current: str | None = "starting"
         self._since = time.monotonic()
         self._examples, self._loops = 0, 0.0
-        self._window = (0, 0.0)  # examples and seconds of loops at the last `compute_window_rate`
+        # Examples, and seconds of device loops, at the last `compute_window_rate`.
+        self._window = (0, 0.0)
 
     def add_earlier(self, seconds: float) -> None:
         """Adds time that passed before the clock existed, such as the imports of the process."""
@@ -84,7 +86,7 @@ class Clock:
             self.turn_to(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Moves seconds from one part to another, where their cause is known only afterwards."""
+        """Moves seconds from one part to another, because their cause was unknown before."""
         with self._lock:
             seconds = min(seconds, self._seconds[source])
             self._seconds[source] -= seconds
@@ -153,7 +155,8 @@ class Facts:
     usd: float | None = None
 
 
-# The longest gap between two processes that is believed, where only clocks of days tell it.
+# The longest gap between two processes, in seconds, that is believed if it comes only from clocks
+# that people can set.
 _LONGEST_GAP = 30 * 86_400.0
 
 
@@ -171,9 +174,9 @@ class Record:
         uptime: seconds from that start until this was written, by a clock that nobody sets.
         restarts: how many times the run resumed.
         repeated_steps: steps trained more than once, because their checkpoint was older.
-        wall_seconds: of all processes, and the time lost between them.
+        wall_seconds: the seconds that all processes ran, and those lost between them.
         goodput: the share of the wall time spent in steps that were not repeated.
-        seconds: of each part.
+        seconds: the seconds of each part.
         facts: the progress of the run.
     """
 
@@ -203,7 +206,7 @@ class Record:
         facts: dict[str, Any] = {f.name: _parse_number(record.get(f.name)) for f in fields(Facts)}
         for name in ("step", "steps", "global_batch_size", "chips"):
             facts[name] = facts[name] if facts[name] is None else int(facts[name])
-        boot = record.get("boot")  # which an older version did not write
+        boot = record.get("boot")  # an older version of tftpu did not write it
         return cls(
             state=str(record["state"]),
             process=int(record["process"]),
@@ -226,7 +229,7 @@ class Account:
 
     Args:
         workdir: local or `gs://`; None: nothing is written.
-        clock: of this process.
+        clock: the clock of this process.
 
     Attributes:
         clock: the clock of this process.
@@ -274,7 +277,7 @@ class Account:
         """Writes `goodput.json`, from any thread; a failure is only logged, once.
 
         Args:
-            state: of the run: RUNNING, FINISHED, STOPPED, PREEMPTED or FAILED.
+            state: the state of the run: RUNNING, FINISHED, STOPPED, PREEMPTED or FAILED.
             facts: its progress.
         """
         with self._lock:
@@ -301,7 +304,7 @@ class Account:
             try:
                 locks.check_lock(self._workdir)
                 self._file.write(text.encode())
-            except Exception as error:  # a full disk, a bucket out of reach: the run continues
+            except Exception as error:  # a full disk or an unreachable bucket does not end the run
                 if not self._failed:
                     _log.warning("%s could not be written: %s", self._file.path, error)
                 self._failed = True
@@ -312,7 +315,7 @@ def read(workdir: str) -> Record | None:
     return _record(side_files.read(files.join(workdir, FILE), **_FIELDS))
 
 
-# The fields without which an account is damaged, and their types.
+# The fields without which an account is damaged, with their types.
 _FIELDS: dict[str, type] = {
     **{"state": str, "process": int, "host": str, "started": float, "updated": float},
     **{"restarts": int, "repeated_steps": int, "wall_seconds": float, "goodput": float},
@@ -325,7 +328,7 @@ def _record(record: dict[str, Any] | None) -> Record | None:
 
 
 def _parse_number(value: Any) -> Any:
-    """Returns a number that is finite and not negative; None in place of anything else."""
+    """Returns a finite number that is not negative; None for any other value."""
     good = side_files.is_number(value) and 0 <= value < math.inf
     return value if good else None
 
@@ -339,12 +342,12 @@ def _measure_gap(earlier: Record, age: float) -> float:
     """
     if earlier.boot and earlier.boot == _read_boot_id():
         return max(0.0, _read_uptime() - age - earlier.uptime)
-    # Another machine, or another start of it: only clocks that people set are left.
+    # Another machine, or this one after a restart: only clocks that people set can tell the gap.
     gap = time.time() - age - earlier.updated
     if gap > _LONGEST_GAP:
         _log.warning(
-            "By the clock, the run was last written %.0f days ago: that time does not count as "
-            "lost, since the clock may be wrong.",
+            "According to the clock, the run was last written %.0f days ago. That time does not "
+            "count as lost, because the clock may be wrong.",
             gap / 86_400,
         )
         return 0.0
@@ -358,7 +361,7 @@ def _read_boot_id() -> str:
 
 
 def _read_uptime() -> float:
-    """Returns the seconds since the machine was started; 0 where no clock tells."""
+    """Returns the seconds since the machine was started; 0 if no clock shows them."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(clock) if clock is not None else 0.0
 
@@ -381,9 +384,9 @@ def format_table(seconds: Mapping[str, float]) -> list[str]:
 
 def process_age() -> float:
     """Returns the seconds since this process was started."""
-    if os.path.exists("/proc/self/stat"):  # from clocks that cannot be set, to 10 ms
+    if os.path.exists("/proc/self/stat"):  # these clocks cannot be set; exact to 10 ms
         with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
-            # The program's name may contain spaces: fields are counted from its closing bracket.
+            # The program's name may contain spaces, so fields are counted from its closing bracket.
             started = int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
             return max(0.0, float(uptime.read().split()[0]) - started)
     return max(0.0, time.time() - psutil.Process().create_time())

@@ -21,8 +21,8 @@ from tftpu.errors import ExitCode, UserError
 
 logger = logging.getLogger(__name__)
 
-_LONG = 5.0  # seconds of waiting that deserve a word
-ARRIVE = 300  # seconds until all hosts of a run have to be there
+_LONG = 5.0  # seconds of waiting after which a message is logged
+ARRIVE = 300  # seconds in which all hosts of a run have to connect
 _SHAPE = '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -61,7 +61,7 @@ def read_task() -> Task:
         cluster = {kind: list(hosts) for kind, hosts in config.get("cluster", {}).items()}
         chiefs, workers = (cluster.pop(kind, []) for kind in ("chief", "worker"))
         count = len(chiefs) + len(workers)
-        if count < 2 and not cluster:  # cloud services set it for a single machine, too
+        if count < 2 and not cluster:  # cloud services set TF_CONFIG for a single machine as well
             return Task()
         kind, index = config["task"]["type"], int(config["task"]["index"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -90,14 +90,14 @@ def _is_address(text: str) -> bool:
 def report_waiting(place: Task, seconds: float) -> None:
     """Tells the user that this process waits for the others, for at most these seconds."""
     logger.warning(
-        "Host %d of %d waits for the others, which meet at %s, for at most %.0f s.",
+        "Host %d of %d waits for the other hosts to connect to %s, for at most %.0f s.",
         *(place.index, place.count, place.coordinator, seconds),
     )
 
 
 @contextlib.contextmanager
 def reported_if_long(place: Task, seconds: float) -> Iterator[None]:
-    """Reports that this process waits for the others if it still does after some seconds."""
+    """Reports that this process waits for the others, if the block takes some seconds."""
     timer = threading.Timer(_LONG, report_waiting, (place, seconds))
     timer.daemon = True
     timer.start()

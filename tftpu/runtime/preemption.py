@@ -22,13 +22,13 @@ from typing import Any
 
 from tftpu.errors import ExitCode
 
-POLL_SECONDS = 5.0  # between two requests to the metadata server
-_TIMEOUT = 2.0  # seconds for its next bytes
-_TOTAL = 5.0  # seconds for its whole answer
-_LONGEST = 1000  # bytes of an answer
-_JOIN_SECONDS = 2.0  # that the end of the block waits for the threads
-_TOGETHER = 2.0  # seconds in which SIGTERM twice is one notice
-_MAINTENANCE = 0  # sent where the signals' numbers are
+POLL_SECONDS = 5.0  # seconds between two requests to the metadata server
+_TIMEOUT = 2.0  # seconds to wait for the server's next bytes
+_TOTAL = 5.0  # seconds to wait for the server's whole answer
+_LONGEST = 1000  # most bytes of an answer that are read
+_JOIN_SECONDS = 2.0  # seconds that the end of the block waits for the threads
+_TOGETHER = 2.0  # seconds in which a second SIGTERM is the same notice
+_MAINTENANCE = 0  # a byte for a maintenance event, in place of a signal's number
 
 _log = logging.getLogger(__name__)
 
@@ -52,16 +52,16 @@ class PreemptionNotice:
         self.requested: str | None = None
         self._grace = grace_seconds
         self._saved = saved
-        self._previous: dict[int, Any] = {}  # signal handlers
+        self._previous: dict[int, Any] = {}  # earlier signal handlers, by the number of the signal
         self._deadline: float | None = None
         self._warned = False
-        self._since = 0.0  # when it was requested
+        self._since = 0.0  # the time of the request
 
     def __enter__(self) -> "PreemptionNotice":
         self._ours, self._kernels = socket.socketpair()
         self._kernels.setblocking(False)
         if threading.current_thread() is threading.main_thread():
-            # The signal handler's C part writes the number, even while Python is busy.
+            # Python's C code writes the signal's number, even while Python is busy.
             self._previous_descriptor = signal.set_wakeup_fd(
                 self._kernels.fileno(), warn_on_full_buffer=False
             )
@@ -82,9 +82,9 @@ class PreemptionNotice:
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
         self._ended.set()
-        self._kernels.close()  # which ends the thread that listens
+        self._kernels.close()  # ends the thread that listens
         for thread in self._threads:
-            thread.join(_JOIN_SECONDS)  # the other one may wait for a network
+            thread.join(_JOIN_SECONDS)  # the metadata thread may wait for the network
         self._ours.close()
 
     def check_loop_time(self, steps: int, seconds: float) -> None:
@@ -94,7 +94,7 @@ class PreemptionNotice:
             steps: in the last device loop, which did not compile.
             seconds: duration of that loop.
         """
-        # The other half of the time is for saving.
+        # Half of the grace period is for the device loop, the other half for saving.
         if self._warned or steps < 2 or seconds < self._grace / 2:
             return
         self._warned = True
@@ -107,16 +107,16 @@ class PreemptionNotice:
             max(1, int(steps * self._grace / 2 / seconds)),
         )
 
-    # In a thread for the metadata server
+    # Methods of the thread that asks the metadata server
 
     def _poll(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
             if fetch_maintenance_event():
-                with contextlib.suppress(OSError):  # the block has ended
+                with contextlib.suppress(OSError):  # the block may have ended
                     self._kernels.send(bytes([_MAINTENANCE]))
                 return
 
-    # In the listening thread
+    # Methods of the listening thread
 
     def _listen(self) -> None:
         while True:
@@ -138,7 +138,7 @@ class PreemptionNotice:
 
     def _note_request(self, reason: str, number: int = 0) -> None:
         if self.requested is not None:
-            # A signal to all processes of a group comes again from a parent that passes it on.
+            # A signal to a whole process group arrives a second time if the parent passes it on.
             same = number == signal.SIGTERM and reason == self.requested
             if same and time.monotonic() < self._since + _TOGETHER:
                 return
@@ -165,7 +165,7 @@ class PreemptionNotice:
 
 @contextlib.contextmanager
 def exit_on_notice() -> Iterator[None]:
-    """Exits with code 75 on SIGTERM within the block, for code around training that saves nothing.
+    """Exits with code 75 on SIGTERM within the block, for code that has nothing to save.
 
     A machine that is preempted while a run starts then runs the command again.
     """
@@ -197,8 +197,8 @@ def fetch_maintenance_event() -> str | None:
     """Returns the event that the metadata server announces for this machine, or None."""
     quiet = {"maintenance-event": "NONE", "preempted": "FALSE"}
     for key, nothing in quiet.items():
-        # The next try may be answered, whatever went wrong with this one: ValueError is of names
-        # that belong to no host.
+        # The next try may succeed, whatever failed now. ValueError means that the host's name is
+        # invalid.
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             text = _fetch_metadata(f"/computeMetadata/v1/instance/{key}")
             if text and text != nothing:
@@ -207,11 +207,12 @@ def fetch_maintenance_event() -> str | None:
 
 
 def _fetch_metadata(path: str) -> str | None:
-    """Returns the metadata server's answer; None if it is another server's, or not in time."""
+    """Returns the answer of the metadata server; None if it is late, or from another server."""
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     connection = http.client.HTTPConnection(host, timeout=_TIMEOUT)
     connection.connect()
-    server = connection.sock  # which the connection forgets once the answer begins
+    # Kept, because the connection forgets its socket once the answer begins.
+    server = connection.sock
     late = threading.Event()
 
     def end() -> None:

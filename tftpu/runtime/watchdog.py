@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tftpu.errors import ExitCode
 
-# Extra seconds after which C ends the process, with exit code 1, if Python itself cannot run.
+# Extra seconds after which a C thread ends the process, with exit code 1, if Python cannot run.
 _GIL_SECONDS = 30.0
 
 
@@ -25,11 +25,11 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float | None):
-        # None also without the process's own stderr, which the stacks are written to.
+        # Without a stderr to write the stacks to, there is no watchdog.
         self._stderr = sys.__stderr__
         self._seconds = seconds if self._stderr is not None else None
         self._thread: threading.Thread | None = None
-        self._last: float | None = None  # monotonic; None: paused
+        self._last: float | None = None  # time.monotonic() of the last sign of life; None: paused
         self._step = 0
         self._over = threading.Event()
 

@@ -31,9 +31,9 @@ _T = TypeVar("_T")
 Blob = Any  # google.cloud.storage.Blob, which is typed incompletely
 
 WORKERS = 8  # files at a time: enough to fill the network of a TPU VM, but not its memory
-_CHUNK = 16 << 20  # bytes of a resumable upload that are sent again when a connection breaks
-_PIECE = 4 << 20  # bytes that a file open for reading takes at once
-_TRIES = 3  # downloads of a file whose body does not match its checksum
+_CHUNK = 16 << 20  # bytes of a resumable upload that are sent again if a connection breaks
+_PIECE = 4 << 20  # bytes that an open file reads at a time
+_TRIES = 3  # downloads of a file before a wrong checksum is an error
 
 
 class Stored(NamedTuple):
@@ -51,7 +51,7 @@ class Stored(NamedTuple):
 
 
 class BucketError(UserError, OSError):
-    """The service refuses a request, or stays out of reach."""
+    """The service refuses a request, or cannot be reached."""
 
 
 class MissingError(BucketError, FileNotFoundError):
@@ -119,7 +119,7 @@ def list_names(folder: str) -> tuple[list[str], list[str]]:
         )
         names = [blob.name.removeprefix(prefix) for blob in found]
         inner = [name.removeprefix(prefix).rstrip("/") for name in found.prefixes]
-        return sorted(filter(None, names)), sorted(inner)  # "": the mark of an empty folder
+        return sorted(filter(None, names)), sorted(inner)  # "" marks an empty folder
 
     return _request("listing", folder, list_level)
 
@@ -137,12 +137,12 @@ def exists(uri: str) -> bool:
 
     try:
         return _request("looking at", uri, look)
-    except MissingError:  # the bucket
+    except MissingError:  # the bucket does not exist
         return False
 
 
 def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str, Stored]:
-    """Uploads a set of files, several at a time; files that are there already are skipped.
+    """Uploads a set of files, several at a time; skips files that exist already.
 
     Args:
         paths: local files, by the names they get in the folder.
@@ -162,7 +162,7 @@ def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str
         if local[:2] == known[:2]:
             return known
         blob = _build_blob(f"{folder}/{name}", chunk_size=_CHUNK)
-        blob.crc32c = _encode_crc(local.crc32c)  # the service rejects any other content
+        blob.crc32c = _encode_crc(local.crc32c)  # the service rejects other content
         _write_object(
             "uploading",
             blob,
@@ -234,7 +234,7 @@ def fetch_into(uri: str, path: Path, expected: Stored) -> None:
     if found[:2] != expected[:2]:
         raise UserError(
             f"{uri} changed since its manifest was written: it has {found.bytes:,} bytes with "
-            f"CRC32C {found.crc32c}, and {expected.bytes:,} bytes with {expected.crc32c} were "
+            f"CRC32C {found.crc32c}, but {expected.bytes:,} bytes with {expected.crc32c} were "
             "expected. Convert the data again."
         )
 
@@ -275,7 +275,7 @@ def read_range(uri: str, first: int, count: int | None = None) -> bytes:
     def fetch() -> bytes:
         try:
             return blob.download_as_bytes(start=first, end=last, **terms)
-        except exceptions.RequestRangeNotSatisfiable:  # it ends before
+        except exceptions.RequestRangeNotSatisfiable:  # the object ends before `first`
             return b""
 
     return _request("reading", uri, lambda: _download(uri, fetch))
@@ -309,19 +309,19 @@ def read_version(uri: str) -> tuple[bytes, int]:
 
 
 def read_newest(uri: str) -> tuple[bytes, int]:
-    """Returns what `read_version` does, also while another process writes the file."""
+    """Returns the same as `read_version`, even while another process writes the file."""
     while True:
         with contextlib.suppress(ChangedError):
             return read_version(uri)
 
 
 def write(uri: str, parts: Iterable[bytes]) -> None:
-    """Writes a file, whatever was there; it appears completely or not at all.
+    """Writes a file, or replaces it; it appears completely or not at all.
 
     Args:
         uri: `gs://BUCKET/NAME`.
-        parts: of its content. More than a chunk of it waits on the local disk for its upload, which
-            may have to send it again.
+        parts: the parts of its content. More than a chunk of it waits on the local disk for its
+            upload, which may have to send it again.
 
     Raises:
         BucketError: the service refuses or stays out of reach.
@@ -422,7 +422,7 @@ def remove_tree(folder: str) -> None:
 
 
 def discard(uri: str, generation: int) -> None:
-    """Removes an object if it still is this generation; one that stays does no harm."""
+    """Removes an object if it still has this generation; a failure does no harm."""
     blob, terms = _build_blob(uri), {"if_generation_match": generation, "timeout": 10.0}
     with contextlib.suppress(UserError, OSError):
         _request("removing", uri, lambda: blob.delete(**terms, retry=None))
@@ -441,7 +441,7 @@ def find_location(bucket: str) -> str:
 
 
 class _ObjectReader(io.RawIOBase):
-    """An object, as Python's buffered reader expects a file."""
+    """An object in the form of a raw file for Python's buffered reader."""
 
     def __init__(self, uri: str):
         self._uri = uri
@@ -476,9 +476,9 @@ def _create_client() -> Any:
 
     try:
         return storage.Client()
-    except exceptions.DefaultCredentialsError:  # public data need none
+    except exceptions.DefaultCredentialsError:  # public data need no credentials
         return storage.Client.create_anonymous_client()
-    except OSError:  # no project is set; reading and writing objects needs none
+    except OSError:  # no project is set, but reading and writing objects need none
         return storage.Client(project="unused")
 
 
@@ -518,7 +518,7 @@ def _write_object(doing: str, blob: Blob, wanted: Stored, write: Callable[[], No
             try:
                 blob.reload(retry=retry.for_google_client(uri))
             except exceptions.NotFound:
-                raise error from None  # another process removed it
+                raise error from None  # another process has removed the object
             if _describe_stored(blob)[:2] != wanted[:2]:
                 raise
 
@@ -526,7 +526,7 @@ def _write_object(doing: str, blob: Blob, wanted: Stored, write: Callable[[], No
 
 
 def _download(uri: str, fetch: Callable[[], _T]) -> _T:
-    """Downloads a file, and again in the two cases that Google's client does not repeat.
+    """Downloads a file; repeats this in two cases that Google's client does not repeat.
 
     The content does not match its checksum; the connection breaks while the text of a refusal,
     which says what is wrong, arrives.

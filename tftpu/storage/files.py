@@ -22,18 +22,18 @@ from tftpu.storage import buckets
 _T = TypeVar("_T")
 StrPath = str | os.PathLike[str]
 
-_ROOM = 200  # bytes for what is in a folder, such as "trials/0000/run/checkpoints/…"
-_SHORT = 40  # bytes of one of its names
-_LONGEST_OBJECT = 1024  # bytes of a name in a bucket
+_ROOM = 200  # bytes reserved for paths inside a folder, such as "trials/0000/run/checkpoints/…"
+_SHORT = 40  # bytes of a single name in such a path
+_LONGEST_OBJECT = 1024  # most bytes of an object's name in a bucket
 
 
 def is_remote(path: StrPath) -> bool:
-    """Returns whether a path is an address, such as `gs://`; others are refused when used."""
+    """Returns whether a path is an address, such as `gs://`; use rejects other schemes."""
     return "://" in str(path)
 
 
 def is_inside(name: str) -> bool:
-    """Returns whether a name, relative to a folder, is that of a file in it or below it.
+    """Returns whether a name, relative to a folder, belongs to a file inside the folder.
 
     A name that leaves the folder (`../x`, `/x`, `gs://b/x`) is not. Names that come from a file may
     be a stranger's.
@@ -58,14 +58,15 @@ def check_folder(name: str, path: str) -> None:
     once.
 
     Args:
-        name: of the flag or argument, for the message.
+        name: the name of the flag or argument, for the message.
         path: its value.
     """
     allowed = "give a local one, or gs://BUCKET/FOLDER"
-    if path.startswith("~"):  # a folder of that name would be easy to make, and risky to remove
+    if path.startswith("~"):  # such a folder would be easy to make and dangerous to remove
         raise UserError(
-            f"{name}={path} begins with ~, which shells replace at the beginning of a word only, "
-            f"and Python does not: give the whole path, as {os.path.expanduser(path)}; or ./{path}."
+            f"{name}={path} begins with ~, which a shell replaces only at the beginning of a "
+            f"word, and Python never does. Give the whole path, {os.path.expanduser(path)}, or "
+            f"./{path} for a folder of that name."
         )
     try:
         if is_remote(path):
@@ -73,14 +74,15 @@ def check_folder(name: str, path: str) -> None:
             too_long = len(path.encode()) > _LONGEST_OBJECT - _ROOM
         else:
             folder = path
-            # In short names: encrypted file systems allow 143 bytes, others 255.
+            # Tried with short names, because encrypted file systems allow 143 bytes for a name, and
+            # others 255.
             too_long = _is_too_long(join(path, *["x" * _SHORT] * (_ROOM // _SHORT)))
-    except ValueError:  # a character that no name can hold
+    except ValueError:  # the path holds a character that no name can have
         folder, too_long = None, False
     if not folder:
         raise UserError(f"{name}={path} is not a folder that tftpu can use: {allowed}.")
     if too_long:
-        raise UserError(f"{name}={path[:40]}… is too long a name: give a shorter one.")
+        raise UserError(f"{name}={path[:40]}… is too long: give a shorter name.")
 
 
 def _is_too_long(path: str) -> bool:
@@ -99,7 +101,7 @@ def join(*parts: StrPath) -> str:
 
 def make_folder(folder: StrPath) -> None:
     """Creates a folder and those above it, which survive a crash of the machine."""
-    if is_remote(folder):  # a bucket has names, and no folders
+    if is_remote(folder):  # a bucket has objects, but no folders
         return
     missing = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
     _operate("mkdir", folder, os.makedirs, folder, exist_ok=True)
@@ -186,7 +188,8 @@ def open_file(path: StrPath) -> BinaryIO:
         return buckets.open_file(str(path))
 
     def open_regular(name: str, flags: int) -> int:
-        descriptor = os.open(name, flags | os.O_NONBLOCK)  # which says nothing to a file
+        # O_NONBLOCK has no effect on a regular file, but a pipe does not block
+        descriptor = os.open(name, flags | os.O_NONBLOCK)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
@@ -196,7 +199,7 @@ def open_file(path: StrPath) -> BinaryIO:
 
 
 def read_range(path: StrPath, first: int, count: int) -> bytes:
-    """Returns bytes of a file from a position; fewer than asked for where it ends before.
+    """Returns bytes of a file from a position, fewer than requested at the end of the file.
 
     Raises:
         FileNotFoundError: there is none.
@@ -255,7 +258,7 @@ def remove(path: StrPath) -> None:
 
 
 def remove_folder_of(folder: StrPath, name: str) -> None:
-    """Removes a local folder if it holds nothing but a file of this name, or nothing at all."""
+    """Removes a local folder if it is empty, or holds only a file of this name."""
     with contextlib.suppress(OSError):
         if {*os.listdir(folder)} <= {name}:
             os.unlink(Path(folder) / name)

@@ -1,4 +1,4 @@
-"""The lock of a workdir in a bucket: an object with the owner's beats."""
+"""The lock of a workdir in a bucket: an object with the owner's heartbeats."""
 
 import time
 
@@ -9,7 +9,7 @@ FILE = ".lease"
 
 
 class Lease:
-    """A lock in a bucket: an object that is replaced only as the generation that was seen."""
+    """A lock in a bucket: an object that is replaced only if its generation has not changed."""
 
     def __init__(self, workdir: str):
         self._workdir = workdir
@@ -24,7 +24,7 @@ class Lease:
 
         if owner.is_alive(look, warn_of(workdir)):
             raise build_locked_error(workdir, Owner.parse(seen[0]))
-        try:  # only what was seen is replaced: of several processes, one succeeds
+        try:  # replaces only the lease that was seen, so that one of several processes succeeds
             self._generation = buckets.publish(self._uri, self._owner.encode(), seen[1])
         except buckets.ChangedError as error:
             winner = Owner.parse(buckets.read_newest(self._uri)[0])

@@ -19,8 +19,8 @@ from tftpu.storage import buckets, files, side_files
 
 _log = logging.getLogger(__name__)
 
-LIMIT = 16 << 20  # bytes of lines that are kept while they cannot be written
-SECONDS = 1.0  # between two changes of an object, of which a service takes one a second
+LIMIT = 16 << 20  # most bytes of lines that are kept while they cannot be written
+SECONDS = 1.0  # seconds between two changes of an object; a service allows one change a second
 
 
 class Lines:
@@ -38,14 +38,14 @@ class Lines:
     def __init__(self, path: str, resumed_at: int | None = None):
         self._path = path
         self._pending = bytearray()
-        self._lost = 0  # lines beyond the limit since the last success
+        self._lost = 0  # number of lines dropped over the limit since the last success
         self._failed = False
         self._place = _choose_place(path)
         if resumed_at is not None:
             self._place.change(lambda data: keep_up_to(path, data, resumed_at))
 
     def append(self, text: str) -> None:
-        """Adds lines, which `flush` writes."""
+        """Adds lines, which the next `flush` writes."""
         data = text.encode(errors="backslashreplace")
         if len(self._pending) + len(data) > LIMIT:
             self._lost += data.count(b"\n")
@@ -86,7 +86,7 @@ class Lines:
         self._place.change(lambda data: keep_up_to(self._path, data, step))
 
     def close(self) -> None:
-        """Writes what is not written yet; what cannot be written is lost, and counted."""
+        """Writes the remaining lines; counts the lines that are lost because of a failure."""
         self.flush(durable=True)
         lost = self._pending.count(b"\n") + self._lost
         if lost:
@@ -109,7 +109,7 @@ def read(path: str) -> Iterator[tuple[int, str, dict[str, float]]]:
             if not isinstance(step, int) or not side_files.is_text(split):
                 continue
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue  # damaged, or being written
+            continue  # the line is damaged, or is being written
         record.pop("time", None)
         numbers = {k: v for k, v in record.items() if side_files.is_number(v)}
         yield step, split, {k: float(v) for k, v in numbers.items() if side_files.is_text(k)}
@@ -127,12 +127,12 @@ def keep_up_to(path: str, data: bytes, step: int) -> bytes:
             if line and json.loads(line.decode())["step"] <= step:
                 kept.append(line + b"\n")
         except (ValueError, KeyError, TypeError, RecursionError):
-            # A run that was killed has not finished its last line.
+            # The last line of a run that was killed may be incomplete.
             damaged += line is not last or not _is_line_start(line)
     if damaged:
         copy = side_files.copy_aside(path, data)
         _log.warning(
-            "%s has %d damaged lines, which are dropped; the file as it was is %s.",
+            "%s has %d damaged lines, which are dropped. A copy of the original file is %s.",
             path,
             damaged,
             copy,
@@ -155,7 +155,7 @@ class _Place(Protocol):
         """Replaces the content, if there is any and it changes."""
 
     def sync(self) -> None:
-        """Makes what was written durable."""
+        """Makes the written bytes durable."""
 
 
 class _Disk:
@@ -194,7 +194,8 @@ class _Bucket:
     def __init__(self, uri: str):
         self._uri = uri
         self._changed_at = -SECONDS
-        self._unsure = b""  # sent, but not confirmed: the same bytes are sent again first
+        # Bytes that were sent without an answer; the next write sends them again first.
+        self._unsure = b""
         data, generation = buckets.read_version(uri)
         self._known = buckets.Stored(len(data), f"{google_crc32c.value(data):08x}", generation)
 
@@ -214,7 +215,7 @@ class _Bucket:
         self._known = buckets.Stored(len(edited), f"{google_crc32c.value(edited):08x}", generation)
 
     def sync(self) -> None:
-        pass  # an object is durable once it is written
+        pass  # an object is already durable when it was written
 
 
 def _choose_place(path: str) -> _Place:

@@ -34,16 +34,16 @@ class WorkdirLock(Protocol):
     """A lock that this process holds."""
 
     def check(self) -> None:
-        """Raises LockLostError if the lock is lost, and OSError if that cannot be found out now."""
+        """Raises LockLostError if the lock is lost, and OSError if that is unknown now."""
 
     def renew(self) -> None:
-        """Shows that the owner lives; raises as `check` does."""
+        """Shows that the owner is alive; raises the errors of `check`."""
 
     def release(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
 
 
-_held: dict[str, WorkdirLock] = {}  # by the absolute path of the workdir
+_held: dict[str, WorkdirLock] = {}  # the locks of this process, by the absolute path of the workdir
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def locked(workdir: files.StrPath) -> Iterator[None]:
     finally:
         del _held[place]
         over.set()
-        beats.join(timeout=5.0)  # a bucket that does not answer is not waited for
+        beats.join(timeout=5.0)  # does not wait longer for a bucket that does not answer
         with contextlib.suppress(OSError, UserError):
             lock.release()
         if is_new:
@@ -95,7 +95,7 @@ def check_lock(workdir: files.StrPath) -> None:
 
 
 def find_lock(workdir: files.StrPath) -> object:
-    """Returns this process's lock of a workdir, a different object each time; None outside."""
+    """Returns this process's lock of a workdir, or None; each `locked` block has a new lock."""
     return _held.get(_place(workdir))
 
 
@@ -150,7 +150,7 @@ def _acquire_lock(workdir: files.StrPath) -> WorkdirLock:
 
 
 def _lock_folder(workdir: Path) -> WorkdirLock:
-    """Returns the lock of a folder on a disk: the kernel's, or one of beats."""
+    """Returns the lock of a folder on a disk: the kernel's, or a lock with heartbeats."""
     descriptor = os.open(workdir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,8 +165,8 @@ def _lock_folder(workdir: Path) -> WorkdirLock:
         if error.errno not in _NO_LOCKS:
             raise
         _log.warning(
-            "%s cannot be locked by the system (%s): its file %s shows instead, every %.0f s, that "
-            "this run is alive.",
+            "The system cannot lock %s (%s). Instead, its file %s is updated every %.0f s to "
+            "show that this run is alive.",
             workdir,
             error.strerror,
             _BEATS,
@@ -177,12 +177,12 @@ def _lock_folder(workdir: Path) -> WorkdirLock:
     else:
         lock = _KernelLock(workdir, descriptor)
         other = workdir / _BEATS
-    # A run on another machine may lock in the other way. Each sees the other's file, which is
-    # written before this: at most one of them stays.
+    # A run on another machine may use the other kind of lock. Each checks for the other's file
+    # after writing its own, so that at most one of them continues.
     try:
         if owner.is_alive(lambda: _read_content(other) or None, warn_of(workdir)):
             raise build_locked_error(workdir, Owner.parse(_read_content(other) or b""))
-    except BaseException:  # a disk that fails leaves no lock behind
+    except BaseException:  # leaves no lock behind on a disk that fails
         lock.release()
         raise
     return lock
@@ -193,14 +193,14 @@ class _KernelLock:
 
     Args:
         workdir: its folder.
-        descriptor: of the locked file.
+        descriptor: the descriptor of the locked file.
     """
 
     def __init__(self, workdir: Path, descriptor: int):
         self._workdir = workdir
         self._descriptor = descriptor
         self._owner = Owner.from_this_process(exclusive=True)
-        try:  # only this text shows it to a machine that has no locks
+        try:  # a machine without file locks sees only this text
             _write_owner(descriptor, self._owner)
         except BaseException:
             os.close(descriptor)
@@ -225,18 +225,18 @@ class _KernelLock:
         os.close(self._descriptor)
 
     def _write(self, who: Owner) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the lock holds with its earlier text
+        with contextlib.suppress(OSError):  # on a full disk, the lock keeps its earlier text
             _write_owner(self._descriptor, who)
 
 
 class _Beats:
-    """A lock of a disk without locks: a file that only one process can create, and its beats."""
+    """A lock for disks without locks: a file that only one process can create, with heartbeats."""
 
     def __init__(self, workdir: Path):
         self._workdir = workdir
         self._path = workdir / _BEATS
         self._owner = Owner.from_this_process(exclusive=False)
-        # Beats go into this file, whatever happens to its name.
+        # The heartbeats go into this file, even if it is renamed or removed.
         while (descriptor := self._create_file(self._path)) is None:
             self._break()
         self._descriptor = descriptor
@@ -258,7 +258,7 @@ class _Beats:
         try:
             _write_owner(self._descriptor, dataclasses.replace(self._owner, released=True))
         except OSError:
-            self.check()  # another owner's file stays
+            self.check()  # raises, and keeps the file, if it belongs to another owner
             os.unlink(self._path)
         finally:
             os.close(self._descriptor)
@@ -281,12 +281,13 @@ class _Beats:
         return descriptor
 
     def _break(self) -> None:
-        """Removes the lock of an owner that is dead; raises LockedError if it lives."""
+        """Removes the lock of a dead owner; raises LockedError if the owner is alive."""
         seen = self._find_dead(self._path)
         if seen is None:
             return
         known = Owner.parse(seen)
-        # Of several processes that saw this, one at a time removes what they saw, and no new lock.
+        # Several processes may see the expired lock. They remove it one at a time, and never a new
+        # lock.
         turn = self._path.with_name(f"{_BEATS}.{known.key if known else 'unknown'}.broken")
         descriptor = self._create_file(turn)
         if descriptor is None:
@@ -302,7 +303,7 @@ class _Beats:
             _remove_file(turn)
 
     def _find_dead(self, path: Path) -> bytes | None:
-        """Returns the file of a dead owner, or None; raises LockedError if the owner lives."""
+        """Returns the file of a dead owner, or None; raises LockedError if the owner is alive."""
         seen: list[bytes | None] = []
 
         def look() -> bytes | None:
@@ -323,13 +324,13 @@ def _read_content(path: Path) -> bytes | None:
 
 
 def _remove_file(path: Path) -> None:
-    """Removes a file of no meaning, which may also stay."""
+    """Removes a file that has no effect if it stays."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 def _write_owner(descriptor: int, who: Owner) -> None:
-    """Replaces the content of an open file, with one write, always of the same length."""
+    """Replaces the content of an open file by one write, always of the same length."""
     data = who.encode().ljust(1024)
     os.pwrite(descriptor, data, 0)
     os.ftruncate(descriptor, len(data))

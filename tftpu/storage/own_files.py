@@ -1,4 +1,4 @@
-"""Small files that a run replaces, such as `goodput.json`; nobody else's is replaced by mistake.
+"""Small files that a run replaces, such as `goodput.json`, but never those of another run.
 
 On a disk, the lock of the workdir keeps other processes away. The lease of a bucket can be lost
 unnoticed, for example while a machine is suspended: an object is therefore replaced only as the
@@ -21,21 +21,22 @@ class OwnFile:
 
     Args:
         workdir: local or `gs://`.
-        names: of the folders below it, and of the file.
+        names: the names of the folders below it, and of the file.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
     """
 
     def __init__(self, workdir: files.StrPath, *names: str):
         self.path = files.join(workdir, *names)
         self._workdir = workdir
-        self._claim: object = None  # under which the generation was seen
-        self._generation: int | None = None  # None: not seen yet
-        self._unsure = b""  # sent, but not confirmed: the same bytes are sent again first
+        self._claim: object = None  # the lock under which the generation was seen
+        self._generation: int | None = None  # None: not seen under this lock yet
+        # Bytes that were sent without an answer; the next write sends them again first.
+        self._unsure = b""
 
     def see(self) -> None:
-        """Notes the generation of an object, once in every claim of its workdir.
+        """Records the generation of an object, once in every claim of its workdir.
 
         Raises:
             LockLostError: this process lost the workdir.
@@ -46,11 +47,12 @@ class OwnFile:
         claim = locks.find_lock(self._workdir)
         if self._generation is None or claim is not self._claim:
             generation = buckets.read_newest(self.path)[1]
-            locks.check_lock(self._workdir)  # afterwards: what was seen is not of the next owner
+            # Checked afterwards, so that the generation is not the next owner's.
+            locks.check_lock(self._workdir)
             self._claim, self._generation, self._unsure = claim, generation, b""
 
     def take(self, **fields: type) -> dict[str, Any] | None:
-        """Reads the file as `side_files.take` does: a damaged one is set aside."""
+        """Reads the file by `side_files.take`, which sets a damaged file aside."""
         record = side_files.take(self.path, **fields)
         if record is None and self._generation:
             self._generation = None
@@ -73,7 +75,7 @@ class OwnFile:
         self._publish(data)
 
     def remove(self) -> None:
-        """Removes the file, if there is one; raises as `write` does."""
+        """Removes the file, if there is one; raises the errors of `write`."""
         if not files.is_remote(self.path):
             files.remove(self.path)
             return
@@ -86,7 +88,7 @@ class OwnFile:
         self._generation, self._unsure = 0, b""
 
     def _remove_seen(self) -> bool:
-        """Removes the object that was seen; returns whether there is another one."""
+        """Removes the recorded object; returns whether there is another one."""
         if self._generation:
             buckets.discard(self.path, self._generation)
         left = buckets.read_newest(self.path)[1]

@@ -28,7 +28,7 @@ class LockedError(UserError):
 
 
 class LockLostError(UserError):
-    """The workdir was deleted, or is used by another process by now."""
+    """The workdir was deleted, or another process uses it now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,14 +150,14 @@ def build_locked_error(workdir: Any, known: Owner | None) -> LockedError:
 def build_lost_error(workdir: Any, what: str) -> LockLostError:
     """Returns the error of a workdir that this process lost."""
     return LockLostError(
-        f"The folder '{workdir}' {what} while this run was writing to it. The run ends here: "
-        "nothing of it may be mixed with what is there now."
+        f"The folder '{workdir}' {what} while this run was writing to it. The run ends here, so "
+        "that it does not mix its files with those of another run."
     )
 
 
 @functools.cache
 def _identify_space() -> str:
-    """Returns the machine since its start, and the space of its process numbers; "" if unknown."""
+    """Returns an id of the machine's boot and of its process number namespace; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -166,7 +166,7 @@ def _identify_space() -> str:
 
 
 def _read_start_time(process: int) -> int:
-    """Returns when a process was started, in the kernel's ticks; -1 if there is none."""
+    """Returns the start time of a process in the kernel's ticks; -1 if there is no process."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

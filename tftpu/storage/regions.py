@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The first index and the one behind the last, along each dimension of the array.
+# For each dimension of the array: the first index, and the index after the last.
 Region = tuple[tuple[int, int], ...]
 
 
@@ -42,7 +42,7 @@ def count_elements(region: Region) -> int:
 
 
 def intersect(one: Region, other: Region) -> Region | None:
-    """Returns the region that two have in common, or None."""
+    """Returns the region that two regions have in common, or None."""
     found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return found if all(first < last for first, last in found) else None
 
@@ -56,15 +56,15 @@ def fill(parts: Sequence[Region], shape: Sequence[int]) -> bool:
     bounds = np.array(parts)  # (parts, dimensions, 2)
     first, last = bounds[..., 0], bounds[..., 1]
     meet = (np.maximum(first[:, None], first) < np.minimum(last[:, None], last)).all(-1)
-    return int(meet.sum()) == len(parts)  # each meets itself alone
+    return int(meet.sum()) == len(parts)  # each part overlaps with itself only
 
 
 class Named(NamedTuple):
     """The content of the name of an array in a checkpoint's file.
 
     Attributes:
-        number: of the variable in its group.
-        path: of the variable.
+        number: the number of the variable in its group.
+        path: the path of the variable.
         region: the part of it that the array is.
         shape: the shape of the variable.
     """
@@ -77,7 +77,7 @@ class Named(NamedTuple):
 
 def format_name(part: Named) -> str:
     """Returns the name of an array in a checkpoint's file."""
-    # The number comes first: Keras numbers automatic names ("dense_7") within a process.
+    # The number comes first, because Keras numbers automatic names ("dense_7") within a process.
     name = f"{part.number:05d} {part.path}"
     if part.region == select_all(part.shape):
         return name
@@ -89,8 +89,8 @@ def parse_name(name: str, shape: tuple[int, ...]) -> Named:
     """Returns what the name of an array says.
 
     Args:
-        name: of the array.
-        shape: of the array.
+        name: the name of the array.
+        shape: the shape of the array.
 
     Raises:
         ValueError: it is not a name of a checkpoint, or the array has another shape.

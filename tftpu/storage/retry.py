@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# Separate from Python's global generator: Keras draws the seeds of initial weights from that one,
-# and a thread that waits for a bucket would change them.
+# Separate from Python's global generator. Keras draws the seeds of initial weights from the global
+# one, and a thread that waits for a bucket would change them.
 _RANDOM = random.Random()
 
 
@@ -63,7 +63,8 @@ def call(
             if made == tries or time.monotonic() + wait > end:
                 raise
             _warn(target, error)
-        time.sleep(wait * _RANDOM.uniform(0.5, 1.0))  # so that not all hosts retry at once
+        # A random wait, so that hosts do not all retry at once.
+        time.sleep(wait * _RANDOM.uniform(0.5, 1.0))
         wait = min(2 * wait, POLICY.longest_wait)
 
 
@@ -81,7 +82,7 @@ def for_google_client(target: str) -> "Retry":
     policy = retry.DEFAULT_RETRY.with_delay(
         initial=POLICY.first_wait, multiplier=2, maximum=POLICY.longest_wait
     ).with_timeout(POLICY.seconds)
-    policy._on_error = functools.partial(_warn, target)  # no method of it changes this one
+    policy._on_error = functools.partial(_warn, target)  # the policy has no public method for this
     return policy
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-PIECE = 4 << 20  # bytes
-_LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors package
+PIECE = 4 << 20  # bytes read or written at a time
+_LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors package
 _MOST_DIMENSIONS = 32
 _LARGEST = 1 << 62
 
@@ -90,12 +90,14 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
     """
     start = 8 + int.from_bytes(data[:8], "little")
     if not 10 <= start <= len(data):
-        raise ValueError(f"its header should end at byte {start:,}, and it has {len(data):,}")
+        raise ValueError(
+            f"its header must end at byte {start:,}, but the file has {len(data):,} bytes"
+        )
     arrays, end = {}, 0
     for entry in parse_header(data[:start]):
         end = entry.last
         if start + end > len(data):
-            raise ValueError(f"{entry.name!r} ends behind the end of the file")
+            raise ValueError(f"{entry.name!r} ends after the end of the file")
         flat = np.frombuffer(data, np.uint8, entry.last - entry.first, start + entry.first)
         arrays[entry.name] = flat.view(entry.dtype).reshape(entry.shape)
     if start + end != len(data):
@@ -121,7 +123,9 @@ def parse_header(header: bytes) -> list[Entry]:
     """
     size = len(header) - 8
     if size > _LONGEST_HEADER:
-        raise ValueError(f"its header has {size:,} bytes; {_LONGEST_HEADER:,} are allowed")
+        raise ValueError(
+            f"its header has {size:,} bytes, but at most {_LONGEST_HEADER:,} are allowed"
+        )
     try:
         fields = json.loads(header[8:])
     except (ValueError, RecursionError) as error:
@@ -149,7 +153,7 @@ def _build_entry(name: str, value: object) -> Entry:
     Raises:
         ValueError: it is not valid.
     """
-    name.encode()  # raises for a lone surrogate, which could not be printed either
+    name.encode()  # raises for a lone surrogate, which could not be printed
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
         raise ValueError(f"{name!r} has no dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -162,7 +166,9 @@ def _build_entry(name: str, value: object) -> Entry:
         raise ValueError(f"{name!r} has the data_offsets {offsets!r}")
     first, last = offsets
     if last - first != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"{name!r} has {last - first:,} bytes, which is not {dtype} {shape!r}")
+        raise ValueError(
+            f"{name!r} has {last - first:,} bytes, which is not the size of {dtype} {shape!r}"
+        )
     return Entry(name, kind, tuple(shape), first, last)
 
 

@@ -19,14 +19,14 @@ from tftpu.storage import files
 _log = logging.getLogger(__name__)
 _SEAL = re.compile(rb', "crc32c": "([0-9a-f]{8})"\}\Z')
 
-DAMAGED = ".damaged"  # the ending of the names of files that were set aside
+DAMAGED = ".damaged"  # suffix of files that were set aside because they are damaged
 
 
 def read(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
     """Reads a JSON object; returns None if there is no file, and with a warning if it is damaged.
 
     Args:
-        path: of the file, local or remote.
+        path: the path of the file, local or remote.
         fields: types of the fields that the object must have, by name; a float is finite, and may
             be written as an integer.
     """
@@ -41,7 +41,7 @@ def take(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
     """Reads as `read` does, for the run that writes the file; sets a damaged one aside."""
     try:
         return _read(path, fields)
-    except OSError as error:  # a disk or a bucket that fails says nothing about the content
+    except OSError as error:  # a disk or bucket that fails does not mean damaged content
         _log.warning("%s cannot be read and is ignored: %s.", path, error)
     except (ValueError, RecursionError) as error:
         set_aside(path, _explain_reason(error))
@@ -68,7 +68,9 @@ def set_aside(path: files.StrPath, reason: str) -> None:
     try:
         files.rename(path, aside)
     except OSError as error:
-        _log.warning("%s is damaged and is ignored: %s; it stays (%s).", path, reason, error)
+        _log.warning(
+            "%s is damaged and is ignored: %s. It could not be renamed (%s).", path, reason, error
+        )
     else:
         _log.warning("%s is damaged and is ignored: %s. It is now %s.", path, reason, aside)
 
@@ -76,7 +78,7 @@ def set_aside(path: files.StrPath, reason: str) -> None:
 def copy_aside(path: files.StrPath, data: bytes) -> str:
     """Writes the content of a damaged file beside it; returns the path of the copy."""
     aside = f"{path}{DAMAGED}"
-    with contextlib.suppress(OSError):  # a full disk: the run does without the copy
+    with contextlib.suppress(OSError):  # on a full disk, the run continues without the copy
         files.write_whole(aside, data)
     return aside
 
@@ -103,7 +105,7 @@ def _read(path: files.StrPath, fields: dict[str, type]) -> dict[str, Any] | None
 
 def read_content(path: files.StrPath) -> bytes:
     """Returns the content of a regular file; raises OSError or ValueError."""
-    # Reading a pipe would wait forever.
+    # Only regular files are read, because reading a pipe would wait forever.
     if not files.is_remote(path) and not os.path.isfile(path):
         raise ValueError("it is not a regular file")
     return files.read(path)

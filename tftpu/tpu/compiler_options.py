@@ -11,11 +11,11 @@ from tftpu.tpu.slices import Generation
 
 AUTO = "auto"
 
-# A product whose operand is spread over the devices waits for the whole operand. XLA's default
-# multiplies what has arrived, in a loop of small products that keep the matrix units idle.
+# Makes a product wait until its sharded operand has arrived completely. By default XLA multiplies
+# what has arrived, in a loop of small products that keep the matrix units idle.
 _WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
-# Memory on the core for one instruction, in KiB: larger tiles read their operands less often. More
-# than these would hardly shorten the steps of Llama 8B, and compile for twice as long.
+# Memory of a core for one instruction, in KiB. Larger tiles read their operands less often. Larger
+# values than these would hardly shorten the steps of Llama 8B, and take twice as long to compile.
 _TILES = "xla_tpu_scoped_vmem_limit_kib"
 _TILE_KIB = {"v5e": 32 * 1024, "v5p": 32 * 1024, "v6e": 96 * 1024}
 
@@ -25,7 +25,8 @@ def choose_compiler_options(setting: str, generation: Generation | None) -> dict
 
     Args:
         setting: "auto": those of the generation; else as for `parse_options`.
-        generation: of the TPU; None on other hardware, for which "auto" chooses none.
+        generation: the generation of the TPU; None on other hardware, for which "auto" chooses
+            none.
 
     Raises:
         UserError: the setting is not allowed.
@@ -49,10 +50,10 @@ def parse_options(text: str) -> dict[str, str]:
         match = re.fullmatch(r"(?:--)?(xla_\w+)=([^\s=]+)", part)
         if match is None:
             raise UserError(
-                f"compiler_options has {part!r}: write 'auto', '' for none, or options of XLA with "
-                "their values, as in 'xla_tpu_scoped_vmem_limit_kib=65536'."
+                f"compiler_options has {part!r}: write 'auto', '' for no options, or XLA options "
+                "with their values, as in 'xla_tpu_scoped_vmem_limit_kib=65536'."
             )
-        value = match[2]  # XLA reads truth values in these words alone
+        value = match[2]  # XLA reads only True and False as truth values
         options[match[1]] = value.capitalize() if value in ("true", "false") else value
     return options
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tftpu.tpu.slices import GENERATIONS, Generation
 
-GOOGLE = "0x1ae0"  # PCI vendor
-# PCI device ids of TPUs, from JAX's list; v2 and v3 share one.
+GOOGLE = "0x1ae0"  # Google's PCI vendor id
+# PCI device ids of TPUs, from JAX's list. v2 and v3 share one.
 _PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
 
 
@@ -58,7 +58,7 @@ def find_hardware(data_shards: int, is_tpu: bool) -> Hardware:
     if not is_tpu:
         return Hardware(data_shards)
     generation = GENERATIONS.get(find_attached_tpu() or "")
-    # The two cores of a v5p chip are one device, hence `cores` and not `counted`.
+    # The two cores of a v5p chip are one device, so `cores` is used, not `counted`.
     chips = data_shards // generation.cores if generation else data_shards
     return Hardware(chips, generation, is_tpu=True)
 

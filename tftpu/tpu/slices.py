@@ -73,11 +73,11 @@ _CUBES = (
     *("8x8x16", "8x16x16", "16x16x16"),
 )
 
-# Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
-# (arXiv:2304.01433) for v4. Network: what the documentation gives for a pod of v5e and of v6e,
-# divided by its chips, and 100 or 200 Gbit/s for the four chips of the others' hosts. Host:
-# assumed, 16 lanes of PCIe of the third generation, and of the fourth for v6e.
-_ALONE = ("v2", "v3")  # their slices are not joined by a network
+# Sources. Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
+# (arXiv:2304.01433) for v4. Network: for v5e and v6e, the documented bandwidth of a pod divided by
+# its chips; for the others, 100 or 200 Gbit/s for the four chips of a host. Host: assumed to be 16
+# lanes of PCIe 3, and PCIe 4 for v6e.
+_ALONE = ("v2", "v3")  # slices of these generations cannot be joined by a network
 GENERATIONS = {
     g.name: g
     for g in (
@@ -206,7 +206,7 @@ class Slice:
         return self.generation.hbm_gbps * 1e9 / self.generation.cores
 
 
-ALIASES = {"v5litepod": "v5e"}  # names of generations that Google uses, too
+ALIASES = {"v5litepod": "v5e"}  # other names that Google uses for generations
 
 
 def parse_slice(name: str) -> Slice:
@@ -224,8 +224,8 @@ def parse_slice(name: str) -> Slice:
         one, count = parse_slice(several[2]), int(several[1])
         if count > 1 and one.generation.name in _ALONE:
             raise UserError(
-                f"There is no {name}: slices of {one.generation.name} are not joined by a network. "
-                "Those of v4 and later are."
+                f"There is no {name}, because slices of {one.generation.name} are not joined by a "
+                "network. Slices of v4 and later are."
             )
         if count < 1:
             raise UserError(f"{name!r} are not slices: write {one.name}, or 2x{one.name}.")

@@ -16,15 +16,15 @@ def check_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
     """Raises `UserError` if a batch has other parts than a compiled model takes.
 
     Args:
-        model: compiled with its loss.
-        spec: of a batch.
+        model: a model that is compiled with its loss.
+        spec: the spec of a batch.
         labels: whether the loss and the metrics are computed.
     """
     if isinstance(spec, tuple) and len(spec) > 3:
         raise UserError(
-            f"A batch of the data has {len(spec)} parts: a compiled model takes (x, y) or "
-            "(x, y, sample_weight), with several inputs as one part, ((a, b), y). A loss function "
-            "takes any: Trainer(model, loss_fn=...)."
+            f"A batch of the data has {len(spec)} parts: a compiled model takes (x, y) or (x, y, "
+            "sample_weight). Several inputs are one part, as in ((a, b), y). A loss function can "
+            "take any batch: Trainer(model, loss_fn=...)."
         )
     if not labels or has_own_compute_loss(model):
         return
@@ -32,14 +32,14 @@ def check_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
     given = keras_internals.describe_compiled_parts(model)
     if given and is_unlabelled(spec):
         raise UserError(
-            f"The model was compiled with {' and '.join(given)}, which need labels, and the data "
-            "has none: pass x and y, or batches of (x, y). A model that predicts its own input "
-            "gets it twice, (x, x)."
+            f"The model was compiled with {' and '.join(given)}, which need labels, but the data "
+            "has none: pass x and y, or batches of (x, y). For a model that predicts its own "
+            "input, pass the input twice, (x, x)."
         )
 
 
 def _check_named_labels(model: keras.Model, spec: Nest) -> None:
-    """Raises `UserError` if labels with names lack some that the losses of a model need."""
+    """Raises `UserError` if named labels lack some that the model's losses need."""
     y = keras.utils.unpack_x_y_sample_weight(spec)[1]
     losses = getattr(model, "loss", None)
     if not isinstance(y, dict) or not isinstance(losses, dict):
@@ -48,21 +48,21 @@ def _check_named_labels(model: keras.Model, spec: Nest) -> None:
     missing = [name for name in needed if name not in y]
     if missing:
         raise UserError(
-            f"The labels are a dictionary with {', '.join(map(repr, y))}, and the model was "
+            f"The labels are a dictionary with {', '.join(map(repr, y))}, but the model was "
             f"compiled with losses for {', '.join(map(repr, needed))}: give labels for "
-            f"{missing[0]!r}, or compile the model without its loss."
+            f"{missing[0]!r}, or compile the model without that loss."
         )
 
 
 def is_unlabelled(spec: Nest) -> bool:
-    """Returns whether a batch of a compiled model holds features alone."""
+    """Returns whether a compiled model's batch contains only features."""
     return keras.utils.unpack_x_y_sample_weight(spec)[1] is None
 
 
 def check_names(model: keras.Model) -> None:
-    """Raises `UserError` for a loss or a metric that Keras has under no such name."""
+    """Raises `UserError` for the name of a loss or a metric that Keras does not have."""
     known = {"loss": keras.losses, "metric": keras.metrics}
-    special = ("accuracy", "acc", "crossentropy", "ce")  # which depend on the labels
+    special = ("accuracy", "acc", "crossentropy", "ce")  # names whose meaning depends on the labels
     for kind, names in keras_internals.list_compiled_names(model).items():
         for name in names:
             if name.lower() in special:
@@ -82,8 +82,8 @@ def check_features(model: keras.Model, spec: Nest) -> None:
     """Raises `UserError` if the features do not have the sizes of the model's inputs.
 
     Args:
-        model: one that declares no inputs, or has its own `call`, takes anything.
-        spec: of a batch, `(x, ...)` of objects with a shape.
+        model: the model; one that declares no inputs, or has its own `call`, takes anything.
+        spec: the spec of a batch, `(x, ...)` of objects with a shape.
     """
     inputs = getattr(model, "inputs", None)
     if not inputs or not type(model).call.__module__.startswith("keras."):
@@ -91,36 +91,37 @@ def check_features(model: keras.Model, spec: Nest) -> None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
     if isinstance(x, dict):
         wanted = {tensor.name: tensor.shape for tensor in inputs}
-        if not wanted.keys() <= x.keys():  # the model was made with other keys than its names
+        # The model was built with other keys than the names of its inputs.
+        if not wanted.keys() <= x.keys():
             return
         pairs = [(f" {name!r}", shape, x[name].shape) for name, shape in wanted.items()]
     else:
         given = keras.tree.flatten(x)
         if len(given) > len(inputs):
             raise UserError(
-                f"The model {model.name!r} has {len(inputs)} input(s), and the data {len(given)} "
-                "features: pass one array for each input, as a list or by name as a dict."
+                f"The model {model.name!r} has {len(inputs)} input(s), but the data has "
+                f"{len(given)} features: pass one array for each input, in a list or in a dict by "
+                "name."
             )
-        if len(given) < len(inputs):  # which may be optional: Keras itself knows
+        if len(given) < len(inputs):  # some inputs may be optional, which Keras checks itself
             return
         pairs = [("", tensor.shape, part.shape) for tensor, part in zip(inputs, given)]
     for name, wanted, given in pairs:
         if not _is_fitting(tuple(wanted), tuple(given)):
             raise UserError(
                 f"The model {model.name!r} takes features{name} of shape "
-                f"{_format_example(wanted)} an "
-                f"example, and the data has {_format_example(given)}: change keras.Input, or "
-                "reshape the data."
+                f"{_format_example(wanted)} for each example, but the data has "
+                f"{_format_example(given)}: change keras.Input, or reshape the data."
             )
 
 
 @contextlib.contextmanager
 def explained(spec: Nest, purpose: str = "train") -> Iterator[None]:
-    """Explains an error of building a model by the data that it was built for.
+    """Adds the sizes of the data to an error of building a model.
 
     Args:
-        spec: of a batch, of objects with a shape.
-        purpose: what is to be done with the model.
+        spec: the spec of a batch, of objects with a shape.
+        purpose: the verb for what is done with the model, such as "train".
 
     Raises:
         UserError: the block raised a `ValueError`, as Keras does for shapes that do not fit.
@@ -132,7 +133,7 @@ def explained(spec: Nest, purpose: str = "train") -> Iterator[None]:
         names = ("x", "y", "sample_weight") if len(given) <= 3 else range(1, len(given) + 1)
         data = ", ".join(f"{name} {_describe_part(part)}" for name, part in zip(names, given))
         raise UserError(
-            f"Keras cannot {purpose} the model (with {data} a batch): {str(error).strip()}"
+            f"Keras cannot {purpose} the model with batches of {data}: {str(error).strip()}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a trainer and of its methods: Keras's meanings, checked."""
+"""Checks the arguments of a trainer and of its methods, which have Keras's meanings."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ CallbackArgument = keras.callbacks.Callback | Sequence[keras.callbacks.Callback]
 
 
 _OF_PY_DATASET = "pass it to the keras.utils.PyDataset, PyDataset(...)"
-# Arguments of Keras's methods that these lack, and what to write instead.
+# Arguments of Keras's methods that tftpu's methods do not have, and what to use instead.
 _INSTEAD = {
     "validation_freq": "an evaluation follows every epoch; with steps=, eval_every= says how many "
     "steps lie between two",
@@ -34,7 +34,7 @@ _INSTEAD = {
 
 
 def check_keras_arguments(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a method of Keras's name: an argument of Keras that it lacks is a `UserError`."""
+    """Decorates a method with a Keras name: Keras arguments that it lacks raise `UserError`."""
 
     @functools.wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -48,10 +48,10 @@ def check_keras_arguments(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def validate_options(options: TrainConfig | None) -> TrainConfig:
-    """Returns a validated copy of the options of a trainer; the defaults for None.
+    """Returns a validated copy of a trainer's options; None gives the defaults.
 
     Raises:
-        UserError: they are no `TrainConfig`, or one is not allowed.
+        UserError: they are not a `TrainConfig`, or a value is not allowed.
     """
     if not isinstance(options, TrainConfig | None):
         raise UserError(
@@ -64,18 +64,18 @@ def validate_options(options: TrainConfig | None) -> TrainConfig:
 
 
 def check_length(options: TrainConfig, epochs: int | None, steps: int | None) -> None:
-    """Raises `UserError` for a length that only the options give, where `fit` does not look."""
+    """Raises `UserError` if only the options give a length, which `fit` does not read."""
     given = {"epochs": options.epochs, "steps": options.steps}
     if epochs is None and steps is None and given != {"epochs": None, "steps": TrainConfig().steps}:
         shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
         raise UserError(
-            f"The options say {shown}, and fit() got no length: pass fit(…, {shown}), because "
-            "the options of a Trainer leave it to fit()."
+            f"The options say {shown}, but a Trainer takes the length of a run from fit() only: "
+            f"pass fit(…, {shown})."
         )
 
 
 def validate_workdir(workdir: StrPath | None) -> str | None:
-    """Returns the path of a workdir; raises `UserError` for one that nothing can lock."""
+    """Returns the path of a workdir; raises `UserError` for a path that cannot be locked."""
     if workdir is not None:
         check_folder("workdir", str(workdir))
     return None if workdir is None else str(workdir)
@@ -85,7 +85,7 @@ def list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
     """Returns callbacks as a list.
 
     Args:
-        callbacks: one, several, Keras's `CallbackList`, or None.
+        callbacks: one callback, several, Keras's `CallbackList`, or None.
 
     Raises:
         UserError: something else is among them.
@@ -102,32 +102,38 @@ def list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
                 f"callbacks holds {what}: pass keras.callbacks.Callback objects, such as "
                 "[keras.callbacks.EarlyStopping(patience=3)]."
             )
-    # The history is made anew for each run.
+    # Each run makes a new history.
     return [callback for callback in listed if type(callback) is not keras.callbacks.History]
 
 
 def check_labels_and_weights(y: Any, sample_weight: Any, class_weight: Any, own_loss: bool) -> None:
-    """Raises `UserError` for a length where the labels belong, and for weights of a wrong kind.
+    """Raises `UserError` for a length in place of labels, and for weights of the wrong kind.
 
     Args:
-        y, sample_weight, class_weight: of `fit`.
-        own_loss: whether a loss function computes the loss, which tftpu cannot weigh.
+        y, sample_weight, class_weight: the arguments of `fit`.
+        own_loss: whether a loss function computes the loss, to which tftpu cannot apply weights.
     """
     if isinstance(y, int | float):
-        raise UserError(f"The length of a run is a keyword: write fit(data, steps={y}).")
+        raise UserError(
+            f"The length of a run must be a keyword argument: write fit(data, steps={y})."
+        )
     if sample_weight is not None and class_weight is not None:
-        raise UserError("sample_weight and class_weight exclude each other: multiply them.")
+        raise UserError(
+            "sample_weight and class_weight exclude each other: pass their product as "
+            "sample_weight."
+        )
     if sample_weight is not None and own_loss:
         warnings.warn(
-            "sample_weight goes to the loss function as batch[2], which must apply it itself.",
+            "sample_weight is passed to the loss function as batch[2]. The loss function must "
+            "apply it itself.",
             stacklevel=4,
         )
     if class_weight is None:
         return
     if own_loss:
         raise UserError(
-            "class_weight goes with a compiled loss: a loss function weighs its examples itself, "
-            "loss * weights_of(labels)."
+            "class_weight works only with a compiled loss. A loss function must weight its "
+            "examples itself, as in loss * weights_of(labels)."
         )
     if not isinstance(class_weight, dict):
         raise UserError(
@@ -137,7 +143,7 @@ def check_labels_and_weights(y: Any, sample_weight: Any, class_weight: Any, own_
         is_number = isinstance(label, int | float | np.number)
         if not is_number or not 0 <= label < math.inf or np.floor(label) != label:
             raise UserError(
-                f"class_weight has the label {label!r}: labels are whole numbers from 0 on."
+                f"class_weight has the label {label!r}: labels must be whole numbers of 0 or more."
             )
         if not isinstance(weight, int | float | np.number) or not 0 <= weight < math.inf:
             raise UserError(
@@ -147,18 +153,18 @@ def check_labels_and_weights(y: Any, sample_weight: Any, class_weight: Any, own_
 
 
 def check_return_dict(return_dict: bool) -> None:
-    """Raises `UserError` for results that were asked for as a list, Keras's default."""
+    """Raises `UserError` if results are requested as a list, which is Keras's default."""
     if not return_dict:
-        raise UserError("evaluate returns a dictionary: leave return_dict out.")
+        raise UserError("evaluate always returns a dictionary: leave return_dict out.")
 
 
 def parse_verbosity(verbose: Any) -> int:
     """Returns Keras's `verbose` as 0, 1 or 2.
 
     Raises:
-        UserError: a value that Keras does not have.
+        UserError: Keras does not have this value.
     """
-    if verbose not in ("auto", 0, 1, 2):  # False is 0, and True is 1
+    if verbose not in ("auto", 0, 1, 2):  # False equals 0, and True equals 1
         raise UserError(f"verbose is {verbose!r}: it must be 'auto', 0, 1 or 2.")
     return 1 if verbose == "auto" else int(verbose)
 

@@ -1,4 +1,4 @@
-"""Values that no model can be trained on: NaN, labels and ids outside their ranges."""
+"""Finds values with which no model can be trained: NaN, and labels and ids outside their ranges."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -13,21 +13,21 @@ from tftpu.engines.objectives.own import has_own_compute_loss
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
 
-_KNOWN = ("keras.", "tftpu.")  # modules whose layers and models use what they get as it is
-_SHOWN = 5  # examples that a message names
+_KNOWN = ("keras.", "tftpu.")  # modules whose layers and models use their inputs unchanged
+_SHOWN = 5  # most examples that a message names
 
 
 class Limit(NamedTuple):
-    """Whole numbers of a batch that must be below a size.
+    """A part of a batch whose whole numbers must be below a size.
 
     Attributes:
-        name: of the part of the batch, as a message gives it.
+        name: the name of the part of the batch, as a message gives it.
         values: the part: an array, or its spec.
-        size: the numbers go from 0 to below it.
+        size: the numbers must be from 0 to below this size.
         owner: the part of the model with this size, as a message gives it.
-        advice: what to do.
+        advice: what to do about a number outside.
         ignored: a number that is allowed nevertheless, or None.
-        of_labels: whether a weight or a mask of 0 lets them be any.
+        of_labels: whether labels with a weight or a mask of 0 may have any value.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Limit(NamedTuple):
 
 
 def find_limits(model: keras.Model, batch: Nest) -> list[Limit]:
-    """Returns the limits of the labels and ids of a batch that a model's layers tell.
+    """Returns the limits of a batch's labels and ids, which follow from the model's layers.
 
-    Code of the model's own may replace what it gets, so there are none before that.
+    A model's own code may replace its inputs, so inputs that reach such code have no limits.
 
     Args:
-        model: built.
-        batch: arrays, or specs, as the model is fitted to.
+        model: the built model.
+        batch: arrays or specs, in the form in which the model is trained.
     """
     if (isinstance(batch, tuple) and len(batch) > 3) or not _is_known(model, "call", "__call__"):
         return []
@@ -55,14 +55,14 @@ def find_limits(model: keras.Model, batch: Nest) -> list[Limit]:
 
 
 def check_ranges(model: keras.Model, batch: Nest) -> None:
-    """Raises `UserError` for labels that are not classes, and ids that are in no vocabulary.
+    """Raises `UserError` for labels that are not classes, and ids outside the vocabulary.
 
-    An accelerator raises no error for such a number. Labels of a model that masks some are left to
-    the step, which knows the masks.
+    An accelerator raises no error for such a number. If a model masks labels, the step checks them,
+    because it knows the masks.
 
     Args:
-        model: built.
-        batch: of arrays, `(x, y, sample_weight)` or fewer.
+        model: the built model.
+        batch: a batch of arrays, `(x, y, sample_weight)` or fewer.
     """
     for limit in find_limits(model, batch):
         if limit.of_labels and any(map(_can_mask, keras_internals.list_layers(model))):
@@ -72,14 +72,14 @@ def check_ranges(model: keras.Model, batch: Nest) -> None:
 
 
 def describe_damage(model: keras.Model, batch: Nest) -> str:
-    """Returns what is wrong with the values of a batch, as the beginning of a sentence; or "".
+    """Returns what is wrong with a batch's values, as the beginning of a sentence; otherwise "".
 
-    NaN comes first: infinite values may be meant so, such as those that keep attention away. An
-    example of weight 0 counts, because 0 times NaN is NaN.
+    NaN is reported first, because infinite values may be intended, for example to mask attention.
+    Examples with weight 0 count, because 0 times NaN is NaN.
 
     Args:
-        model: built.
-        batch: of arrays.
+        model: the built model.
+        batch: a batch of arrays.
     """
     outside = (_find_outside(limit, batch) for limit in find_limits(model, batch))
     found = (
@@ -91,7 +91,7 @@ def describe_damage(model: keras.Model, batch: Nest) -> str:
 
 
 def _find_holding(kind: str, is_kind: Callable[[np.ndarray], np.ndarray], batch: Nest) -> str:
-    """Returns which part of a batch has values of a kind, and where; or ""."""
+    """Returns a text about the part of a batch that has such values, and where; otherwise ""."""
     for name, values in _iterate_named(batch):
         if np.issubdtype(values.dtype, np.floating):
             rows = _find_rows(is_kind(values))
@@ -101,7 +101,7 @@ def _find_holding(kind: str, is_kind: Callable[[np.ndarray], np.ndarray], batch:
 
 
 def _find_outside(limit: Limit, batch: Nest) -> str:
-    """Returns which values of a batch are outside a limit, and what that means; or ""."""
+    """Returns a text about the values outside a limit, with an explanation; otherwise ""."""
     weight = batch[2] if isinstance(batch, tuple) and len(batch) == 3 else None
     values = np.asarray(limit.values)
     if values.dtype.kind not in "biuf":
@@ -127,13 +127,13 @@ def _find_outside(limit: Limit, batch: Nest) -> str:
 
 
 def _is_known(owner: keras.Layer, *methods: str) -> bool:
-    """Returns whether methods of a layer or a model are not a user's own."""
+    """Returns whether methods of a layer or a model come from Keras or tftpu."""
     found = (getattr(type(owner), method) for method in methods)
     return all((method.__module__ or "").startswith(_KNOWN) for method in found)
 
 
 def _can_mask(layer: keras.Layer) -> bool:
-    """Returns whether a layer may begin a mask, which leaves elements out of the loss."""
+    """Returns whether a layer may create a mask, which excludes elements from the loss."""
     masks = isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False)
     return masks or not _is_known(layer, "compute_mask")
 
@@ -157,7 +157,7 @@ def _find_label_limits(model: keras.Model, y: Any) -> Iterator[Limit]:
         if values is None or output is None or output.shape[-1] is None:
             continue
         if takes_class_ids(term.loss, len(values.shape), len(output.shape)):
-            classes = output.shape[-1]  # the only axis that Keras's backends take
+            classes = output.shape[-1]  # Keras's backends support only this axis
             advice = "give labels such numbers, or the model's last layer more units"
             owner = f"the model's output has {classes} classes"
             yield Limit(
@@ -174,7 +174,8 @@ def _find_id_limits(model: keras.Model, x: Any) -> Iterator[Limit]:
             next((i for i, tensor in enumerate(inputs) if tensor is source), -1)
             for source in keras_internals.list_symbolic_inputs(layer)
         }
-        for place in () if -1 in places else sorted(places):  # -1: it may get something computed
+        # -1: an input may be a computed tensor
+        for place in () if -1 in places else sorted(places):
             name, values = _find_feature(x, place, inputs)
             if values is not None:
                 advice = "the tokenizer's vocabulary may be larger than the model's"
@@ -183,7 +184,7 @@ def _find_id_limits(model: keras.Model, x: Any) -> Iterator[Limit]:
 
 
 def _find_feature(x: Any, place: int, inputs: list[Any]) -> tuple[str, Any]:
-    """Returns the name and the values of what a batch has for one of the inputs; None: unknown."""
+    """Returns the name and the values that a batch has for an input; None if unknown."""
     if isinstance(x, dict):
         return f"x[{inputs[place].name!r}]", x.get(inputs[place].name)
     flat = keras.tree.flatten(x)
@@ -206,6 +207,6 @@ def _find_rows(wrong: np.ndarray) -> np.ndarray:
 
 
 def _format_examples(rows: np.ndarray, count: int) -> str:
-    """Returns the examples in words, such as "the examples 3, 17 (2 of 64)"."""
+    """Returns a text about the examples, such as "the examples 3, 17 (2 of 64)"."""
     shown = ", ".join(map(str, rows[:_SHOWN])) + (", …" if len(rows) > _SHOWN else "")
     return f"the example{'s' if len(rows) > 1 else ''} {shown} ({len(rows)} of {count})"

@@ -1,4 +1,4 @@
-"""Keras callbacks in a run of device loops: batch methods are called once per loop."""
+"""Keras callbacks in a run of device loops. Batch methods are called once per loop."""
 
 import math
 import warnings
@@ -15,7 +15,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.training.progress import RunProgress
 from tftpu.training.timetable import Timetable
 
-# What Keras's own callbacks remember from epoch to epoch, in plain numbers.
+# Attributes of Keras's callbacks that change from epoch to epoch and are plain numbers.
 _REMEMBERED = ("best", "wait", "cooldown_counter")
 _REMEMBERING = (
     keras.callbacks.EarlyStopping,
@@ -30,11 +30,11 @@ class Callbacks:
     Args:
         callbacks: Keras's own or a user's.
         model: the model that they see.
-        timetable: of the run; an epoch is the interval between two evaluations.
+        timetable: the timetable of the run; an epoch is the interval between two evaluations.
 
     Attributes:
         history: the `History` of the run.
-        read_batch_logs: whether a callback looks at the logs of batches, which cost milliseconds.
+        read_batch_logs: whether a callback reads the logs of batches, which cost milliseconds.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Callbacks:
         self._model.stop_training = value
 
     def check_monitored(self, executor: Executor, evaluates: bool) -> None:
-        """Raises or warns for a callback of Keras that monitors what will not be logged.
+        """Raises or warns if a Keras callback monitors a value that will not be logged.
 
         Args:
-            executor: of the run.
+            executor: the executor of the run.
             evaluates: whether an evaluation follows each epoch.
 
         Raises:
@@ -86,8 +86,8 @@ class Callbacks:
             unlogged = f"{kind} monitors {name!r}, which is not logged.{did_you_mean(name, names)}"
             if not keras_internals.has_direction(callback):
                 raise UserError(
-                    f"{kind} monitors {name!r}, and cannot tell whether it is to become larger or "
-                    "smaller: pass mode='max' or mode='min'."
+                    f"{kind} monitors {name!r}, but does not know whether larger or smaller "
+                    "values are better: pass mode='max' or mode='min'."
                     if name in names
                     else unlogged
                 )
@@ -99,10 +99,10 @@ class Callbacks:
         """Tells the callbacks that training begins, with the history of a resumed run.
 
         Args:
-            progress: of the run.
+            progress: the progress of the run.
             over: whether nothing is left to train.
         """
-        self._list.on_train_begin()  # which empties the history's epochs
+        self._list.on_train_begin()  # also empties the epochs of the history
         self.restore_history(progress)
         for key, callback in self._list_named():
             for name, value in progress.callbacks.get(key, {}).items():
@@ -115,31 +115,31 @@ class Callbacks:
         self.history.history, self.history.epoch = progress.history, progress.epochs
 
     def begin_batch(self, step: int) -> None:
-        """Tells the callbacks that a device loop begins after a step."""
+        """Tells the callbacks that a device loop begins after a given step."""
         self._list.on_train_batch_begin(step % self._timetable.epoch_steps)
 
     def end_batch(self, step: int, logs: dict[str, float] | None) -> None:
-        """Tells the callbacks that a device loop ended with a step."""
+        """Tells the callbacks that a device loop ended with a given step."""
         self._list.on_train_batch_end((step - 1) % self._timetable.epoch_steps, logs)
 
     def end_epoch(self, step: int, over: bool, logs: dict[str, float]) -> None:
-        """Tells the callbacks that an epoch ended with a step.
+        """Tells the callbacks that an epoch ended with a given step.
 
         Args:
             step: steps done.
             over: whether the run is over.
-            logs: of the epoch, the evaluation's prefixed with "val_" as Keras does.
+            logs: the logs of the epoch; those of the evaluation have Keras's prefix "val_".
         """
         self._list.on_epoch_end(self._count_ended_epochs(step, over) - 1, logs)
 
     def begin_epoch(self, step: int) -> None:
-        """Tells the callbacks that an epoch begins after a step."""
+        """Tells the callbacks that an epoch begins after a given step."""
         self._list.on_epoch_begin(self._count_epochs(step))
 
     def finish(self) -> None:
-        """Tells the callbacks that training ended, once; `end` raises what one of them raises.
+        """Tells the callbacks once that training ended; `end` raises the error of a callback.
 
-        They may change the weights, so the last checkpoint is saved afterwards.
+        Callbacks may change the weights, so the last checkpoint is saved afterwards.
         """
         if self._ended:
             return
@@ -150,13 +150,13 @@ class Callbacks:
             self._error = error
 
     def end(self) -> None:
-        """Tells the callbacks that training ended, and raises what one of them raised."""
+        """Tells the callbacks that training ended, and raises the error that one of them raised."""
         self.finish()
         if self._error is not None:
             raise self._error
 
     def get_state(self) -> dict[str, dict[str, float]]:
-        """Returns the numbers that Keras's own callbacks remember, by callback, as JSON."""
+        """Returns the numbers that Keras's own callbacks remember, by callback, for JSON."""
         return {
             key: {
                 name: float(value)
@@ -171,7 +171,7 @@ class Callbacks:
         return _run_evaluation(self._list, evaluate)
 
     def _list_named(self) -> list[tuple[str, keras.callbacks.Callback]]:
-        """Returns the callbacks that remember numbers, with keys that a rerun gives them again."""
+        """Returns the callbacks that remember numbers, with keys that a resumed run shares."""
         return [
             (f"{index} {type(one).__name__} {getattr(one, 'monitor', '')}", one)
             for index, one in enumerate(self._remembering)
@@ -195,9 +195,9 @@ def evaluate_with(
     The evaluation is one device loop, so that its batch methods are called once.
 
     Args:
-        callbacks: of Keras.
+        callbacks: the Keras callbacks.
         model: the model that they see.
-        evaluate: returns the results.
+        evaluate: a function that returns the results.
         prints: whether to print them.
     """
     listed = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
@@ -216,9 +216,9 @@ def predict_with(
     """Returns the outputs of a prediction, and tells callbacks before and after.
 
     Args:
-        callbacks: of Keras.
+        callbacks: the Keras callbacks.
         model: the model that they see.
-        predict: yields the outputs of each batch.
+        predict: a function that yields the outputs of each batch.
         prints: whether to print their shapes.
     """
     listed = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
@@ -242,7 +242,7 @@ def _run_evaluation(listed: Any, evaluate: Callable[[], dict[str, float]]) -> di
 
 
 def _has_user_code(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback runs code of its user, which may add to the logs."""
+    """Returns whether a callback runs the user's code, which may add to the logs."""
     own = not type(callback).__module__.startswith("keras.")
     return own or isinstance(callback, keras.callbacks.LambdaCallback)
 
@@ -250,7 +250,8 @@ def _has_user_code(callback: keras.callbacks.Callback) -> bool:
 def _is_remembering(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback's numbers are kept over a restart.
 
-    An EarlyStopping that restores the best weights has lost them, so it begins anew.
+    After a restart, an EarlyStopping that restores the best weights has lost them, so it starts
+    afresh.
     """
     return isinstance(callback, _REMEMBERING) and not getattr(
         callback, "restore_best_weights", False

@@ -1,4 +1,4 @@
-"""The data given to `fit`, `evaluate` and `predict`: Keras's meanings, as an engine takes them."""
+"""Converts the data of `fit`, `evaluate` and `predict` from Keras's forms to those of an engine."""
 
 import math
 from typing import Any
@@ -25,14 +25,14 @@ def prepare_training_data(
     shuffle: bool,
     seed: int,
 ) -> Dataset:
-    """Returns the data to train on, as an engine takes them.
+    """Returns the data to train on, in the form that an engine takes.
 
     Args:
         x, y, sample_weight, batch_size, steps_per_epoch, shuffle: as for `fit`.
-        seed: of the order.
+        seed: the seed of the order.
 
     Raises:
-        UserError: neither arrays nor a data set, or arguments that do not go with it.
+        UserError: the data are neither arrays nor a data set, or other arguments do not fit them.
     """
     if shuffle not in (True, False):
         raise UserError(f"shuffle is {shuffle!r}: it must be True or False.")
@@ -43,8 +43,8 @@ def prepare_training_data(
         return x
     if y is None and sample_weight is None and _is_like_pair(x):
         raise UserError(
-            "The arrays came as one tuple: write fit(x, y, ...), with features and labels as two "
-            "arguments (and several features as a list)."
+            "The arrays were passed as one tuple. Write fit(x, y, ...), with features and labels "
+            "as two arguments, and several features as a list."
         )
     if batch_size is None and steps_per_epoch is not None:
         batch_size = math.ceil(_count(x) / steps_per_epoch)
@@ -66,15 +66,15 @@ def prepare_evaluation_data(
 
     Args:
         x, y, sample_weight, batch_size, steps: as for `evaluate`.
-        name: of the method that they were given to.
+        name: the name of the method that was called.
 
     Raises:
-        UserError: neither arrays nor a data set, or arguments that do not go with it.
+        UserError: the data are neither arrays nor a data set, or other arguments do not fit them.
     """
     check_whole_number("steps", steps, 1)
     if _is_arrays(x):
         check_whole_number("batch_size", batch_size, 1)
-        if batch_size is None and steps is not None:  # all examples, as in Keras
+        if batch_size is None and steps is not None:  # the batches hold all examples, as in Keras
             batch_size, steps = math.ceil(_count(x) / steps), None
         dataset = as_arrays(x, y, sample_weight, batch_size=batch_size or BATCH_SIZE)
     else:
@@ -83,20 +83,20 @@ def prepare_evaluation_data(
     if steps is None:
         return dataset
     if not hasattr(dataset, "take"):
-        raise UserError(f"steps= does not go with a {type(x).__name__}: leave it out.")
+        raise UserError(f"steps= cannot be used with a {type(x).__name__}: leave it out.")
     return dataset.take(steps)
 
 
 def prepare_validation_data(given: Any, *, batch_size: int | None, steps: int | None) -> Dataset:
-    """Returns the data of `validation_data=` as a finite data set of batches; None if None.
+    """Returns the data of `validation_data=` as a finite data set of batches; None for None.
 
     Args:
         given: `(x, y)`, `(x, y, sample_weight)`, or a data set.
-        batch_size: for arrays.
-        steps: number of batches; None: all.
+        batch_size: the batch size, for arrays.
+        steps: the number of batches; None: all.
 
     Raises:
-        UserError: neither arrays nor a data set.
+        UserError: the data are neither arrays nor a data set.
     """
     if given is None:
         if steps is not None:
@@ -117,20 +117,20 @@ def prepare_validation_data(given: Any, *, batch_size: int | None, steps: int | 
 
 
 def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple, tuple]:
-    """Returns the arrays to train on, and the last part of them, to validate on.
+    """Returns the arrays to train on, and their last part to validate on.
 
     Args:
         x, y, sample_weight: as for `fit`.
-        fraction: `validation_split`.
+        fraction: the value of `validation_split`.
 
     Raises:
-        UserError: no arrays, or a fraction that leaves one part empty.
+        UserError: the data are not arrays, or the fraction leaves one part empty.
     """
     if not 0 < fraction < 1:
         raise UserError(f"validation_split is {fraction}: it must be between 0 and 1.")
     if not _is_arrays(x):
         raise UserError(
-            f"validation_split cuts arrays, and the data is a {type(x).__name__}: pass "
+            f"validation_split works only with arrays, but the data is a {type(x).__name__}: pass "
             "validation_data=, such as dataset.take(n), and train on dataset.skip(n)."
         )
     given = (x, y, sample_weight)
@@ -149,7 +149,7 @@ def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[t
 
 
 def _is_arrays(x: Any) -> bool:
-    """Returns whether data are arrays, or nests of them, and not a data set of its own kind."""
+    """Returns whether data are arrays or nests of arrays, and not a data set."""
     return isinstance(x, list | tuple | dict) or (hasattr(x, "shape") and hasattr(x, "__array__"))
 
 
@@ -166,27 +166,27 @@ def _slice_part(part: Nest, start: int, end: int) -> Nest:
         return [_slice_part(item, start, end) for item in part]
     if isinstance(part, dict):
         return {key: _slice_part(item, start, end) for key, item in part.items()}
-    return part[start:end]  # rows, of a pandas frame as well
+    return part[start:end]  # the slice takes rows, also those of a pandas frame
 
 
 def _check_dataset(x: Any, y: Any, sample_weight: Any, batch_size: Any, name: str) -> None:
-    """Raises `UserError` for what is not a data set, and for arguments that one holds."""
+    """Raises `UserError` unless x is a data set without these further arguments."""
     kind = type(x).__name__
     if isinstance(x, type) or x is None or isinstance(x, str | bytes | int | float):
         raise UserError(f"The data is {x!r}: pass arrays or a data set, {name}(x, y).")
     if hasattr(x, "__next__"):
         raise UserError(
-            f"The data is a {kind}, which cannot start at any step: wrap it in a "
+            f"The data is a {kind}, which cannot resume at a given step: wrap it in a "
             "keras.utils.PyDataset, or in tf.data.Dataset.from_generator(...).batch(size)."
         )
     for argument, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise UserError(
-                f"{argument} goes with arrays, and the data is a {kind}: its batches must hold "
-                "(x, y) or (x, y, sample_weight) themselves."
+                f"{argument} works only with arrays, but the data is a {kind}: its batches must "
+                "themselves be (x, y) or (x, y, sample_weight)."
             )
     if batch_size is not None:
         raise UserError(
-            f"batch_size goes with arrays, and the data is a {kind}, which is batched itself: "
-            "leave it out."
+            f"batch_size works only with arrays, but the data is a {kind}, which is already "
+            "batched: leave batch_size out."
         )

@@ -1,4 +1,4 @@
-"""Epochs as in Keras: read one after the other, each of which may end with a smaller batch."""
+"""Epochs as in Keras, which are read one after the other and may end with a smaller batch."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ from tftpu.training import batch_values
 
 _log = logging.getLogger(__name__)
 
-_DIAGNOSIS = 20.0  # seconds of reading batches again after a loss that is not finite
+_DIAGNOSIS = 20.0  # most seconds of reading batches again after a loss that is not finite
 
 
 class EpochBatches:
@@ -27,12 +27,12 @@ class EpochBatches:
 
     Args:
         batches: the iterator.
-        position: number of batches before.
-        epoch: of the data.
+        position: the number of batches before.
+        epoch: the epoch of the data.
 
     Attributes:
         batches: the iterator.
-        left: number of batches before the last one of the epoch.
+        left: the number of batches before the last batch of the epoch.
     """
 
     def __init__(self, batches: Iterator[Any], position: int, epoch: Epoch):
@@ -50,14 +50,14 @@ class EpochBatches:
 
 
 class EpochLoop:
-    """See `tftpu.engines.engine.TrainLoop`; its batches are `EpochBatches`.
+    """A `tftpu.engines.engine.TrainLoop` whose batches are `EpochBatches`.
 
-    The smaller batch has its own program.
+    A smaller last batch has its own program.
 
     Args:
-        full: trains on complete batches.
-        last: trains on the last batch of an epoch.
-        epoch: of the data.
+        full: the loop for complete batches.
+        last: the loop for the last batch of an epoch.
+        epoch: the epoch of the data.
         sums: the layout of the loops' sums.
     """
 
@@ -73,7 +73,7 @@ class EpochLoop:
         return self._full.model_flops
 
     def compiled(self, batches: Any) -> bool:
-        """Returns whether the device loop of the next batch is compiled."""
+        """Returns whether the device loop for the next batch is compiled."""
         return (self._full if batches.left else self._last).compiled(batches.batches)
 
     def run(self, batches: Any, steps: int) -> LoopResult:
@@ -98,10 +98,10 @@ class EpochLoop:
 
 
 class Feed:
-    """The batches of a run. An epoch is read once it begins, after the callbacks of the last one.
+    """The batches of a run. An epoch is read when it begins, after the previous one's callbacks.
 
     Args:
-        engine: whose devices they go to.
+        engine: the engine whose devices get the batches.
         dataset, class_weight, epoch: as for `Engine.batches`.
     """
 
@@ -117,13 +117,13 @@ class Feed:
         self._class_weight = class_weight
         self._epoch = epoch
         self._gate: Gate | None = None
-        self._within = False  # an epoch
-        self._admitted = False  # to what was opened
+        self._within = False  # whether an epoch has begun and not ended
+        self._admitted = False  # whether the epoch was announced to the gate of the opened batches
         if isinstance(dataset, PyBatches):
-            dataset.end_epoch()  # Keras does so before the first epoch, too
+            dataset.end_epoch()  # Keras also ends an epoch before the first one
 
     def open(self, position: int) -> Any:
-        """Returns the batches from a position on, for the train loop; ends those before."""
+        """Returns the batches from a position on, for the train loop; closes earlier ones."""
         self.close()
         self._gate, self._admitted = find_gate(self._dataset), False
         batches = self._engine.batches(
@@ -134,7 +134,7 @@ class Feed:
         return EpochBatches(batches, position, self._epoch)
 
     def begin_epoch(self, steps: int) -> None:
-        """Begins an epoch with this number of steps left; within one, does nothing."""
+        """Begins an epoch with this number of steps left; does nothing within an epoch."""
         if not self._within and isinstance(self._dataset, PyBatches):
             self._dataset.begin_epoch()
         if not self._admitted and self._gate is not None:
@@ -148,25 +148,26 @@ class Feed:
         self._within = self._admitted = False
 
     def describe_damage(self, model: keras.Model, position: int, count: int) -> str:
-        """Returns what is wrong with the values of some batches, as a sentence; or "".
+        """Returns a sentence about what is wrong with the values of some batches; otherwise "".
 
-        They are read again, for some seconds at most, and as far as that is possible.
+        The batches are read again, if possible, for a limited number of seconds.
 
         Args:
-            model: that is trained on them.
-            position: number of batches before.
-            count: of batches.
+            model: the model that is trained on them.
+            position: the number of batches before.
+            count: the number of batches.
         """
         try:
             for number, batch in self._read_again(position, count):
                 found = batch_values.describe_damage(model, batch)
-                if found and isinstance(self._dataset, Arrays):  # in which examples have a place
+                # Only in arrays does each example have a place.
+                if found and isinstance(self._dataset, Arrays):
                     found = batch_values.describe_damage(model, self._dataset.parts)
                 elif found:
                     found = f"in batch {number}, {found}"
                 if found:
                     return f"The data may be the cause: {found}."
-        except Exception:  # of the user's data; why the run ends is told in any case
+        except Exception:  # the user's data may raise anything; the run has ended anyway
             _log.info("The batches could not be read again.", exc_info=True)
         return ""
 
@@ -186,6 +187,6 @@ class Feed:
                 yield number, keras.tree.map_structure(np.asarray, batch)
 
     def close(self) -> None:
-        """Ends what was opened."""
+        """Closes the batches that were opened."""
         if self._gate is not None:
             self._gate.close()

@@ -25,10 +25,10 @@ class Programs:
     """The programs that an engine runs for one model.
 
     Args:
-        engine: runs them.
-        model: compiled.
-        options: of training.
-        objectives: instead of what the model was compiled with.
+        engine: the engine that runs the programs.
+        model: the compiled model.
+        options: the options of training.
+        objectives: the objectives that replace the model's compiled loss; empty: none.
 
     Attributes:
         engine, model, options, objectives: the arguments.
@@ -46,8 +46,8 @@ class Programs:
         self.model = model
         self.options = options
         self._executor: Executor | None = None
-        self._predictor: Executor | None = None  # made for data without labels
-        self._setup: tuple[Any, ...] | None = None  # of the model, when its executor was made
+        self._predictor: Executor | None = None  # the executor for data without labels
+        self._setup: tuple[Any, ...] | None = None  # the model's setup when its executor was made
         self._loops: dict[str, TrainLoop] = {}
 
     @property
@@ -75,13 +75,13 @@ class Programs:
         """Returns the executor; the first call creates it, for a batch of this spec.
 
         Raises:
-            UserError: the model cannot be trained, or not on such batches.
+            UserError: the model cannot be trained, or not with such batches.
         """
         self._check_model_unchanged()
         self._check_spec(spec)
         if self._executor is None:
             self._executor = self._prepare(spec)
-            if self._predictor is not None:  # which may hold what was restored
+            if self._predictor is not None:  # the predictor may hold restored values
                 before, now = self._predictor.state(), self._executor.state()
                 for group in ("step", "ema"):
                     for old, new in zip(before[group], now[group]):
@@ -92,7 +92,7 @@ class Programs:
         """Returns the executor, after checking that it can evaluate a finite data set.
 
         Raises:
-            UserError: the model cannot be evaluated on such data.
+            UserError: the model cannot be evaluated with such data.
         """
         spec = self.engine.evaluation_spec(dataset)
         executor = self.prepare_executor(spec)
@@ -102,7 +102,7 @@ class Programs:
         return executor
 
     def prepare_for_prediction(self, dataset: Dataset) -> Executor:
-        """Returns the executor, for a finite data set that may hold no labels.
+        """Returns the executor for a finite data set, which may have no labels.
 
         Raises:
             UserError: the model cannot predict for such data.
@@ -121,22 +121,22 @@ class Programs:
     def prepare_training(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
     ) -> tuple[TrainLoop, Nest]:
-        """Returns the train loop for a data set, and the spec of a share of its batches.
+        """Returns the train loop for a data set, and the spec of a shard of its batches.
 
         Args:
-            dataset: to train on.
-            class_weight: weight of each label.
-            epoch: of the data set, if its epochs end with their own last batch.
+            dataset: the data set to train on.
+            class_weight: the weight of each label.
+            epoch: the epoch of the data set, if its epochs end with their own last batch.
 
         Raises:
-            UserError: the model cannot be trained, or not on such data.
+            UserError: the model cannot be trained, or not with such data.
         """
         microbatches = self.options.gradient_accumulation_steps
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
         executor = self.prepare_executor(spec)
         self._check_values(dataset)
         new, loop = not self._loops, self._prepare_loop(spec)
-        if new:  # and known to change nothing but the model
+        if new:  # checked here, because now it is known that the step changes nothing but the model
             executor.warn_of_mixing(dataset, class_weight)
         if epoch is not None and epoch.last is not None:
             last = self.engine.last_spec(spec, epoch.last, microbatches)
@@ -144,12 +144,12 @@ class Programs:
         return loop, spec
 
     def evaluate(self, dataset: Dataset, clock: Clock, watchdog: Watchdog) -> dict[str, float]:
-        """Returns the results of an evaluation of a finite data set, which was checked.
+        """Returns the results of an evaluation of a finite data set that was already checked.
 
         Args:
-            dataset: to evaluate.
-            clock: of the run, for the time of compiling.
-            watchdog: of the run, paused while the evaluation is compiled.
+            dataset: the data set to evaluate.
+            clock: the clock of the run, for the time of compiling.
+            watchdog: the watchdog of the run, paused while the evaluation is compiled.
         """
         executor = self.executor
         paused = contextlib.nullcontext() if executor.evaluation_compiled else watchdog.paused()
@@ -158,7 +158,7 @@ class Programs:
         return executor.eval_sums.read(sums)
 
     def _prepare_loop(self, spec: Nest) -> TrainLoop:
-        """Returns the train loop for batches of a spec; it is kept with its compiled program."""
+        """Returns the train loop for batches of a spec, which is kept with its compiled program."""
         key = str(spec)
         if key not in self._loops:
             self._check_spec(spec)
@@ -179,14 +179,15 @@ class Programs:
     def _check_values(self, dataset: Dataset) -> None:
         """Raises `UserError` for labels and ids outside of their range, in arrays.
 
-        Other data are not read for it: that may be slow, or use up batches. The step sees them.
+        Other data are not read for this check, because that may be slow or use up batches. The step
+        sees their values.
         """
         if isinstance(dataset, Arrays) and not self.objectives:
             batch_values.check_ranges(self.model, dataset.parts)
 
     def _check_spec(self, spec: Nest, labels: bool = True) -> None:
         """Raises `UserError` for batches that a compiled model cannot take."""
-        if not self.objectives:  # a loss function takes what it likes
+        if not self.objectives:  # a loss function may take any batch
             agreement.check_parts(self.model, spec, labels)
             agreement.check_features(self.model, spec)
 
@@ -195,6 +196,6 @@ class Programs:
         if self._setup not in (None, keras_internals.describe_training_setup(self.model)):
             raise UserError(
                 "The model was compiled again, or its layers were frozen or unfrozen, after this "
-                "Trainer had begun to use it: make a new Trainer(model, ...), which trains the "
-                "model as it now is."
+                "Trainer had begun to use it. To train the changed model, make a new "
+                "Trainer(model, ...)."
             )

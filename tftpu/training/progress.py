@@ -25,10 +25,10 @@ class RunProgress:
         rollbacks: number of rollbacks.
         window: sums since the last line of metrics; None: there are none.
         epoch: sums since the last evaluation; None: there are none.
-        best: the best value so far, and its metric; None: nothing was evaluated.
+        best: the best value so far and its metric; None: nothing was evaluated.
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
         epochs: numbers of the epochs.
-        ended: the length of the run that a callback ended early; None: none did.
+        ended: the length that the run had when a callback ended it; None: no callback did.
         callbacks: the numbers that Keras's own callbacks remember, by callback.
     """
 
@@ -49,10 +49,11 @@ class RunProgress:
         return self.step + self.skipped_batches
 
     def continue_from(self, step: int) -> "RunProgress":
-        """Returns the progress for another call of `fit`, whose callbacks begin anew.
+        """Returns the progress for another call of `fit`, whose callbacks start afresh.
 
         Args:
-            step: steps done; the sums of others, which an error interrupted, are dropped.
+            step: the number of steps done; the sums of later steps, which an error interrupted, are
+                dropped.
         """
         known = copy.deepcopy(self) if step == self.step else RunProgress(step)
         known.history, known.epochs = copy.deepcopy(self.history), list(self.epochs)
@@ -60,9 +61,9 @@ class RunProgress:
         return known
 
     def extend(self, steps: int) -> None:
-        """Lets a run that a callback ended continue, if it has more steps than it had then.
+        """Lets a run that a callback ended continue if the length of the run has grown since.
 
-        The same command does not train on what a callback ended.
+        The same command does not continue a run that a callback ended.
         """
         if self.ended is not None and self.ended < steps:
             self.ended, self.callbacks = None, {}
@@ -74,12 +75,12 @@ class RunProgress:
         self.epoch = sums if self.epoch is None else self.epoch + sums
 
     def describe_start(self, over: bool, restored: bool, workdir: str | None) -> str:
-        """Returns the message that a run begins with; "" for a new one.
+        """Returns the message at the start of a run; "" for a new run.
 
         Args:
             over: whether nothing is left to train.
-            restored: whether a checkpoint was.
-            workdir: of the run.
+            restored: whether a checkpoint was restored.
+            workdir: the workdir of the run.
         """
         if over:
             run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
@@ -98,7 +99,7 @@ class RunProgress:
         """Returns the state as JSON.
 
         Args:
-            names: names of the losses and metrics that are summed up.
+            names: the names of the losses and metrics that are summed up.
         """
         return {
             "position": self.position,
@@ -119,9 +120,9 @@ class RunProgress:
         """Returns the progress that `to_json` wrote at a step.
 
         Args:
-            step: of the checkpoint.
-            state: as `to_json` returned it.
-            names: names of the losses and metrics that are summed up now. If they differ from
+            step: the step of the checkpoint.
+            state: the state as `to_json` returned it.
+            names: the names of the losses and metrics that are summed up now. If they differ from
                 those of the state, its sums are dropped with a warning.
         """
         window, epoch = (
@@ -129,8 +130,8 @@ class RunProgress:
         )
         if state["totals"] != names:
             logger.warning(
-                "The run was saved with other losses or metrics: the means of this epoch begin at "
-                "step %s.",
+                "The run was saved with other losses or metrics, so the means of this epoch "
+                "begin at step %s.",
                 step,
             )
             window = epoch = None

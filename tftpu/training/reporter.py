@@ -1,4 +1,4 @@
-"""Output of a run for its users: lines, curves, samples, notes, and the account of its time."""
+"""The output of a run for its users: lines, curves, samples, notes, and the account of its time."""
 
 import contextlib
 import dataclasses
@@ -22,8 +22,8 @@ from tftpu.training.programs import Programs
 
 logger = logging.getLogger(__name__)
 
-HOST_EVERY = 10.0  # seconds between two points of goodput and telemetry, at least
-# Seconds that a checkpoint waits for the lines before it; a run that resumes from it lacks none.
+HOST_EVERY = 10.0  # fewest seconds between two points of goodput and telemetry
+# Seconds that a checkpoint waits for earlier lines, so that a run that resumes from it lacks none.
 PATIENCE = 10.0
 
 HyperParameter = bool | int | float | str
@@ -33,20 +33,21 @@ class Reporter:
     """The reporter of one call of `fit`.
 
     Args:
-        programs: of the model.
-        account: of the run's time.
-        loop: that trains, for its model FLOPs.
-        global_batch_size: examples per step.
-        steps: total length of the run.
-        start: the step that it begins at.
-        workdir: written to; None: nothing is.
+        programs: the programs of the model.
+        account: the account of the run's time.
+        loop: the train loop, whose model FLOPs are used.
+        global_batch_size: the number of examples per step.
+        steps: the total length of the run.
+        start: the step at which the call begins.
+        workdir: the folder to write to; None: nothing is written.
         writers: further destinations.
         hyperparameters: the settings of the run, by name.
-        sample: returns a text that shows what the model can do; None: nothing is shown.
-        verbose: as Keras's: 0 shows nothing on the console, 2 no live line.
+        sample: a function that returns a text that shows what the model can do; None: nothing is
+            shown.
+        verbose: as in Keras: 0 shows nothing on the console, 2 shows no live line.
 
     Attributes:
-        global_batch_size: examples per step.
+        global_batch_size: the number of examples per step.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Reporter:
         self._workdir = workdir
         self._hyperparameters = hyperparameters
         self._sample = sample
-        # The batch of a loss function and the outputs of its model may be anything.
+        # With a loss function, the batch and the model's outputs may be anything.
         is_single = self._engine.hosts.count == 1
         self._shows_images = is_single and workdir is not None and not programs.objectives
         hardware = self._engine.hardware
@@ -94,13 +95,15 @@ class Reporter:
             chips=hardware.chips,
         )
         self._state = goodput.RUNNING
-        self._accounting = Worker("goodput", 1)  # one that waits writes the newest facts
+        # One task may wait, because it writes the facts that are newest when it runs.
+        self._accounting = Worker("goodput", 1)
         self._telemetry = telemetry.Telemetry(workdir, self.write_account, tpu=hardware.is_tpu)
         self._pace: tuple[float, int] | None = None  # time and step after the first device loop
-        self._seconds = self._account.clock.sum_seconds()  # by part, at the last point of goodput
-        self._host_at = -HOST_EVERY  # when goodput and telemetry were last written
+        # Seconds of each part at the last point of goodput.
+        self._seconds = self._account.clock.sum_seconds()
+        self._host_at = -HOST_EVERY  # the time when goodput and telemetry were last written
         self._noted: set[str] = set()
-        self._sampled: tuple[Any, ...] | None = None  # features and labels that samples show
+        self._sampled: tuple[Any, ...] | None = None  # the features and labels that samples show
 
     def begin(self) -> None:
         """Writes the facts known before the first step."""
@@ -118,7 +121,7 @@ class Reporter:
 
         Args:
             text: the message.
-            always: whether it is logged where no console shows the run.
+            always: whether it is logged if no console shows the run.
         """
         self._writers.say(text)
         if always and self._console is None and self._engine.hosts.chief:
@@ -126,7 +129,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def doing(self, phase: str, part: str) -> Iterator[None]:
-        """Assigns the block's time to a part of the account, and shows the current activity."""
+        """Counts the block's time as a part of the account, and shows the current activity."""
         if self._console:
             self._console.show_phase(phase)
         with self._account.clock.spend(part):
@@ -143,13 +146,13 @@ class Reporter:
             )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Writes the means since the last line, where the time went, and the machine's state.
+        """Writes the means since the last line, the parts of the time, and the machine's state.
 
         Raises:
             LockLostError: the workdir was deleted, or another run uses it.
         """
         if self._workdir is not None:
-            with contextlib.suppress(OSError):  # a bucket that is away for a while
+            with contextlib.suppress(OSError):  # the bucket may be unreachable for a while
                 locks.check_lock(self._workdir)
         self._writers.write(step, "train", scalars)
         now = time.monotonic()
@@ -167,7 +170,7 @@ class Reporter:
         host |= {f"machine/{name}": value for name, value in sample.items()}
         self._writers.write(step, HOST, host)
         for about, sentence in telemetry.find_alerts(sample, since).items():
-            if about not in self._noted:  # once a run
+            if about not in self._noted:  # noted once in a run
                 self._noted.add(about)
                 self.write_message(f"Note at step {step}: {sentence}")
 
@@ -182,18 +185,18 @@ class Reporter:
             self._writers.write_text(step, "sample", f"```\n{text}\n```")
 
     def flush(self) -> None:
-        """Waits until the lines so far are written durably; in the thread that saves."""
+        """Waits until the lines so far are written durably. Runs in the thread that saves."""
         for lines in self._lines:
             lines.flush(durable=True)
         for lines in self._lines:
             lines.wait(PATIENCE)
 
     def roll_back(self, step: int) -> None:
-        """Drops the lines after a step that the run returns to."""
+        """Drops the lines after the step to which the run returns."""
         self._writers.roll_back(step)
 
     def end(self, state: str) -> None:
-        """Closes all destinations, and the account with the run's final state."""
+        """Closes all destinations, and the account with the final state of the run."""
         self._telemetry.stop()
         self._writers.close()
         self._state = state
@@ -223,12 +226,13 @@ class Reporter:
         eta = mfu = None
         if self._pace is None and step > self._start:
             self._pace = now, step
-            self._seconds = clock.sum_seconds()  # buffers fill while the first loop compiles
+            # Leaves out the first loop, during which buffers fill.
+            self._seconds = clock.sum_seconds()
         elif self._pace and step > self._pace[1]:
             each = (now - self._pace[0]) / (step - self._pace[1])
             eta = round(each * (self._steps - step), 1)
         rate = clock.compute_current_rate()
-        if rate and hardware.generation is not None:  # counting FLOPs traces the model
+        if rate and hardware.generation is not None:  # counting FLOPs has to trace the model
             each = self._loop.model_flops / self.global_batch_size
             mfu = hardware.compute_mfu(each * rate)
         usd = hardware.compute_price(sum(self._account.sum_seconds().values()))
@@ -257,7 +261,7 @@ class Reporter:
         known: dict[str, HyperParameter] = {
             "model": self._model.name,
             "optimizer": self._executor.optimizer_name,
-            # Rounded to the digits that were typed: the variable is float32.
+            # float32 has more digits than the user typed, so they are rounded away.
             "learning_rate": float(f"{self._executor.learning_rate:.7g}"),
             "global_batch_size": self.global_batch_size,
             "replicas": self._engine.data_shards,

@@ -1,4 +1,4 @@
-"""Loading of a checkpoint that all hosts agree on."""
+"""Loads a checkpoint on which all hosts agree."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ def restore(
 ) -> Restored | None:
     """Loads a checkpoint; returns None if there is none.
 
-    Several hosts load the newest one that all of them can read what they need of.
+    Several hosts load the newest checkpoint whose needed parts all of them can read.
 
     Args:
-        checkpoints: of the run; None: it has no workdir.
-        base: the weights that they leave out.
-        hosts: that train together.
-        step: of the checkpoint; None is the newest.
-        optimizer: whether to load what only training needs.
+        checkpoints: the checkpoints of the run; None: it has no workdir.
+        base: the weights that the checkpoints leave out.
+        hosts: the hosts that train together.
+        step: the step of the checkpoint; None is the newest.
+        optimizer: whether to load the state that only training needs.
 
     Raises:
         UserError: the checkpoint belongs to another model or other frozen weights, or is damaged,
@@ -73,7 +73,7 @@ def _check_visible(checkpoints: Checkpoints, step: int) -> Checkpoints:
     """Returns the checkpoints; raises `UserError` if this host does not see their folder."""
     if not files.exists(checkpoints.folder):
         raise UserError(
-            f"The chief resumes from step {step}, and this host has no {checkpoints.folder!r}: all "
-            "hosts have to see the same workdir, such as gs://BUCKET/RUN."
+            f"The chief resumes from step {step}, but this host has no {checkpoints.folder!r}: "
+            "all hosts must see the same workdir, such as gs://BUCKET/RUN."
         )
     return checkpoints

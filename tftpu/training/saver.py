@@ -16,19 +16,19 @@ logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """The checkpoints of one call of `fit`: saves them when they are due, and restores the newest.
+    """Saves the checkpoints of one call of `fit` when they are due, and restores the newest.
 
-    A host that does not write them, or a part of them, only restores.
+    A host that writes neither checkpoints nor a part of them only restores.
 
     Args:
-        checkpoints: of the workdir; None: there are none.
-        base: the weights that they leave out.
-        hosts: that train together.
-        timetable: says when a checkpoint is due.
+        checkpoints: the checkpoints of the workdir; None: there are none.
+        base: the weights that the checkpoints leave out.
+        hosts: the hosts that train together.
+        timetable: the timetable, which says when a checkpoint is due.
 
     Attributes:
-        workdir: of the run; None: it has none.
-        saved_step: step of the last save that did not fail, or that was restored; None: none.
+        workdir: the workdir of the run; None: it has none.
+        saved_step: the last step that was saved without an error or restored; None: none.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Saver:
         return restored
 
     def reserve(self) -> None:
-        """Begins to allocate the copy in host memory, so that the first save does not wait."""
+        """Starts to allocate the copy in host memory, so that the first save does not wait."""
         if self._checkpoints is not None:
             self._checkpoints.reserve(self._base.list_saved())
 
@@ -74,10 +74,10 @@ class Saver:
         """Starts to save a checkpoint of a step.
 
         Args:
-            step: steps done.
+            step: the number of steps done.
             state: the host's part of the state, as JSON.
-            best: its metric, if it is the best so far.
-            first: called by the thread that writes, before the checkpoint becomes valid.
+            best: the checkpoint's metric, if it is the best so far.
+            first: a function that the writing thread calls before the checkpoint becomes valid.
         """
         if self._checkpoints is None:
             return
@@ -87,7 +87,7 @@ class Saver:
         self.saved_step, self._saved_at = step, time.monotonic()
 
     def mark_best(self, best: Best) -> None:
-        """Marks the last checkpoint, which was saved before it was evaluated, as the best."""
+        """Marks the last checkpoint as the best, if it was saved before its evaluation."""
         if self._checkpoints is not None and self.saved_step is not None:
             self._checkpoints.mark_best(self.saved_step, best)
 
@@ -109,15 +109,15 @@ class Saver:
         return max((saved for saved in steps if saved <= step), default=None)
 
     def warn_of_failure(self) -> None:
-        """Warns of the last save if it failed, once."""
+        """Warns once if the last save failed."""
         failure = self._checkpoints.take_failure() if self._checkpoints is not None else None
         if failure is not None:
             self.saved_step = None if self.saved_step == failure.step else self.saved_step
             if not self._hosts.chief:
                 return
             logger.warning(
-                "The checkpoint of step %s could not be saved (%s). Training continues, and saves "
-                "again when the next one is due.",
+                "The checkpoint of step %s could not be saved (%s). Training continues and saves "
+                "again when the next checkpoint is due.",
                 *failure,
             )
 

@@ -37,21 +37,21 @@ class Session:
     """One call of `fit`, from the newest checkpoint to the last step.
 
     Args:
-        programs: of the model.
-        loop: trains on the devices.
+        programs: the programs of the model.
+        loop: the loop that trains on the devices.
         timetable: the steps at which something is due.
-        feed: of the batches.
-        validation_data: evaluated when an epoch ends; None: nothing is.
-        callbacks: of Keras.
-        saver: of checkpoints.
-        account: of the run's time.
-        profiler: takes traces.
-        watchdog: ends a run that hangs.
-        before: the progress after the last call of `fit`.
-        build_reporter: returns the reporter of a run that begins at a step.
+        feed: the feed of the batches.
+        validation_data: the data to evaluate at the end of each epoch; None: no evaluation.
+        callbacks: the Keras callbacks.
+        saver: the saver of checkpoints.
+        account: the account of the run's time.
+        profiler: the profiler that takes traces.
+        watchdog: the watchdog that ends a run that hangs.
+        before: the progress after the previous call of `fit`.
+        build_reporter: a function that returns the reporter of a run that begins at a given step.
 
     Attributes:
-        progress: of the run.
+        progress: the progress of the run.
 
     Raises:
         UserError: `best_metric` is not a metric of the evaluation.
@@ -88,8 +88,9 @@ class Session:
         self._profiler = profiler
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
-        self._save_due = False  # after the last device loop
-        self._repeats_until = account.reached  # steps before were done once already
+        self._save_due = False  # whether a save was due after the last device loop
+        # An earlier process already did the steps before this one.
+        self._repeats_until = account.reached
         self._check_best_metric()
         callbacks.check_monitored(self._executor, validation_data is not None)
         check_profile(self._options.profile, timetable.steps)
@@ -106,7 +107,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """True once the run has all its steps, or a callback ended it."""
+        """True if the run has all its steps, or a callback has ended it."""
         ended = self.progress.ended is not None or self._callbacks.stopped
         return ended or self._step >= self._timetable.steps
 
@@ -128,7 +129,7 @@ class Session:
                 self._watchdog,
                 self._profiler.listening(),
             ):
-                self._evaluate()  # a run that was asked to stop may have left it undone
+                self._evaluate()  # a run that was asked to stop may have left out this evaluation
                 while not self.over:
                     sums, steps = self._advance(batches, notice)
                     if self._loop.diverged(sums):
@@ -141,7 +142,7 @@ class Session:
                     if not asked:  # an evaluation may take longer than the grace period
                         self._evaluate()
                         asked = self._is_any_asking(notice)
-                        self._log()  # a callback may just have ended the run
+                        self._log()  # a callback may have ended the run just now
                     self._save(now=asked)
                     if asked and (self._evaluation_due or not self.over):
                         saved = self._hosts.from_chief(self._wait_for_saves())
@@ -181,7 +182,7 @@ class Session:
 
     @property
     def _part(self) -> str:
-        """The part of the time that the next step counts as; repeated steps are not progress."""
+        """The part of the account for the next step's time; repeated steps are not progress."""
         return "restart" if self._step < self._repeats_until else "step"
 
     def _count(self, sums: np.ndarray, steps: int) -> None:
@@ -190,7 +191,7 @@ class Session:
         self.progress.add(sums, steps)
         account.repeated_steps += max(0, min(self._step, self._repeats_until) - before)
         account.reached = max(self._step, account.reached)
-        self._clock.turn_to(self._part)  # the host's work between two loops
+        self._clock.turn_to(self._part)  # the time of the host's work between two loops
         self._last_finite = sums
         with self._clock.spend("profiling"):
             self._profiler.start_or_stop(self._step)
@@ -201,7 +202,7 @@ class Session:
     def _is_any_asking(self, notice: PreemptionNotice) -> bool:
         """Returns whether any host was asked to stop; `stop_training` on one ends it on all.
 
-        They also agree whether a checkpoint is due, which each host's own clock may say.
+        The hosts also agree whether a checkpoint is due, because their clocks may differ.
         """
         flags = (
             notice.requested is not None,
@@ -211,7 +212,7 @@ class Session:
         asked, self._callbacks.stopped, self._save_due = self._hosts.any(*flags)
         return asked
 
-    # Tasks between loops
+    # Tasks between device loops
 
     def _log(self) -> None:
         """Writes the means since the last line, if one is due."""
@@ -229,7 +230,7 @@ class Session:
 
     @property
     def _evaluation_due(self) -> bool:
-        """True if an epoch is over and its sums are not used yet."""
+        """True if an epoch is over and its sums were not evaluated yet."""
         over = self._timetable.is_evaluation_due(self._step) or self.over
         return over and self.progress.epoch is not None
 
@@ -269,13 +270,13 @@ class Session:
             logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
             return
         sign = -1.0 if smaller_is_better(metric) else 1.0
-        # A value of another metric, which an earlier start of the run had, compares with nothing.
+        # An earlier start of the run may have had another metric, whose value cannot be compared.
         if before is None or before.metric != metric or sign * value > sign * before.value:
             self.progress.best = Best(metric, value)
             self._save(now=True, best=self.progress.best)
 
     def _save(self, now: bool = False, best: Best | None = None) -> None:
-        """Starts to save a checkpoint, if one is due, or now."""
+        """Starts to save a checkpoint if one is due, or in any case with `now`."""
         if not self._saver.writes:
             return
         self._saver.warn_of_failure()
@@ -283,13 +284,14 @@ class Session:
             return
         if self.over and not self._evaluation_due:
             self._callbacks.finish()
-        if self._saver.saved_step == self._step:  # a run that was asked to stop saves first
+        # A run that was asked to stop saved before it evaluated.
+        if self._saver.saved_step == self._step:
             if best is not None:
                 self._saver.mark_best(best)
             return
         with self._reporter.doing("saving", "checkpoint_wait"):
             self._saver.save(self._step, self._build_state(), best, self._reporter.flush)
-        self._reporter.write_account()  # a run killed now loses nothing
+        self._reporter.write_account()  # a run that is killed now loses nothing
 
     def _wait_for_saves(self) -> int | None:
         """Waits until nothing is being saved; returns the step of the newest checkpoint."""
@@ -302,7 +304,7 @@ class Session:
         """Returns to the last checkpoint after a loss that was not finite, or ends the run.
 
         Args:
-            steps: number of steps of the device loop.
+            steps: the number of steps in the device loop.
 
         Raises:
             DivergedError: rollbacks are disabled or used up, or there is no checkpoint.
@@ -331,11 +333,11 @@ class Session:
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
 
     def _find_cause(self, steps: int) -> str:
-        """Returns why the loss may not be finite after a device loop of this many steps."""
+        """Returns a possible reason for a loss that is not finite, after a loop of some steps."""
         found = self._feed.describe_damage(self._programs.model, self.progress.position, steps)
         return found or _LESS
 
-    # Start and end
+    # Start and end of a run
 
     def _begin(self) -> None:
         """Tells the user and the callbacks that training begins."""
@@ -357,12 +359,12 @@ class Session:
         if self._hosts.any(failed)[0]:
             then = f"resumes from step {saved}" if saved is not None else "starts from scratch"
             raise UserError(
-                f"The run has its {self._step} steps, but its last checkpoint could not be saved "
+                f"All {self._step} steps are trained, but the last checkpoint could not be saved "
                 f"in {self._saver.workdir!r}. Fix that: the same command then {then}."
             )
 
     def _end(self, state: str) -> None:
-        """Closes everything that is open; also after an error, and where one of these fails."""
+        """Closes everything that is open, also after an error and if closing a part fails."""
         with contextlib.ExitStack() as last_first:
             last_first.callback(self._clock.turn_to, None)
             last_first.callback(self._reporter.end, state)
@@ -379,7 +381,7 @@ class Session:
             f"({last_line})"
         )
 
-    # State
+    # State of a run
 
     def _build_state(self) -> dict[str, Any]:
         """Returns the host's part of the state, as JSON."""
@@ -394,8 +396,8 @@ class Session:
             return None
         if restored.state["seed"] != self._options.seed:
             logger.warning(
-                "The run began with seed %s and resumes with %s: its numbers will not be those of "
-                "either.",
+                "The run began with seed %s and resumes with %s, so its results match those of "
+                "neither seed.",
                 restored.state["seed"],
                 self._options.seed,
             )
@@ -403,15 +405,16 @@ class Session:
         return RunProgress.from_json(restored.step, restored.state, names)
 
     def _check_best_metric(self) -> None:
-        """Raises `UserError` for a metric that no evaluation will have."""
+        """Raises `UserError` if the evaluation will not have the metric."""
         metric, known = self._options.best_metric, self._executor.eval_sums.result_names
         if metric and self._validation_data is None:
             raise UserError(
-                f"best_metric is {metric!r}, and nothing is evaluated: it needs validation_data."
+                f"best_metric is {metric!r}, but nothing is evaluated: pass validation_data."
             )
         if metric and metric not in known:
             raise UserError(
-                f"The evaluation has no {metric!r} for best_metric.{did_you_mean(metric, known)}"
+                f"best_metric is {metric!r}, but the evaluation has no such "
+                f"metric.{did_you_mean(metric, known)}"
             )
 
 

@@ -15,9 +15,9 @@ class Timetable:
 
     Attributes:
         options: how often things are due.
-        steps: total length of the run.
-        epoch_steps: steps between two evaluations.
-        first_step: steps before this one count as done.
+        steps: the total length of the run.
+        epoch_steps: the number of steps between two evaluations.
+        first_step: the first step of the run; steps before it count as done.
         last_alone: whether the last step of an epoch is its own device loop.
     """
 
@@ -33,11 +33,11 @@ class Timetable:
         return math.ceil(self.steps / self.epoch_steps)
 
     def find_next_stop(self, step: int, boundaries: tuple[int, ...] = ()) -> int:
-        """Returns the step that the next device loop ends at: the first where anything is due.
+        """Returns the step at which the next device loop ends: the first at which something is due.
 
         Args:
             step: steps done.
-            boundaries: further steps to stop at.
+            boundaries: further steps at which to stop.
         """
         options = self.options
         every = (
@@ -54,7 +54,7 @@ class Timetable:
         return min(self.steps, *stops)
 
     def count_left_of_epoch(self, step: int) -> int:
-        """Returns the number of steps from a step to the end of its epoch."""
+        """Returns the number of steps from a given step to the end of its epoch."""
         return min(self.steps, (step // self.epoch_steps + 1) * self.epoch_steps) - step
 
     def is_log_due(self, step: int) -> bool:
@@ -62,7 +62,7 @@ class Timetable:
         return step % self.options.log_every == 0
 
     def is_evaluation_due(self, step: int) -> bool:
-        """Returns whether an epoch ends with a step."""
+        """Returns whether an epoch ends with the given step."""
         return step % self.epoch_steps == 0
 
     def is_checkpoint_due(self, step: int, seconds_since: float) -> bool:
@@ -81,15 +81,15 @@ class Length:
     """The length of a run, as the caller wrote it.
 
     Attributes:
-        epochs: index of the epoch that the run ends before; None: `steps` governs, or there is
-            one.
-        steps: total length of the run; None: `epochs` governs.
-        steps_per_epoch: None: an epoch is one pass over the data.
-        initial_epoch: index of the epoch that the run begins with.
-        eval_every: steps between two evaluations, with `steps`.
+        epochs: the index of the epoch before which the run ends; None: `steps` sets the length, or
+            there is one epoch.
+        steps: the total length of the run; None: `epochs` sets the length.
+        steps_per_epoch: the number of steps in an epoch; None: an epoch is one pass over the data.
+        initial_epoch: the index of the epoch with which the run begins.
+        eval_every: the number of steps between two evaluations, if `steps` is given.
 
     Raises:
-        UserError: arguments that contradict each other, or are not whole numbers in their range.
+        UserError: arguments contradict each other, or are not whole numbers in their range.
     """
 
     epochs: int | None
@@ -107,22 +107,22 @@ class Length:
         if self.steps is None:
             if self.eval_every is not None:
                 raise UserError(
-                    "eval_every goes with steps=: with epochs= an evaluation follows each epoch. "
-                    "steps_per_epoch= sets its length."
+                    "eval_every works only with steps=. With epochs=, an evaluation follows each "
+                    "epoch, and steps_per_epoch= sets the length of an epoch."
                 )
             return
         if self.epochs is not None:
             raise UserError(
-                f"epochs={self.epochs} and steps={self.steps} both say how long the run is: pass "
-                "one of them."
+                f"epochs={self.epochs} and steps={self.steps} both set the length of the run: "
+                "pass only one of them."
             )
         if self.steps_per_epoch is not None:
             raise UserError(
-                "steps_per_epoch goes with epochs=. With steps=, the total length of the run, "
-                "eval_every= says how many steps lie between two evaluations."
+                "steps_per_epoch works only with epochs=. steps= is the total length of the run; "
+                "with it, eval_every= sets the number of steps between two evaluations."
             )
         if self.initial_epoch:
-            raise UserError("initial_epoch goes with epochs=; with steps= leave it out.")
+            raise UserError("initial_epoch works only with epochs=: leave it out with steps=.")
 
     @property
     def whole_epochs(self) -> bool:
@@ -133,8 +133,8 @@ class Length:
         """Returns the timetable of the run.
 
         Args:
-            options: of training.
-            epoch: of the data, where `whole_epochs`.
+            options: the options of training.
+            epoch: the epoch of the data, if `whole_epochs` is True.
         """
         if self.steps is not None:
             return Timetable(options, self.steps, self.eval_every or self.steps)

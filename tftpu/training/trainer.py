@@ -40,7 +40,7 @@ class Trainer:
     With a workdir, a run that was stopped resumes from its last checkpoint.
 
     Args:
-        model: compiled, and built in the scope of its engine.
+        model: a model that is compiled, and built in the scope of its engine.
         workdir: folder of checkpoints, metrics.jsonl and TensorBoard events, local or `gs://`;
             None writes nothing.
         options: options of training.
@@ -50,17 +50,19 @@ class Trainer:
             as well. The model is compiled with an optimizer only.
         objectives: several loss functions, each with its own variables and optimizer, in place of
             what the model is compiled with.
-        engine: runs the steps; None is the engine whose scope the model was built in.
+        engine: the engine that runs the steps; None is the engine in whose scope the model was
+            built.
         writers: further destinations of the metrics.
         hyperparameters: settings of the run that the writers record.
-        sample: returns a text that shows what the model can do, at every evaluation.
+        sample: a function that is called at every evaluation and returns a text that shows what the
+            model can do.
         base: paths of frozen weights that checkpoints leave out, as `tftpu.models.base_of` returns
-            them. Who resumes the run gives them the same values, which is checked.
+            them. A resumed run must give them the same values, which is checked.
 
     Attributes:
         model, workdir, options, engine: the arguments.
         hosts: the processes that train together.
-        checkpoints: of the workdir; None: it has none.
+        checkpoints: the checkpoints of the workdir; None: it has none.
         account: the account of the run's time.
 
     Raises:
@@ -97,7 +99,7 @@ class Trainer:
         objectives = list_objectives(model, loss_fn, objectives)
         self.engine.refuse(model, objectives)
         if (writers or self.options.writers) and workdir is None:
-            raise UserError("writers need a workdir, which identifies their run.")
+            raise UserError("writers needs a workdir, which identifies the run.")
         self.model = model
         self.workdir = arguments.validate_workdir(workdir)
         self.hosts = self.engine.hosts
@@ -150,7 +152,7 @@ class Trainer:
         steps: int | None = None,
         eval_every: int | None = None,
     ) -> keras.callbacks.History:
-        """Trains, evaluating and saving on the way; the arguments are those of Keras's `fit`.
+        """Trains, and evaluates and saves meanwhile. The arguments are those of Keras's `fit`.
 
         Either `epochs` or `steps` says how long the run is. Both count from the beginning of the
         run, not of the call: the same command resumes, and a larger number continues.
@@ -159,26 +161,28 @@ class Trainer:
             x: arrays (NumPy, pandas, tensors; nested as the model's inputs); or batches of the
                 global batch, `(x, y)` or `(x, y, sample_weight)`, as a `tf.data.Dataset`, a
                 `keras.utils.PyDataset` or a pipeline of `tftpu.input_pipelines`.
-            y: labels, where `x` are arrays.
-            batch_size: examples per step over all devices, where `x` are arrays; None: 32.
-            epochs: index of the epoch that the run ends before; None: 1, unless `steps` is given.
-                An epoch is one pass over the data and ends with a smaller batch if they do.
+            y: the labels, if `x` are arrays.
+            batch_size: the number of examples per step over all devices, if `x` are arrays; None:
+                32.
+            epochs: the index of the epoch before which the run ends; None: 1, unless `steps` is
+                given. An epoch is one pass over the data, and ends with a smaller batch if the data
+                do.
             verbose: "auto" or 1: a live line on a terminal, and lines elsewhere; 2: lines; 0:
                 nothing.
             callbacks: Keras's own or yours. Batch methods are called once a device loop.
-            validation_split: share of the arrays, their last part, to validate on.
+            validation_split: the share of the arrays to validate on, taken from their end.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or a finite data set, evaluated after
                 every epoch; every example counts once.
             shuffle: whether arrays, and the batches of a `PyDataset`, have another order in each
                 epoch; it depends on the seed of the options, and a resumed run continues it.
-            class_weight: weight of each label, for a compiled loss.
-            sample_weight: weight of each example, where `x` are arrays; a `loss_fn` gets it as the
-                third part of its batch, and applies it itself.
-            initial_epoch: index of the epoch that a run begins with.
+            class_weight: the weight of each label, for a compiled loss.
+            sample_weight: the weight of each example, if `x` are arrays. A `loss_fn` gets it as the
+                third part of its batch, and must apply it itself.
+            initial_epoch: the index of the epoch with which a run begins.
             steps_per_epoch: steps of an epoch; the data are then one endless stream, in which a
                 smaller batch is filled up from the next pass. None: one pass.
             validation_steps: number of batches to validate on; None: all.
-            validation_batch_size: for validation arrays; None: `batch_size`.
+            validation_batch_size: the batch size for validation arrays; None: `batch_size`.
             steps: total length of the run, instead of `epochs`; the data are an endless stream.
             eval_every: steps between two evaluations, with `steps`, which callbacks see as an
                 epoch; None: at the end only.
@@ -237,11 +241,12 @@ class Trainer:
 
         Args:
             x, y, sample_weight: arrays, or as `x` a finite data set of batches, as for `fit`.
-            batch_size: for arrays; None: 32.
+            batch_size: the batch size for arrays; None: 32.
             verbose: 0 prints nothing; Keras's other values print the results.
-            steps: number of batches; None: all. Without a batch size, arrays are cut into as many.
+            steps: number of batches; None: all. Without a batch size, arrays are divided into this
+                number of batches.
             callbacks: their `on_test_*` methods are called.
-            return_dict: True, Keras's argument for what is always returned here.
+            return_dict: must be True: a dictionary is always returned.
 
         Returns:
             Means over all examples, by name.
@@ -276,9 +281,9 @@ class Trainer:
 
         Args:
             x: arrays, or a finite data set of batches, whose labels and weights are ignored.
-            batch_size: for arrays; None: 32.
+            batch_size: the batch size for arrays; None: 32.
             verbose: 0 prints nothing; Keras's other values print the shapes of the outputs.
-            steps: as for `evaluate`.
+            steps: see `evaluate`.
             callbacks: their `on_predict_*` methods are called.
 
         Returns:
@@ -307,10 +312,10 @@ class Trainer:
     def predict_same(self, x: Nest) -> Nest:
         """Returns the model's output for one batch, which every replica receives in full.
 
-        For batches too small to be divided.
+        It is meant for batches that are too small to be divided.
 
         Args:
-            x: the features, of one shape from call to call.
+            x: the features, which must have the same shape in every call.
 
         Returns:
             NumPy arrays of shape (batch, ...), nested as the model's output.
@@ -324,7 +329,7 @@ class Trainer:
         """Loads a checkpoint of the workdir; returns None if there is none.
 
         Args:
-            step: of the checkpoint; None is the newest.
+            step: the step of the checkpoint; None is the newest.
             optimizer: whether to load the optimizer's state, which evaluation does not need.
 
         Raises:
@@ -339,8 +344,7 @@ class Trainer:
         """Loads the best checkpoint, or the newest if none is marked best; None if none.
 
         Args:
-            x: as for `predict`, arrays or a data set; a model that is not built yet is built for
-                it.
+            x: see `predict`, arrays or a data set; a model that is not built yet is built for it.
         """
         dataset = data_arguments.prepare_evaluation_data(x, name="restore_for_evaluation")
         self._programs.prepare_for_prediction(dataset)
@@ -352,19 +356,19 @@ class Trainer:
         return self.checkpoints is not None and bool(self.checkpoints.list_steps())
 
     def export_weights(self, path: str) -> None:
-        """Writes the weights that evaluation uses: their averages where those are kept.
+        """Writes the weights that evaluation uses, which are their averages if those are kept.
 
         Args:
             path: local or `gs://`; ends in `.weights.h5` (Keras reads it) or `.safetensors` (by
                 the paths of the variables).
 
         Raises:
-            UserError: another ending, or nothing was trained or restored yet, or several hosts
-                each hold a part of the weights.
+            UserError: the path has another ending, nothing was trained or restored yet, or several
+                hosts each hold a part of the weights.
         """
         export.write_weights(self.model, self.executor.averaged_weights(), path)
 
-    # One call of `fit`
+    # Methods for one call of `fit`
 
     def _run(
         self,
@@ -382,7 +386,7 @@ class Trainer:
             timetable = length.build_timetable(self.options, epoch)
             with self.hosts.together():
                 loop, spec = self._programs.prepare_training(dataset, class_weight, epoch)
-                if validation_data is not None:  # mistakes are found before training
+                if validation_data is not None:  # finds mistakes before training
                     self._programs.prepare_for_evaluation(validation_data)
             writers = ()
             if self._writes_to is not None:

@@ -1,4 +1,4 @@
-"""Addresses of sources, as `tftpu data convert` takes them.
+"""The addresses of sources that `tftpu data convert` takes.
 
 tfds:NAME            a TFDS data set that is prepared
 images:FOLDER        a folder with a subfolder of images for each class
@@ -24,7 +24,8 @@ _KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
     "tfrecord": tfrecord_shards.choose_reader,
     "bigquery": bigquery.BigQueryReader,
 }
-# The kinds that an option is for; the others are for all, or are checked with the splits.
+# Kinds of sources that an option is for. Other options are for all kinds, or are checked with the
+# splits.
 _ONLY = {
     "data_dir": ("tfds",),
     "features": ("tfds", "tfrecord", "bigquery"),
@@ -39,20 +40,20 @@ def build_reader(address: str, options: ReadOptions) -> Reader:
     """Returns the reader of an address `KIND:WHAT`.
 
     Raises:
-        UserError: an unknown kind, an empty source, or an option of another kind.
+        UserError: the kind is unknown, the source is empty, or an option belongs to another kind.
     """
     kind, _, what = address.partition(":")
     if kind not in _KINDS or not what:
         raise UserError(
-            f"The source {address!r} should be KIND:WHAT, as images:FOLDER."
-            f"{did_you_mean(kind, _KINDS)}"
+            f"The source {address!r} must have the form KIND:WHAT, such as "
+            f"images:FOLDER.{did_you_mean(kind, _KINDS)}"
         )
     for field in dataclasses.fields(options):
         kinds = _ONLY.get(field.name, (kind,))
         if kind not in kinds and getattr(options, field.name) != field.default:
             raise UserError(
-                f"{field.name} is for {', '.join(kinds)}, and the source is {address}: leave it "
-                "out."
+                f"{field.name} works only with sources of the kinds {', '.join(kinds)}, not with "
+                f"{address}: leave it out."
             )
     found = _KINDS[kind](what, options)
     if not found.parts:
@@ -62,9 +63,9 @@ def build_reader(address: str, options: ReadOptions) -> Reader:
 
 
 def _advise(pattern: str) -> str:
-    """Returns what to do about a pattern of text files that hold nothing."""
+    """Returns advice about a pattern that matches no text."""
     if set("*?[").intersection(pattern):
         return ""
-    if listing.find_matches(pattern):  # a folder in a bucket has a size, too
+    if listing.find_matches(pattern):  # a folder in a bucket matches as well: it has a size
         return " The file is empty: name another one."
     return f" Name the files in a folder, as text:{pattern.rstrip('/')}/*."

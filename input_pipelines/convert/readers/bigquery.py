@@ -7,14 +7,14 @@ from tftpu.input_pipelines.convert.readers.reader import Example, Part, ReadOpti
 
 
 class BigQueryReader:
-    """The rows of a table or query; BigQuery splits them into streams arbitrarily.
+    """Reads the rows of a table or query, which BigQuery divides into arbitrary streams.
 
     Args:
         what: `project.dataset.table`, or a query.
-        options: features, snapshot.
+        options: `features` and `snapshot` are used.
     """
 
-    ordered = False  # the parts differ each time
+    ordered = False  # BigQuery divides a table differently each time
 
     def __init__(self, what: str, options: ReadOptions):
         from tftpu.input_pipelines.datasets.bigquery import Table

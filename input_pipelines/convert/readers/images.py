@@ -17,15 +17,15 @@ from tftpu.input_pipelines.reading import image_files, image_index
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.input_pipelines.reading.listing import decode_path
 
-PART_EXAMPLES = 512  # images of a part
+PART_EXAMPLES = 512  # images in a part
 
 
 class ImageReader(OrderedReader):
-    """Image files as examples {"image", "label"}.
+    """Reads image files as examples {"image", "label"}.
 
     Args:
         found: the files.
-        options: validation_fraction, held_out, skip_bad.
+        options: `validation_fraction`, `held_out` and `skip_bad` are used.
     """
 
     def __init__(self, found: ImageFiles, options: ReadOptions):
@@ -42,7 +42,7 @@ class ImageReader(OrderedReader):
             features, parts, {"classes": found.class_names} if found.class_names else {}
         )
         self.notes += image_files.describe(found)
-        if not options.held_out:  # else said of the other share
+        if not options.held_out:  # otherwise the reader of the other part reports them
             self.notes += image_files.describe_left_out(found.left_out)
 
     def read_examples(self, part: Part) -> Iterator[Example | SkippedFile]:
@@ -64,10 +64,10 @@ class ImageReader(OrderedReader):
 
 
 def _encode_image(data: bytes) -> bytes:
-    """Returns the image of a record: JPEGs and PNGs as they are, others as a PNG.
+    """Returns the image of a record: JPEGs and PNGs unchanged, other formats as PNG.
 
     Raises:
-        ValueError: it cannot be decoded, by the decoder of training; says why.
+        ValueError: the decoder of training cannot decode it; the message says why.
     """
     if not data.startswith((pillow.JPEG, pillow.PNG)):
         return pillow.to_png(data)

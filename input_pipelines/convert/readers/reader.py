@@ -14,23 +14,25 @@ Value = TypeVar("Value")
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """Options of a reader; those that do not apply to it have to keep their defaults.
+    """Options of a reader. Options that do not apply to the reader must keep their defaults.
 
     Args:
-        split: of the source (tfds, tfrecord), and its name in the output; NAME=SPLIT if the two
-            differ, such as validation=train[90%:].
-        data_dir: of TFDS.
+        split: the split of the source (tfds, tfrecord), which is also its name in the output;
+            NAME=SPLIT if the names differ, such as validation=train[90%:].
+        data_dir: the folder in which TFDS keeps its data sets.
         features: names of the features to read; (): all.
-        tokenizer, end_of_text, context: of text; see `packing`.
+        tokenizer, end_of_text, context: for text; see `packing`.
         field: the field or column of a table that holds the text.
-        snapshot: of BigQuery, the point in time to read, such as 2026-11-20T12:00:00Z.
-        classes: of images, all classes in the order of their ids; (): those found.
-        num_classes: of class ids in an index or in records; 0: one more than the highest in it.
-        image_feature, label_feature: of records of images without a manifest.
-        first_class: the lowest class id in them, which becomes 0.
-        validation_fraction: of images, the share of each class that is held out for validation.
-        held_out: of images, whether to read the share that is held out, or the rest.
-        skip_bad: of images, whether to leave out files that cannot be decoded.
+        snapshot: for BigQuery: the point in time to read, such as 2026-11-20T12:00:00Z.
+        classes: for images: the names of all classes in the order of their ids; (): those that are
+            found.
+        num_classes: the number of class ids in an index or in records; 0: one more than the highest
+            in it.
+        image_feature, label_feature: for records of images without a manifest: the features' names.
+        first_class: the lowest class id in such records, which becomes 0.
+        validation_fraction: for images: the share of each class that is held out for validation.
+        held_out: for images: whether to read the part that is held out; otherwise the rest is read.
+        skip_bad: for images: whether to leave out files that cannot be decoded.
     """
 
     split: str = "train"
@@ -75,20 +77,20 @@ class SkippedFile:
 
 
 class Reader(Protocol):
-    """A source of examples, cut into parts that any process can read on its own.
+    """A source of examples, divided into parts that any process can read on its own.
 
-    A part always yields the same examples in the same order; the conversion shuffles later. A
-    reader is sent to other processes, so it holds no open files.
+    A part always yields the same examples in the same order; the conversion shuffles them later. A
+    reader is sent to other processes, so it must not hold open files.
     """
 
     features: dict[str, Feature]
-    about: dict[str, Any]  # for the manifest
-    notes: list[str]  # for the user, about what was found and what is left out
+    about: dict[str, Any]  # facts about the source, for the manifest
+    notes: list[str]  # messages to the user: what was found and what is left out
     parts: list[Part]
 
     @property
     def state(self) -> Part:
-        """A JSON value that changes if the source does; for most readers the parts, with sizes."""
+        """A JSON value that changes with the source; for most readers, the parts with sizes."""
         ...
 
     @property
@@ -97,23 +99,24 @@ class Reader(Protocol):
         ...
 
     def read_examples(self, part: Part) -> "Iterator[Example | SkippedFile]":
-        """Yields the examples of a part, in order, and in their places the files left out.
+        """Yields the examples of a part in order, with skipped files in their places.
 
-        An example made of a file may hold its name as `manifest.SOURCE`, beside the features.
+        An example that was made from a file may hold the file's name as `manifest.SOURCE`, beside
+        the features.
 
         Raises:
-            UserError: an example that cannot be read; names the file and the record.
+            UserError: an example cannot be read; the message names the file and the record.
         """
         ...
 
 
 class OrderedReader:
-    """The base of readers whose parts, and the examples in them, are the same each time.
+    """The base class of readers whose parts and examples are the same each time.
 
     Args:
-        features: of an example.
-        parts: of the source.
-        about: for the manifest.
+        features: the features of an example.
+        parts: the parts of the source.
+        about: facts about the source, for the manifest.
     """
 
     ordered = True
@@ -130,7 +133,7 @@ class OrderedReader:
 
 
 def select_features(features: Mapping[str, Value], names: Sequence[str]) -> dict[str, Value]:
-    """Returns the features with these names; all if there are none.
+    """Returns the features with the given names, or all features if no name is given.
 
     Raises:
         UserError: there is no such feature.

@@ -21,11 +21,11 @@ PART_BYTES = 64 << 20
 
 
 class TextReader(OrderedReader):
-    """Text files, one document each, or JSON and tables, one in each record, as packed sequences.
+    """Reads text files (a document each), or JSON and tables (a document in each record), packed.
 
     Args:
-        pattern: of the files.
-        options: tokenizer, context, field.
+        pattern: the pattern of the files.
+        options: `tokenizer`, `end_of_text`, `context` and `field` are used.
     """
 
     def __init__(self, pattern: str, options: ReadOptions):
@@ -51,12 +51,13 @@ class TextReader(OrderedReader):
 
     @property
     def state(self) -> list[Part]:
-        # An older tftpu truncated and padded: what it converted is another data set.
+        # An older tftpu did not switch off truncation and padding, so its output counts as another
+        # data set.
         return [*self.parts, *packing.list_switched_off(self._options.tokenizer), self._checksums]
 
     @functools.cached_property
     def _checksums(self) -> dict[str, str]:
-        """Those of the files: an edit may leave their sizes as they are."""
+        """The checksums of the files, because an edit may leave their sizes unchanged."""
         return listing.list_checksums(self._pattern)
 
     def read_examples(self, part: Part) -> Iterator[Example]:
@@ -72,9 +73,9 @@ class TextReader(OrderedReader):
 
 
 def _cut_parts(sizes: dict[str, int]) -> list[Part]:
-    """Cuts files into parts [[path, begin, end], ...]: some small files, or a range of a large one.
+    """Divides files into parts [[path, begin, end], ...] of small files or of one file.
 
-    Only JSON lines are cut inside a file.
+    Only files of JSON lines are divided.
     """
     parts: list[Part] = []
     room = 0

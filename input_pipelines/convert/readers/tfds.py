@@ -24,8 +24,8 @@ class TfdsReader(OrderedReader):
     """A split of a TFDS data set.
 
     Args:
-        name: of the data set.
-        options: split, data_dir, features.
+        name: the name of the data set.
+        options: `split`, `data_dir` and `features` are used.
     """
 
     def __init__(self, name: str, options: ReadOptions):
@@ -71,7 +71,7 @@ class TfdsReader(OrderedReader):
 
 
 def _describe_feature(name: str, kind: Any) -> Feature:
-    """Returns the feature of a record for a feature of TFDS.
+    """Returns the record feature that stores a feature of TFDS.
 
     Raises:
         UserError: records cannot hold it.

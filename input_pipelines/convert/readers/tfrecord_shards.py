@@ -1,4 +1,4 @@
-"""Data sets of TFRecord shards, to be split or shuffled again, and images of other writers."""
+"""Data sets of TFRecord shards, to be split or shuffled again, and other programs' images."""
 
 import itertools
 import re
@@ -19,23 +19,24 @@ from tftpu.input_pipelines.reading import counted
 from tftpu.storage import files
 
 _BATCH = 256  # records parsed at a time
-_FIXED = ("label_feature", "first_class")  # options that fix what a class id means in every split
+# Options that set the meaning of a class id, the same in every split.
+_FIXED = ("label_feature", "first_class")
 _NOT_COPIED = (*manifest.OF_SPLITS, *_FIXED)
 
 
 def choose_reader(folder: str, options: ReadOptions) -> "ShardReader | ImageRecordReader":
-    """Returns a reader of a split: of a data set with a manifest, or of another writer's images.
+    """Returns the reader of a split: of a data set with a manifest, or of another program's images.
 
     Raises:
-        UserError: an option that is for the other of the two.
+        UserError: an option applies only to the other kind.
     """
     described = files.exists(files.join(folder, manifest.NAME))
     names = ("features",) if not described else ("image_feature", "label_feature", "first_class")
     for name in names:
         if getattr(options, name) != getattr(ReadOptions, name):
             raise UserError(
-                f"{name} is for records {'with' if name == 'features' else 'without'} a manifest, "
-                f"unlike those of {folder}: leave it out."
+                f"{name} works only with records {'with' if name == 'features' else 'without'} a "
+                f"manifest, unlike those in {folder}: leave it out."
             )
     return (ShardReader if described else ImageRecordReader)(folder, options)
 
@@ -44,8 +45,8 @@ class ShardReader(OrderedReader):
     """The shards of a split.
 
     Args:
-        folder: of the data set.
-        options: split, features.
+        folder: the folder of the data set.
+        options: `split` and `features` are used.
     """
 
     def __init__(self, folder: str, options: ReadOptions):
@@ -77,8 +78,9 @@ class ImageRecordReader(OrderedReader):
     """TFRecord files of images without a manifest, as examples {"image", "label"}.
 
     Args:
-        folder: of the files.
-        options: split, image_feature, label_feature, first_class, num_classes, classes.
+        folder: the folder of the files.
+        options: `split`, `image_feature`, `label_feature`, `first_class`, `num_classes` and
+            `classes` are used.
     """
 
     def __init__(self, folder: str, options: ReadOptions):
@@ -96,7 +98,7 @@ class ImageRecordReader(OrderedReader):
         self._records.build_parser(self._found)
         if not self._records.num_classes:
             raise UserError(
-                f"The labels of {folder} are class ids, and nothing says of how many classes: set "
+                f"The labels of {folder} are class ids, but the number of classes is unknown: set "
                 "num_classes."
             )
         features = {
@@ -128,9 +130,9 @@ class ImageRecordReader(OrderedReader):
             for name, image, label in zip(names, *columns):
                 if why := decode.explain_failure(image):
                     raise UserError(
-                        f"{name}: the image {why}. Write the file again without this record; or "
-                        "train from these files without converting them, where "
-                        "data.on_bad_record=skip skips it."
+                        f"{name}: the image {why}. Write the file again without this record, or "
+                        "train from these files without converting them: data.on_bad_record=skip "
+                        "then skips it."
                     )
                 yield {"image": image, "label": label}
 
@@ -143,7 +145,7 @@ def _iterate_batches(path: str, compression: str) -> Iterator[tuple[list[str], l
 
 
 def _strip_node_names(error: Any) -> str:
-    """Returns the words of TensorFlow's error without its names of nodes, and those of a check."""
+    """Returns the text of TensorFlow's error or of a check, without the names of nodes."""
     said = error.message.partition("}} ")[2] or error.message
     checked = re.findall(r"""^\s*b(['"])(.*)\1$""", said.partition("Summarized data:")[2], re.M)
     return ": ".join(words for _, words in checked) or " ".join(said.split())

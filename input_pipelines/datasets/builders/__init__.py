@@ -1,1 +1,1 @@
-"""Data sets that TFDS prepares from what comes with Python packages."""
+"""Data sets that TFDS prepares from files of Python packages."""

@@ -28,7 +28,8 @@ class Digits(tfds.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterable[Any]]:
-        # scikit-learn orders the digits by writer, so the split is a fixed random one.
+        # scikit-learn orders the digits by writer, so the split is drawn at random with a fixed
+        # seed.
         order = np.random.RandomState(1797).permutation(1797)
         return {
             "train": self._generate_examples(order[EVAL_EXAMPLES:]),
@@ -40,6 +41,6 @@ class Digits(tfds.core.GeneratorBasedBuilder):
 
         digits: Any = datasets.load_digits()
         for index in map(int, indices):
-            # 0 to 16 in the source.
+            # The source's pixels range from 0 to 16.
             image = (digits.images[index][..., None] * (255 / 16)).round().astype(np.uint8)
             yield index, {"image": image, "label": int(digits.target[index])}

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-# Code that others put there, tests (a third of the text), and generated tables.
+# Packages that others install, tests (a third of the text), and generated tables.
 _LEFT_OUT = {
     "site-packages",
     "dist-packages",
@@ -25,7 +25,7 @@ class PythonSource(tfds.core.GeneratorBasedBuilder):
     """Python's standard library, one example per file; one file in fifty is for testing."""
 
     VERSION = tfds.core.Version("1.0.0")
-    # Another version of Python has other text.
+    # The standard library's text differs between versions of Python.
     BUILDER_CONFIGS = [  # noqa: RUF012 (the interface of TFDS)
         tfds.core.BuilderConfig(name=f"python-{platform.python_version()}")
     ]
@@ -61,5 +61,5 @@ class PythonSource(tfds.core.GeneratorBasedBuilder):
 
 
 def _is_for_testing(path: Path) -> bool:
-    """Returns whether a file is one in fifty, by its name, so that it never changes its split."""
+    """Returns whether a file is for testing: one in fifty, chosen by a hash of its name."""
     return hashlib.sha256(path.as_posix().encode()).digest()[0] * 50 < 256

@@ -54,7 +54,7 @@ class ClusterNamespace:
         objects: the client's `CustomObjectsApi`, for JobSets.
         core: the client's `CoreV1Api`, for pods and their logs.
         namespace: name of the namespace.
-        context: of the kubeconfig; None means the current one.
+        context: the context of the kubeconfig; None means the current one.
     """
 
     objects: Any
@@ -72,16 +72,16 @@ class ClusterNamespace:
             ) from error
         except ConnectionLost as lost:
             raise UserError(
-                f"{lost} Is it the right one of `kubectl config get-contexts`, and reachable from "
-                "here?"
+                f"{lost} Is the right context chosen (see `kubectl config get-contexts`), and can "
+                "this machine reach the cluster?"
             ) from lost
 
     def create(self, created: JobSet) -> None:
-        """Creates a JobSet. An answer that is lost is not an error if the JobSet is there.
+        """Creates a JobSet. A lost answer is not an error if the JobSet exists.
 
         Raises:
-            UserError: the request was rejected.
-            ConnectionLost: no answer came, and whether the JobSet is there cannot be found out.
+            UserError: the request was rejected. ConnectionLost: no answer came, and it cannot be
+            determined whether the JobSet exists.
         """
         try:
             self._call("creating the JobSet", "create_namespaced_custom_object", body=created)
@@ -95,12 +95,12 @@ class ClusterNamespace:
             print(f"No answer to the request for {name}: looking for it.", flush=True)
             if waiting.retry(lambda: self.find(name)) is None:
                 raise UserError(
-                    f"{lost} There is no JobSet {name}: the request never arrived. If it appears, "
-                    f"this ends it: {self.format_deletion(name)}"
+                    f"{lost} There is no JobSet {name}, so the request never arrived. If it "
+                    f"appears later, end it with {self.format_deletion(name)}"
                 ) from lost
 
     def find(self, name: str) -> JobSet | None:
-        """Returns a JobSet with its status; None if it is not there."""
+        """Returns a JobSet with its status; None if it does not exist."""
         try:
             return self._call("watching the JobSet", "get_namespaced_custom_object", name=name)
         except NotFoundError:
@@ -143,7 +143,7 @@ class ClusterNamespace:
         return answer.data.decode(errors="replace")
 
     def format_command(self, *arguments: str) -> str:
-        """Returns a command of `kubectl` for this namespace, for the shell."""
+        """Returns a `kubectl` command for this namespace, quoted for a shell."""
         cluster = [f"--context={self.context}"] if self.context else []
         return shlex.join(["kubectl", *arguments, f"--namespace={self.namespace}", *cluster])
 
@@ -169,11 +169,11 @@ def select_pods(jobset: str) -> str:
 
 
 def connect(namespace: str, context: str | None) -> ClusterNamespace:
-    """Returns a namespace of the cluster that the kubeconfig names, once it has answered.
+    """Returns a namespace of the cluster in the kubeconfig, after a check that the cluster answers.
 
     Args:
         namespace: its name.
-        context: of the kubeconfig; None means the current one.
+        context: the context of the kubeconfig; None means the current one.
 
     Raises:
         UserError: the client is not installed, there is no kubeconfig, it has no such context, or
@@ -182,8 +182,9 @@ def connect(namespace: str, context: str | None) -> ClusterNamespace:
     google_cloud.require("kubernetes", "client of Kubernetes is", "gke")
     from kubernetes import client, config
 
-    settings: Any = client.Configuration()  # whose types differ between its versions
-    settings.retries = False  # what may be repeated, `waiting.retry` repeats
+    # The type of `Configuration` differs between the client's versions.
+    settings: Any = client.Configuration()
+    settings.retries = False  # `waiting.retry` repeats the requests that may be repeated
     try:
         api = config.new_client_from_config(
             config_file=os.environ.get("KUBECONFIG") or None,
@@ -193,8 +194,8 @@ def connect(namespace: str, context: str | None) -> ClusterNamespace:
     except config.ConfigException as error:
         raise UserError(
             f"No cluster can be reached ({google_cloud.to_sentence(str(error)).rstrip('.')}): run "
-            f"`{_CREDENTIALS}`, and name one of `kubectl config get-contexts` with --context, if "
-            "it is not the current."
+            f"`{_CREDENTIALS}`. If its context is not the current one, name it with --context; "
+            "`kubectl config get-contexts` lists all."
         ) from error
     cluster = ClusterNamespace(
         client.CustomObjectsApi(api), client.CoreV1Api(api), namespace, context
@@ -204,11 +205,11 @@ def connect(namespace: str, context: str | None) -> ClusterNamespace:
 
 
 def submit(cluster: ClusterNamespace, order: GkeJob, created: JobSet) -> None:
-    """Uploads what travels, and creates the JobSet.
+    """Uploads the run's files and creates the JobSet.
 
     Raises:
-        UserError: the bucket cannot be written, the request was rejected, or it is not known
-            whether the JobSet is there.
+        UserError: the bucket cannot be written, the request was rejected, or it is unknown whether
+            the JobSet exists.
     """
     order.ship()
     name = created["metadata"]["name"]

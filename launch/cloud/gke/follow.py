@@ -1,4 +1,4 @@
-"""Follows a JobSet: what its first pod prints, the state of all, and how it ended."""
+"""Follows a JobSet: prints the output of its first pod, the states of all pods, and the result."""
 
 import collections
 import math
@@ -18,10 +18,10 @@ def watch(cluster: ClusterNamespace, name: str, queue_s: float = math.inf) -> No
     """Follows a JobSet to its end. Ctrl-C ends the watching, not the run.
 
     Args:
-        cluster: where it is.
+        cluster: the namespace of the JobSet.
         name: its name.
-        queue_s: how long its pods may wait for machines, at the start and after each restart; it
-            is deleted then.
+        queue_s: seconds that its pods may wait for machines, at the start and after each restart.
+            After that time the JobSet is deleted.
 
     Raises:
         UserError: the run failed, or its pods did not start, or the cluster cannot be reached.
@@ -31,7 +31,7 @@ def watch(cluster: ClusterNamespace, name: str, queue_s: float = math.inf) -> No
 
 
 def describe_running(cluster: ClusterNamespace, name: str) -> str:
-    """Returns what to tell of a JobSet that is not watched any more."""
+    """Returns a message about a JobSet that is no longer watched."""
     command = f"tftpu launch gke-attach {name} --namespace={cluster.namespace}"
     command += f" --context={cluster.context}" if cluster.context else ""
     return (
@@ -41,7 +41,7 @@ def describe_running(cluster: ClusterNamespace, name: str) -> str:
 
 
 class _JobSetWatcher:
-    """A JobSet that is followed; arguments as for `watch`."""
+    """Follows a JobSet. The arguments are those of `watch`."""
 
     def __init__(self, cluster: ClusterNamespace, name: str, queue_s: float):
         self._cluster = cluster
@@ -49,7 +49,7 @@ class _JobSetWatcher:
         self._queue_s = queue_s
         self._patience_ends = time.monotonic() + queue_s
         self._restarts = 0
-        self._logs: list[PodLog] = []  # of the first pod of each attempt
+        self._logs: list[PodLog] = []  # the log of the first pod of each attempt
         self._states = waiting.StateLog()
 
     def follow(self) -> None:
@@ -69,13 +69,13 @@ class _JobSetWatcher:
         jobset = self._cluster.find(self._name)
         if jobset is None:
             raise UserError(
-                f"There is no JobSet {self._name} in the namespace {self._cluster.namespace}: "
-                "it was deleted, or never was there. Nothing of it runs."
+                f"There is no JobSet {self._name} in the namespace {self._cluster.namespace}: it "
+                "was deleted, or never existed. Nothing of it is running."
             )
         return jobset, gke_pods.read_pods(self._cluster, self._name)
 
     def _print_log(self, pods: list[Pod]) -> None:
-        """Prints the new lines of the first pod, also if it is another one than before."""
+        """Prints the new lines of the first pod, also if a restart has replaced it."""
         chiefs = [pod for pod in pods if pod.chief and pod.started]
         for pod in chiefs:
             if pod.name not in [log.pod for log in self._logs]:
@@ -85,7 +85,7 @@ class _JobSetWatcher:
                 log.print_new()
 
     def _print_state(self, jobset: JobSet, pods: list[Pod]) -> None:
-        """Prints how many pods run, and what keeps the others from it, whenever that changes."""
+        """Prints how many pods run and why the others wait, whenever that changes."""
         said = f"{sum(pod.runs for pod in pods)} of {_count_expected_pods(jobset)} pods run"
         restarts, limit = _count_restarts(jobset), jobset["spec"]["failurePolicy"]["maxRestarts"]
         if restarts:
@@ -100,7 +100,7 @@ class _JobSetWatcher:
         self._states.print(said)
 
     def _end_waiting(self, jobset: JobSet, pods: list[Pod]) -> None:
-        """Deletes the JobSet, and raises `UserError`, if its pods wait for too long."""
+        """Deletes the JobSet and raises `UserError` if its pods wait too long."""
         if _count_restarts(jobset) > self._restarts:
             self._restarts = _count_restarts(jobset)
             self._patience_ends = time.monotonic() + self._queue_s
@@ -119,7 +119,7 @@ class _JobSetWatcher:
         )
 
     def _describe_failure(self, failed: dict[str, Any], pods: list[Pod]) -> str:
-        """Returns why the run failed; prints the last lines of the pod that did, if not shown."""
+        """Returns why the run failed; prints the failed pod's last lines, unless shown."""
         said = failed.get("message") or failed.get("reason") or "no reason was given"
         pod = gke_pods.find_cause(pods)
         if pod is None:
@@ -134,14 +134,14 @@ class _JobSetWatcher:
         )
 
     def _describe_kept_logs(self) -> str:
-        """Returns where the output is, and for how long."""
+        """Returns a message that says where the output is kept, and for how long."""
         selector = f"--selector={client.select_pods(self._name)}"
         command = self._cluster.format_command("logs", selector, "--tail=-1", "--prefix")
         return f"For a day, this shows what the pods printed: {command}"
 
 
 def _find_condition(jobset: JobSet, kind: str) -> dict[str, Any] | None:
-    """Returns a condition of a JobSet if it holds."""
+    """Returns a condition of a JobSet if it is true; otherwise None."""
     found = jobset.get("status", {}).get("conditions") or ()
     return next((c for c in found if c["type"] == kind and c["status"] == "True"), None)
 

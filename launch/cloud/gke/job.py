@@ -1,6 +1,6 @@
 """The request of `tftpu launch gke`: a JobSet that trains a config on a slice of TPUs.
 
-The JobSet is a dictionary with the names of its interface
+The JobSet is a dictionary with the field names of its API
 (https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2). A dry run prints what would be sent,
 which `kubectl apply --filename=FILE` takes as well.
 """
@@ -23,22 +23,22 @@ _ACCELERATORS = {
 }
 _TPU = "google.com/tpu"
 _SPOT = "cloud.google.com/gke-spot"
-_DISK = {"ephemeral-storage": "10Gi"}  # for packages; Autopilot would allow 1 GiB
-_GRACE_S = 300  # to save in, after a signal
-_KEPT_S = 86400  # a JobSet that has ended runs nothing; its logs are kept for this long
+_DISK = {"ephemeral-storage": "10Gi"}  # space for packages; Autopilot would allow 1 GiB
+_GRACE_S = 300  # seconds in which a pod may save after a signal
+_KEPT_S = 86400  # seconds for which a JobSet's logs are kept after its end; it runs nothing then
 
-JobSet = dict[str, Any]  # with the names of the interface
+JobSet = dict[str, Any]  # a JobSet as JSON, with the field names of the Kubernetes API
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GkeJob(job.CloudJob):
-    """A JobSet to create, of a slice that `check_slice` allows: one pod on each host.
+    """A JobSet to create, on a slice that `check_slice` allows, with one pod on each host.
 
-    The service account is one of Kubernetes. The timeout is that of an attempt, with its wait for
-    machines.
+    The service account is a Kubernetes account. The timeout limits an attempt, including its wait
+    for machines.
 
     Attributes:
-        namespace: of the cluster.
+        namespace: the namespace of the cluster.
         image: container image with bash and Python.
         restarts: how often all pods are started again, after a preemption or a failure.
     """
@@ -58,7 +58,7 @@ class GkeJob(job.CloudJob):
             "namespace": self.namespace,
             "labels": self.build_labels(),
         }
-        if self.slice.hosts > 1:  # the pods of a Job on the machines of one slice
+        if self.slice.hosts > 1:  # keeps the pods of a Job on the machines of one slice
             key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
             metadata["annotations"] = {key: "cloud.google.com/gke-nodepool"}
         return {
@@ -66,7 +66,7 @@ class GkeJob(job.CloudJob):
             "kind": "JobSet",
             "metadata": metadata,
             "spec": {
-                # A headless Service, by whose names the pods find one another.
+                # The pods find one another by the names of this headless Service.
                 "network": {
                     "enableDNSHostnames": True,
                     "subdomain": name,
@@ -94,8 +94,8 @@ class GkeJob(job.CloudJob):
         }
 
     def _build_job(self) -> dict[str, Any]:
-        """Returns the Job of a slice: one pod on each host; when one fails, all end."""
-        codes = [int(ExitCode.USER_ERROR)]  # which a restart does not fix
+        """Returns the Job of a slice, with one pod on each host. If one pod fails, all end."""
+        codes = [int(ExitCode.USER_ERROR)]  # a restart does not fix a user's mistake
         mistake = {"containerName": CONTAINER, "operator": "In", "values": codes}
         hosts = self.slice.single.hosts
         return {
@@ -138,7 +138,7 @@ class GkeJob(job.CloudJob):
         return pod
 
     def as_yaml(self, created: JobSet) -> str:
-        """Formats a JobSet, below the command that takes it."""
+        """Formats a JobSet as YAML, below the command that submits it."""
         return self.format_request("kubectl apply --filename=FILE", created)
 
 
@@ -146,20 +146,20 @@ def check_slice(wanted: Slice) -> None:
     """Raises `UserError` for a slice that GKE does not have."""
     if wanted.generation.name not in _ACCELERATORS:
         raise UserError(
-            f"{wanted.name} is not a slice of GKE, which has {', '.join(_ACCELERATORS)}. `tftpu "
+            f"GKE has no slice {wanted.name}, only slices of {', '.join(_ACCELERATORS)}. `tftpu "
             f"launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
         )
     if wanted.slices > 1 and wanted.single.hosts == 1:
         raise UserError(
-            f"GKE joins slices of several hosts only, and {wanted.single.name} has one: choose "
-            f"larger slices, or `tftpu launch tpu-vm --slice={wanted.name}`."
+            f"GKE joins only slices with several hosts, but {wanted.single.name} has one host: "
+            f"choose larger slices, or `tftpu launch tpu-vm --slice={wanted.name}`."
         )
 
 
 def check_account(name: str) -> None:
-    """Raises `UserError` for an e-mail address, as other launchers take for a service account."""
+    """Raises `UserError` for an e-mail address, which other launchers accept here."""
     if "@" in name:
         raise UserError(
-            f"--service_account={name} is an account of Google Cloud: give the Kubernetes service "
-            "account that Workload Identity links to it, by its name in the namespace."
+            f"--service_account={name} is an account of Google Cloud. Give the name of the "
+            "Kubernetes service account in the namespace that Workload Identity links to it."
         )

@@ -20,7 +20,7 @@ class ClusterOptions:
         """Raises `UserError` unless the namespace is a name that Kubernetes allows."""
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", self.namespace):
             raise UserError(
-                f"--namespace={self.namespace} is not a name of Kubernetes: it has lower-case "
-                "letters, digits and dashes, 63 at most, and begins and ends with a letter or "
-                "digit."
+                f"--namespace={self.namespace} is not a valid name in Kubernetes. A name has at "
+                "most 63 lower-case letters, digits and dashes, and begins and ends with a "
+                "letter or a digit."
             )

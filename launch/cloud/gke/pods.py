@@ -1,4 +1,4 @@
-"""The pods of a JobSet: which run, which wait and why, how they ended, and what they print."""
+"""The pods of a JobSet: their states, why they wait or how they ended, and their output."""
 
 import dataclasses
 import time
@@ -10,7 +10,7 @@ from tftpu.launch.cloud.gke.job import CONTAINER
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _SLICE = "jobset.sigs.k8s.io/job-index"
-_CLOCKS_S = 60  # by which the node's clock and this one may differ
+_CLOCKS_S = 60  # seconds by which the node's clock and this machine's may differ
 # Exit codes of pods that lost another host or that a signal stopped; any other code is the cause of
 # a failure, and is reported first.
 _CONSEQUENCES = {137: 1, 143: 2, ExitCode.PREEMPTED: 3, ExitCode.HOST_LOST: 4}
@@ -23,11 +23,11 @@ class Pod:
 
     Attributes:
         name: its name.
-        index: numbers of its slice, and of its host there.
+        index: the number of its slice, and the number of its host in that slice.
         started: whether it runs, or has run.
-        waits_for: why it does not run; "" if it does, or if that is not known.
-        code: its exit code; None while it has none.
-        ended_by: Kubernetes's word for the end, such as "OOMKilled"; "" before.
+        waits_for: why it does not run; "" if it runs, or if the reason is unknown.
+        code: its exit code; None while it runs.
+        ended_by: Kubernetes's reason for the end, such as "OOMKilled"; "" while it runs.
     """
 
     name: str
@@ -55,7 +55,7 @@ def read_pods(cluster: ClusterNamespace, jobset: str) -> list[Pod]:
 
 
 def find_cause(pods: list[Pod]) -> Pod | None:
-    """Returns the pod whose failure ended the others; None if none is known to have failed."""
+    """Returns the pod whose failure ended the others; None if no pod is known to have failed."""
     failed = [pod for pod in pods if pod.code]
 
     def rank(pod: Pod) -> tuple[int, tuple[int, int]]:
@@ -90,7 +90,7 @@ def _format_reason(state: Any) -> str:
 
 
 class PodLog:
-    """A reader of the lines that a pod prints.
+    """Reads the lines that a pod prints.
 
     Args:
         cluster: where the pod is.
@@ -101,11 +101,11 @@ class PodLog:
         self.pod = pod
         self._cluster = cluster
         self._newest = ""
-        self._window: dict[str, int] = {}  # all of it at first
+        self._window: dict[str, int] = {}  # empty: the first read asks for the whole log
         self._read_at = time.monotonic()
 
     def print_new(self) -> None:
-        """Prints the lines since the last call; nothing if they cannot be read."""
+        """Prints the lines since the last call. Prints nothing if they cannot be read."""
         began = time.monotonic()
         text = self._cluster.read_log(self.pod, timestamps=True, **self._window)
         for line in text.splitlines():
@@ -121,6 +121,6 @@ class PodLog:
 
 
 def _to_sortable(stamp: str) -> str:
-    """Returns a time of RFC 3339 with all nine digits of its fraction, so that texts compare."""
+    """Returns an RFC 3339 time with all nine digits of its fraction, so that texts sort by time."""
     seconds, _, fraction = stamp.removesuffix("Z").partition(".")
     return f"{seconds}.{fraction:<09}"

@@ -1,1 +1,1 @@
-"""The files that travel to a rented machine: tftpu, the user's code, and versions of packages."""
+"""The files that are sent to a rented machine: tftpu, the user's code, and package versions."""

@@ -1,6 +1,7 @@
-"""The folder of a user's config: which of its files travel to a rented machine, and the archive.
+"""The folder of a user's config: the files that are sent to a rented machine, and their archive.
 
-Files that `.gitignore` names stay; so do hidden folders, caches, virtual environments and `runs`.
+Files that `.gitignore` names are not sent, nor are hidden folders, caches, virtual environments and
+`runs`.
 """
 
 import gzip
@@ -16,8 +17,8 @@ from pathlib import Path
 from tftpu.errors import UserError
 from tftpu.launch.cloud.shipping import secret_files
 
-LIMIT = 64 << 20  # bytes; more is data, which belongs in a bucket
-ASKED = 1 << 20  # bytes of data that nobody is asked about
+LIMIT = 64 << 20  # bytes; a larger folder holds data, which belongs in a bucket
+ASKED = 1 << 20  # bytes of data that are sent without a question
 _CODE = (
     *(".py", ".pyi", ".ipynb", ".md", ".rst", ".txt", ".toml", ".cfg", ".ini", ".yaml", ".yml"),
     *(".json", ".sh"),
@@ -32,14 +33,14 @@ def choose_name(folder: Path) -> str:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Returns the files that travel, by their path in the folder, sorted.
+    """Returns the files to send, by their path in the folder, sorted.
 
     Args:
         folder: an absolute path.
 
     Raises:
-        UserError: a file looks like a secret, a link leads to what does not travel, or the files
-            are too large.
+        UserError: a file looks like a secret, a link leads to something that is not sent, or the
+            files are too large.
     """
     names = _list_files(folder)
     _check_links(folder, names)
@@ -48,10 +49,10 @@ def read_files(folder: Path) -> dict[str, bytes]:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         shown = ", ".join(f"{name} ({sizes[name] / 1e6:,.1f} MB)" for name in largest)
         raise UserError(
-            f"The folder {folder} has {sum(sizes.values()) / 1e6:,.0f} MB, and all of it would "
-            f"travel with the config; {LIMIT / 1e6:.0f} MB is the limit. The largest files: "
-            f"{shown}. Name what is not code in .gitignore, move data to a bucket, or give the "
-            "config its own folder."
+            f"The folder {folder} has {sum(sizes.values()) / 1e6:,.0f} MB and is sent with the "
+            f"config, but the limit is {LIMIT / 1e6:.0f} MB. The largest files are {shown}. List "
+            "files that are not code in .gitignore, move data to a bucket, or give the config "
+            "its own folder."
         )
     files = {name: (folder / name).read_bytes() for name in sizes}
     secrets = {
@@ -61,25 +62,25 @@ def read_files(folder: Path) -> dict[str, bytes]:
     }
     if secrets:
         shown = ", ".join(f"{name} ({why})" for name, why in secrets.items())
-        # JSON has no comments, and no comment changes a name.
+        # JSON has no comments, and a comment cannot excuse a file's name.
         has_comments = any(
             ", line " in why and not name.endswith((".json", ".ipynb"))
             for name, why in secrets.items()
         )
         comment = "or end a line that holds none in the comment `pragma: allowlist secret`"
         raise UserError(
-            f"The folder {folder} would travel with the config, and has files that look like "
+            f"The folder {folder} would be sent with the config, but it has files that look like "
             f"secrets: {shown}. For each, {_WAY_OUT}{', ' + comment if has_comments else ''}. A "
-            "machine of Google Cloud has the rights of its service account, and needs no key."
+            "machine of Google Cloud has the rights of its service account, so it needs no key."
         )
     return files
 
 
 def measure_data(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Returns the bytes of what is not code: of large files, and of folders with many small ones.
+    """Returns the bytes of data: those of large files, and of folders with many small files.
 
     Args:
-        sizes: of the files that travel, by their path in the folder.
+        sizes: the sizes of the files to send, by their path in the folder.
     """
     found: dict[str, int] = {}
     for name, size in sizes.items():
@@ -90,7 +91,7 @@ def measure_data(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _check_links(folder: Path, names: list[str]) -> None:
-    """Raises `UserError` for a link to a folder, or to a file that does not travel itself."""
+    """Raises `UserError` for a link to a folder, or to a file that is not sent itself."""
     travel = {folder.resolve() / name for name in names}
     for path in (folder / name for name in names):
         if not path.is_symlink() or not path.exists():
@@ -105,7 +106,7 @@ def _check_links(folder: Path, names: list[str]) -> None:
 
 
 def build_archive(name: str, files: dict[str, bytes]) -> bytes:
-    """Returns a .tar.gz of files in a folder of a given name; equal files give equal bytes."""
+    """Returns a .tar.gz of files in a named folder. Equal files give equal bytes."""
     target = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=target, mode="wb", mtime=0) as packed,
@@ -119,7 +120,7 @@ def build_archive(name: str, files: dict[str, bytes]) -> bytes:
 
 
 def _list_files(folder: Path) -> list[str]:
-    """Returns the paths of all files that travel."""
+    """Returns the paths of all files to send."""
     root = next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
     found = list(_walk_folder(folder))
     above = folder.relative_to(root).parents if folder != root else ()
@@ -128,13 +129,13 @@ def _list_files(folder: Path) -> list[str]:
     if not rules:
         return sorted(found)
     if not shutil.which("git"):
-        raise UserError(f"git is needed to apply {rules[0]}: install it, or remove the file.")
+        raise UserError(f"git is needed to apply {rules[0]}: install git, or remove that file.")
     ignored = _find_ignored(root, [str((folder / name).relative_to(root)) for name in found])
     return sorted(name for name in found if str((folder / name).relative_to(root)) not in ignored)
 
 
 def _walk_folder(folder: Path) -> list[str]:
-    """Returns the paths of all files and links, without the folders that stay in any case."""
+    """Returns the paths of all files and links, without folders that are never sent."""
     found = []
     for path, folders, names in os.walk(folder):
         here = Path(path)
@@ -156,7 +157,7 @@ def _walk_folder(folder: Path) -> list[str]:
 def _find_ignored(root: Path, names: list[str]) -> set[str]:
     """Returns the paths that the `.gitignore` files below a folder name, as git reads them.
 
-    A new, empty repository is asked: the user's own may belong to another user, whom git refuses.
+    Git is asked in a new, empty repository, because it rejects repositories of another user.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     with tempfile.TemporaryDirectory() as scratch:
@@ -169,7 +170,7 @@ def _find_ignored(root: Path, names: list[str]) -> set[str]:
             cwd=root,
             env=clean,
         )
-    if done.returncode not in (0, 1):  # 1: none of them is
+    if done.returncode not in (0, 1):  # git exits with 1 if it ignores none of the files
         said = done.stderr.decode(errors="replace").strip()
         raise UserError(f"git cannot apply the .gitignore files of {root}: {said}")
     return set(done.stdout.decode(errors="surrogateescape").split("\0"))

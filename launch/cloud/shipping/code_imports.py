@@ -1,4 +1,4 @@
-"""The modules that a config imports, itself and through the files beside it, found in the code."""
+"""Finds the modules that a config imports, directly or through the files beside it."""
 
 import ast
 import contextlib
@@ -27,17 +27,18 @@ class ExternalImport:
 
 
 def find_external(files: dict[str, bytes], start: str) -> list[ExternalImport]:
-    """Returns what a file imports from outside its folder, itself and through its neighbours.
+    """Returns what a file imports from outside its folder, directly or through its neighbours.
 
-    An import that may fail, in a `try` with an `except ImportError`, does not count, nor does one
-    for type checkers alone, nor the standard library.
+    Left out are the standard library, imports for type checkers only, and imports that may fail (in
+    a `try` with an `except ImportError`).
 
     Args:
         files: content of the folder's files, by path.
         start: path of the first file; those that it imports from the folder follow.
 
     Raises:
-        UserError: a file that is imported is not valid Python. Others of a package may be anything.
+        UserError: an imported file is not valid Python. Files that are not imported may be
+            anything.
     """
     found, broken = dict[str, ExternalImport](), dict[str, Exception]()
     named, seen, waiting = set[str](), set(), [start]
@@ -58,7 +59,8 @@ def find_external(files: dict[str, bytes], start: str) -> list[ExternalImport]:
             if not inside and module not in sys.stdlib_module_names:
                 found.setdefault(module, ExternalImport(module, file, line))
     for file, error in broken.items():
-        if file == start or _to_module(file) in named:  # not a template beside the modules
+        # A broken file that is not imported may be a template.
+        if file == start or _to_module(file) in named:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
             raise UserError(f"{file}{line} is not valid Python: {error}") from error
     return list(found.values())
@@ -69,21 +71,22 @@ def _to_module(file: str) -> str:
 
 
 def trace_modules(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
-    """Returns the modules of a folder that a module imports by statements, the others, and names.
+    """Returns the folder's modules that a module imports, other imported modules, and names.
 
-    Every statement counts, of functions too, but those for type checkers. Only files that are
-    reached are read, and one that is not valid Python imports nothing. The names are all that the
-    code of these modules has for something: of variables, of attributes and in imports.
+    All import statements count, also those in functions, except those for type checkers. Only
+    reached files are read, and a file that is not valid Python imports nothing. The names are all
+    names in the code of these modules: of variables, of attributes and in imports.
 
     Args:
-        folder: of the module.
+        folder: the folder of the module.
         start: name of the module; those that it imports from the folder follow.
     """
     within, others, names, waiting = set(), set(), set(), [start]
     while waiting:
         module = waiting.pop()
         file = _find_file(folder, module)
-        if file is None or module.partition(".")[0] == "tftpu":  # in a clone: the one that runs
+        # In a clone of tftpu, the installed package is imported.
+        if file is None or module.partition(".")[0] == "tftpu":
             others.add(module)
         elif module not in within:
             within.add(module)
@@ -112,7 +115,7 @@ def _find_file(folder: Path, module: str) -> Path | None:
 
 
 def _iterate_imported_names(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yields what the code of a package imports, with the packages of it; parts may be objects."""
+    """Yields the names that a package's code imports, with their parents; some name objects."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -120,7 +123,7 @@ def _iterate_imported_names(tree: ast.AST, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            with contextlib.suppress(ImportError):  # relative, in no package
+            with contextlib.suppress(ImportError):  # a relative import outside of a package
                 base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
                 names = [f"{base}.{alias.name}" for alias in node.names]
         parts = [name.split(".") for name in names]
@@ -129,7 +132,7 @@ def _iterate_imported_names(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def _list_module_files(files: dict[str, bytes], module: str) -> list[str]:
-    """Returns the files of a top-level module of the folder: its own, or all of a package."""
+    """Returns the files of a top-level module: one file, or all files of a package."""
     if f"{module}.py" in files:
         return [f"{module}.py"]
     return [name for name in files if name.startswith(f"{module}/") and name.endswith(".py")]

@@ -1,7 +1,7 @@
-"""A wheel of the tftpu that is running, for machines that have to run the same code.
+"""Builds a wheel of the running tftpu, for machines that have to run the same code.
 
-It is made of the package's files where they are, so a clone, an editable install, an installed
-wheel and a Git URL all give it, without a build tool and without a network. Equal files give equal
+The wheel is made from the package's files in place. So it works for a clone, an editable install,
+an installed wheel and a Git URL, without a build tool and without a network. Equal files give equal
 bytes.
 """
 
@@ -19,7 +19,8 @@ from tftpu.errors import UserError
 from tftpu.version import __version__
 
 NAME = f"tftpu-{__version__}-py3-none-any.whl"
-_SUFFIXES = (".py", ".typed", ".ipynb", ".sh", ".txt")  # code, and the package data of `setup.py`
+# Suffixes of code, and of the package data in `setup.py`.
+_SUFFIXES = (".py", ".typed", ".ipynb", ".sh", ".txt")
 _INFO = f"tftpu-{__version__}.dist-info"
 _COPIED = ("METADATA", "entry_points.txt", "top_level.txt", "licenses/LICENSE")
 _WHEEL = f"""\
@@ -43,7 +44,8 @@ def build() -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in files.items():
-            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # no time: equal bytes each time
+            # A fixed time, so that equal files give equal bytes.
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
             wheel.writestr(entry, data)
@@ -54,7 +56,8 @@ def _read_code() -> dict[str, bytes]:
     """Returns the files of the package, by their names in a wheel."""
     package = Path(tftpu.__file__).parent
     found = {}
-    for folder, _, names in os.walk(package, followlinks=True):  # of a clone, parts are links
+    # In a clone, some folders of the package are links.
+    for folder, _, names in os.walk(package, followlinks=True):
         for path in (Path(folder, name) for name in names):
             if path.suffix in _SUFFIXES and "__pycache__" not in path.parts:
                 found[path.relative_to(package.parent).as_posix()] = path.read_bytes()
@@ -63,15 +66,15 @@ def _read_code() -> dict[str, bytes]:
 
 def _read_metadata() -> dict[str, bytes]:
     """Returns the metadata of the installed tftpu, which name its requirements."""
-    # A build leaves tftpu.egg-info in a clone, which has no METADATA.
+    # In a clone, a build leaves tftpu.egg-info, which has no METADATA.
     found = [d for d in metadata.distributions(name="tftpu") if d.read_text("METADATA")]
     if not found:
         raise UserError(
-            "tftpu is not installed in this environment, so its requirements are not known: run "
+            "tftpu is not installed in this environment, so its requirements are unknown: run "
             "`pip install -e .` in the clone."
         )
     texts = {name: found[0].read_text(name) or "" for name in _COPIED}
-    # In a clone, the code may be newer than what was noted when it was installed.
+    # The code of a clone may be newer than the version recorded at its installation.
     version = f"Version: {__version__}"
     texts["METADATA"] = re.sub("^Version: .*$", version, texts["METADATA"], count=1, flags=re.M)
     files = {f"{_INFO}/{name}": text.encode() for name, text in texts.items() if text}

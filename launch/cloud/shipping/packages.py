@@ -1,8 +1,9 @@
-"""The packages of a rented machine: the versions of this environment, and the config's own.
+"""The packages of a rented machine: tftpu's in the versions of this environment, and the config's.
 
-tftpu's own requirements are pinned to the versions installed here. What else a config imports has
-to be in `requirements.txt` beside it: names are taken from a package index only where the user
-wrote them, because a name that is installed here from elsewhere may belong to somebody else there.
+tftpu's own requirements are pinned to the versions installed here. Other packages that a config
+imports must be in `requirements.txt` beside it. A name is looked up in a package index only if the
+user wrote it, because a package that was installed here from elsewhere may have a stranger's
+namesake in the index.
 """
 
 import functools
@@ -14,13 +15,13 @@ from importlib import metadata
 from tftpu.errors import UserError
 from tftpu.launch.cloud.shipping.code_imports import ExternalImport
 
-# The extra of each engine on a TPU, and the package of it that drives the TPU.
+# For each engine: the extra for TPUs, and the package in it that drives the TPU.
 _TPU_EXTRAS = {"tensorflow": ("tpu", "tensorflow-tpu"), "jax": ("jax-tpu", "jax")}
-# That extra decides about these, and TensorFlow about TensorBoard.
+# The extra for TPUs decides the versions of these packages, and TensorFlow that of TensorBoard.
 _OF_THE_TPU = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "jax", "jaxlib")
 _NOT_PINNED = (*_OF_THE_TPU, "tensorboard")
 _MODULES_THERE = ("tftpu", "tensorflow", "jax", "jaxlib", "libtpu")
-# Extras of tftpu that a run may use; the machine gets those that are complete here.
+# Extras of tftpu that a run may use. The machine gets those that are installed completely here.
 _EXTRAS = ("bigquery", "text")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -31,12 +32,13 @@ def list_pins() -> list[str]:
     return [
         f"{name}=={version}"
         for name, version in sorted(versions.items())
-        if version and name not in _NOT_PINNED and "+" not in version  # a build of one's own
+        # "+" marks a build that no index has
+        if version and name not in _NOT_PINNED and "+" not in version
     ]
 
 
 def list_extras(engine: str) -> list[str]:
-    """Returns the extras of tftpu that the machine gets: the engine's, and those complete here."""
+    """Returns the extras of tftpu for the machine: the engine's, and those fully installed here."""
     complete = [
         e for e in _EXTRAS if all(_find_version(name) for name in _list_requirements("tftpu", e))
     ]
@@ -47,10 +49,10 @@ def check(imports: list[ExternalImport], requirements: str, folder: str, engine:
     """Raises `UserError` if code imports a module that the machine will not have.
 
     Args:
-        imports: of the code, from outside its folder.
+        imports: the imports of the code, from outside its folder.
         requirements: content of the folder's requirements.txt, "" if there is none.
         folder: its name, for the error.
-        engine: name of the engine that trains there.
+        engine: the name of the engine that trains on the machine.
     """
     names = [m.group() for line in requirements.splitlines() if (m := _NAME.match(line.strip()))]
     there = _compute_closure(
@@ -83,10 +85,10 @@ def check(imports: list[ExternalImport], requirements: str, folder: str, engine:
 
 
 def describe_driver(engine: str) -> str:
-    """Returns the package that drives the machine's TPU, and what is here if it is another version.
+    """Returns the package that drives the machine's TPU, and the version here if it differs.
 
     Args:
-        engine: name of the engine that trains there.
+        engine: the name of the engine that trains on the machine.
     """
     from packaging.requirements import Requirement
 
@@ -95,7 +97,7 @@ def describe_driver(engine: str) -> str:
         wanted = Requirement(text)
         if wanted.name == name and wanted.marker and wanted.marker.evaluate({"extra": extra}):
             break
-    else:  # of a tftpu that was installed before it had the extra
+    else:  # the installed tftpu is older than this extra
         return name
     packages = ("jax",) if engine == "jax" else _OF_THE_TPU[:3]
     here = {package: _find_version(package) for package in packages}
@@ -105,7 +107,7 @@ def describe_driver(engine: str) -> str:
 
 
 def _format_requirement(name: str) -> str:
-    """Returns a line of requirements.txt for an installed package; "" if it is a local folder's."""
+    """Returns a package's line of requirements.txt; "" if it comes from a local folder."""
     try:
         installed = metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -126,7 +128,7 @@ def _list_providers() -> Mapping[str, list[str]]:
 
 
 def _list_requirements(name: str, extra: str = "") -> list[str]:
-    """Returns the names of what a package requires here; with an extra, of what that adds."""
+    """Returns the names that a package requires here; with an extra, those that it adds."""
     from packaging.requirements import Requirement
 
     try:
@@ -143,7 +145,7 @@ def _list_requirements(name: str, extra: str = "") -> list[str]:
 
 
 def _compute_closure(names: list[str]) -> set[str]:
-    """Returns packages and all that they require, as far as they are installed here."""
+    """Returns packages and everything that they require, as far as it is installed here."""
     found, waiting = set(), list(names)
     while waiting:
         name = waiting.pop()

@@ -1,9 +1,9 @@
 """Files that look like secrets, by their names and by their content.
 
-Tokens of known forms are found by detectors of `detect-secrets` and by patterns for what it lacks.
-Left out are its detectors that go by entropy, by the names of variables or by few letters, such as
-`APCalculator` for Artifactory: they find something in most projects. A line with its mark, the
-comment `pragma: allowlist secret`, is not searched.
+Detectors of `detect-secrets`, and patterns for what it lacks, find tokens of known forms. Its
+detectors by entropy, by names of variables or by a few letters (such as `APCalculator` for
+Artifactory) are left out, because they find something in most projects. A line with the comment
+`pragma: allowlist secret` is not searched.
 """
 
 import fnmatch
@@ -21,15 +21,16 @@ _NAMES = (
     *("kubeconfig", "*.kubeconfig", ".dockercfg", ".pgpass", ".s3cfg", ".vault-token"),
     *("rclone.conf", "secring.*", "*.kdbx"),
 )
-_EXAMPLES = (".env.example", ".env.sample", ".env.template")  # without values, by convention
-# By detector or kind, the marks that its tokens have: only what is around one is searched.
+# Examples by convention: they hold no values.
+_EXAMPLES = (".env.example", ".env.sample", ".env.template")
+# The marks of each detector's tokens. Only the text around a mark is searched.
 _DETECTORS = {
     "AWSKeyDetector": ("A3T", "ABIA", "ACCA", "AKIA", "ASIA", "aws", "Aws", "AWS"),
     "AzureStorageKeyDetector": ("AccountKey=",),
     "BasicAuthDetector": ("://",),
     "GitHubTokenDetector": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
     "GitLabTokenDetector": ("glpat-", "gldt-", "glft-", "glsoat-", "glrt-", "glcbt-", "GR1348941"),
-    "JwtTokenDetector": (".e",),  # at the payload, whose first letter, in base64, is "{"
+    "JwtTokenDetector": (".e",),  # the start of the payload: in base64, the letter "{" becomes "ey"
     "OpenAIDetector": ("T3BlbkFJ",),
     "PypiTokenDetector": ("pypi-Ag",),
     "SendGridDetector": ("SG.",),
@@ -80,8 +81,9 @@ _TOKENS = {
     ),
     "Kaggle key": (
         ("kaggle", "Kaggle", "KAGGLE", "KGAT_"),
-        # A word for a key has to stand before it, and none for a checksum or an id behind that
-        # word: data sets of Kaggle have these. The digits are looked for first, which is cheaper.
+        # A word that means a key must stand before the digits, and no word that means a checksum or
+        # an id may stand between: data sets on Kaggle have those. The digits are matched first,
+        # which is cheaper.
         r"""(?i:kaggle)(?=[^\n]{0,120}?["'=\s:][0-9a-f]{32}\b)"""
         r"(?i:[^\n]{0,60}?(?:keys?|secrets?|tokens?|password|login|auth)(?![a-z])"
         r"(?:(?!md5|sha|hash|checksum|digest|(?<![a-z])id\b)[^\n]){0,40}?)"
@@ -94,8 +96,8 @@ _TOKENS = {
     ),
     "Neptune token": (("eyJhcGlfYWRkcmVzcyI6",), r"\beyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,}"),
 }
-_REACH = 2048  # characters before and behind a mark that are searched: some patterns are quadratic
-# Documents that hold all of some patterns.
+_REACH = 2048  # characters searched before and behind a mark; some patterns take quadratic time
+# A document is one of these if all of its patterns match.
 _DOCUMENTS = {
     "logins to container registries": (
         r'"auths"\s*:',
@@ -103,11 +105,13 @@ _DOCUMENTS = {
     ),
     "kubeconfig": (r"""kind["']?\s*:\s*["']?Config\b""", r"""users["']?\s*:"""),
 }
-# Of documents; in a token of 800 random letters they are rarer than once in ten thousand.
+# Placeholders that documentation writes in place of a token. In 800 random letters, they occur less
+# than once in ten thousand times.
 _PLACEHOLDER = re.compile(
     r"(?i)your[-_]|example|placeholder|change[-_]?me|(?<![a-z\d])x{4}|\*{4}|(.)\1{7}"
 )
-_ZEROS = re.compile(r"\b(\w)\1{31,}\b")  # or any other letter, as often as in a key of Kaggle
+# One character 32 times or more: a placeholder as long as a Kaggle key.
+_ZEROS = re.compile(r"\b(\w)\1{31,}\b")
 _ALLOWED = re.compile(r"pragma: ?allowlist[ -]secret\b")
 _ACCOUNT = r'"type"\s*:\s*"(?:service_account|authorized_user|external_account\w*)"'
 
@@ -116,7 +120,7 @@ def find_secret(name: str, data: bytes) -> str:
     """Returns why a file looks like a secret, such as "Slack Token, line 3"; "" if it does not.
 
     Args:
-        name: of the file, without its folder.
+        name: the name of the file, without its folder.
         data: its content.
     """
     lower = name.lower()
@@ -134,10 +138,10 @@ def find_secret(name: str, data: bytes) -> str:
 
 
 def _decode_texts(data: bytes) -> Iterator[str]:
-    """Yields the content as text, where quotes that a notebook or other JSON escapes stand alone.
+    """Yields the content as text, without the escapes of quotes in notebooks and other JSON.
 
-    Tokens are ASCII, and found so in UTF-8; in UTF-16 and UTF-32 their letters have zeros beside
-    them.
+    Tokens are ASCII, so they are found in UTF-8 directly. In UTF-16 and UTF-32, zeros are between
+    their letters.
     """
     for read in (data, data.replace(b"\0", b"")) if b"\0" in data else (data,):
         yield read.decode("latin-1").replace('\\"', '"')
@@ -148,13 +152,13 @@ def _iterate_tokens(text: str) -> Iterator[tuple[str, int]]:
     for what, marks, find in _build_searches():
         for begin, end in (piece for mark in marks for piece in _iterate_pieces(text, mark)):
             if any(map(_is_value, find(text[begin:end]))):
-                rest = text.find("\n", end)  # the comment stands at the end of the line
+                rest = text.find("\n", end)  # includes the end of the line, where the comment is
                 if not _ALLOWED.search(text[begin : rest if rest >= 0 else None]):
                     yield what, text.count("\n", 0, begin) + 1
 
 
 def _iterate_pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
-    """Yields begin and end of the lines with a mark; of a long line, what is around the mark."""
+    """Yields begin and end of each line with a mark, or of a long line's part around it."""
     found = text.find(mark)
     while found >= 0:
         least = max(0, found - _REACH)
@@ -166,7 +170,7 @@ def _iterate_pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
 
 @functools.cache
 def _build_searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
-    """Returns the kinds of tokens, each with its marks and the function that finds it in a text."""
+    """Returns each kind of token with its marks and with the function that finds it in a text."""
     from detect_secrets.settings import get_plugins, transient_settings
 
     with transient_settings({"plugins_used": [{"name": name} for name in _DETECTORS]}):
@@ -182,9 +186,9 @@ def _build_searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
 
 
 def _find_tokens(form: re.Pattern[str], text: str) -> Iterator[str]:
-    """Yields what matches a form; where the form has a group that matched, the group alone.
+    """Yields the matches of a form; only the group, if the form has a group that matched.
 
-    Zeros in the place of a key are cut out, since the key may stand behind them: key="000…" or "…".
+    Zeros in place of a key are removed, because the key may follow them: key="000…" or "…".
     """
     for match in form.finditer(_ZEROS.sub("", text)):
         yield match[match.lastindex or 0]

@@ -1,8 +1,8 @@
-"""The files that travel to a rented machine: tftpu itself, the user's folder, and versions.
+"""The files that are sent to a rented machine: tftpu itself, the user's folder, and versions.
 
-The files lie beside the run, in a folder of the bucket that is named by their content. The
-request, which only its sender can write, holds their SHA-256: a machine installs and runs these
-bytes or none.
+The files are in a folder beside the run in the bucket, named by their content. The request, which
+only its sender can write, holds their SHA-256, so that a machine installs and runs exactly these
+bytes or nothing.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from tftpu.storage import buckets
 _CODE = "code.tar.gz"
 _CONSTRAINTS = "constraints.txt"
 _OVERRIDES = "overrides.txt"
-_SHOWN = 30  # files of the config's folder
-# They own the same files as the TensorFlow of the engine's extra; a package that asks for one of
-# them would break it.
+_SHOWN = 30  # most files of the config's folder that are listed
+# These packages own the same files as the TensorFlow in the engine's extra, so a package that
+# requires one of them would break it.
 _NEVER = {
     "tensorflow": "tensorflow; python_version < '3'\ntensorflow-cpu; python_version < '3'\n",
     "jax": "tensorflow; python_version < '3'\ntensorflow-tpu; python_version < '3'\n",
@@ -33,13 +33,13 @@ class Shipment:
     """The files to upload, and how the machine uses them.
 
     Attributes:
-        files: content by name.
-        package: the wheel among the files; or, where the user names one, a wheel in a bucket or a
-            requirement.
+        files: the contents of the files, by name.
+        package: the wheel among the files; or a wheel in a bucket or a requirement, if the user
+            names one.
         config: name of a config of tftpu, or of the user's file in its folder.
         folder: absolute path of that folder; None for a config of tftpu.
-        code: bytes of each file of that folder, by path.
-        engine: name of the engine that trains there.
+        code: the bytes of each file of that folder, by path.
+        engine: the name of the engine that trains on the machine.
     """
 
     files: dict[str, bytes]
@@ -51,14 +51,14 @@ class Shipment:
 
     @property
     def sums(self) -> str:
-        """The files' SHA-256, as `sha256sum` writes and checks them."""
+        """The SHA-256 of the files, in the format of `sha256sum`."""
         return "".join(
             f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in self.files.items()
         )
 
     @property
     def data(self) -> dict[str, int]:
-        """Bytes of data and exports among that folder's files; see `code_folder.measure_data`."""
+        """The bytes of data and exports in that folder; see `code_folder.measure_data`."""
         return code_folder.measure_data(self.code)
 
     def resolve_address(self, workdir: str) -> str:
@@ -66,7 +66,7 @@ class Shipment:
         return f"{workdir}/launch/code-{hashlib.sha256(self.sums.encode()).hexdigest()[:16]}"
 
     def upload(self, workdir: str) -> None:
-        """Uploads the files; those that are there already are skipped."""
+        """Uploads the files that are not in the bucket yet."""
         with tempfile.TemporaryDirectory() as scratch:
             paths = {name: Path(scratch, name) for name in self.files}
             for name, data in self.files.items():
@@ -94,7 +94,7 @@ class Shipment:
         return "\n".join([*lines, f"arguments=({argv})", body])
 
     def describe(self, workdir: str) -> str:
-        """Returns lines that say what travels, how large it is, and what the machine installs."""
+        """Returns lines that say what is sent, how large it is, and what the machine installs."""
         lines = [f"tftpu uploads to {self.resolve_address(workdir)}:"]
         lines += [
             f"  {name}  {_format_size(len(data))}  sha256 {hashlib.sha256(data).hexdigest()}"
@@ -116,13 +116,13 @@ class Shipment:
 
 
 def pack(config: str, package: str | None, engine: str = "tensorflow") -> Shipment:
-    """Returns what travels for a config.
+    """Returns the files to send for a config.
 
     Args:
-        config: name of a config of tftpu, or path of the user's file, whose folder travels.
-        package: what the user wants installed instead of the tftpu that is running: path of a
-            wheel, a wheel in a bucket, or a requirement; None takes the running one.
-        engine: name of the engine that trains there.
+        config: name of a config of tftpu, or path of the user's file, whose folder is sent.
+        package: what to install instead of the running tftpu: the path of a wheel, a wheel in a
+            bucket, or a requirement; None installs the running one.
+        engine: the name of the engine that trains on the machine.
 
     Raises:
         UserError: the folder holds a secret or is too large, or a package would be missing.
@@ -139,7 +139,7 @@ def pack(config: str, package: str | None, engine: str = "tensorflow") -> Shipme
         folder, config = path.parent, path.name
         contents = code_folder.read_files(folder)
         if config not in contents:
-            raise UserError(f"{path} is ignored by a .gitignore, so it would not travel.")
+            raise UserError(f"{path} is ignored by a .gitignore, so it would not be sent.")
         requirements = contents.get("requirements.txt", b"").decode(errors="replace")
         imports = code_imports.find_external(contents, config)
         packages.check(imports, requirements, code_folder.choose_name(folder), engine)

@@ -1,6 +1,6 @@
 """Rents a slice with Cloud TPU's own client, follows the run, and deletes the slice.
 
-On any failure, a slice that may still exist is named, with the command that deletes it.
+After any failure, a message names a slice that may still exist, with the command that deletes it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CREATE_TIMEOUT_S = 60.0
 DELETE_TIMEOUT_S = 600.0
-# How long after the end of `--timeout` the exit code is waited for: it may have been lost.
+# Seconds after the end of `--timeout` for which the exit code is awaited: it may have been lost.
 OVERDUE_S = 3600.0
 _GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
@@ -29,7 +29,7 @@ class _Preempted(Exception):  # noqa: N818 (an outcome, not an error)
 
 
 class _NotCreatedError(UserError):
-    """The request was refused: there is no slice to delete."""
+    """The request was rejected, so there is no slice to delete."""
 
 
 def create_client() -> "TpuClient":
@@ -40,10 +40,10 @@ def create_client() -> "TpuClient":
 
 
 def train(client: "TpuClient", order: TpuVmJob) -> None:
-    """Uploads what travels, rents a slice, waits for the end of the run, deletes the slice.
+    """Uploads the run's files, rents a slice, waits for the end of the run, and deletes the slice.
 
-    A spot slice that is preempted is deleted and another one requested, on which the run resumes
-    from its last checkpoint.
+    A preempted spot slice is deleted and another one is requested, on which the run resumes from
+    its last checkpoint.
 
     Args:
         client: Cloud TPU's client.
@@ -71,7 +71,7 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
 
 
 class _RentedSlice:
-    """One request for a slice, under a name that no other has; arguments as for `train`."""
+    """One request for a slice, under a unique name. The arguments are those of `train`."""
 
     def __init__(self, client: "TpuClient", order: TpuVmJob):
         self.name = job.make_unique_name(order.config)
@@ -81,7 +81,7 @@ class _RentedSlice:
         self._ending = f"this deletes it: {shlex.join(order.build_delete_command(self.name))}"
 
     def train(self) -> None:
-        """Rents the slice, follows the run and deletes the slice; a preemption is for the caller.
+        """Rents the slice, follows the run and deletes the slice. The caller handles a preemption.
 
         Raises:
             UserError: there was no slice, or the run failed.
@@ -93,7 +93,7 @@ class _RentedSlice:
         except (_NotCreatedError, _Preempted):
             raise
         except BaseException:
-            self.delete()  # nothing ran on it
+            self.delete()  # nothing has run on the machine yet
             raise
         workers = SliceWorkers(self._order, self.name)
         try:
@@ -148,10 +148,10 @@ class _RentedSlice:
             )
         except UserError as error:
             raise _NotCreatedError(str(error)) from error
-        except ConnectionLost:  # it may have been created: polling its state shows
+        except ConnectionLost:  # the TPU VM may have been created: polling its state shows it
             print(f"No answer to the request for {self.name}: looking for it.", flush=True)
             return
-        # A quota may be found exceeded only now.
+        # Google Cloud may report only now that a quota is exceeded.
         with contextlib.suppress(ConnectionLost, TimeoutError):
             google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
 
@@ -170,7 +170,7 @@ class _RentedSlice:
                 raise _Preempted
 
     def _follow(self, workers: SliceWorkers) -> Outcome | None:
-        """Prints the output of the run until it ends; returns how, None if no exit code came."""
+        """Prints the run's output until it ends; returns its outcome, None without an exit code."""
         overdue = time.monotonic() + self._order.limit + OVERDUE_S
         others = workers.describe_other_logs()
         if others:
@@ -188,14 +188,14 @@ class _RentedSlice:
         return None
 
     def _read_state(self) -> tuple[str, str]:
-        """Returns the state of the request, such as "ACTIVE", and the reason of a failure."""
+        """Returns the state of the request, such as "ACTIVE", and the reason for a failure."""
         get = self._client.get_queued_resource
         try:
             found = google_cloud.call("watching the slice", get, name=self._resource).state
         except NotFoundError as error:
             raise UserError(
                 f"There is no slice {self.name}: the request never arrived, or the slice was "
-                f"deleted. If it appears, {self._ending}"
+                f"deleted. If it appears later, {self._ending}"
             ) from error
         detail = found.failed_data.error.message
         return found.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
@@ -205,14 +205,15 @@ class _RentedSlice:
         order = self._order
         if outcome is None:
             raise UserError(
-                f"No exit code came from {self.name} within --timeout={order.timeout}; "
-                f"{order.resolve_log(self.name, 0)} has what it printed."
+                f"No exit code came from {self.name} within --timeout={order.timeout}. Its output "
+                f"is in {order.resolve_log(self.name, 0)}."
             )
         log = workers.explain(outcome)
         if outcome.code == ExitCode.HUNG:
             raise UserError(
-                f"The run hung, or took longer than --timeout={order.timeout}: it was ended; {log} "
-                "The same command resumes from the last checkpoint."
+                "The run was ended, because it hung or took longer than "
+                f"--timeout={order.timeout}; {log} The same command resumes from the last "
+                "checkpoint."
             )
         if outcome.code:
             one = "The run" if order.slice.hosts == 1 else f"Worker {outcome.worker}"

@@ -1,6 +1,6 @@
 """The request of `tftpu launch tpu-vm`: a slice, and the script that each of its machines runs.
 
-The request is a dictionary with the names of the REST interface
+The request is a dictionary with the field names of the REST interface
 (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources).
 """
 
@@ -14,7 +14,7 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud import job
 from tftpu.tpu.slices import PRICE_SOURCE, Slice
 
-# The image for each generation: https://cloud.google.com/tpu/docs/runtimes
+# The image of each TPU generation: https://cloud.google.com/tpu/docs/runtimes
 RUNTIMES = {
     "v2": "tpu-ubuntu2204-base",
     "v3": "tpu-ubuntu2204-base",
@@ -28,7 +28,7 @@ _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuVmJob(job.CloudJob):
-    """A slice to rent, and the run for it. The machine stops a run that exceeds the timeout.
+    """A slice to rent, and the run on it. The machine stops a run that exceeds the timeout.
 
     Attributes:
         project: project of Google Cloud that pays.
@@ -45,7 +45,7 @@ class TpuVmJob(job.CloudJob):
 
     @property
     def parent(self) -> str:
-        """The location that the request is made in, as a resource name."""
+        """The resource name of the location in which the request is made."""
         return f"projects/{self.project}/locations/{self.zone}"
 
     def build_delete_command(self, name: str) -> list[str]:
@@ -89,7 +89,7 @@ class TpuVmJob(job.CloudJob):
         return wanted
 
     def _build_node_names(self, name: str) -> dict[str, Any]:
-        """Returns what names the slices of the request."""
+        """Returns the fields that name the slices of the request."""
         if self.slice.slices == 1:
             return {"nodeId": name}
         return {"multisliceParams": {"nodeCount": self.slice.slices, "nodeIdPrefix": name}}
@@ -118,7 +118,7 @@ def name_log(worker: int) -> str:
 
 
 def as_yaml(order: TpuVmJob) -> str:
-    """Formats the request as a file of flags for `gcloud`, below the command that takes it."""
+    """Formats the request as a file of flags for `gcloud`, below the command that reads it."""
     name = job.make_unique_name(order.config)
     request = order.build_request(name)
     node = request["tpu"]["nodeSpec"][0]["node"]
@@ -145,13 +145,13 @@ def as_yaml(order: TpuVmJob) -> str:
 
 
 def describe_price(wanted: Slice, steps: int | None, preflight: str | None, spot: bool) -> str:
-    """Returns a line with the price of the slice per hour, and of the run if preflight knows it.
+    """Returns a line with the slice's price per hour, and the run's price if preflight knows it.
 
     Args:
         wanted: the slice.
-        steps: number of steps of the run; None if it is not known.
+        steps: number of steps of the run; None if it is unknown.
         preflight: path of the JSON that `tftpu preflight` wrote; None if there is none.
-        spot: rented at the lower, changing price.
+        spot: whether the slice is rented at the lower, changing spot price.
 
     Raises:
         UserError: the file has no price for the slice.
@@ -170,7 +170,7 @@ def describe_price(wanted: Slice, steps: int | None, preflight: str | None, spot
         total = max(usd * (steps or 1000) / 1000, 0.01)
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise UserError(
-            f"--preflight={preflight} has no price for {wanted.name}: make it with `tftpu "
+            f"--preflight={preflight} has no price for {wanted.name}: make the report with `tftpu "
             f"preflight --slices={wanted.name} --json={preflight}`."
         ) from error
     estimate = f"steps are estimated at {total:.2f} USD, without start-up and evaluation."

@@ -1,4 +1,4 @@
-"""The workers of a slice: what they report to the bucket, and how their run ended."""
+"""The workers of a slice: their reports in the bucket, and how their run ended."""
 
 import dataclasses
 import math
@@ -8,9 +8,9 @@ from tftpu.errors import ExitCode
 from tftpu.launch.cloud import google_cloud, waiting
 from tftpu.launch.cloud.tpu_vm.job import TpuVmJob, name_log
 
-# How long after the first exit code the others are waited for.
+# Seconds after the first exit code for which the other workers' codes are awaited.
 OTHERS_S = 900.0
-# Any other code comes first: that worker failed by itself.
+# Order in which exit codes are reported. Any other code comes first: that worker failed by itself.
 _RANK: dict[int, int] = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
 
 
@@ -20,7 +20,7 @@ class Outcome:
 
     Attributes:
         code: exit code of the run.
-        worker: the worker whose code that is.
+        worker: the worker that ended with that code.
         missing: the workers without an exit code.
     """
 
@@ -30,7 +30,7 @@ class Outcome:
 
 
 class SliceWorkers:
-    """The workers of a slice, each with a log and, at its end, an exit code.
+    """The workers of a slice, each with a log and, once it has ended, an exit code.
 
     Args:
         order: what runs on the slice.
@@ -44,7 +44,7 @@ class SliceWorkers:
         self._deadline = math.inf
 
     def describe_other_logs(self) -> str:
-        """Returns a line that says where the output of the other workers is; "" for one host."""
+        """Returns a line that says where the output of the other workers is; "" on one host."""
         last = self._order.slice.hosts - 1
         folder = self._order.resolve_folder(self._name)
         if last < 1:
@@ -55,7 +55,7 @@ class SliceWorkers:
     def poll(self) -> Outcome | None:
         """Prints the new output of worker 0; returns how the run ended, or None if it continues.
 
-        It has ended when all workers have, or some time after the first one has.
+        The run has ended when all workers have ended, or some time after the first one has.
         """
         self._folder.print_new(name_log(0))
         codes = {
@@ -76,7 +76,7 @@ class SliceWorkers:
     def explain(self, outcome: Outcome) -> str:
         """Prints the last lines of the worker that ended the run; returns where the rest is.
 
-        Worker 0 has been shown already.
+        The lines of worker 0 have already been shown.
         """
         log = self._order.resolve_log(self._name, outcome.worker)
         if outcome.worker:

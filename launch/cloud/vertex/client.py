@@ -1,6 +1,6 @@
 """Creates a job of Vertex AI and waits for its end, with the SDK's own client.
 
-On any failure, the job's name and the command that ends it are printed.
+After any failure, the job's name and the command that ends it are printed.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class JobKind(NamedTuple):
-    """A kind of job, by the names that others have for it.
+    """A kind of job, with the names that the SDK and `gcloud` have for it.
 
     Attributes:
-        message: type of the SDK.
-        field: of the SDK's requests and methods.
-        command: of `gcloud ai`.
+        message: the SDK's type.
+        field: the name in the SDK's requests and methods.
+        command: the command of `gcloud ai`.
     """
 
     message: str
@@ -43,13 +43,13 @@ def create_client(region: str) -> "JobServiceClient":
 def submit(
     client: "JobServiceClient", kind: JobKind, order: VertexJob, created: dict[str, Any]
 ) -> str:
-    """Uploads what travels to the job, creates the job and returns its resource name.
+    """Uploads the job's files, creates the job and returns its resource name.
 
     Args:
         client: the SDK's client.
-        kind: of the job.
-        order: who pays, and where the job runs.
-        created: the job, with the names of the REST interface.
+        kind: the kind of the job.
+        order: the project that pays, and the region of the job.
+        created: the job, with the field names of the REST interface.
 
     Raises:
         UserError: the request was rejected, or no answer came and the job cannot be found.
@@ -98,14 +98,14 @@ def watch(
     show: Callable[[Any], None],
     again: str = "",
 ) -> None:
-    """Waits for the end of a job; prints its states. Ctrl-C ends the watching, not the job.
+    """Waits for the end of a job and prints its states. Ctrl-C ends the watching, not the job.
 
     Args:
         client: the SDK's client.
-        kind: of the job.
+        kind: the kind of the job.
         name: its resource name.
-        show: prints what is new in the job, the SDK's message; it is called at every look.
-        again: how to watch it again, for those who end the watching.
+        show: is called with the job (the SDK's message) at every poll, and prints what is new.
+        again: a text for users who end the watching: how to watch the job again.
 
     Raises:
         UserError: the job failed, was cancelled, or cannot be reached.
@@ -120,8 +120,8 @@ def watch(
                 return
             if state in ("failed", "cancelled", "expired"):
                 raise UserError(
-                    f"The job {state}: {job.error.message or 'no reason was given'}. "
-                    f"`gcloud ai {kind.command} stream-logs {name}` shows what it printed."
+                    f"The job {state}: {job.error.message or 'no reason was given'}. `gcloud ai "
+                    f"{kind.command} stream-logs {name}` shows its output."
                 )
 
 

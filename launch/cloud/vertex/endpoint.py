@@ -1,6 +1,6 @@
 """The requests of `tftpu launch vertex-endpoint`: a model of Vertex AI, and its deployment.
 
-Specifications are dictionaries with the names of the service's REST interface
+Specifications are dictionaries with the field names of the service's REST interface
 (https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models and
 .../projects.locations.endpoints).
 """
@@ -15,7 +15,7 @@ from tftpu.launch.cloud import job
 PORT = 8080
 _ACCELERATOR = r"NVIDIA_[A-Z0-9_]+"
 
-Spec = dict[str, Any]  # with the names of the REST interface
+Spec = dict[str, Any]  # JSON with the field names of the REST interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class VertexEndpoint:
     """A model to serve.
 
     Attributes:
-        name: of the model, in lists.
+        name: the name of the model, as lists show it.
         model: "gs://bucket/folder" of an export; None: a run is served.
         workdir: "gs://bucket/folder" of a run; None: an export is served.
         project: project of Google Cloud that pays.
@@ -31,10 +31,10 @@ class VertexEndpoint:
         image: container image with `tftpu serve`.
         machine: type of the machines, such as "n1-standard-4".
         accelerator: type of their GPU, such as "NVIDIA_TESLA_T4"; None: they have none.
-        replicas: machines, at least.
-        most_replicas: machines, at most.
+        replicas: the smallest number of machines.
+        most_replicas: the largest number of machines.
         service_account: e-mail address that the server runs as; None means Vertex AI's own.
-        endpoint: resource name of one that takes the model; None creates one.
+        endpoint: resource name of the endpoint that serves the model; None creates one.
     """
 
     name: str
@@ -52,15 +52,15 @@ class VertexEndpoint:
 
     @property
     def parent(self) -> str:
-        """The location of the model and the endpoint, as a resource name."""
+        """The resource name of the location of the model and the endpoint."""
         return f"projects/{self.project}/locations/{self.region}"
 
     def check(self) -> None:
         """Raises `UserError` for a value that Vertex AI would reject."""
         if self.accelerator and not re.fullmatch(_ACCELERATOR, self.accelerator):
             raise UserError(
-                f"--accelerator={self.accelerator} is not a type of Vertex AI, such as "
-                "NVIDIA_TESLA_T4 or NVIDIA_L4."
+                f"--accelerator={self.accelerator} is not an accelerator type of Vertex AI, such "
+                "as NVIDIA_TESLA_T4 or NVIDIA_L4."
             )
         if self.service_account and "@" not in self.service_account:
             raise UserError(
@@ -94,7 +94,8 @@ class VertexEndpoint:
             "containerSpec": container,
             "labels": dict(job.VERSION_LABEL),
         }
-        if self.model:  # Vertex AI copies it, and the container reads it at AIP_STORAGE_URI
+        # Vertex AI copies the model, and the container reads the copy at AIP_STORAGE_URI
+        if self.model:
             found["artifactUri"] = self.model
         return found
 
@@ -103,7 +104,7 @@ class VertexEndpoint:
         return {"displayName": self.name, "labels": dict(job.VERSION_LABEL)}
 
     def build_deployment_spec(self, model: str) -> Spec:
-        """Returns the deployment, of a model by its resource name."""
+        """Returns the deployment of a model, given its resource name."""
         machine: Spec = {"machineType": self.machine}
         if self.accelerator:
             machine |= {"acceleratorType": self.accelerator, "acceleratorCount": 1}
@@ -121,7 +122,7 @@ class VertexEndpoint:
         return found
 
     def as_yaml(self) -> str:
-        """Formats the requests, in their order."""
+        """Formats the requests as YAML, in the order in which they are sent."""
         requests: Spec = {"uploadModel": {"parent": self.parent, "model": self.build_model_spec()}}
         if not self.endpoint:
             requests["createEndpoint"] = {

@@ -1,6 +1,6 @@
 """Uploads a model to Vertex AI and deploys it, with the SDK's own clients.
 
-On any failure, what exists by then is named, with the commands that remove it.
+After any failure, a message names what exists by then, with the commands that remove it.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,11 +25,11 @@ class EndpointClients(NamedTuple):
 
 
 class ServingResources(NamedTuple):
-    """Resource names of what serves.
+    """The resource names of a model and its endpoint.
 
     Attributes:
-        model: that was uploaded.
-        endpoint: that answers.
+        model: the model that was uploaded.
+        endpoint: the endpoint that answers.
     """
 
     model: str
@@ -54,7 +54,8 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
         order: the model.
 
     Raises:
-        UserError: a request was rejected, or no answer came; it says what exists, and costs.
+        UserError: a request was rejected, or no answer came; the message says what exists and costs
+            money.
     """
     from google.cloud import aiplatform_v1 as v1
 
@@ -114,7 +115,7 @@ def _format_command(arguments: str, order: VertexEndpoint) -> str:
 
 
 def _explain_cleanup(made: list[str], order: VertexEndpoint) -> str:
-    """Returns what shows and removes the things that were made, the last one first."""
+    """Returns the commands that show and remove what was created, the last one first."""
     if not made:
         return f"`{_format_command('models list', order)}` shows whether it was uploaded."
     commands = " and ".join(f"`{command}`" for command in reversed(made))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def follow(client: "JobServiceClient", name: str) -> None:
-    """Prints the trials of a job as they end, and at the end the best ones.
+    """Prints each trial of a job when it ends, and the best trials after the last one.
 
     Args:
         client: the SDK's client.
@@ -23,7 +23,7 @@ def follow(client: "JobServiceClient", name: str) -> None:
         UserError: the job failed, was cancelled, or cannot be reached.
     """
     shown: set[str] = set()
-    seen: list[HyperparameterTuningJob] = []  # the job as it was last
+    seen: list[HyperparameterTuningJob] = []  # the newest state of the job
 
     def show(job: "HyperparameterTuningJob") -> None:
         for number, row in trials.format_ended(job).items():
@@ -35,13 +35,13 @@ def follow(client: "JobServiceClient", name: str) -> None:
     again = f" `{_format_attach_command(name)}` follows it again, and shows its best trials."
     try:
         vertex_client.watch(client, TUNING, name, show, again)
-    finally:  # also of a job that failed after some trials
+    finally:  # runs also for a job that failed after some trials
         for job in seen:
             print(trials.report(job), flush=True)
 
 
 def format_page_url(name: str) -> str:
-    """Returns the address of a job's page in the console, the one that the SDK prints."""
+    """Returns the address of a job's page in the console, which the SDK prints as well."""
     project, region, number = name.split("/")[1::2]
     console = "https://console.cloud.google.com/agent-platform"
     return f"{console}/locations/{region}/training/{number}?project={project}"
@@ -60,14 +60,14 @@ def parse_region(name: str) -> str:
     """Returns the region of a job.
 
     Raises:
-        UserError: the name is not that of such a job.
+        UserError: the name does not belong to such a job.
     """
     form = r"projects/[^/]+/locations/([^/]+)/hyperparameterTuningJobs/[^/]+"
     found = re.fullmatch(form, name)
     if not found:
         raise UserError(
-            f"{name} is not a resource name of a search: write "
-            "projects/PROJECT/locations/REGION/hyperparameterTuningJobs/NUMBER, as "
-            "`tftpu launch vertex-search` printed it."
+            f"{name} is not the resource name of a search: write "
+            "projects/PROJECT/locations/REGION/hyperparameterTuningJobs/NUMBER, which `tftpu "
+            "launch vertex-search` has printed."
         )
     return found[1]

@@ -1,4 +1,4 @@
-"""The flags that the jobs of Vertex AI share, and the order that they describe."""
+"""The flags that all Vertex AI jobs share, and the job that they describe."""
 
 import dataclasses
 
@@ -29,10 +29,10 @@ class VertexOptions(ProjectOptions, JobOptions):
     def build_job(
         self, experiment: Experiment, tensorboard: str | None = None
     ) -> training_job.VertexJob:
-        """Returns the order; a dry run has placeholders for what was not given.
+        """Returns the job; a dry run has placeholders for missing values.
 
         Args:
-            experiment: to train.
+            experiment: the experiment to train.
             tensorboard: resource name of a Vertex AI TensorBoard.
 
         Raises:

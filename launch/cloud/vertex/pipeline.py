@@ -1,9 +1,9 @@
 """The request of `tftpu launch vertex-pipeline`: a training pipeline for Vertex AI Pipelines.
 
-The training is a custom job of Vertex AI, the one of `tftpu launch vertex`, because a step of a
-pipeline has no way to ask for the topology of a slice. Google's own component for custom jobs
-creates it, follows it, and cancels it with the pipeline; its container image and arguments are an
-interface (https://cloud.google.com/vertex-ai/docs/pipelines/customjob-component).
+The training is the same custom job as in `tftpu launch vertex`, because a step of a pipeline cannot
+ask for the topology of a slice. Google's own component for custom jobs creates it, follows it, and
+cancels it with the pipeline; its container image and arguments are a published interface
+(https://cloud.google.com/vertex-ai/docs/pipelines/customjob-component).
 """
 
 import dataclasses
@@ -22,21 +22,22 @@ _MODULE = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _FILES = ("images", "index", "text", "tfrecord")  # kinds of sources that are files
 _SOURCES = (*_FILES, "tfds", "bigquery")
 _PREDICTED = ("images", "tfrecord", "bigquery")
-_SPLITS = ("evaluation", "training")  # which are predicted as well
-_RUN = "folder-of-the-run"  # stands for it in the training's request until it is known
+_SPLITS = ("evaluation", "training")  # splits that can be predicted, too
+# Placeholder for the run's folder in the training request, until it is known.
+_RUN = "folder-of-the-run"
 
-Spec = dict[str, Any]  # with the names of the REST interface
+Spec = dict[str, Any]  # JSON with the field names of the REST interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VertexPipeline:
-    """A pipeline to run, once or by a schedule.
+    """A pipeline to run once or on a schedule.
 
     Attributes:
         training: the custom job that trains.
         gate: condition of the gate, such as "accuracy>=0.95".
-        source: what to convert first; None: the data of the config is there.
-        convert_flags: further flags of that command.
+        source: what to convert first; None: the config's data exist already.
+        convert_flags: further flags of the conversion.
         predict: what to predict after the gate; None: nothing.
         cron: when to run it, such as "0 3 * * 1"; None: once, now.
     """
@@ -49,7 +50,7 @@ class VertexPipeline:
     cron: str | None = None
 
     def check(self) -> None:
-        """Raises `UserError` for a value that would only be found wrong when a step runs."""
+        """Raises `UserError` for wrong values, before a step would find them."""
         for flag, given, kinds, splits in (
             ("source", self.source, _SOURCES, ()),
             ("predict", self.predict, _PREDICTED, _SPLITS),
@@ -65,26 +66,26 @@ class VertexPipeline:
                 )
             if kind in _FILES and not what.startswith("gs://"):
                 raise UserError(
-                    f"--{flag}={given} is in no bucket, where the steps read it: give "
-                    f"{kind}:gs://BUCKET/FOLDER."
+                    f"--{flag}={given} is not in a bucket, but the steps can read only buckets: "
+                    f"give {kind}:gs://BUCKET/FOLDER."
                 )
-        # The time zone is Google's to know; five fields are a mistake's usual place.
+        # Google checks the time zone; most mistakes are in the number of fields.
         if self.cron and len(re.sub(r"^(CRON_)?TZ=\S+\s+", "", self.cron).split()) != 5:
             raise UserError(
                 f"--cron='{self.cron}' needs five fields: minute, hour, day, month and weekday. "
-                "--cron='0 3 * * 1' starts a run at 3:00 UTC on Mondays, and "
+                "--cron='0 3 * * 1' starts a run on Mondays at 3:00 UTC, and "
                 "--cron='TZ=Europe/Berlin 0 3 * * 1' at 3:00 in Berlin."
             )
 
     def compile_spec(self) -> Spec:
-        """Returns the pipeline, compiled: what Kubeflow Pipelines calls its intermediate form."""
+        """Returns the compiled pipeline, in the intermediate form of Kubeflow Pipelines."""
         from google.protobuf import json_format
         from kfp import dsl
 
         training = self.training
         shipment, folder = training.shipment, training.workdir
         setup = job.build_container_setup(shipment, folder, [])
-        if shipment.engine == "jax":  # the other steps have no TPU
+        if shipment.engine == "jax":  # the steps other than training have no TPU
             setup += "\nexport JAX_PLATFORMS=cpu"
 
         @dsl.pipeline(name=job.to_resource_name(training.config))
@@ -95,13 +96,14 @@ class VertexPipeline:
                 convert_flags=self.convert_flags,
                 predict=self.predict,
                 train=self._build_train_task,
-                run=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,  # which is an ID on Vertex AI
+                # Vertex AI replaces it with the ID of the pipeline job
+                run=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
                 setup=setup,
             )
             layout.add(shipment.config, folder, gate, shlex.join(training.overrides))
 
         made: Any = pipeline
-        # The compiler's file begins with a comment, which cannot hold the lines of `setup`.
+        # The compiler's YAML file begins with a comment, which cannot hold the lines of `setup`.
         return json_format.MessageToDict(made.pipeline_spec)
 
     def build_pipeline_job(self) -> Spec:
@@ -122,7 +124,7 @@ class VertexPipeline:
         return found
 
     def as_yaml(self, created: Spec) -> str:
-        """Formats the compiled pipeline of a job, below what travels to it."""
+        """Formats the compiled pipeline of a job, below the list of the files that are sent."""
         training = self.training
         place = f"pipeline for Vertex AI, project {training.project}, region {training.region}"
         times = f"at {self.cron}" if self.cron else "once"
@@ -131,8 +133,8 @@ class VertexPipeline:
     def _build_train_task(self, run: Any) -> Any:
         """Returns the task that creates the custom job and waits for its end.
 
-        The service itself starts a job again whose machines are lost; what else ends one, such as
-        the time limit, would end and cost it again.
+        The service itself restarts a job whose machines are lost. After any other end, such as the
+        time limit, a new attempt would end in the same way and cost again.
         """
         from kfp import dsl
 
@@ -162,7 +164,7 @@ class VertexPipeline:
 
 
 def _to_snake_case(value: Any) -> Any:
-    """Returns a message with the names of Python's client, which Google's launcher takes."""
+    """Returns a message with the field names of the Python client, for Google's launcher."""
     if isinstance(value, dict):
         return {
             re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", k): _to_snake_case(v)

@@ -1,4 +1,4 @@
-"""Runs a pipeline on Vertex AI, once or by a schedule, with the SDK's own clients."""
+"""Runs a pipeline on Vertex AI, once or on a schedule, with the SDK's own clients."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,16 +30,16 @@ def create_clients(region: str) -> PipelineClients:
 
 
 def submit(given: PipelineClients, training: Training, created: Spec, number: str) -> str:
-    """Uploads what travels, starts a run of a pipeline, and returns its resource name.
+    """Uploads the run's files, starts a run of a pipeline, and returns its resource name.
 
     Args:
         given: the SDK's clients.
-        training: who pays, and where it runs.
+        training: the training job, whose project pays and whose region is used.
         created: the PipelineJob.
-        number: name of the run, which no other one has.
+        number: the unique name of the run.
 
     Raises:
-        UserError: the request was rejected, or it is not known whether the pipeline runs.
+        UserError: the request was rejected, or it is unknown whether the pipeline runs.
     """
     from google.cloud import aiplatform_v1 as v1
 
@@ -70,13 +70,13 @@ def _is_there(given: PipelineClients, name: str) -> bool:
 
 
 def submit_schedule(given: PipelineClients, training: Training, created: Spec, cron: str) -> str:
-    """Uploads what travels, creates a schedule of a pipeline, and returns its resource name.
+    """Uploads the run's files, creates a schedule of a pipeline, and returns its resource name.
 
     Args:
         given: the SDK's clients.
-        training: who pays, and where it runs.
+        training: the training job, whose project pays and whose region is used.
         created: the PipelineJob of each run.
-        cron: when it runs.
+        cron: the times of the runs, as for cron.
 
     Raises:
         UserError: the request was rejected, or no answer came.
@@ -87,7 +87,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: Spec, c
     wanted = {
         "displayName": created["displayName"],
         "cron": cron,
-        # Two at a time would pay for two slices; a run that is late is left out.
+        # Two runs at a time would pay for two slices, so a run that is late is left out.
         "maxConcurrentRunCount": "1",
         "createPipelineJobRequest": {"parent": training.parent, "pipelineJob": created},
     }
@@ -104,7 +104,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: Spec, c
 
 
 def watch(given: PipelineClients, training: Training, name: str) -> None:
-    """Waits for the end of a pipeline; prints the states of its steps, and where the export is.
+    """Waits for the end of a pipeline; prints the states of its steps and the path of the export.
 
     Ctrl-C ends the watching, not the pipeline.
 
@@ -125,13 +125,13 @@ def watch(given: PipelineClients, training: Training, name: str) -> None:
                 return
             if state in ("failed", "cancelled"):
                 raise UserError(
-                    f"The pipeline {state}: {_describe_failure(found)}. The log of each step, "
-                    f"with its reason: {format_page_url(training, name)}"
+                    f"The pipeline {state}: {_describe_failure(found)}. The log of each step "
+                    f"gives the reason: {format_page_url(training, name)}"
                 )
 
 
 def resolve_run_folder(training: Training, name: str) -> str:
-    """Returns the folder of a run, which has the run's number for its name."""
+    """Returns the folder of a run, which is named by the run's number."""
     return f"{training.workdir}/{name.rpartition('/')[2]}"
 
 
@@ -158,12 +158,12 @@ def _format_console_url(training: Training, what: str) -> str:
 
 
 def explain_how_to_end(training: Training, name: str) -> str:
-    """Returns a line with the name of a run and the place that ends it; `gcloud` has no command."""
+    """Returns a line with the name of a run and the page that ends it; `gcloud` has no command."""
     return f"It is {name}; {format_page_url(training, name)} shows and cancels it."
 
 
 def explain_how_to_end_schedule(training: Training, name: str) -> str:
-    """Returns a line with the name of a schedule and the place that ends it."""
+    """Returns a line with the name of a schedule and the page that ends it."""
     return (
         f"It is {name}; {_format_console_url(training, 'schedules')} shows, pauses and deletes it."
     )

@@ -1,9 +1,9 @@
 """The request of `tftpu launch vertex-search`: a hyper-parameter tuning job of Vertex AI.
 
-The specification is a dictionary with the names of the service's REST interface
+The specification is a dictionary with the field names of the service's REST interface
 (https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.hyperparameterTuningJobs).
 The service appends the parameters of a trial to the arguments of its container, as
-`--PARAMETER=VALUE` or `--PARAMETER VALUE`: their names are those of overrides.
+`--PARAMETER=VALUE` or `--PARAMETER VALUE`: so the parameters have the names of overrides.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from tftpu.launch.search.space import Dimension
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import OVERRIDE
 
-Spec = dict[str, Any]  # with the names of the REST interface
+Spec = dict[str, Any]  # JSON with the field names of the REST interface
 
 ALGORITHMS = {
-    "bayesian": "ALGORITHM_UNSPECIFIED",  # the service's own
+    "bayesian": "ALGORITHM_UNSPECIFIED",  # the service's default algorithm
     "random": "RANDOM_SEARCH",
     "grid": "GRID_SEARCH",
 }
@@ -38,11 +38,11 @@ _OWN = {
     "cluster": "tftpu checks the slice of all trials, and installs the engine for it",
     "train.writers": "the trials report by it",
 }
-_CLOSEST = 1e-10  # numbers to choose from differ by more
-_MOST = 1000  # of them
-_MOST_TRIALS = 2**31 - 1  # that the service's message can hold
-# Lines of bash for the flags of a trial. Its folder is named by its number, so that a trial which
-# is preempted resumes; Vertex AI's TensorBoard reads `logs` in there.
+_CLOSEST = 1e-10  # the smallest difference between two numbers of a choice
+_MOST = 1000  # most numbers in a choice
+_MOST_TRIALS = 2**31 - 1  # the most trials that the field of the service's message can hold
+# Lines of bash that make the flags of a trial. The trial's folder is named by its number, so that a
+# trial that is preempted resumes. Vertex AI's TensorBoard reads the folder `logs` in it.
 _TRIAL = """\
 trial="${AIP_CHECKPOINT_DIR%%/}"
 trial="${trial%%/checkpoints}"
@@ -54,12 +54,12 @@ class VertexSearch:
     """A search to create.
 
     Attributes:
-        order: who pays, where the trials run, and what travels to them.
-        space: fields, and the values that they may take.
-        experiment: that they are fields of.
-        metric: of the evaluation, by which trials are compared.
-        trials: number of them.
-        parallel: number of trials at a time.
+        order: the job of a trial: its project, its slice and the files that are sent to it.
+        space: the fields, and the values that they may take.
+        experiment: the experiment whose fields they are.
+        metric: the evaluation metric by which trials are compared.
+        trials: the number of trials.
+        parallel: the number of trials that run at a time.
         algorithm: one of `ALGORITHMS`.
         pruner: one of `PRUNERS`.
     """
@@ -74,7 +74,7 @@ class VertexSearch:
     pruner: str
 
     def build_tuning_job(self) -> Spec:
-        """Returns the HyperparameterTuningJob to create, under a name that no other job has.
+        """Returns the HyperparameterTuningJob to create, under a unique name.
 
         Raises:
             UserError: a value that Vertex AI would reject, or cannot express.
@@ -93,11 +93,11 @@ class VertexSearch:
         }
 
     def resolve_folder(self, name: str) -> str:
-        """Returns the folder of the trials of a job: no two jobs share one."""
+        """Returns the folder of a job's trials. No two jobs share a folder."""
         return f"{self.order.workdir}/{name}"
 
     def as_yaml(self, created: Spec) -> str:
-        """Formats the job for `gcloud`, below the command that takes it."""
+        """Formats the job for `gcloud`, below the command that reads it."""
         file = {key: created[key] for key in created if key not in ("displayName", "labels")}
         return self.order.format_for_gcloud("hp-tuning-jobs", created, file)
 
@@ -107,13 +107,13 @@ class VertexSearch:
             "metrics": [{"metricId": self.metric, "goal": goal}],
             "parameters": build_parameters(self.space, self.experiment),
             "algorithm": ALGORITHMS[self.algorithm],
-            # That of the checkpoint which is kept as the best.
+            # The value of the checkpoint that is kept as the best one.
             "measurementSelectionType": "BEST_MEASUREMENT",
             **PRUNERS[self.pruner],
         }
 
     def _build_container(self) -> dict[str, Any]:
-        """Returns the command of a trial's container, and the arguments that those are added to."""
+        """Returns a trial's container command, to which the service appends arguments."""
         writers = dict.fromkeys([*self.experiment.train.writers, "hypertune"])
         order = self.order
         before = _TRIAL % ("/logs" if order.tensorboard else "")
@@ -125,7 +125,7 @@ class VertexSearch:
             "--tpu=local",
         ]
         return {
-            "command": [*command, "tftpu"],  # bash takes the word for $0
+            "command": [*command, "tftpu"],  # bash takes the word "tftpu" as $0
             "args": arguments,
             "env": [{"name": CONFIG, "value": order.config}],
         }
@@ -139,19 +139,21 @@ class VertexSearch:
                 )
         if re.search(r"\s", self.metric):
             raise UserError(
-                f"--metric={self.metric}: Vertex AI takes no name of a metric with a space in it."
+                f"--metric={self.metric}: on Vertex AI, the name of a metric must not contain a "
+                "space."
             )
         if self.trials > _MOST_TRIALS:
             raise UserError(f"--trials={self.trials}: Vertex AI takes at most {_MOST_TRIALS:,}.")
         if self.parallel > self.trials:
             raise UserError(
-                f"--parallel={self.parallel} is more than --trials={self.trials}: give less."
+                f"--parallel={self.parallel} is more than --trials={self.trials}: give a smaller "
+                "number."
             )
         once = self.experiment.train.epochs is None and not self.experiment.train.eval_every
         if self.pruner != "none" and once:
             raise UserError(
-                f"--pruner={self.pruner} compares trials while they train, and these are evaluated "
-                "at the end only: add --config.train.eval_every=STEPS."
+                f"--pruner={self.pruner} compares trials while they train, but these trials are "
+                "evaluated only at their end: add --config.train.eval_every=STEPS."
             )
         for dimension in self.space:
             self._check_dimension(dimension)
@@ -160,25 +162,27 @@ class VertexSearch:
         field = dimension.field
         for own, why in _OWN.items():
             if field == own or field.startswith(f"{own}."):
-                raise UserError(f"--space: {field} is the same in all trials on Vertex AI: {why}.")
+                raise UserError(
+                    f"--space: {field} must be the same in all trials on Vertex AI: {why}."
+                )
         if dimension.kind == "choice":
             return
         if self.algorithm == "grid" and not dimension.whole:
             raise UserError(
-                f"--algorithm=grid tries every value, and {field} may be any number from "
+                f"--algorithm=grid tries every value, but {field} may be any number from "
                 f"{dimension.low:g} to {dimension.high:g}: write {field}=choice:A,B."
             )
 
 
 def build_parameters(space: Sequence[Dimension], experiment: Experiment) -> list[Spec]:
-    """Returns the ParameterSpecs of a space; those with a condition are inside their parents.
+    """Returns the ParameterSpecs of a space. Those with a condition are inside their parents.
 
     Args:
-        space: dimensions, those on which others depend first.
-        experiment: that they are fields of.
+        space: the dimensions, those on which others depend first.
+        experiment: the experiment whose fields they are.
 
     Raises:
-        UserError: numbers to choose from that Vertex AI cannot tell from one another.
+        UserError: Vertex AI cannot tell two numbers of a choice apart.
     """
     made: dict[str, Spec] = {}
     roots = []
@@ -212,7 +216,7 @@ def _build_parameter(dimension: Dimension, experiment: Experiment) -> Spec:
 
 
 def _parse_numbers(dimension: Dimension, experiment: Experiment) -> list[float]:
-    """Returns the numbers to choose from, in their order; none if a value is not a number."""
+    """Returns the numbers of a choice, sorted; [] if a value is not a number."""
     field = dimension.field
     values = [
         config_flags.parse_override(experiment, f"--config.{field}={text}")
@@ -223,9 +227,11 @@ def _parse_numbers(dimension: Dimension, experiment: Experiment) -> list[float]:
     found = sorted(map(float, values))
     if any(after - before <= _CLOSEST for before, after in itertools.pairwise(found)):
         raise UserError(
-            f"--space: Vertex AI cannot tell two values of {field} from one another, which have to "
-            f"differ by more than {_CLOSEST:g}: write {field}=log:LOW..HIGH."
+            f"--space: two values of {field} are so close that Vertex AI cannot tell them apart: "
+            f"they must differ by more than {_CLOSEST:g}. Write {field}=log:LOW..HIGH."
         )
     if len(found) > _MOST:
-        raise UserError(f"--space: {field} has {len(found)} values, and Vertex AI takes {_MOST}.")
+        raise UserError(
+            f"--space: {field} has {len(found)} values, but Vertex AI takes at most {_MOST}."
+        )
     return found

@@ -1,6 +1,6 @@
 """The request of `tftpu launch vertex`: a Vertex AI custom job that trains a config.
 
-The specification is a dictionary with the names of the service's REST interface
+The specification is a dictionary with the field names of the service's REST interface
 (https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). A dry run prints what
 would be sent, which `gcloud ai custom-jobs create --config=FILE` takes as well.
 """
@@ -14,18 +14,19 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud import job
 from tftpu.tpu.slices import Slice
 
-# https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm: one
-# worker pool of one replica is a slice, whose topology says how many machines it has.
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm: a
+# worker pool of one replica is one slice, and its topology sets the number of machines.
 _FIXED = {"v2-8": "TPU_V2", "v3-8": "TPU_V3"}
 _FAMILIES = {"v5e": "ct5lp-hightpu", "v6e": "ct6e-standard"}
-_TENSORFLOW = ("v2-8", "v3-8", "v5e-1", "v5e-4")  # where Vertex AI runs it
+# Slices on which Vertex AI runs the TensorFlow engine.
+_TENSORFLOW = ("v2-8", "v3-8", "v5e-1", "v5e-4")
 
-CustomJob = dict[str, Any]  # with the names of the REST interface
+CustomJob = dict[str, Any]  # JSON with the field names of the REST interface
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VertexJob(job.CloudJob):
-    """A job to create, of a slice that `check_slice` and `check_engine` allow.
+    """A job to create, on a slice that `check_slice` and `check_engine` allow.
 
     Attributes:
         project: project of Google Cloud that pays.
@@ -43,17 +44,17 @@ class VertexJob(job.CloudJob):
 
     @property
     def parent(self) -> str:
-        """The location that the job is created in, as a resource name."""
+        """The resource name of the location in which the job is created."""
         return f"projects/{self.project}/locations/{self.region}"
 
     @property
     def run_folder(self) -> str:
-        """The workdir of the run: Vertex AI's TensorBoard reads `logs` of the job's folder."""
+        """The workdir of the run. Vertex AI's TensorBoard reads `logs` in the job's folder."""
         folder = f"{self.workdir}/{self.subfolder}" if self.subfolder else self.workdir
         return f"{folder}/logs" if self.tensorboard else folder
 
     def build_custom_job(self) -> CustomJob:
-        """Returns the CustomJob to create, under a name that no other job has.
+        """Returns the CustomJob to create, under a unique name.
 
         Raises:
             UserError: a value that Vertex AI would reject.
@@ -70,7 +71,7 @@ class VertexJob(job.CloudJob):
         """Returns the specification of a job.
 
         Args:
-            container: fields of its container, without the image.
+            container: the fields of its container, without the image.
             output: "gs://bucket/folder" that Vertex AI names in the container's environment.
 
         Raises:
@@ -103,15 +104,15 @@ class VertexJob(job.CloudJob):
         return spec
 
     def as_yaml(self, created: CustomJob) -> str:
-        """Formats the specification of a job for `gcloud`, below the command that takes it."""
+        """Formats the specification of a job for `gcloud`, below the command that reads it."""
         return self.format_for_gcloud("custom-jobs", created, created["jobSpec"])
 
     def format_for_gcloud(self, command: str, created: dict[str, Any], file: dict[str, Any]) -> str:
-        """Formats the file that creates a job, below the command that takes it.
+        """Formats the file that creates a job, below the command that reads it.
 
         Args:
-            command: of `gcloud ai`, such as "custom-jobs".
-            created: the job, for its name and its labels.
+            command: the command of `gcloud ai`, such as "custom-jobs".
+            created: the job, whose name and labels are used.
             file: content of the file.
         """
         labels = ",".join(f"{key}={value}" for key, value in created["labels"].items())
@@ -129,13 +130,14 @@ def check_slice(wanted: Slice) -> None:
     """Raises `UserError` for a slice that custom jobs of Vertex AI cannot have."""
     if wanted.slices > 1:
         raise UserError(
-            f"A custom job of Vertex AI has one slice, and {wanted.name} are {wanted.slices}: "
-            f"choose one, or `tftpu launch tpu-vm --slice={wanted.name}`."
+            f"A custom job of Vertex AI has one slice, but {wanted.name} are {wanted.slices} "
+            f"slices: choose a single slice, or `tftpu launch tpu-vm --slice={wanted.name}`."
         )
     if wanted.name not in _FIXED and wanted.generation.name not in _FAMILIES:
         raise UserError(
-            f"{wanted.name} is not a slice for custom jobs of Vertex AI: choose v2-8, v3-8, or one "
-            f"of v5e or v6e. `tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
+            f"{wanted.name} is not a slice for custom jobs of Vertex AI: choose v2-8, v3-8, or a "
+            f"slice of v5e or v6e. `tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU "
+            "VM."
         )
 
 
@@ -143,13 +145,13 @@ def check_engine(wanted: Slice, engine: str) -> None:
     """Raises `UserError` if Vertex AI does not run the engine on the slice."""
     if engine == "tensorflow" and wanted.name not in _TENSORFLOW:
         raise UserError(
-            f"Vertex AI runs TensorFlow on {', '.join(_TENSORFLOW)} only: for {wanted.name}, add "
+            f"Vertex AI runs TensorFlow only on {', '.join(_TENSORFLOW)}: for {wanted.name}, add "
             "--config.cluster.engine=jax."
         )
     if engine == "jax" and wanted.name in _FIXED:
         raise UserError(
             f"On Vertex AI, the JAX engine trains on slices of v5e and v6e, not on {wanted.name}: "
-            "choose one of them, or --config.cluster.engine=tensorflow without a mesh."
+            "choose such a slice, or --config.cluster.engine=tensorflow without a mesh."
         )
 
 
@@ -164,8 +166,8 @@ def _build_machine_spec(wanted: Slice) -> dict[str, str | int]:
 def _check_tensorboard(name: str, service_account: str | None) -> None:
     if not service_account:
         raise UserError(
-            "--tensorboard needs --service_account=NAME@PROJECT.iam.gserviceaccount.com: Vertex AI "
-            "uploads the events as that account, and refuses the job without one."
+            "--tensorboard needs --service_account=NAME@PROJECT.iam.gserviceaccount.com: Vertex "
+            "AI uploads the events as that account, and rejects the job without one."
         )
     if not re.fullmatch(r"projects/[^/\s]+/locations/[^/\s]+/tensorboards/\d+", name):
         raise UserError(

@@ -10,10 +10,11 @@ from tftpu.launch.settings.options import OVERRIDE
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import HyperparameterTuningJob, Trial
 
-CONFIG = "TFTPU_CONFIG"  # in a trial's environment, for those who look at the job later
-_ROWS = 5  # best trials that are shown
+CONFIG = "TFTPU_CONFIG"  # an environment variable of a trial, for people who look at the job later
+_ROWS = 5  # most trials that are shown, the best ones
 _ENDED = ("SUCCEEDED", "INFEASIBLE")
-_WRITERS = f"--{OVERRIDE}train.writers="  # of no use outside of the job
+# A flag that is left out: it has no use outside of the job.
+_WRITERS = f"--{OVERRIDE}train.writers="
 
 
 def format_ended(job: "HyperparameterTuningJob") -> dict[str, str]:
@@ -25,7 +26,7 @@ def report(job: "HyperparameterTuningJob") -> str:
     """Returns the best trials, and the best one as a command.
 
     Args:
-        job: as the service describes it.
+        job: the job as the service describes it.
 
     Raises:
         UserError: it is not a job of `tftpu launch vertex-search`.
@@ -53,7 +54,7 @@ def list_overrides(trial: "Trial") -> list[str]:
 
 
 def _select_overrides(arguments: Sequence[str]) -> list[str]:
-    """Returns the overrides among the arguments of all trials that serve outside of the job."""
+    """Returns the overrides that all trials have and that are also useful outside of the job."""
     overrides = [text for text in arguments if text.startswith(f"--{OVERRIDE}")]
     return [text for text in overrides if not text.startswith(_WRITERS)]
 

@@ -51,7 +51,7 @@ def iterate_lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yields the path and the text of a value, and of each field of a dataclass.
 
     Args:
-        path: of the value, such as "config.model".
+        path: the path of the value, such as "config.model".
         value: a part of an experiment.
     """
     if isinstance(value, KerasObject | Function) or not dataclasses.is_dataclass(value):

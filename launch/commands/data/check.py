@@ -25,17 +25,17 @@ from tftpu.launch.settings.options import ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 
-SECONDS = 5.0  # for which the pipeline is timed
-_SMALL, _LARGE = 8 << 20, 1 << 30  # bytes of a shard
-_BATCHES = 3  # whose numbers are compared with the model's
-_MEMORY = 0.5  # share of the host's memory that the pipeline may take
+SECONDS = 5.0  # seconds for which the pipeline is timed
+_SMALL, _LARGE = 8 << 20, 1 << 30  # bytes below and above which a shard is small or large
+_BATCHES = 3  # batches whose numbers are compared with the model's limits
+_MEMORY = 0.5  # largest share of the host's memory that the pipeline may take
 
 Pipeline = Any  # of `tftpu.input_pipelines.training`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ConfigOptions):
-    """The data to check, and the machines it is for."""
+    """The data to check, and the machines that will read it."""
 
     workdir: str | None = flag(
         None, "folder with preflight.json", metavar="DIR", shown="runs/<config>"
@@ -72,9 +72,9 @@ def run(options: Options) -> None:
     need, hosts = options.need, options.hosts
     experiment = options.load_experiment()
     if need is not None and need <= 0:
-        raise UserError(f"--need={need}: it must be above 0.")
+        raise UserError(f"--need is {need}: it must be above 0.")
     if options.zone and not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", options.zone):
-        raise UserError(f"--zone={options.zone}: it must be a zone, such as us-west4-a.")
+        raise UserError(f"--zone={options.zone} is not a zone, such as us-west4-a.")
     if options.gate:
         conditions.check("--gate", options.gate, experiment)
     import_tensorflow()
@@ -86,7 +86,7 @@ def run(options: Options) -> None:
     with own_code.failures_of_class(data, "batch_spec"):
         announced = input_pipelines.batch_spec(data, data.global_batch_size // hosts)
     own = not hasattr(pipeline, "starting_at")
-    # The trainer gives the batches of a plain data set a static shape itself.
+    # The trainer itself gives the batches of a plain `tf.data.Dataset` a static shape.
     seen = announced if own else pipeline.starting_at(0, 0, hosts).element_spec
     found = inspect_shapes(seen, announced)
     if not any(finding.level == "error" for finding in found):
@@ -132,15 +132,15 @@ def read_first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:
 
 
 def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -> list[Finding]:
-    """Compares class ids and tokens with the model's classes and vocabulary, where it has them.
+    """Compares class ids and tokens with the model's classes and vocabulary, if it has them.
 
     Args:
         model: the config's model.
-        batches: some of the data, `(x, y)` or `(x, y, sample_weight)` of arrays.
-        ignored: the class id that the loss leaves out, its `ignore_class`.
+        batches: some batches of the data, `(x, y)` or `(x, y, sample_weight)` of arrays.
+        ignored: the class id that the loss ignores, its `ignore_class`.
     """
     vocabulary, classes = (getattr(model, name, None) for name in ("vocabulary", "num_classes"))
-    if getattr(model, "head", "classes") != "classes":  # one of tokens
+    if getattr(model, "head", "classes") != "classes":  # the head predicts tokens
         classes = None
     found = []
     for name, part, owner, count in (
@@ -169,7 +169,7 @@ def _has(batch: Any, part: int) -> bool:
 
 
 def _select_weighted_ids(batch: Any, part: int) -> np.ndarray | None:
-    """Returns the ids in the features or labels of a batch that count; None if it has none."""
+    """Returns the ids in a batch's features or labels with a weight above 0; None without ids."""
     ids = batch[part]
     ids = ids.get("tokens") if isinstance(ids, dict) else ids
     if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):
@@ -190,11 +190,11 @@ def inspect_plain(hosts: int) -> list[Finding]:
 
 
 def inspect_shapes(spec: Any, announced: Any) -> list[Finding]:
-    """Checks that batches have static shapes and device dtypes, and are what preflight compiles.
+    """Checks that batches have static shapes and device dtypes, and match what preflight compiles.
 
     Args:
         spec: element spec of the dataset.
-        announced: result of `batch_spec`.
+        announced: the result of `batch_spec`.
     """
     import tensorflow as tf
 
@@ -205,7 +205,7 @@ def inspect_shapes(spec: Any, announced: Any) -> list[Finding]:
         if part.dtype in (tf.string, tf.int64, tf.float64):
             found.append(Finding("error", f"{part}: a TPU does not support {part.dtype.name}."))
     expected = tf.nest.flatten(announced)
-    if tf.nest.flatten(spec)[: len(expected)] != expected:  # weights may follow
+    if tf.nest.flatten(spec)[: len(expected)] != expected:  # weights may follow the announced parts
         found.append(Finding("error", f"Batches are {spec}; batch_spec() says {announced}."))
     parts = [f"{p.dtype.name}{list(p.shape)}" for p in tf.nest.flatten(spec)]
     return found or [Finding("ok", f"a host's batch is {', '.join(parts)}")]
@@ -254,9 +254,9 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     """Checks that the pipeline's buffers fit into the memory of the host.
 
     Args:
-        pipeline: of the training split.
+        pipeline: the pipeline of the training split.
         hosts: number of hosts that share a batch.
-        limit: bytes of that memory.
+        limit: the bytes of that memory.
     """
     import tensorflow as tf
 
@@ -270,7 +270,7 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
         held, what = 0, "a list of files"
     spec = pipeline.starting_at(0, 0, hosts).element_spec
     batch = sum(part.dtype.size * math.prod(part.shape) for part in tf.nest.flatten(spec))
-    held += 4 * batch  # in production, waiting, and on the way to the device
+    held += 4 * batch  # 4 batches: in production, waiting, and on the way to the device
     text = f"{what} and 4 batches take {format_size(held)} of this host's {format_size(limit)}"
     if held > limit:
         return [Finding("error", f"{text}: lower data.shuffle or data.global_batch_size.")]
@@ -317,7 +317,7 @@ def inspect_speed(rate: float, needs: dict[str, float], hosts: int) -> list[Find
 
     Args:
         rate: examples per second of this host.
-        needs: examples per second that each slice takes, by name.
+        needs: the examples per second that each slice needs, by its name.
         hosts: number of hosts.
     """
     if not needs:

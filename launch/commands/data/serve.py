@@ -31,8 +31,8 @@ def run(options: Options) -> None:
     experiment = options.load_experiment()
     if not isinstance(experiment.data, Streamed):
         raise UserError(
-            f"{type(experiment.data).__name__} cannot be served: data.service is for sources that "
-            "are read while training."
+            f"{type(experiment.data).__name__} cannot be served: data.service works only with "
+            "sources that are read during training."
         )
     import_tensorflow()
     from tftpu.input_pipelines.serving import Server

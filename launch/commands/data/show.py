@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 IMAGES, ROWS = 24, 3  # examples shown by default
-_SIDE = 192  # approximate pixels of an image on the sheet
+_SIDE = 192  # approximate side of an image on the sheet, in pixels
 _COLUMNS = 6
-_CHARACTERS = 400  # of a document
+_CHARACTERS = 400  # most characters of a document that are shown
 
 Batch = Any  # NumPy arrays, nested as the model takes them
 
@@ -55,9 +55,9 @@ def run(options: Options) -> None:
     data = experiment.data
     drawn = isinstance(data, sources.Images | sources.StreamedImages)
     if output and not drawn:
-        raise UserError("--output is for images: text is printed.")
+        raise UserError("--output works only with images, because text is printed: leave it out.")
     if output and not output.lower().endswith(".png"):
-        raise UserError(f"--output={output}: the file to write ends in .png.")
+        raise UserError(f"--output={output} must end in .png.")
     import_tensorflow()
     batch = read_examples(
         data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS)
@@ -76,12 +76,13 @@ def run(options: Options) -> None:
 
 
 def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
-    """Returns the first `count` examples of a step, or all if it has fewer."""
+    """Returns the first `count` examples of a step, or all of them if it has fewer."""
     import tensorflow as tf
 
     whole = data.global_batch_size
     count = min(count, whole)
-    # Read the share of the first of as many hosts as possible: nothing else is decoded.
+    # Read only the first host's shard of the batch, of as many hosts as possible, so that nothing
+    # else is decoded.
     shares = [n for n in range(count, whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
     with own_code.failures_of_class(data, "training"):
@@ -102,7 +103,7 @@ def to_pixels(data: DataConfig, images: "np.ndarray") -> "np.ndarray":
 
 
 def format_captions(data: DataConfig, labels: "np.ndarray") -> list[list[str]]:
-    """Returns lines for each example: its class, or the classes it mixes, largest share first."""
+    """Returns lines for each example: its class, or the classes that it mixes, largest first."""
     with own_code.failures_of_class(data, "class_names"):
         names = input_pipelines.class_names(data)
 
@@ -135,7 +136,7 @@ def draw_sheet(images: "np.ndarray", captions: list[list[str]], title: str) -> b
     from PIL import Image, ImageDraw, ImageFont
 
     height, width = images.shape[1:3]
-    # Scale small images by whole factors, so that their pixels can be seen.
+    # Enlarge small images by whole factors, so that their pixels can be seen.
     scale = max(1, _SIDE // max(height, width))
     height, width = height * scale, width * scale
     font, gap, line = ImageFont.load_default(13), 12, 17
@@ -161,7 +162,7 @@ def draw_sheet(images: "np.ndarray", captions: list[list[str]], title: str) -> b
 
 
 def format_documents(data: DataConfig, batch: Batch) -> list[str]:
-    """Returns lines with the documents in each row of packed text, and its padding."""
+    """Returns lines with the documents and the padding of each row of packed text."""
     lines = []
     features, _, weights = batch
     rows = features["tokens"] if isinstance(features, dict) else features
@@ -185,7 +186,7 @@ def format_documents(data: DataConfig, batch: Batch) -> list[str]:
 
 
 def format_ranges(batch: Batch) -> list[str]:
-    """Returns a line per array of a batch: its path, dtype, shape, least and largest number."""
+    """Returns a line for each array of a batch: path, dtype, shape, smallest and largest number."""
     import keras
 
     return [

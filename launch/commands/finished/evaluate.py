@@ -37,7 +37,7 @@ def run(options: Options) -> None:
 
     Raises:
         UserError: there is nothing to evaluate, --output cannot be written, or the metrics do not
-            meet the --gate.
+            meet the condition of --gate.
     """
     if options.output and (os.path.isdir(options.output) or options.output.endswith("/")):
         raise UserError(f"--output={options.output} is a folder: give the name of a file.")
@@ -65,7 +65,7 @@ def run(options: Options) -> None:
 
 
 def _write(path: str, step: int, results: dict[str, float]) -> None:
-    """Writes the numbers; one that is not finite is null, as JSON has no other word for it."""
+    """Writes the metrics; a number that is not finite becomes null, which JSON can express."""
     text = json.dumps({"step": step, "metrics": _replace_non_finite(results)}, indent=2)
     try:
         files.write_whole(path, f"{text}\n".encode())

@@ -1,4 +1,4 @@
-"""Exports the best checkpoint of a run for programs without tftpu, and proves that it is the same.
+"""Exports the best checkpoint of a run for programs without tftpu, and compares its outputs.
 
 Images come in as pixels, uint8 of any batch; scores, classes and their names come out. The export
 is run by the format's own runtime in its own process, and discarded if its outputs differ.
@@ -30,7 +30,7 @@ _ENDINGS = {"onnx": ".onnx", "litert": ".tflite", "keras": ".keras", "saved_mode
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(finished.FinishedRunOptions):
-    """The run to export, the format and the place."""
+    """The run to export, and the format and the path of the export."""
 
     workdir: str = required("DIR", "folder of the run, local or gs://")
     to: str = required("PATH", "place of the export, local or gs://: a file, or a new folder")
@@ -47,14 +47,14 @@ class Options(finished.FinishedRunOptions):
 
 
 def run(options: Options) -> None:
-    """Writes the export, once its outputs were compared."""
+    """Writes the export after its outputs were compared."""
     form = _choose_format(options)
     _check_bits(options, form)
     named = None if options.inputs is None else _parse_names(options.inputs, form)
     if files.exists(options.to):
         raise UserError(f"{options.to} exists already: choose another place, or remove it.")
     experiment = finished.load_experiment(options.workdir, options)
-    # TensorFlow's graph is what all formats are made of; a checkpoint is the same on both engines.
+    # All formats are made from TensorFlow's graph, and a checkpoint is the same on both engines.
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
     experiment.train.precision = "float32"
     trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
@@ -73,7 +73,7 @@ def run(options: Options) -> None:
         "litert": functools.partial(export.litert, about={"step": step}),
         "keras": export.keras_file,
     }
-    # What stops TensorFlow Lite's converter it prints as well, with the whole graph.
+    # If TensorFlow Lite's converter fails, it also prints the error with the whole graph.
     with without_notes((b"",)) if form == "litert" else without_notes():
         found = write[form](serving, options.to)
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
@@ -84,7 +84,7 @@ def run(options: Options) -> None:
 
 
 def _choose_format(options: Options) -> str:
-    """Returns the format, which fits the ending of the place."""
+    """Returns the format; checks that it fits the ending of the path."""
     to = options.to.rstrip("/")
     by_ending = next(name for name, ending in _ENDINGS.items() if to.endswith(ending))
     form = options.format or by_ending
@@ -95,14 +95,14 @@ def _choose_format(options: Options) -> str:
     if options.format is None and form == "saved_model" and looks_like_a_file:
         known = ", ".join(text for text in _ENDINGS.values() if text)
         raise UserError(
-            f"--to={options.to} has the ending {ending}, and a SavedModel is a folder: the endings "
-            f"of the other formats are {known}.{did_you_mean(ending, _ENDINGS.values())}"
+            f"--to={options.to} has the ending {ending}, but a SavedModel is a folder. The "
+            f"endings of the other formats are {known}.{did_you_mean(ending, _ENDINGS.values())}"
         )
     if form != by_ending:
         ending = (
             f"ends in {_ENDINGS[form]}" if _ENDINGS[form] else "is a folder with no such ending"
         )
-        raise UserError(f"--to={options.to}: an export of --format={form} {ending}.")
+        raise UserError(f"--to={options.to} is wrong: an export with --format={form} {ending}.")
     return form
 
 
@@ -113,13 +113,13 @@ def _check_bits(options: Options, form: str) -> None:
         raise UserError(f"--quantize={options.quantize}: give int8 or int4.")
     if form == "keras":
         raise UserError(
-            "--format=keras holds the weights of the run as they are: use another format with "
-            "--quantize, or read the file and call Keras's model.quantize()."
+            "--format=keras writes the weights of the run unchanged. With --quantize, use "
+            "another format; or read the file and call Keras's model.quantize()."
         )
     if form == "litert" and options.quantize == "int4":
         raise UserError(
-            "--format=litert has one scale for each channel, too few for 4 bits: use saved_model "
-            "or onnx with --quantize=int4, or --quantize=int8."
+            "--format=litert has only one scale for each channel, which is too few for 4 bits. "
+            "Use saved_model or onnx with --quantize=int4, or use --quantize=int8."
         )
 
 
@@ -127,7 +127,7 @@ def _parse_names(listed: str, form: str) -> list[str]:
     """Returns the names of `--inputs`."""
     if form == "keras":
         raise UserError(
-            "--format=keras holds the model itself, which takes all of its inputs: leave out "
+            "--format=keras writes the model itself, which has all of its inputs: leave out "
             "--inputs, or use another format."
         )
     found = list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
@@ -137,11 +137,11 @@ def _parse_names(listed: str, form: str) -> list[str]:
 
 
 def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
-    """Returns the model itself: without names of classes, and its images as uint8 pixels."""
+    """Returns the model itself, without class names, and with uint8 pixels as images."""
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.run.experiment import build_plain_model
 
-    # Without loss and optimizer, which others may not know.
+    # Without the loss and the optimizer, whose classes other machines may not have.
     model = build_plain_model(experiment, trainer)
     with own_code.failures_of_class(experiment.data, "export_inputs"):
         given = experiment.data.export_inputs()
@@ -152,13 +152,13 @@ def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
 
 
 def _add_pixel_input(model: Any, experiment: Experiment) -> Any:
-    """Returns a model that takes pixels, as `export_inputs` of images has them."""
+    """Returns a model that takes pixels, in the form that `export_inputs` of images has."""
     from tftpu.models.blocks.block_model import BlockModel
     from tftpu.models.layers import pixels
 
     if getattr(experiment.data, "space_to_depth", False) or not isinstance(model, BlockModel):
         raise UserError(
-            "--format=keras holds the model itself, and its images are prepared outside of it: "
+            "--format=keras writes the model itself, without the code that prepares its images: "
             "choose saved_model or onnx."
         )
     taken: Any = model.input

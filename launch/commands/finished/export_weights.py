@@ -41,7 +41,7 @@ def run(options: Options) -> None:
         except OSError as error:
             raise UserError(
                 f"--to={options.to} cannot be written ({error.strerror or error}): --adapters "
-                "writes a folder of two files, so name a new folder."
+                "writes a folder with two files, so name a new folder."
             ) from error
         print(f"step {step}: {count:,} weights of adapters in {options.to}")
         return
@@ -59,25 +59,23 @@ def _check(options: Options, rank: int) -> None:
     if not rank and chosen:
         raise UserError(
             f"--{'merge' if options.merge else 'adapters'}: the run in {options.workdir!r} has no "
-            "adapters (model.lora is 0), and its weights are written as they are."
+            "adapters (model.lora is 0). Leave the flag out to write the weights."
         )
     if rank and not chosen:
         raise UserError(
-            f"The run in {options.workdir!r} trained adapters: give --merge for all weights in one "
-            "file, or --adapters for a folder that PEFT reads."
+            f"The run in {options.workdir!r} trained adapters: give --merge to write all weights "
+            "into one file, or --adapters to write a folder that PEFT reads."
         )
 
 
 def _check_place(options: Options) -> None:
-    """Raises `UserError` for a place that cannot be written as asked."""
+    """Raises `UserError` for a path that does not fit the flags."""
     if options.merge and options.adapters:
         raise UserError(
-            "--merge and --adapters exclude one another: give --merge for all weights in one file, "
-            "or --adapters for a folder that PEFT reads."
+            "--merge and --adapters exclude each other: give --merge to write all weights into "
+            "one file, or --adapters to write a folder that PEFT reads."
         )
     if not options.adapters and not options.to.endswith((".weights.h5", ".safetensors")):
-        raise UserError(
-            f"--to={options.to}: the file to write ends in .weights.h5 or .safetensors."
-        )
+        raise UserError(f"--to={options.to} must end in .weights.h5 or .safetensors.")
     if options.adapters and options.to.endswith((".h5", ".safetensors")):
-        raise UserError(f"--to={options.to}: --adapters writes a folder of two files; name that.")
+        raise UserError(f"--to={options.to} must be a folder, because --adapters writes two files.")

@@ -1,7 +1,7 @@
-"""Continues texts by a trained language model.
+"""Continues texts with a trained language model.
 
-Each prompt is read once, and its keys and values are kept, so that a token costs one pass of one
-token. --temperature=0 always takes the most likely one.
+Each prompt is read once, and its keys and values are kept, so that a new token costs one pass over
+one token. --temperature=0 always takes the most likely token.
 
     tftpu generate --workdir=runs/python_gpt --prompt=import
     tftpu generate --workdir=runs/python_gpt --input=prompts.txt --tokens=50
@@ -25,7 +25,7 @@ from tftpu.storage import files
 if TYPE_CHECKING:
     from tftpu.inference.generate import Row, Writer
 
-_TOGETHER = 32  # prompts of a file that are continued at once
+_TOGETHER = 32  # prompts of a file that are continued at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
 
 
 def run(options: Options) -> None:
-    """Prints what the model of the best checkpoint writes."""
+    """Prints the texts that the model of the best checkpoint writes."""
     prompts = _read_prompts(options)
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
@@ -102,7 +102,8 @@ def _read_prompts(options: Options) -> list[str]:
 def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> None:
     decode = codec.build_decoder(row.prompt)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
+        # Replaces characters that the terminal cannot show.
+        sys.stdout.reconfigure(errors="replace")
     print(prompt, end="", flush=True)
     for [part] in writer.write([row]):
         text = decode(part)
@@ -113,7 +114,7 @@ def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> No
 
 
 def replace_control_characters(text: str) -> str:
-    """Returns a text without characters that control a terminal, which a model may write, too."""
+    """Returns a text without characters that control a terminal, which a model may write."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
 
@@ -135,7 +136,7 @@ def _print_lines(
 
 
 def _as_json(line: dict[str, Any]) -> str:
-    """Returns a line of JSON, with escapes where standard output cannot hold a character."""
+    """Returns a line of JSON, with escapes for characters that standard output cannot show."""
     found = json.dumps(line, ensure_ascii=False)
     try:
         found.encode(sys.stdout.encoding)

@@ -1,11 +1,13 @@
 """Predicts records with the best checkpoint of a run, and writes each prediction exactly once.
 
-The input is a split of the run's own data, evaluation or training; or, by the kind of these data,
-images:FOLDER with all images below it, tfrecord:FOLDER or tfrecord:FOLDER:SPLIT, or bigquery:TABLE.
+The input is a split of the run's own data, evaluation or training. Depending on the kind of the
+data, it may also be images:FOLDER (all images below it), tfrecord:FOLDER, tfrecord:FOLDER:SPLIT, or
+bigquery:TABLE.
 
-The output is a folder of shards, each the predictions of a fixed range of records, with the file
-and the number of every record, and a manifest, which is written last. The same command continues
-what was ended at any moment, and writes damaged files again; with --verify it only names them.
+The output is a folder of shards and a manifest, which is written last. Each shard has the
+predictions for a fixed range of records, with the file and the number of every record. After an
+interruption, the same command continues and writes damaged files again; with --verify it only names
+them.
 
     tftpu predict --workdir=runs/digits_resnet --input=images:scans --output=predicted
 """
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 _FORMATS = ("jsonl", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
-_SECONDS = 10.0  # between two lines of progress
+_SECONDS = 10.0  # seconds between two lines of progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 
 
 def run(options: Options) -> None:
-    """Writes the predictions that are not there yet."""
+    """Writes the predictions that do not exist yet."""
     outputs = _parse_choices("outputs", options.outputs, _OUTPUTS)
     form = options.format
     if form not in _FORMATS:
@@ -85,7 +87,7 @@ def run(options: Options) -> None:
     experiment = finished.load_experiment(options.workdir, options)
     data = experiment.data
     wanted = options.batch_size or data.global_batch_size
-    data.global_batch_size = min(wanted, options.records_per_shard)  # a batch is of one shard
+    data.global_batch_size = min(wanted, options.records_per_shard)  # a batch belongs to one shard
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     changed = _OutputSelector(outputs)
@@ -120,8 +122,8 @@ def run(options: Options) -> None:
         complete = predict(trainer, records, job, ProgressPrinter())
     except OSError as error:
         raise UserError(
-            f"{job.output} cannot be written ({error.strerror or error}): give the same command "
-            "again once it can be."
+            f"{job.output} cannot be written ({error.strerror or error}): run the same command "
+            "again once it can be written."
         ) from error
     _print_summary(job, records, complete)
     if complete and options.table is not None:
@@ -136,21 +138,22 @@ def _verify(output: str) -> None:
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise UserError(
-            f"{output} is damaged; the same command without --verify writes these again:\n{listed}"
+            f"{output} has damaged files, which the same command without --verify writes "
+            f"again:\n{listed}"
         )
     print(f"all files in {output} are as they were written")
 
 
 class _OutputSelector:
-    """The change of the run's model to one with the outputs that are asked for.
+    """Changes the run's model to one with the requested outputs.
 
     Args:
         outputs: names of outputs.
 
     Attributes:
-        classifies: whether classes are asked for.
-        probabilities: whether the model returns probabilities, once it was built.
-        shape: of its outputs, once it was built.
+        classifies: whether classes are requested.
+        probabilities: whether the model returns probabilities; set once it is built.
+        shape: the shape of its outputs; set once it is built.
     """
 
     def __init__(self, outputs: list[str]):
@@ -173,7 +176,7 @@ class _OutputSelector:
 
 
 class ProgressPrinter:
-    """Lines that tell how far a prediction is."""
+    """Prints lines that say how far a prediction is."""
 
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None
@@ -211,17 +214,19 @@ def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> 
 
 
 def _check_table(form: str, options: Options) -> None:
-    """Checks where a table's rows come from, before hours are spent on them."""
+    """Checks the flags of a table before hours are spent on its rows."""
     if (form == "bigquery") != (options.table is not None):
-        raise UserError("--format=bigquery and --table=PROJECT.DATASET.TABLE belong together.")
+        raise UserError(
+            "--format=bigquery and --table=PROJECT.DATASET.TABLE must be given together."
+        )
     if options.table is None:
         return
     if not re.fullmatch(r"[^.\s]+\.\w+\.[\w-]+", options.table):
-        raise UserError(f"--table={options.table} should be PROJECT.DATASET.TABLE.")
+        raise UserError(f"--table={options.table} must have the form PROJECT.DATASET.TABLE.")
     if not files.is_remote(options.output):
         raise UserError(
-            f"--output={options.output} should be gs://BUCKET/FOLDER, which BigQuery loads the "
-            "shards from."
+            f"--output={options.output} must be gs://BUCKET/FOLDER, because BigQuery loads the "
+            "shards from a bucket."
         )
 
 
@@ -232,7 +237,8 @@ def _load(job: "Job", table: str) -> None:
 
     manifest = remove_sums(json.loads(files.read(files.join(job.output, MANIFEST))))
     uris = [files.join(job.output, shard["name"]) for shard in manifest["shards"]]
-    # Written again, and by whichever version, they are the same rows, which are loaded once.
+    # If another process or version writes the same rows again, they get the same job and are loaded
+    # once.
     name = bigquery_load.load(uris, table, job.output + json.dumps(manifest, indent=1))
     print(f"loaded into {table} by the job {name}")
 
@@ -250,7 +256,10 @@ def _parse_choices(flag_name: str, text: str, known: tuple[str, ...]) -> list[st
 def _parse_machine(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise UserError(f"--shard={text} should be K/N, the number of this machine and of all.")
+        raise UserError(
+            f"--shard={text} must be K/N: the number of this machine, and the number of all "
+            "machines."
+        )
     return int(found[1]), int(found[2])
 
 
@@ -269,7 +278,7 @@ def _parse_kept_fields(options: Options) -> tuple[str, ...]:
 
 
 def _choose_encoder(form: str, options: Options) -> Any:
-    """Returns the function that makes the content of a shard."""
+    """Returns the function that encodes a shard."""
     from tftpu.input_pipelines.formats import results
 
     if form == "parquet":
@@ -287,7 +296,7 @@ def _read_class_names(experiment: Experiment, changed: _OutputSelector) -> list[
     classes = changed.shape[-1] if isinstance(changed.shape, tuple) and changed.shape else None
     if names is not None and classes is not None and len(names) != classes:
         raise UserError(
-            f"{type(experiment.data).__name__}.class_names() returns {len(names)} names, and the "
+            f"{type(experiment.data).__name__}.class_names() returns {len(names)} names, but the "
             f"model has {classes} classes."
         )
     return names
@@ -300,6 +309,6 @@ def _check_files(count: int, options: Options) -> None:
     shards = -(-count // options.records_per_shard)
     if options.table is not None and shards > MOST:
         raise UserError(
-            f"{count:,} records are {shards:,} shards, and BigQuery loads {MOST:,} at once: set "
-            f"--records_per_shard={-(-count // MOST)} or more."
+            f"{count:,} records make {shards:,} shards, but BigQuery loads at most {MOST:,} at "
+            f"once: set --records_per_shard={-(-count // MOST)} or more."
         )

@@ -1,4 +1,4 @@
-"""Measures what weights of 8 and 4 bits cost: a run's metrics with each of them, and their size.
+"""Measures how weights of 8 and 4 bits change a run's metrics, and their size.
 
 The best checkpoint is evaluated on the complete evaluation split; nothing is written. `tftpu export
 --quantize` exports such weights.
@@ -28,7 +28,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 
 
 def run(options: Options) -> None:
-    """Prints a row for each kind of weights: size, metrics, and by how much these changed."""
+    """Prints a row for each kind of weights: its size, its metrics, and their changes."""
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
     options.set_cluster(experiment.cluster)
@@ -66,7 +66,7 @@ def run(options: Options) -> None:
 
 
 def _build_plain_trainer(experiment: Experiment, trained: "Trainer") -> "Trainer":
-    """Returns a trainer of the same model, its averages as its weights, and adapters merged."""
+    """Returns a trainer of the same model, with averaged weights and merged adapters."""
     from tftpu import models
     from tftpu.launch.run import experiment as build
 
@@ -83,7 +83,7 @@ def _format_heads(results: dict[str, float]) -> str:
 
 
 def _format_numbers(results: dict[str, float], before: dict[str, float]) -> str:
-    """Returns each metric, and by which part of its value it changed."""
+    """Returns each metric, and its relative change."""
     return "  ".join(
         f"{value:16.4f} {(value - before[name]) / (abs(before[name]) or 1.0):+8.2%}"
         for name, value in results.items()

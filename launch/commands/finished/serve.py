@@ -1,7 +1,8 @@
-"""Serves a model over HTTP: predictions, or the texts of a language model.
+"""Serves a model over HTTP: predictions, or texts of a language model.
 
-Speaks the forms of Vertex AI, TensorFlow Serving, and OpenAI's completions. Vertex AI's variables
-(AIP_HTTP_PORT, AIP_STORAGE_URI and others) are the defaults. For CPUs and GPUs.
+The server understands requests in the form of Vertex AI, TensorFlow Serving, and OpenAI's
+completions. Vertex AI's variables (AIP_HTTP_PORT, AIP_STORAGE_URI and others) are the defaults of
+the flags. It runs on CPUs and GPUs.
 
     tftpu serve --workdir=runs/digits_resnet --port=8080
     tftpu serve --model=digits.onnx
@@ -28,7 +29,7 @@ _TOKENS = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(texts.TextOptions, finished.FinishedRunOptions):
-    """The model, the address, and what a request may take."""
+    """The model, the address, and the limits of a request."""
 
     workdir: str | None = flag(
         None, "folder of the run, local or gs://; or give --model", metavar="DIR"
@@ -64,7 +65,7 @@ def run(options: Options) -> None:
     """Answers requests until the process is asked to end."""
     path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
     if (path is None) == (options.workdir is None):
-        raise UserError("Give either --workdir=DIR, of a run, or --model=PATH, an export.")
+        raise UserError("Give either --workdir=DIR for a run, or --model=PATH for an export.")
     _check_text_flags(options, path)
     quieten_tensorflow()
     try:
@@ -106,8 +107,9 @@ def run(options: Options) -> None:
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:
-    """Returns names of hosts that are allowed as well."""
-    if hosts is None:  # only Vertex AI itself reaches its containers, by names of its own choice
+    """Returns further host names that are allowed."""
+    # Only Vertex AI itself reaches its containers, under host names that it chooses.
+    if hosts is None:
         return ["*"] if on_vertex else []
     return [name.strip() for name in hosts.split(",") if name.strip()]
 
@@ -117,7 +119,10 @@ def _check_text_flags(options: Options, path: str | None) -> None:
     given = [f"--{name}" for name in flags if getattr(options, name) is not None]
     given += options.overrides
     if path is not None and given:
-        raise UserError(f"{given[0]} is of runs (--workdir); an export answers with arrays.")
+        raise UserError(
+            f"{given[0]} works only with a run (--workdir), because an export answers with "
+            "arrays: leave it out."
+        )
 
 
 def _read_port() -> int:

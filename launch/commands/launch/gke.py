@@ -1,8 +1,8 @@
 """Trains a config on a cluster of Google Kubernetes Engine, as a JobSet.
 
-The tftpu that is running here and the folder of your own config travel to the pods, one for each
-host of the slice. A slice of several hosts needs the JAX engine. All pods start again after a
-preemption or a crash, and the run resumes. Prepare the cluster as the guide on launching says.
+The running tftpu and the folder of your own config are sent to the pods, one for each host of the
+slice. A slice with several hosts needs the JAX engine. All pods start again after a preemption or a
+crash, and the run resumes. Prepare the cluster as the guide on launching says.
 
     tftpu launch gke --config=python_gpt --slice=v5e-8 --workdir=gs://BUCKET/gpt
 """
@@ -56,7 +56,7 @@ def run(options: Options) -> None:
 
 
 def _build_job(options: Options, wanted: Slice, trained_by: str) -> gke.GkeJob:
-    """Returns the order; a dry run has placeholders for what was not given."""
+    """Returns the job; a dry run has placeholders for missing values."""
     options.check()
     if options.service_account:
         gke.check_account(options.service_account)

@@ -17,7 +17,7 @@ class Options(ClusterOptions):
 
 
 def run(options: Options) -> None:
-    """Prints what the first pod prints and the state of all, until the run ends.
+    """Prints the output of the first pod and the states of all pods, until the run ends.
 
     Raises:
         UserError: there is no such JobSet, or the run failed.

@@ -1,8 +1,8 @@
 """Rents a TPU slice, trains a config on it, and deletes the slice.
 
-The tftpu that is running here and the folder of your own config travel to the machine. A slice of
-several hosts needs the JAX engine, and all of its hosts run the same command. A spot slice that is
-preempted is replaced by another one, on which the run resumes.
+The running tftpu and the folder of your own config are sent to the machine. A slice with several
+hosts needs the JAX engine, and all of its hosts run the same command. A preempted spot slice is
+replaced by another one, on which the run resumes.
 
     tftpu launch tpu-vm --config=python_gpt --slice=v5e-8 --zone=us-west4-a --workdir=gs://BUCKET/gpt
 """
@@ -45,7 +45,7 @@ def run(options: Options) -> None:
     if options.dry_run:
         print(tpu_vm.as_yaml(order), end="")
         return
-    # A mistake in the request is found before the questions.
+    # Finds mistakes in the request before the user is asked anything.
     order.build_request(job.make_unique_name(order.config))
     print(order.shipment.describe(order.workdir))
     steps = _count_steps(experiment) if options.preflight else None
@@ -59,7 +59,7 @@ def run(options: Options) -> None:
 
 
 def _build_job(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.TpuVmJob:
-    """Returns the order; a dry run has placeholders for what was not given."""
+    """Returns the job; a dry run has placeholders for missing values."""
     project = options.resolve_project("google.cloud.tpu_v2", options.dry_run)
     zone = options.zone or ("ZONE" if options.dry_run else None)
     if not zone:
@@ -74,15 +74,16 @@ def _build_job(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.TpuVm
 
 
 def _count_steps(experiment: Experiment) -> int | None:
-    """Returns the number of steps of the run; None if only data that are elsewhere can tell."""
+    """Returns the number of steps of the run; None if it depends on data that are not here."""
     if experiment.train.steps is not None:
         return experiment.train.steps
-    if getattr(experiment.data, "download", False):  # which would start here
+    # Reading the data would start the download here.
+    if getattr(experiment.data, "download", False):
         return None
     try:
         startup.import_tensorflow()
         from tftpu.launch.run.experiment import resolve_length
 
         return resolve_length(experiment).train.length
-    except Exception:  # of any kind of data: without them, the run can be rented all the same
+    except Exception:  # any error: without the data, the machine can be rented all the same
         return None

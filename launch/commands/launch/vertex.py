@@ -1,7 +1,7 @@
 """Trains a config on Vertex AI, as a custom job.
 
-The tftpu that is running here and the folder of your own config travel to the job. Slices of v6e,
-and of more than 4 chips, need the JAX engine.
+The running tftpu and the folder of your own config are sent to the job. Slices of v6e, and slices
+with more than 4 chips, need the JAX engine.
 
     tftpu launch vertex --config=resnet50_imagenet --slice=v5e-4 --workdir=gs://BUCKET/resnet50
 """

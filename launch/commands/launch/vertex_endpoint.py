@@ -1,8 +1,8 @@
 """Serves an export or a run on Vertex AI: uploads the model, and deploys it to an endpoint.
 
-The container runs `tftpu serve`; its image is the target `serve` of launch/Dockerfile, or, with
---accelerator, `serve-gpu`. An export is copied by Vertex AI; a run is read in its bucket, which
---service_account must be allowed to do.
+The container runs `tftpu serve`. Its image is the target `serve` of launch/Dockerfile, or
+`serve-gpu` with --accelerator. Vertex AI copies an export. A run is read in its bucket, which
+--service_account must be allowed to read.
 
     tftpu launch vertex-endpoint --model=gs://BUCKET/digits_saved
 """
@@ -70,7 +70,9 @@ def run(options: Options) -> None:
         UserError: a value that Vertex AI would reject, or the deployment failed.
     """
     if (options.model is None) == (options.workdir is None):
-        raise UserError("Give either --model=gs://..., an export, or --workdir=gs://..., a run.")
+        raise UserError(
+            "Give either --model=gs://... for an export, or --workdir=gs://... for a run."
+        )
     _check_place(options)
     if options.accelerator and options.image is None:
         raise UserError(
@@ -101,17 +103,18 @@ def _check_place(options: Options) -> None:
     """Raises `UserError` for a source that Vertex AI cannot reach."""
     flag, source = ("model", options.model) if options.model else ("workdir", options.workdir or "")
     if not re.fullmatch(r"gs://[^/\s]+/[^/\s]\S*", source):
-        how = "export to one, `tftpu export --to=" if options.model else "train in one, `--workdir="
+        how = "export with `tftpu export --to=" if options.model else "train with `--workdir="
         raise UserError(
-            f"--{flag}={source} is not a folder of a bucket, where Vertex AI reads it: {how}"
-            "gs://BUCKET/FOLDER`."
+            f"--{flag}={source} is not a folder in a bucket, but Vertex AI can read only buckets: "
+            f"{how}gs://BUCKET/FOLDER`."
         )
     if source.endswith(".onnx") and source.count("/") < 4:
         raise UserError(
-            f"--model={source} is in no folder, and Vertex AI copies folders: move it into one."
+            f"--model={source} is not in a folder, but Vertex AI copies whole folders: move it "
+            "into one."
         )
     if source.endswith((".tflite", ".keras", ".h5", ".safetensors")):
-        raise UserError(f"--model={source}: only files of ONNX and SavedModels are served.")
+        raise UserError(f"--model={source} cannot be served: only ONNX files and SavedModels can.")
 
 
 def _build_endpoint(options: Options, project: str) -> vertex_endpoint.VertexEndpoint:
@@ -134,11 +137,11 @@ def _build_endpoint(options: Options, project: str) -> vertex_endpoint.VertexEnd
 
 
 def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
-    """Raises `UserError` unless the container can serve what is there, before it is paid for.
+    """Raises `UserError` unless the container can serve the source, before it costs money.
 
     Args:
-        order: with the folder that the container reads.
-        source: as it was given, which may be a file of that folder.
+        order: the endpoint, with the folder that the container reads.
+        source: the source as it was given, which may be a file of that folder.
     """
     if order.workdir:
         _check_run(order.workdir)
@@ -148,12 +151,12 @@ def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
     models = [name for name in names if name.endswith(".onnx") or name == "saved_model.pb"]
     if len(models) != 1:
         raise UserError(
-            f"{folder} holds {len(models)} models (SavedModel or ONNX): give the folder of one, as "
-            "`tftpu export --to=gs://...` writes it."
+            f"{folder} holds {len(models)} models (SavedModel or ONNX): give a folder with a "
+            "single model, as `tftpu export --to=gs://...` writes it."
         )
     file = files.join(folder, models[0])
     if source.endswith(".onnx") and source != file:
-        raise UserError(f"There is no {source}; the model of its folder is {file}: give that.")
+        raise UserError(f"There is no {source}. The model in that folder is {file}: give that one.")
     if order.accelerator and file.endswith(".onnx"):
         print(
             f"tftpu: warning: the image of serve-gpu computes {file} on the CPU, as its ONNX "
@@ -174,21 +177,21 @@ def _check_run(workdir: str) -> None:
         experiment = from_json(files.read(path))
     except UserError as error:
         raise UserError(
-            f"The run in {workdir} cannot start in the container, where your code is not ({error}) "
-            f"Instead {export}."
+            f"The run in {workdir} cannot start in the container, which does not have your code "
+            f"({error}) Instead, {export}."
         ) from error
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no complete checkpoint in {workdir} yet: train it first.")
     if isinstance(experiment.model, sizes.GPT | sizes.Llama) and _has_local_tokens(experiment.data):
         raise UserError(
-            f"The run in {workdir} writes text by a tokenizer, or by data in a local folder, which "
-            f"the container does not have. For logits {export}; for text run `tftpu serve` on a "
-            "machine that has the file."
+            f"The run in {workdir} needs a tokenizer or data in a local folder to write text, "
+            f"which the container does not have. To serve logits, {export}. To serve text, run "
+            "`tftpu serve` on a machine that has the file."
         )
 
 
 def _has_local_tokens(data: DataConfig) -> bool:
-    """Returns whether only local files say what the tokens of a language model mean."""
+    """Returns whether the meaning of a language model's tokens is only in local files."""
     if getattr(data, "tokenizer", None):
         return True
     if isinstance(data, sources.Text) or getattr(data, "train_text", ""):

@@ -1,10 +1,9 @@
-"""Trains a config in a pipeline on Vertex AI, once or by a schedule, and exports a good model.
+"""Trains a config in a pipeline on Vertex AI, once or on a schedule, and exports a good model.
 
-The steps are check, train, evaluate, a gate on metrics, and export; with --source, a conversion
-comes first, with --predict, predictions last. The training is a custom job on the slice, the other
-steps run on CPUs. The tftpu that is running here and the folder of your own config travel to all.
-
-Each run has its own folder in the workdir. --dry_run prints the compiled pipeline.
+The steps are check, train, evaluate, a gate on metrics, and export. With --source, a conversion
+comes first; with --predict, predictions come last. The training is a custom job on the slice, and
+the other steps run on CPUs. The running tftpu and the folder of your own config are sent to all
+steps. Each run has its own folder in the workdir. --dry_run prints the compiled pipeline.
 
     tftpu launch vertex-pipeline --config=digits_resnet --gate='loss<=1' --workdir=gs://BUCKET/runs
 """
@@ -61,7 +60,7 @@ def run(options: Options) -> None:
         UserError: a value that Vertex AI would reject, something is not installed, or the
             pipeline failed.
     """
-    from tftpu.launch.cloud.vertex import pipeline  # says so, if kfp is not installed
+    from tftpu.launch.cloud.vertex import pipeline  # raises `UserError` if kfp is not installed
 
     order = pipeline.VertexPipeline(
         training=_build_training_job(options),
@@ -82,18 +81,20 @@ def run(options: Options) -> None:
 
 
 def _load_experiment(options: Options) -> Experiment:
-    """Loads the config; with --source, as the training will: its data are converted shards."""
+    """Loads the config; with --source, its data are the converted shards, as in the training."""
     if not options.source:
         return options.load_experiment()
     given = config_flags.load(options.config, list(options.overrides)).data
     for change in options.overrides:
         if change.startswith("--config.data.data_dir="):
-            raise UserError(f"{change} and --source both say where the data are: leave one out.")
+            raise UserError(
+                f"{change} and --source both say where the data are: leave one of them out."
+            )
     reads = getattr(given, "format", "tfrecord" if given.data_dir else None)
     if reads != "tfrecord":
         raise UserError(
-            f"--source makes TFRecord shards in data.data_dir, and {type(given).__name__} of "
-            f"{options.config} reads none: "
+            f"--source makes TFRecord shards in data.data_dir, but {type(given).__name__} of "
+            f"{options.config} does not read them: "
             + (
                 "add --config.data.format=tfrecord."
                 if reads
@@ -114,7 +115,9 @@ def _build_training_job(options: Options) -> training_job.VertexJob:
 def _check_convert_flags(options: Options) -> None:
     """Raises `UserError` for flags that the step of the conversion would reject."""
     if not options.source:
-        raise UserError("--convert_flags are for the conversion of a --source: give that, too.")
+        raise UserError(
+            "--convert_flags sets flags of the conversion, which needs --source: give that, too."
+        )
     try:
         argv = shlex.split(options.convert_flags)
     except ValueError as error:

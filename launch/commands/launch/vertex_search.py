@@ -1,7 +1,7 @@
 """Searches for the hyper-parameters of a config on Vertex AI, as a hyper-parameter tuning job.
 
-Each trial is a run on its own slice, in a folder of the workdir, and resumes if it is
-preempted. The service chooses the values; what it cannot express is refused.
+Each trial is a run on its own slice, in a folder of the workdir, and resumes if it is preempted.
+The service chooses the values. A space that it cannot express is an error.
 
     tftpu launch vertex-search --config=digits_resnet --space=model.width=choice:8,16 --dry_run
 """

@@ -18,7 +18,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Prints the trials of a job as they end, and at the end the best ones.
+    """Prints each trial of a job when it ends, and the best trials after the last one.
 
     Raises:
         UserError: there is no such job, or it failed.

@@ -13,7 +13,7 @@ from tftpu.models.weights.layouts.entry import Entry, Layout, map_joined, map_sa
 
 
 def build_layout(config: ModelConfig) -> list[Entry] | None:
-    """Returns the place of each variable of a model; None if Transformers has no such model."""
+    """Returns the file entry of each variable of a model; None if Transformers lacks the model."""
     family = _LAYOUTS.get(type(config))
     if family is None or (isinstance(config, sizes.ViT) and config.pooling != "token"):
         return None
@@ -37,9 +37,10 @@ def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def is_head(config: ModelConfig, name: str) -> bool:
-    """Returns whether an array, by its name in `layout`, is of a head, or below no layer."""
+    """Returns whether an array, by its name in `layout`, belongs to a head or to no layer."""
     prefix = _PREFIXES[type(config)]
-    beside = (f"{prefix}pooler.", f"{prefix}embeddings.mask_token")  # of pretraining
+    # Arrays that only pretraining uses.
+    beside = (f"{prefix}pooler.", f"{prefix}embeddings.mask_token")
     return not name.startswith(prefix) or name.startswith(beside)
 
 
@@ -69,7 +70,7 @@ def is_buffer(name: str) -> bool:
 
 
 def list_tied_arrays(config: ModelConfig) -> dict[str, str]:
-    """Returns arrays of heads that are tied in the model, and the names of what they repeat."""
+    """Returns the tied arrays of heads, with the names of the arrays that they repeat."""
     if isinstance(config, sizes.GPT):
         return {"lm_head.weight": "transformer.wte.weight"}
     if isinstance(config, sizes.Llama) and config.tied:
@@ -151,7 +152,7 @@ def _map_vit(config: sizes.ViT) -> Layout:
     yield Entry(
         "positions/positions",
         (f"{embed}.position_embeddings",),
-        lambda array: array[0],  # (1, time, width) there
+        lambda array: array[0],  # Hugging Face's shape is (1, time, width)
         lambda value: (value[None],),
     )
     for block in range(config.layers):
@@ -177,7 +178,8 @@ def _map_convnext(config: sizes.ConvNeXt) -> Layout:
         for block in range(blocks):
             ours = f"stage{stage + 1}_block{block + 1}"
             layer = f"{theirs}.layers.{block}"
-            # (channels, 1, height, width) and (height, width, channels, 1)
+            # Hugging Face's shape is (channels, 1, height, width), ours (height, width, channels,
+            # 1)
             yield map_transposed(f"{ours}_depthwise/kernel", f"{layer}.dwconv.weight", (2, 3, 0, 1))
             yield map_same(f"{ours}_depthwise/bias", f"{layer}.dwconv.bias")
             yield from _map_norm(f"{ours}_norm", f"{layer}.layernorm")
@@ -244,7 +246,7 @@ _LAYOUTS: dict[type[ModelConfig], Callable[..., Layout]] = {
     sizes.GPT: _map_gpt,
     sizes.Llama: _map_llama,
 }
-# Of heads, which have no prefix in files without it, either.
+# Prefixes of heads. They have no other prefix in any file.
 _HEADS = ("lm_head.", "classifier.", "cls.", "score.", "qa_outputs.")
 _PREFIXES: dict[type[ModelConfig], str] = {
     sizes.ResNet: "resnet.",

@@ -17,8 +17,8 @@ from tftpu.storage import files
 NAME = "config.json"
 _GELU = ("gelu", "gelu_python")
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-# Below the smallest difference of float32 beside a variance of one, all are alike. Published
-# ViTs and ConvNeXts say 1e-12, where the networks were trained with 1e-6.
+# Epsilons below this count as equal, because float32 cannot tell them apart beside a variance of
+# one. Published ViTs and ConvNeXts state 1e-12, but were trained with 1e-6.
 _TINY_EPSILON = 1e-6
 
 
@@ -29,7 +29,8 @@ class Setting(NamedTuple):
         key: its name in `config.json`.
         default: its value where the file lacks it.
         ours: the values that mean what the model computes.
-        field: of the model that chooses it; "" if all models of the family compute the same.
+        field: the field of the model that chooses it; "" if all models of the family compute the
+            same.
     """
 
     key: str
@@ -42,9 +43,9 @@ def check(config: ModelConfig, name: str, path: str) -> None:
     """Compares the config beside weights, if there is one, with a model.
 
     Args:
-        config: of the model, whose family Transformers has.
-        name: of the model.
-        path: of the weights: a file or a folder.
+        config: the config of the model, whose family Transformers has.
+        name: the name of the model.
+        path: the path of the weights: a file or a folder.
 
     Raises:
         UserError: the config cannot be read, or describes another network.
@@ -57,18 +58,18 @@ def check(config: ModelConfig, name: str, path: str) -> None:
         theirs = json.loads(files.read(place))
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{place!r}, which describes the network of the weights beside it, is not JSON: "
-            f"{error}. Get it again from where the weights are from."
+            f"{place!r} describes the network of the weights in its folder, but it is not JSON: "
+            f"{error}. Get it again from the source of the weights."
         ) from error
     kinds, settings = _FAMILIES[type(config)]
     if not isinstance(theirs, dict) or not ({"model_type", "architectures"} & theirs.keys()):
-        return  # of another program, such as a run of tftpu
+        return  # config.json belongs to another program, for example to a run of tftpu
     theirs = _merge_rotary(theirs)
     kind = theirs.get("model_type", kinds[0])
     if kind not in kinds:
         raise UserError(
-            f"Nothing was loaded from {path!r}: it has the weights of a network of the "
-            f"architecture {kind!r} ({place}), and {name!r} is a {type(config).__name__}, for "
+            f"Nothing was loaded from {path!r}: according to {place}, it has weights of the "
+            f"architecture {kind!r}, but {name!r} is a {type(config).__name__}, which takes "
             f"weights of {' or '.join(map(repr, kinds))}."
         )
     differences = [
@@ -78,8 +79,8 @@ def check(config: ModelConfig, name: str, path: str) -> None:
     ]
     if differences:
         raise UserError(
-            f"Nothing was loaded from {path!r}: {place} describes another network than {name!r}. "
-            f"{'; '.join(differences)}."
+            f"Nothing was loaded from {path!r}: {place} describes a network that differs from "
+            f"{name!r}. {'; '.join(differences)}."
         )
 
 
@@ -118,7 +119,7 @@ def _list_llama(c: sizes.Llama, theirs: dict[str, Any]) -> Iterator[Setting]:
     yield Setting("attention_bias", False, (False,))
     yield Setting("mlp_bias", False, (False,))
     if mistral and (theirs.get("sliding_window", 4096) or c.context) < c.context:
-        # It hides what is further back; this model reads its whole context.
+        # A sliding window hides earlier tokens, but this model reads its whole context.
         yield Setting("sliding_window", 4096, (None, 0), "context")
     yield Setting("rope_theta", 10000.0, (c.rope_base,), "rope_base")
     yield Setting("partial_rotary_factor", 1.0, (1.0,))
@@ -205,7 +206,7 @@ def _list_resnet(c: sizes.ResNet, theirs: dict[str, Any]) -> Iterator[Setting]:
         yield Setting("downsample_in_bottleneck", False, (strides,), "stride_in")
 
 
-# A Mistral without a window is a Llama; the autoencoder's encoder is a ViT.
+# A Mistral without a window is a Llama. The encoder of an autoencoder (ViT-MAE) is a ViT.
 _FAMILIES: dict[type[ModelConfig], tuple[tuple[str, ...], Callable[..., Iterator[Setting]]]] = {
     sizes.Llama: (("llama", "mistral"), _list_llama),
     sizes.GPT: (("gpt2",), _list_gpt),

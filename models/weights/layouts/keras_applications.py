@@ -10,7 +10,7 @@ from tftpu.models.weights.layouts.entry import Entry, Layout, map_same, map_tran
 
 
 def build_layout(config: ModelConfig) -> list[Entry] | None:
-    """Returns the place of each variable of a model; None if keras.applications has no such model.
+    """Returns the file entry of each variable; None if keras.applications lacks the model.
 
     Raises:
         UserError: a ResNet with strides in another convolution than theirs.
@@ -33,7 +33,7 @@ def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def is_head(config: ModelConfig, name: str) -> bool:
-    """Returns whether an array, by its name in `layout`, is of a head."""
+    """Returns whether an array, by its name in `layout`, belongs to a head."""
     return name.startswith(("predictions/", "head_"))
 
 
@@ -41,7 +41,8 @@ def _map_resnet(config: sizes.ResNet) -> Layout:
     if config.stride_in != "1x1":
         raise UserError(
             "ResNets of keras.applications have the stride in a block's first 1x1 convolution, "
-            "this model has it in the 3x3: build it with stride_in='1x1' to use these weights."
+            "but this model has it in the 3x3 convolution. To use these weights, build it with "
+            "stride_in='1x1'."
         )
     yield from _map_biased_conv_norm("stem", "conv1")
     for stage, blocks in enumerate(config.blocks):
@@ -82,7 +83,7 @@ def _map_convnext(config: sizes.ConvNeXt) -> Layout:
             )
         for block in range(blocks):
             ours, theirs = f"stage{stage + 1}_block{block + 1}", f"stage_{stage}_block_{block}"
-            # A grouped convolution there: (height, width, 1, channels).
+            # keras.applications has a grouped convolution here: (height, width, 1, channels).
             yield map_transposed(
                 f"{ours}_depthwise/kernel", f"{theirs}_depthwise_conv/0", (0, 1, 3, 2)
             )

@@ -21,7 +21,7 @@ def test_each_epoch_is_another_order_of_all_examples():
 
 
 def test_a_batch_that_hosts_cannot_share_fails():
-    with pytest.raises(UserError, match="global batch of 15 cannot be shared by 2 hosts"):
+    with pytest.raises(UserError, match="global batch of 15 cannot be divided among 2 hosts"):
         as_arrays(np.zeros((30, 1)), batch_size=15).starting_at(0, 0, 2)
 
 

@@ -51,7 +51,7 @@ def test_an_endless_one_needs_the_length_of_an_epoch():
 
 
 def test_processes_and_empty_ones_fail():
-    with pytest.raises(UserError, match=r"use_multiprocessing=True.*workers=N are threads"):
+    with pytest.raises(UserError, match=r"use_multiprocessing=True.*workers=N starts threads"):
         PyBatches(Batches(40, 12, use_multiprocessing=True))
     with pytest.raises(UserError, match="has no batches"):
         PyBatches(Batches(0, 12))

@@ -30,7 +30,7 @@ WRONG = {
     "no optimizer": ({"optimizer": None}, "optimizer is a NoneType: pass a Keras optimizer"),
     "two parameters": (
         {"loss_fn": lambda model, batch: 0.0},
-        r"takes \(model, batch\), and is called with \(model, batch, training\)",
+        r"takes \(model, batch\), but it is called with \(model, batch, training\)",
     ),
 }
 
@@ -47,7 +47,7 @@ def test_wrong_lists_of_objectives_say_what_to_write():
     twice = [objective(optimizer=shared), objective(optimizer=shared, name="other")]
     for given, sentence in (
         (objective(), r"pass a list, objectives=\[Objective\(\.\.\.\)\]"),
-        ([loss_fn], r"holds a function: each must be a tftpu\.Objective"),
+        ([loss_fn], r"holds a function: each item must be a tftpu\.Objective"),
         (twice, "share the optimizer 'sgd"),
         ([objective(), objective()], "Two objectives have the name 'loss_fn'"),
     ):

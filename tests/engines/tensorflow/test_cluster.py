@@ -34,7 +34,7 @@ def test_more_replicas_than_were_set_up_fails_with_a_clear_error():
     [
         ({"virtual_devices": 0}, "virtual_devices is 0: it must be 1 or more"),
         ({"virtual_devices": 2.5}, r"virtual_devices is 2\.5: its type must be int"),
-        ({"virtual_devices": 2, "tpu": "local"}, "set only one of them"),
+        ({"virtual_devices": 2, "tpu": "local"}, "set only one of the two"),
     ],
 )
 def test_devices_that_cannot_be_meant_fail(devices, message):

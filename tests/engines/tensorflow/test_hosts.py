@@ -207,7 +207,7 @@ def test_a_process_says_what_it_waits_for_if_it_takes_long(waits, monkeypatch, c
     monkeypatch.setattr(hosts, "_LONG", 0.05 if waits else 60.0)
     with hosts.reported_if_long(hosts.Task(1, 2, "host:8471"), 300):
         time.sleep(0.3)
-    said = "Host 1 of 2 waits for the others, which meet at host:8471, for at most 300 s."
+    said = "Host 1 of 2 waits for the other hosts to connect to host:8471, for at most 300 s."
     assert (said in caplog.text) is waits
 
 

@@ -52,7 +52,7 @@ def pairs(model, batch, training):
 def test_a_model_that_mixes_its_examples_is_warned_of():
     for layer, sentence in (
         (OwnNormalization(), "depends on the other examples"),
-        (keras.layers.BatchNormalization(name="norm"), "'norm'.* normalises over the examples"),
+        (keras.layers.BatchNormalization(name="norm"), "'norm'.* normalizes over the examples"),
     ):
         with pytest.warns(UserWarning, match=sentence):
             make_trainer(sequential(layer)).fit(batches(), steps=1, verbose=False)

@@ -97,7 +97,7 @@ def test_documents_of_one_row_have_the_logits_of_rows_of_their_own(family, tmp_p
     [
         ("gpt", ["tokens", "segment"], "no input 'segment'. Did you mean 'segments'"),
         ("gpt", ["segments"], "The inputs segments lack 'tokens'"),
-        ("resnet", ["tokens"], "has no input 'tokens': leave them out"),
+        ("resnet", ["tokens"], "has no input 'tokens': choose no inputs"),
     ],
 )
 def test_inputs_that_cannot_be_chosen_are_named(family, chosen, said):
@@ -112,7 +112,7 @@ def test_an_input_that_a_model_needs_is_not_left_out():
     with pytest.raises(UserError, match="needs the input 'mask': choose tokens, mask"):
         build_inputs(model, ROWS, None, ["tokens"])
     given = ExportInputs({"text": (3,)}, {"text": "int32"}, lambda text: text)
-    with pytest.raises(UserError, match="say what its export takes, text"):
+    with pytest.raises(UserError, match="determine the inputs of its export, text"):
         build_inputs(model, ROWS, given, ["tokens"])
     taken, _ = build_inputs(model, ROWS, None, ["tokens", "mask"])
     assert [(i.below, i.tried_below) for i in taken] == [(None, 20), (None, 20)]
@@ -254,7 +254,7 @@ def test_weights_that_no_litert_file_holds_are_refused(tmp_path, monkeypatch):
     from tftpu.inference.exporting import litert_model
 
     monkeypatch.setattr(litert_model, "_MOST", 20_000)
-    with pytest.raises(UserError, match="in float32, and a file of LiteRT holds 2"):
+    with pytest.raises(UserError, match="in float32, but a LiteRT file holds at most 2"):
         export.litert(serving("resnet"), str(tmp_path / "m.tflite"), {})
 
 
@@ -302,7 +302,7 @@ def test_a_label_that_differs_is_discarded(tmp_path, monkeypatch):
     monkeypatch.setattr(
         made, "outputs", lambda x: {**honest(x), "label": np.array([b"another"] * len(x["images"]))}
     )
-    with pytest.raises(UserError, match="its output 'label' is another"):
+    with pytest.raises(UserError, match="its output 'label' differs from the model's"):
         export.saved_model(made, str(tmp_path / "m"))
     assert not list(tmp_path.iterdir())
 

@@ -96,5 +96,5 @@ def test_a_lookup_is_named(tmp_path):
     x = keras.Input((2,), dtype="int64", name="x")
     model = keras.Model(x, layers.IntegerLookup(vocabulary=[1, 2])(x))
     serving = Serving(model, *build_inputs(model, ROWS, None))
-    with pytest.raises(UserError, match=r"a lookup in a table, as of IntegerLookup.*saved_model"):
+    with pytest.raises(UserError, match=r"a lookup in a table, as in IntegerLookup.*saved_model"):
         onnx_model.write(serving, tmp_path / "m.onnx", {})

@@ -174,7 +174,7 @@ def test_a_folder_with_other_data_is_left_unchanged(pictures, tmp_path):
     conversion = Conversion(f"images:{pictures}", str(tmp_path))
     converter.run(conversion, workers=1, say=silent)
     before = content(tmp_path)
-    with pytest.raises(UserError, match="another 'train' split already"):
+    with pytest.raises(UserError, match="already holds a split 'train'"):
         converter.run(Conversion(f"images:{pictures}", str(tmp_path), seed=5), 1, say=silent)
     with pytest.raises(UserError, match="other features"):
         options = ReadOptions(split="test")
@@ -188,10 +188,10 @@ def test_a_folder_with_other_data_is_left_unchanged(pictures, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"options": ReadOptions(split="../x")}, r"would be named '\.\./x'"),
-        ({"options": ReadOptions(split="/x=train")}, "would be named '/x'"),
-        ({"options": ReadOptions(split=".x")}, r"would be named '\.x'"),
-        ({"options": ReadOptions(split="[:10]")}, "would be named ''"),
+        ({"options": ReadOptions(split="../x")}, r"'\.\./x' cannot name the shards"),
+        ({"options": ReadOptions(split="/x=train")}, "'/x' cannot name the shards"),
+        ({"options": ReadOptions(split=".x")}, r"'\.x' cannot name the shards"),
+        ({"options": ReadOptions(split="[:10]")}, "'' cannot name the shards"),
         ({"shard_mb": float("nan")}, "shard_mb is nan: it must be a number above 0"),
         ({"shard_mb": float("inf")}, "shard_mb is inf: it must be a number above 0"),
     ],

@@ -83,8 +83,8 @@ def test_batches_match_the_spec_and_resume_exactly(folder):
 def test_mistakes_fail_with_clear_errors(folder):
     for changes, message in (
         ({"context": 9}, "packed for a context of 8 tokens"),
-        ({"train_text": "*.txt"}, "but not both"),
-        ({"data_dir": None}, "but not both"),
+        ({"train_text": "*.txt"}, "Set either data.data_dir"),
+        ({"data_dir": None}, "Set either data.data_dir"),
         ({"data_dir": None, "train_text": "*.txt"}, "data.eval_text is empty"),
     ):
         data = Tokens(**{"data_dir": str(folder), "context": CONTEXT, **changes})

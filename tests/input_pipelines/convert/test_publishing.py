@@ -57,7 +57,10 @@ def test_a_later_split_of_other_classes_is_refused_and_changes_nothing(tmp_path,
     flags = [f"--source={source}", f"--output={output}", "--split=val", "--workers=1"]
     assert command_line.main(["data", "convert", *flags]) == 2
     error = capsys.readouterr().err
-    assert "the folders horse, which are none of the classes of the first split (cat, dog)" in error
+    assert (
+        "the folders horse, but the first split does not have these classes: it has cat, dog"
+        in error
+    )
     assert "into a new output folder" in error and error.count("\n") == 1
     assert content(output) == before
 

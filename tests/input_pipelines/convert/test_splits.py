@@ -75,8 +75,8 @@ def test_splits_without_classes_never_become_classes(pictures, tmp_path, capsys)
         shutil.copytree(pictures / "cat", tmp_path / "flat" / split)
     assert convert(f"images:{tmp_path}/flat", tmp_path / "out") == 2
     error = capsys.readouterr().err
-    assert "are the splits test, train, and test/" in error
-    assert "is in no folder of a class" in error
+    assert "are the splits test, train, but test/" in error
+    assert "is not in a class's folder" in error
 
 
 def test_a_conversion_in_python_is_told_of_splits_too(folder, tmp_path):
@@ -123,8 +123,11 @@ def test_a_share_is_held_out_of_the_training_split_of_a_folder(folder, tmp_path,
         (["--source=images:{}", "--split=train"], "leave out --split"),
         (["--source=images:{}/train", "--validation_fraction=1.5"], "use 0.1, for a tenth"),
         (["--source=text:x/*.txt", "--validation_fraction=0.1"], "--split=validation=train[90%:]"),
-        (["--source=tfds:digits", "--skip_bad"], "are for images and index"),
-        (["--source=images:{}/train", "--skip_bad", "--runner=DirectRunner"], "without a runner"),
+        (["--source=tfds:digits", "--skip_bad"], "work only with the sources images and index"),
+        (
+            ["--source=images:{}/train", "--skip_bad", "--runner=DirectRunner"],
+            "does not work with a runner",
+        ),
     ],
 )
 def test_a_flag_that_does_not_apply_is_an_error(folder, tmp_path, capsys, flags, sentence):

@@ -52,7 +52,7 @@ def test_preparing_prints_one_line_and_no_progress_bars(tmp_path, capfd):
 
 def test_programs_that_others_published_are_not_downloaded(tmp_path):
     for name in ("huggingface:someone/data", "someone:data/config", "kaggle:data:1.0.0"):
-        with pytest.raises(UserError, match="TFDS downloads and runs programs of others"):
+        with pytest.raises(UserError, match="TFDS would download and run another author's program"):
             tfds.open_builder(name, str(tmp_path))
 
 

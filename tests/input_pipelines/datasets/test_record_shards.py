@@ -148,12 +148,14 @@ def test_a_generator_works_with_a_warning_that_it_is_slow(caplog):
             yield np.full(2, i, np.float32), i
 
     batches = input_pipelines.from_generator(make, spec, global_batch_size=4)
-    assert "a TPU waits for it" in caplog.text
+    assert "the TPU waits for its data" in caplog.text
     assert [y.numpy().tolist() for _, y in build_training(batches, 1).take(2)] == [
         [4, 0, 1, 2],
         [3, 4, 0, 1],
     ]
-    with pytest.raises(UserError, match="not of a static shape and a dtype that devices support"):
+    with pytest.raises(
+        UserError, match="must have a static shape, and a dtype that devices support"
+    ):
         input_pipelines.from_generator(
             make, tf.TensorSpec((None,), tf.float32), global_batch_size=4
         )

@@ -76,7 +76,7 @@ def test_augmentation_is_the_same_on_any_number_of_hosts(folder):
     for (images, labels), *parts in zip(whole, *halves):
         np.testing.assert_array_equal(images, np.concatenate([part[0] for part in parts]))
         np.testing.assert_array_equal(labels, np.concatenate([part[1] for part in parts]))
-    with pytest.raises(UserError, match="mixing works in pairs: make the global batch a multiple"):
+    with pytest.raises(UserError, match="CutMix mix pairs: make the global batch a multiple"):
         pipeline.starting_at(0, 0, 8)
 
 
@@ -147,7 +147,7 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     assert re.search(expected, str(error.value), re.DOTALL)
     line = failures.explain(error.value).splitlines()[0]
     assert line.startswith("The data cannot be read: record 3 of ")
-    assert "or leave out such records with on_bad_record=skip" in line
+    assert "or skip such records with --config.data.on_bad_record=skip" in line
     assert "--config.data.on_bad_record=skip" in line
 
 
@@ -207,10 +207,10 @@ def test_shards_that_are_missing_or_changed_are_named(tmp_path):
     path = tmp_path / "train-00001"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match=f"{path} has .* bytes, and had"):
+    with pytest.raises(UserError, match=f"{path} has .* bytes, but it had"):
         input_pipelines.training(settings(tmp_path))
     path.unlink()
-    with pytest.raises(UserError, match=f"The shard {path} is missing"):
+    with pytest.raises(UserError, match=f"names the shard {path}, but that file is missing"):
         input_pipelines.training(settings(tmp_path))
 
 
@@ -246,7 +246,7 @@ def test_a_file_that_cannot_be_opened_is_not_retried_forever(tmp_path):
         ({"data_dir": None}, "data.data_dir is empty"),
         ({"on_bad_record": "ignore"}, "Allowed: raise, skip"),
         ({"service": "grpc://localhost:1"}, "as HOST:PORT"),
-        ({"service": "a:1", "on_bad_record": "skip"}, "use only one of them"),
+        ({"service": "a:1", "on_bad_record": "skip"}, "use only one of the two"),
         ({"image_dtype": "float16"}, "image_dtype"),
     ],
 )
@@ -386,7 +386,11 @@ def test_mistakes_in_files_of_images_are_named(tmp_path):
         seen(input_pipelines.training(data).starting_at(0), 5)
     (tmp_path / "train2" / "class9").rename(tmp_path / "train2" / "class99")
     data.eval_split = "train2"
-    with pytest.raises(UserError, match="the folders class99, which are none of the classes"):
+    with pytest.raises(
+        UserError, match="the folders class99, but the first split does not have these classes"
+    ):
         input_pipelines.evaluation(data)
-    with pytest.raises(UserError, match="has no index for the split 'train': give it one table"):
+    with pytest.raises(
+        UserError, match="has no index for the split 'train': give the split a single table"
+    ):
         input_pipelines.training(settings(tmp_path, format="index"))

@@ -141,7 +141,7 @@ def test_what_each_error_advises_works(tmp_path):
     assert labels_of(settings(folder, label_feature="class")) == RIGHT
     with pytest.raises(UserError, match="set image_feature and label_feature") as error:
         input_pipelines.training(settings(folder, image_feature="picture"))
-    with pytest.raises(UserError, match="not one class id or text for each image"):
+    with pytest.raises(UserError, match="must hold one class id or one text for each image"):
         input_pipelines.training(settings(folder, label_feature="one_hot_class"))
     one_hot = Records(data_dir=str(folder), features=("one_hot_class",), label="class", spec=spec)
     assert input_pipelines.training(one_hot).count == COUNT
@@ -183,7 +183,7 @@ def test_the_command_line_converts_them(tmp_path, capsys):
     assert labels_of(settings(tmp_path / "out")) == RIGHT
     again = ["data", "convert", f"--source=tfrecord:{tmp_path}/out", f"--output={tmp_path}/again"]
     assert command_line.main([*again, "--first_class=1"]) == 2
-    assert "first_class is for records without a manifest" in capsys.readouterr().err
+    assert "first_class works only with records without a manifest" in capsys.readouterr().err
     assert command_line.main(["data", "verify", f"{tmp_path}/out"]) == 0
 
 

@@ -30,7 +30,7 @@ def test_a_missing_or_inconsistent_manifest_fails_with_a_clear_error(tmp_path):
     with pytest.raises(UserError, match=r"dataset\.json is missing"):
         manifest.read(str(tmp_path))
     for shard, message in (
-        (Shard("a.tfrecord", 300, 1234, "", (0,)), "300 examples and 1 offsets: it should have 2"),
+        (Shard("a.tfrecord", 300, 1234, "", (0,)), "300 examples, but 1 offsets: there must be 2"),
         (Shard("a.tfrecord", 300, 1234, "", (5, 5)), "offsets of a.tfrecord do not increase"),
         (Shard("a.tfrecord", -1, 1234), "bytes and offsets of a.tfrecord are not whole numbers"),
         (Shard("a.tfrecord", 1, 1234, "crc"), "the checksum of a.tfrecord is 'crc'"),
@@ -51,11 +51,11 @@ def test_a_missing_or_inconsistent_manifest_fails_with_a_clear_error(tmp_path):
 )
 def test_a_shard_that_is_not_in_the_folder_is_neither_written_nor_followed(tmp_path, name):
     data = Manifest(str(tmp_path), FEATURES, {"train": (Shard(name, 1, 20),)})
-    with pytest.raises(UserError, match="which is not in its folder"):
+    with pytest.raises(UserError, match="which is not in the manifest's folder"):
         manifest.write(data)
     assert not list(tmp_path.iterdir())
     (tmp_path / "dataset.json").write_text(manifest.to_json(data))
-    with pytest.raises(UserError, match="which is not in its folder"):
+    with pytest.raises(UserError, match="which is not in the manifest's folder"):
         manifest.read(str(tmp_path))
 
 

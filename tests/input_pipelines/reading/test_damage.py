@@ -162,7 +162,7 @@ def test_counting_that_takes_long_is_told(tmp_path, monkeypatch, caplog):
     for number in range(3):
         path.with_name(f"val-{number}").write_bytes(path.read_bytes())
     counted.read_manifest(str(tmp_path), "val", FEATURES)
-    assert f"in {tmp_path}, which is done once: 1 of 3 files" in caplog.text
+    assert f"in {tmp_path}, once: 1 of 3 files" in caplog.text
 
 
 def test_folders_of_records_are_named_as_splits(tmp_path):

@@ -24,10 +24,16 @@ def index(folder, name: str, content: str) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (f'image,label\na.png,"{LONG}\n', "t.csv is not a table after line 2: unexpected end of"),
-        ("image,label\na.png,0\nb.png,-1\n", "line 3 of .* the label -1: a class id is 0 or"),
-        ("image,label\na.png,99999999999\n", "the label 99999999999: a class id is 0 or more"),
-        (f"image,label\na.png,{'9' * 5000}\n", "a class id is 0 or more, and below 16,777,216"),
+        (
+            f'image,label\na.png,"{LONG}\n',
+            "t.csv is not a valid table after line 2: unexpected end of",
+        ),
+        ("image,label\na.png,0\nb.png,-1\n", "line 3 of .* the label -1: a class id must be 0 or"),
+        ("image,label\na.png,99999999999\n", "the label 99999999999: a class id must be 0 or more"),
+        (
+            f"image,label\na.png,{'9' * 5000}\n",
+            "a class id must be 0 or more, and below 16,777,216",
+        ),
         ("image,label\na.png,0\nb.png\n", "line 3 of .*t.csv has no 'label'"),
         ("image,label\n/etc/passwd,0\n", "no image /etc/passwd .* Paths are relative to"),
         ("image,label\n../a.png,0\n", r"no image \.\./a.png in .*\. Paths are relative to"),
@@ -41,9 +47,18 @@ def test_a_csv_that_cannot_be_used_is_one_clear_error(tmp_path, content, message
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"image": ["a.png"], "label": 0}, "image must be a text, and label a text or a whole"),
-        ({"image": "a.png", "label": 1.5}, "image must be a text, and label a text or a whole"),
-        ({"image": "a.png", "label": True}, "image must be a text, and label a text or a whole"),
+        (
+            {"image": ["a.png"], "label": 0},
+            "image must be a text, and label must be a text or a whole",
+        ),
+        (
+            {"image": "a.png", "label": 1.5},
+            "image must be a text, and label must be a text or a whole",
+        ),
+        (
+            {"image": "a.png", "label": True},
+            "image must be a text, and label must be a text or a whole",
+        ),
         ({"image": "a.png", "label": -1}, "line 1 of .* the label -1"),
         ({"image": "a.png", "label": "\ud800"}, "line 1 of .*t.jsonl holds half of a character"),
         ("[" * 100_000, "line 1 of .*t.jsonl is not JSON"),

@@ -73,13 +73,16 @@ def test_a_folder_or_file_beside_the_splits_does_not_make_them_classes(tmp_path,
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([*SPLITS, "extra/cat/9.png"], r"like splits \(train, val\), and others \(extra\)"),
-        (["train/cat/1.png", "car/2.png"], r"like splits \(train\), and others \(car\)"),
-        (["train/1.png", "val/2.png", "car/3.png"], r"splits \(train, val\), and others \(car\)"),
-        ([*SPLITS, "test/9.png"], "test/9.png is in no folder of a class"),
-        (SPLITS, "are the splits train, val, not classes: name the folder of one split, as"),
+        ([*SPLITS, "extra/cat/9.png"], r"of splits \(train, val\) and other folders \(extra\)"),
+        (["train/cat/1.png", "car/2.png"], r"of splits \(train\) and other folders \(car\)"),
+        (
+            ["train/1.png", "val/2.png", "car/3.png"],
+            r"splits \(train, val\) and other folders \(car\)",
+        ),
+        ([*SPLITS, "test/9.png"], "test/9.png is not in a class's folder"),
+        (SPLITS, "are the splits train, val, not classes: name the folder of one split, such as"),
         (["photos/cat/1.png", "photos/dog/2.png"], "in photos, in the folders cat, dog: if these"),
-        (["1.png"], "There are no folders of images"),
+        (["1.png"], "There are no folders with images"),
         (
             [
                 f"seg_{split}/seg_{split}/{name}/1.png"
@@ -245,7 +248,7 @@ def test_classes_that_are_given_keep_their_ids_and_take_no_others(tmp_path):
         "2 images in 3 classes: ant 0, cat 1, owl 1",
         "There are no images of ant.",
     ]
-    with pytest.raises(UserError, match=r"the folders owl, which are none .* \(ant, cat\)"):
+    with pytest.raises(UserError, match=r"the folders owl, but .* it has ant, cat"):
         image_files.list_in_folders(folder, ["ant", "cat"])
 
 

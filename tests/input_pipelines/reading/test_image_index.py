@@ -76,10 +76,16 @@ def test_quotes_after_a_space_are_no_part_of_a_name(tmp_path, name, between):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("image,label\n0.jpg,Smith, John\n", "line 2 of .* has 3 values, and the table 2 columns"),
+        (
+            "image,label\n0.jpg,Smith, John\n",
+            "line 2 of .* has 3 values, but the table has 2 columns",
+        ),
         ("image;label\n0.jpg;1\n", "t.csv is separated by ';', not by ','"),
-        ('image,label\n0.jpg,"1\n1.jpg,1\n', "not a table after line 3: unexpected end of data"),
-        ("image,label\na\\0.jpg,1\n", "image a.0.jpg, as on Windows: .* as a/0.jpg"),
+        (
+            'image,label\n0.jpg,"1\n1.jpg,1\n',
+            "not a valid table after line 3: unexpected end of data",
+        ),
+        ("image,label\na\\0.jpg,1\n", "image a.0.jpg with Windows separators: .* here a/0.jpg"),
         ("image,label\n0.jpg, \n", "line 2 of .* has no 'label'"),
         ("label,image,label\n0.jpg,1,1\n", "several columns 'label'"),
     ],
@@ -135,13 +141,15 @@ def test_a_split_may_lack_the_highest_class_id(tmp_path, caplog):
     # Of the class with the highest id there may be no picture at all.
     with caplog.at_level(logging.WARNING):
         assert labels_of(input_pipelines.evaluation(settings(tmp_path, 7))) == {10: 3, 11: 0}
-    assert "The highest class id in the split 'train' is 4, and" in caplog.text
+    assert "The highest class id in the split 'train' is 4, but" in caplog.text
 
 
 def test_a_class_id_that_the_model_does_not_have_is_named(tmp_path):
     write(tmp_path / "train.csv", [0, 4, 2])
     write(tmp_path / "val.csv", [5], first=10)
-    with pytest.raises(UserError, match=r"line 2 of .*val.csv has the class id 5, and there are 5"):
+    with pytest.raises(
+        UserError, match=r"line 2 of .*val.csv has the class id 5, but classes are numbered 0 to 4"
+    ):
         input_pipelines.evaluation(settings(tmp_path, 5))
     assert labels_of(input_pipelines.evaluation(settings(tmp_path, 6))) == {10: 5}
     write(tmp_path / "val.csv", ["cat"], first=10)
@@ -158,13 +166,17 @@ def test_the_names_of_the_training_split_number_those_of_all_splits(tmp_path):
     given = settings(tmp_path, 5, classes=("owl", "bat", "7", "dog", "cat"))
     assert labels_of(input_pipelines.evaluation(given)) == {10: 0, 11: 2}
     write(tmp_path / "val.csv", ["cow"], first=10)
-    with pytest.raises(UserError, match=r"'cow', which is none of the 4 classes.*7, cat, dog, owl"):
+    with pytest.raises(
+        UserError, match=r"'cow', which is not one of the 4 classes.*7, cat, dog, owl"
+    ):
         input_pipelines.evaluation(data)
 
 
 def test_an_index_per_split_is_found_or_named(tmp_path):
     write(tmp_path / "val.csv", [0])
-    with pytest.raises(UserError, match="no index for the split 'train': give it one table, as tr"):
+    with pytest.raises(
+        UserError, match="no index for the split 'train': give the split a single table, such as tr"
+    ):
         input_pipelines.training(settings(tmp_path, 1))
     write(tmp_path / "train.CSV", [0])
     write(tmp_path / "train.jsonl", [0])
@@ -185,7 +197,7 @@ def test_a_conversion_takes_the_classes_that_are_given(tmp_path):
     assert convert("b", num_classes=9).features["label"].num_classes == 9
     named = convert("c", classes=("3", "1", "0"))
     assert named.features["label"].num_classes == 3 and named.about["classes"] == ["3", "1", "0"]
-    with pytest.raises(UserError, match="the class id 3, and there are 3 classes"):
+    with pytest.raises(UserError, match="the class id 3, but classes are numbered 0 to 2"):
         convert("d", num_classes=3)
-    with pytest.raises(UserError, match="num_classes is for index, tfrecord"):
+    with pytest.raises(UserError, match="num_classes works only with index, tfrecord"):
         splits.plan_conversions(Conversion("text:a.txt", "out", ReadOptions(num_classes=3)))

@@ -104,7 +104,7 @@ def test_the_status_of_runs_is_shown_beside_one_that_is_missing(run, capsys):
 def test_the_folder_of_a_search_is_shown_by_its_report(tmp_path, capsys):
     (tmp_path / "search.json").write_text("{}")
     assert command_line.main(["status", str(tmp_path)]) == 2
-    assert f"`tftpu search --report --workdir={tmp_path}` shows it" in capsys.readouterr().err
+    assert f"run `tftpu search --report --workdir={tmp_path}`." in capsys.readouterr().err
 
 
 def test_status_loads_no_tensorflow_and_prints_json_for_programs(run):

@@ -178,7 +178,7 @@ def test_a_search_comes_before_the_training_and_gives_it_the_best_values(tmp_pat
     ("given", "said"),
     [
         ({"condition": "accuracy>0.9"}, "The gate 'accuracy>0.9' cannot be read"),
-        ({"workdir": 'gs://b/"x"'}, "has a quote or a backslash in it"),
+        ({"workdir": 'gs://b/"x"'}, "contains a quote or a backslash"),
     ],
 )
 def test_a_run_with_a_mistake_is_refused_before_anything_is_done(given, said):
@@ -226,7 +226,10 @@ def test_a_step_that_fails_shows_the_message_of_the_command(folder, capfd):
     assert "tftpu data check ended with exit code 2" in said
     with pytest.raises(RuntimeError, match="check"):
         kfp.check(config="digits_resnet", condition="acuracy>=0.9")
-    assert "--gate=acuracy: the evaluation of Images has loss, accuracy." in capfd.readouterr().out
+    assert (
+        "--gate=acuracy: the evaluation of Images has only loss, accuracy."
+        in capfd.readouterr().out
+    )
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def test_a_run_that_was_stopped_resumes_above_the_same_base_alone(
     main(["export-weights", f"--workdir={adapted}", f"--to={other}", "--merge"])
     given = [f"--config={config}", f"--workdir={run}", "--tpu=none", "--config.model.lora=4"]
     said = refused(capsys, "train", *given, f"--config.model.init_from={place}")
-    assert "were trained above other weights (digest" in said
+    assert "were trained with weights whose digest is" in said
     shutil.rmtree(place)
     shutil.move(tmp_path / "kept", place)
     train(config, run, str(place))
@@ -226,15 +226,15 @@ def test_a_checkpoint_of_adapters_is_no_base(config, adapted, tmp_path, capsys):
     given = [f"--config={config}", f"--workdir={tmp_path}", "--tpu=none", "--config.model.lora=4"]
     checkpoint = adapted / "checkpoints" / "20"
     said = refused(capsys, "train", *given, f"--config.model.init_from={checkpoint}")
-    assert "is a checkpoint of adapters alone" in said
+    assert "is a checkpoint that holds only adapters" in said
 
 
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--merge", "--adapters"], "give --merge for all weights"),
+        (["--merge", "--adapters"], "give --merge to write all weights"),
         ([], "trained adapters: give --merge"),
-        (["--adapters"], "--adapters writes a folder of two files"),
+        (["--adapters"], "must be a folder, because --adapters writes two files"),
     ],
 )
 def test_a_run_with_adapters_asks_what_to_write(adapted, tmp_path, capsys, flags, said):
@@ -245,9 +245,9 @@ def test_a_run_with_adapters_asks_what_to_write(adapted, tmp_path, capsys, flags
 def test_adapters_need_weights_to_adapt(config, tmp_path, capsys):
     given = ["train", f"--config={config}", f"--workdir={tmp_path}", "--tpu=none"]
     said = refused(capsys, *given, "--config.model.lora=4")
-    assert "model.lora=4 adapts trained weights, and there are none" in said
+    assert "model.lora=4 adapts trained weights: name them" in said
     said = refused(capsys, *given, "--config.model.lora_base=int8")
-    assert "model.lora_base is for low-rank adapters" in said
+    assert "model.lora_base works only with low-rank adapters" in said
 
 
 def test_adapters_are_not_written_over_a_file(adapted, tmp_path, capsys):

@@ -103,7 +103,7 @@ def test_a_subclass_of_keras_model_answers_with_arrays(workdir):
     assert (given.shape, given.dtype) == ((8,), "float32")
     found = model.call({given.name: np.zeros((3, 8), np.float32)})
     assert found["logits"].shape == (3, 2)
-    with pytest.raises(UserError, match=r"--tokenizer is for language models.*not tokens"):
+    with pytest.raises(UserError, match=r"--tokenizer works only with language models.*not tokens"):
         answering(workdir, "t.json")
 
 
@@ -113,7 +113,7 @@ def test_a_model_that_reads_later_tokens_answers_with_arrays(workdir):
     model = answering(workdir)
     assert isinstance(model, Served)
     assert model.call({model.inputs[0].name: np.ones((2, 8), model.inputs[0].dtype)})
-    with pytest.raises(UserError, match=r"--tokenizer .* depends on the tokens that come later"):
+    with pytest.raises(UserError, match=r"--tokenizer .* depend on later tokens"):
         answering(workdir, "t.json")
 
 

@@ -19,7 +19,7 @@ def check(*texts, changes=()):
         ("model.width=uniform:-8..-1", "model.width=-8 is not a value to train with"),
         ("optimizer.momentum=uniform:0..1.5", "optimizer.momentum=1.5 is not a value to train"),
         ("optimizer.decay=choice:cosine,step", "optimizer.decay_steps is empty"),
-        ("train.best_metric=choice:loss,accuracy", "--metric sets it"),
+        ("train.best_metric=choice:loss,accuracy", "set it with --metric"),
         ("metrics=choice:AUC,AUX", "keras.metrics has nothing of that name"),
     ],
 )

@@ -98,5 +98,5 @@ def test_optuna_shares_a_study_by_it(folder):
 
 def test_a_record_of_an_earlier_version_is_named_as_such(tmp_path):
     (tmp_path / "00000000.jsonl").write_text('{"a": 1}')
-    with pytest.raises(UserError, match=r"00000000\.jsonl .* of an earlier version of tftpu"):
+    with pytest.raises(UserError, match=r"00000000\.jsonl .* an earlier version of tftpu wrote it"):
         Journal(str(tmp_path)).read_logs(0)

@@ -149,7 +149,7 @@ def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, st
     [
         ({"trials": "five"}, "trials is 'five'"),
         ({"trials": 0}, "trials is 0"),
-        ({"overrides": "none"}, "overrides is 'none', no list"),
+        ({"overrides": "none"}, "overrides is 'none', not a list"),
         ({"space": [1]}, "space is (1,)"),
         ({"fields": []}, "fields is []"),
         ({"sampler": "tp"}, "choose tpe"),
@@ -170,7 +170,7 @@ def test_a_flag_that_repeats_a_default_is_refused_like_any_other(own, capsys, fl
     _, workdir = own
     for what in ("--report", "--join"):
         assert main.main(["search", what, flag, f"--workdir={workdir}"]) == 2
-        assert f"{flag.split('=')[0]} cannot change it" in capsys.readouterr().err
+        assert f"{flag.split('=')[0]} cannot change: leave" in capsys.readouterr().err
 
 
 def test_the_record_of_a_search_gives_its_trials_no_other_flags(own, tmp_path, capsys, monkeypatch):
@@ -189,5 +189,5 @@ def test_the_record_of_a_search_gives_its_trials_no_other_flags(own, tmp_path, c
     path.write_text(text)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     assert main.main(["search", "--report", f"--workdir={workdir}"]) == 2
-    assert f"the config {config}, which is code: if you trust it" in capsys.readouterr().err
+    assert f"the config {config}, which is code. If you trust it" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()

@@ -112,7 +112,7 @@ def test_another_search_or_a_changed_one_does_not_enter_its_workdir(done, capsys
     assert search(*TINY, "--sampler=random", where) == 2
     assert "differs in sampler: 'tpe', not 'random'" in capsys.readouterr().err
     assert search("search", "--report", "--trials=9", where) == 2
-    assert "--trials cannot change it" in capsys.readouterr().err
+    assert "--trials cannot change: leave" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_another_search_or_a_changed_one_does_not_enter_its_workdir(done, capsys
         (("search", "--report", "--workdir={}"), "There is no search in"),
         (("search", "--config=digits_resnet", "--workdir={}"), "nothing to search"),
         ((*TINY, "--workdir={}", "--sampler=tp"), "Did you mean 'tpe'"),
-        ((*TINY, "--workdir={}", "--pruner=none", "--budget_usd=1"), "needs the --slice"),
+        ((*TINY, "--workdir={}", "--pruner=none", "--budget_usd=1"), "needs --slice"),
         ((*TINY, "--workdir={}", "--slice=v5x-8"), "v5x"),
         ((*TINY, "--workdir={}", "--trials=0"), "--trials"),
         ((*TINY, "--workdir={}", "--config.optimizer.learning_rate=1"), "a field of the space"),
         ((*TINY, "--workdir={}", "--metric=acuracy"), "Did you mean 'accuracy'"),
         (
             (*TINY, "--workdir={}", "--metric=accuracy", "--config.train.best_metric=loss"),
-            "--config.train.best_metric=loss and --metric=accuracy differ",
+            "--config.train.best_metric=loss and --metric=accuracy name different",
         ),
         ((*TINY, "--workdir={}", "--space=optimizer.name=choice:sgd,adamww"), "'adamw'"),
         (("search", "--report", "--workdir={}", "--parallel=1"), "leave out --join and --parallel"),
@@ -151,7 +151,7 @@ def test_a_space_may_be_in_the_config_file(tmp_path, capsys):
     )
     words = ("search", f"--config={config}", f"--workdir={tmp_path / 'runs'}")
     assert search(*words) == 2
-    assert "1 is not below 0.1" in capsys.readouterr().err
+    assert "the lower bound 1 must be below 0.1" in capsys.readouterr().err
     config.write_text(config.read_text().replace("return [", "return 7, ["))
     assert search(*words) == 2
     assert "it must return a list of texts" in capsys.readouterr().err
@@ -165,7 +165,10 @@ def test_a_search_whose_trials_all_fail_ends_and_says_why(tmp_path):
     assert process.returncode == 2
     assert "3 trials failed and none is complete" in output
     assert f"See {workdir}/logs/0002.log." in output
-    assert "The evaluation has no 'acuracy'" in output and "Traceback" not in output
+    assert (
+        "best_metric is 'acuracy', but the evaluation has no such" in output
+        and "Traceback" not in output
+    )
     assert "3 trials of 9" in output  # what there is, is reported nevertheless
     assert len(table(str(workdir))) == 3
 

@@ -23,11 +23,12 @@ SETTING = ', "scale": self.scale'
     [
         (
             [*zip(KWARGS, ("scale=1.0", "super().__init__()"), strict=True)],
-            "loss: no losses.Scaled can be made from its get_config(), as each model gets one: "
-            "TypeError: Scaled.__init__() got an unexpected keyword argument 'name'. Its __init__",
+            "loss: each model gets a copy made from get_config(), but no losses.Scaled can be made "
+            "from it: TypeError: Scaled.__init__() got an unexpected keyword argument "
+            "'name'. Its __init__",
         ),
-        ([(SETTING, "")], "loss: scale of Scaled is 2.0, and 1.0 in another"),
-        ([("**super().get_config()", "**{}[0]")], "get_config() of Scaled fails with KeyError: 0."),
+        ([(SETTING, "")], "loss: scale of Scaled is 2.0, but 1.0 in the copy"),
+        ([("**super().get_config()", "**{}[0]")], "Scaled.get_config() fails with KeyError: 0."),
     ],
     ids=["no name", "a setting is left out", "get_config fails"],
 )
@@ -58,10 +59,10 @@ def test_a_function_that_its_name_does_not_find_is_refused(line, name, tmp_path)
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("loss=hubber", "loss is 'hubber', and keras.losses has nothing of that name. Did you"),
+        ("loss=hubber", "loss is 'hubber', but keras.losses has nothing of that name. Did you"),
         ("metrics=auk", "metrics is 'auk'"),
         ("loss=sparse_crossentropy", "Did you mean 'sparse_categorical_crossentropy'?"),
-        ("loss=crossentropy", "loss is 'crossentropy', and keras.losses has nothing of that name"),
+        ("loss=crossentropy", "loss is 'crossentropy', but keras.losses has nothing of that name"),
         ("metrics=MeanIoU", "metrics is 'MeanIoU', which needs arguments"),
         ("optimizer=adamm", "Did you mean 'adam'?"),
         ("weighted_metrics=mae,auk", "weighted_metrics is 'auk'"),
@@ -149,5 +150,8 @@ def test_an_object_may_have_the_name_of_a_registered_class(folder):
 def test_a_description_in_place_of_a_loss_is_refused(inner, tmp_path):
     loss = inner.format("{'class_name': 'MeanSquaredError', 'config': {}}")
     path = str(projects.write(tmp_path, f"loss={loss}"))
-    with pytest.raises(UserError, match=r"loss.* is a description .*: give the object, such as"):
+    with pytest.raises(
+        UserError,
+        match=r"loss.* is a dictionary that describes .*: give the object itself, such as",
+    ):
         config_flags.load(path, [])

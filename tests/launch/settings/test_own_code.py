@@ -233,7 +233,7 @@ def test_of_a_package_a_config_json_names_losses_and_functions_that_the_config_n
         plain["loss"]["description"] |= {"module": module, "class_name": name}
     else:
         plain["metrics"] = [{"class": "tftpu.config.objects.Function", "name": path}]
-    refused = pytest.raises(UserError, match=f"config.json names {path}, .* its code names")
+    refused = pytest.raises(UserError, match=f"config.json names {path}, .* code names")
     with contextlib.nullcontext() if is_read else refused:
         read_again(file, json.dumps(plain))
 
@@ -294,7 +294,7 @@ def test_a_config_whose_config_json_could_not_be_read_is_refused_when_it_is_load
     text = f"{imports}\n{text}".replace("():\n", f"():\n    {inside}\n")
     file = projects.write(tmp_path / "code", "", mine=text)
     if missing:
-        said = f"uses far.{missing}, .* write `from far import {missing}` at the top"
+        said = f"uses far.{missing}, .* Write `from far import {missing}` at the top"
         with pytest.raises(UserError, match=said):
             config_flags.load(str(file), [])
     else:
@@ -317,7 +317,7 @@ def test_the_run_of_a_module_file_of_tfx_is_read_with_that_file(tmp_path):
     )
     done = warm.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     said = done.stdout.splitlines()
-    assert "model.Linear, and 'model' is not part of the run's own code" in said[0], done.stderr
+    assert "model.Linear, but 'model' is not part of the run's own code" in said[0], done.stderr
     assert "--config=FILE.py" in said[0] and said[1] == "width"
 
 
@@ -387,7 +387,7 @@ def test_a_search_of_a_pipelines_examples_is_joined_where_its_config_is_named(tm
     (tmp_path / "search.json").write_text(json.dumps({**plan, "metric": "loss", "fields": {}}))
     assert main(["search", "--join", f"--workdir={tmp_path}"]) == 2
     assert (
-        f"any transform graph, which is a program: if you trust them, give the config, "
+        f"any transform graph, which is a program. If you trust them, give the config with "
         f"--config={path}." in capsys.readouterr().err
     )
 

@@ -144,7 +144,7 @@ def test_a_model_brings_loss_functions_of_its_own(tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"loss {wanted['loss']:.4f}" in said and f"mae {wanted['mae']:.4f}" in said
     assert main(["train", f"--config={path}", "--workdir=r2", "--config.loss=mse"]) == 2
-    assert "and the experiment sets loss: leave that out" in capsys.readouterr().err
+    assert "so leave out the experiment's loss" in capsys.readouterr().err
 
 
 def test_callbacks_of_a_config_end_the_run(tmp_path):
@@ -220,7 +220,7 @@ def test_every_model_gets_an_optimizer_and_metrics_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("rest", "message"),
     [
-        ("loss='mes'", "loss is 'mes', and keras.losses has nothing of that name"),
+        ("loss='mes'", "loss is 'mes', but keras.losses has nothing of that name"),
         ("loss='mse', metrics=['auk']", "metrics is 'auk'"),
         ("loss=lambda y, p: y", "is the function"),
         ("loss=losses.Scaled", "loss is the class Scaled: write Scaled()"),
@@ -296,7 +296,7 @@ def test_the_last_length_on_the_command_line_wins_over_the_config(tmp_path):
     assert length("epochs=2") == (None, 2)
     assert length("steps=7", "epochs=2") == (None, 2)
     assert length("steps=7", "epochs=none") == (7, None)
-    with pytest.raises(UserError, match="both none: set one"):
+    with pytest.raises(UserError, match="both None: set one"):
         config_flags.load(path, ["--config.train.epochs=none"]).validate()
 
 
@@ -321,9 +321,7 @@ def test_a_mistake_in_own_code_ends_with_file_and_line(files, message, tmp_path,
 def test_a_config_file_without_its_ending_is_pointed_to(words, tmp_path, capsys):
     write(tmp_path, "loss='mse'")
     assert main(words) == 2
-    assert "but a file of that name: write mine.py, as in --config=mine.py" in (
-        capsys.readouterr().err
-    )
+    assert "but there is a file of that name: write --config=mine.py" in (capsys.readouterr().err)
 
 
 def test_a_run_that_a_script_made_is_evaluated_with_a_config(tmp_path, capsys):
@@ -360,7 +358,7 @@ def test_a_run_whose_code_has_moved_is_evaluated_from_there(tmp_path, capsys):
     assert main(["evaluate", "--workdir=run"]) == 2
     said = capsys.readouterr().err
     assert f"was made with the config {path}, which is code" in said
-    assert "give the place of that file on this machine, --config=FILE.py" in said
+    assert "give the path of that file on this machine with --config=FILE.py" in said
     assert main(["evaluate", "--workdir=run", f"--config={tmp_path / 'there' / 'mine.py'}"]) == 0
 
 
@@ -382,7 +380,7 @@ def test_a_workdir_from_elsewhere_imports_no_file_that_was_not_named(tmp_path, c
     Path("run/config.json").write_text(text.replace('mine.py"', 'other.py"'))
     sys.modules.pop("model")
     assert main(["evaluate", "--workdir=run"]) == 2
-    assert "which is code: if you trust it, give the place" in capsys.readouterr().err
+    assert "which is code. If you trust it, give the path" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
     Path("run/config.json").write_text(text)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))

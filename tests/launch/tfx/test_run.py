@@ -276,10 +276,10 @@ def test_only_the_features_that_the_model_needs_are_asked_for(artifacts):
 
 BAD_DATA = {
     "label": ({"label": "specie_id"}, "data.label names 'specie_id'.*Did you mean 'species_id'"),
-    "feature": ({"features": ("petal",)}, "data.features names 'petal', which the transform graph"),
+    "feature": ({"features": ("petal",)}, "data.features names 'petal', but the transform graph"),
     "no description": ({"transform_graph": ""}, "neither a transform graph nor a schema"),
     "no graph": ({"transform_graph": "nowhere"}, "The transform graph 'nowhere' cannot be read"),
-    "no files": ({"train_files": ("nowhere/*",)}, "nowhere/.*, and no file has such a name"),
+    "no files": ({"train_files": ("nowhere/*",)}, "nowhere/.*, but no file has such a name"),
     "empty": ({"train_files": ()}, "empty: run_fn sets it from the pipeline"),
     "raw for transformed": ({"train_files": "raw"}, "has no .*field_id.*transformed=False for"),
     "transformed for raw": ({"transformed": False}, "has no .*field.*species.*it has field_id"),
@@ -306,7 +306,7 @@ BAD_DATA = {
     ),
     "another type": (
         {"transform_graph": "", "schema": "integers", "train_files": "raw", "label": "petal_width"},
-        "first example .* is not what the schema .* describes: ",
+        "first example .* does not match the schema .*: ",
     ),
     "no examples": ({"train_files": "empty.gz"}, r"empty.gz \(data.train_files\) hold no examples"),
     "other files": (
@@ -348,17 +348,17 @@ BAD_ARGUMENTS = {
         {"hyperparameters": {"values": {"learning_rate": 1}}},
         "The hyperparameters: --config.learning_rate: config has no field",
     ),
-    "flat": ({"hyperparameters": {"model.width": 1}}, "a dictionary below 'values'"),
-    "an input": ({"overrides": {"data.eval_steps": 3}}, "sets data.eval_steps, which the pipeline"),
+    "flat": ({"hyperparameters": {"model.width": 1}}, "without the dictionary 'values'"),
+    "an input": ({"overrides": {"data.eval_steps": 3}}, "sets data.eval_steps, but the pipeline"),
     "two lengths": ({"overrides": {"train.epochs": 1}}, "train_args sets num_steps=40: leave one"),
     "other data": ({"custom_config": {"config": "digits_resnet"}}, "has data=Images"),
     "view": (
         {"data_accessor": SimpleNamespace(data_view_decode_fn=len)},
-        "which a DataView decodes",
+        "need a DataView to decode them",
     ),
     "no graph": (
         {"overrides": {"data.transformed": False}, "transform_graph_path": None},
-        "go through the transform graph, and the pipeline gives none",
+        "needs a transform graph, but the pipeline has none",
     ),
     "base": ({"base_model": "nowhere"}, "base model 'nowhere' has no assets.extra/tftpu"),
     "engine": (
@@ -384,7 +384,7 @@ def test_arguments_that_cannot_be_honoured_are_refused_before_training(name, art
 @pytest.mark.usefixtures("in_scratch_project")
 def test_a_base_model_of_another_shape_is_refused(artifacts, trained, tmp_path):
     given = {"base_model": str(trained / "Format-Serving"), "train_steps": 1}
-    with pytest.raises(UserError, match="is another model than that of the config"):
+    with pytest.raises(UserError, match="differs from the config's model"):
         run_fn(fn_args(artifacts, tmp_path, **given))
 
 

@@ -102,7 +102,7 @@ def test_remat_on_another_backend_fails_with_those_that_have_it(monkeypatch):
     x, _ = zoo.batch("gpt")
     model = zoo.build("gpt", remat="block")
     monkeypatch.setattr(keras.config, "backend", lambda: "torch")
-    with pytest.raises(UserError, match=r"TensorFlow and JAX backends, and Keras runs on torch"):
+    with pytest.raises(UserError, match=r"TensorFlow and JAX backends, but Keras runs on torch"):
         model(x, training=True)
 
 

@@ -24,12 +24,12 @@ def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
 
 
 def test_keeping_products_needs_jax():
-    with pytest.raises(UserError, match=r"model\.remat='products' works on the JAX engine"):
+    with pytest.raises(UserError, match=r"model\.remat='products' works only on the JAX engine"):
         models.build("gpt2_small", remat="products", layers=2, width=32, heads=2, vocabulary=8)
 
 
 def test_a_loop_that_is_asked_for_needs_jax():
-    with pytest.raises(UserError, match=r"model\.scan='block' works on the JAX engine"):
+    with pytest.raises(UserError, match=r"model\.scan='block' works only on the JAX engine"):
         models.build("gpt2_small", scan="block", layers=2, width=32, heads=2, vocabulary=8)
 
 

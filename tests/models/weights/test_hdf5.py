@@ -57,13 +57,13 @@ def folder(group, elsewhere) -> None:
 
 
 HOSTILE = {
-    external: "lies in another file",
-    external_link: "'0' is a link to elsewhere",
-    soft_link: "'0' is a link to elsewhere",
-    virtual: "lies in another file",
-    never_written: "states 4,398,046,511,104 bytes, and the file holds 0 of it",
-    inflated: "states 16,777,216 bytes, and the file holds",
-    huge_chunk: "states 1 bytes, and the file holds 0",
+    external: "is in another file",
+    external_link: "'0' is a link to another place",
+    soft_link: "'0' is a link to another place",
+    virtual: "is in another file",
+    never_written: "needs 4,398,046,511,104 bytes, but the file holds only 0 of them",
+    inflated: "needs 16,777,216 bytes, but the file holds only",
+    huge_chunk: "needs 1 bytes, but the file holds only 0",
     text: "has the dtype object, not numbers",
     folder: "is not an array",
 }
@@ -100,7 +100,7 @@ def test_a_group_that_is_a_link_is_refused(tmp_path):
         with h5py.File(tmp_path / "weights.h5", "w") as file:
             file.attrs["layer_names"] = [b"conv"]
             file[name] = h5py.ExternalLink(str(tmp_path / "secret.h5"), name.replace("conv", "/"))
-        with pytest.raises(UserError, match=f"'{name}' is a link to elsewhere"):
+        with pytest.raises(UserError, match=f"'{name}' is a link to another place"):
             files.read(str(tmp_path / "weights.h5"))
 
 
@@ -155,7 +155,7 @@ def test_a_heap_on_which_the_library_would_hang_is_refused(tmp_path, number):
     ("place", "value", "message"),
     [
         (0, 0, "does not begin as an HDF5 file"),
-        (8, 9, "of a version that Keras does not write"),
+        (8, 9, "has a version that Keras does not write"),
         (14, 4, "its header is damaged"),
     ],
 )

@@ -22,7 +22,7 @@ def test_without_libtpu_the_error_says_how_to_install_it(monkeypatch):
 
 def test_an_unsupported_machine_fails_with_a_clear_error(monkeypatch):
     monkeypatch.setattr(compiler.platform, "machine", lambda: "arm64")
-    with pytest.raises(UserError, match="x86-64 Linux only"):
+    with pytest.raises(UserError, match="only on x86-64 Linux"):
         compiler.check_machine()
 
 

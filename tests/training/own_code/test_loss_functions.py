@@ -342,7 +342,7 @@ def test_a_batch_of_any_parts_goes_to_a_loss_function(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((X, NOISE, NOISE, images)).batch(BATCH)
     trainer = tftpu.Trainer(model, str(tmp_path), loss_fn=loss_fn)
     assert trainer.fit(data, steps=2, validation_data=data, verbose=0).history["val_loss"]
-    with pytest.raises(UserError, match=r"has 4 parts, and predict takes .*data\.map\(lambda x, "):
+    with pytest.raises(UserError, match=r"has 4 parts, but predict takes .*data\.map\(lambda x, "):
         trainer.predict(data)
     features = data.map(lambda x, *rest: x)
     np.testing.assert_allclose(trainer.predict(features), model.predict(X, verbose=0), rtol=1e-5)

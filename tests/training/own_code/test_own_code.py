@@ -279,9 +279,12 @@ def test_a_whole_loss_of_several_numbers_is_refused():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lookup", "UserError: The layer 'lookup' is a IntegerLookup, which works by TensorFlow"),
+        (
+            "lookup",
+            "UserError: The layer 'lookup' is a IntegerLookup, which works only under TensorFlow",
+        ),
         ("nan", "UserError: y, the labels, has the value nan in the examples "),
-        ("read", "UserError: The variable 'factor', which the loss reads, has changed"),
+        ("read", "UserError: The loss reads the variable 'factor', which has changed"),
     ],
 )
 def test_what_a_step_of_jax_cannot_do_is_refused(on_jax, name, message):

@@ -13,7 +13,7 @@ def test_integers_without_adapters_are_not_trained():
     model.quantize("int8")
     trainer = tftpu.Trainer(compiled(model))
     x, y = np.ones((16, 8), "float32"), np.zeros(16, int)
-    with pytest.raises(tftpu.UserError, match="out' is quantized to int8, and its integers cannot"):
+    with pytest.raises(tftpu.UserError, match="out' is quantized to int8, and integers cannot"):
         trainer.fit(x, y)
     np.testing.assert_allclose(trainer.predict(x), model(x), atol=1e-6)
     assert trainer.evaluate(x, y)["loss"] > 0

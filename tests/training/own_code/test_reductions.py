@@ -158,7 +158,7 @@ def test_a_metric_of_several_numbers_is_refused_before_training():
     y = np.eye(3, dtype=np.float32)[RNG.integers(0, 3, 64)]
     trainer = linear([keras.metrics.F1Score()])
     before = trainer.model.get_weights()
-    with pytest.raises(UserError, match="'f1_score' gives 3 numbers"):
+    with pytest.raises(UserError, match="'f1_score' returns 3 numbers"):
         trainer.fit(X, y, epochs=1)
     assert max(map(relative, trainer.model.get_weights(), before)) == 0.0
 

@@ -1,4 +1,4 @@
-"""Arrays in memory as batches: shuffled by a seed, and able to start at any step."""
+"""Batches of arrays in memory, shuffled by a seed, that can start at any step."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
-_ROUNDS = 8  # of the Feistel network that permutes an epoch
+_ROUNDS = 8  # rounds of the Feistel network that permutes an epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Arrays:
     """Batches of arrays whose first dimension counts the examples.
 
     An epoch is a permutation of the examples that depends on the seed and the number of the epoch
-    only, so that a resumed run sees the batches that it would have seen. The arrays are copied when
-    they are first read: what changes in them later is not seen, as in Keras on TensorFlow.
+    only, so a resumed run sees the same batches. The arrays are copied when they are first read;
+    later changes to them have no effect, as in Keras on TensorFlow.
 
     Attributes:
         parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of nested NumPy arrays.
-        global_batch_size: examples per step.
-        shuffle: whether each epoch has another order; else it is that of the arrays.
-        seed: of the order.
+        global_batch_size: the number of examples per step.
+        shuffle: whether each epoch has another order instead of the order of the arrays.
+        seed: the seed of the order.
     """
 
     parts: tuple[Nest, ...]
@@ -54,19 +54,19 @@ class Arrays:
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
         """Returns an endless data set of complete batches from a step on.
 
-        One epoch follows the other: a batch may hold examples of two.
+        A batch may hold examples of two epochs.
 
         Args:
-            step: the first batch.
-            host, hosts: index of this host, and number of hosts, which get consecutive parts of
-                each batch.
+            step: the number of the first batch.
+            host, hosts: the index of this host, and the number of hosts, which get consecutive
+                parts of each batch.
 
         Raises:
             UserError: the number of hosts does not divide the batch.
         """
         if self.global_batch_size % hosts:
             raise UserError(
-                f"A global batch of {self.global_batch_size} cannot be shared by {hosts} hosts."
+                f"A global batch of {self.global_batch_size} cannot be divided among {hosts} hosts."
             )
         shard = self.global_batch_size // hosts
         places = tf.range(shard, dtype=tf.int64) + host * shard
@@ -78,7 +78,7 @@ class Arrays:
         )
 
     def from_step(self, step: int) -> tf.data.Dataset:
-        """Returns an endless data set from a step on, in which each epoch ends with its rest."""
+        """Returns an endless data set from a step on; each epoch's last batch may be smaller."""
         count, size, epoch = self.count, self.global_batch_size, self.epoch()
         examples = self._tensors
 
@@ -97,7 +97,7 @@ class Arrays:
         return plain.from_step(0).take(self.epoch().steps)
 
     def take(self, batches: int) -> tf.data.Dataset:
-        """Returns the first batches of `once`."""
+        """Returns the first batches of `iterate_once`."""
         return self.iterate_once().take(batches)
 
     @functools.cached_property
@@ -111,7 +111,8 @@ class Arrays:
         if self.shuffle:
             epochs = positions // self.count
             seed = tf.fill(tf.shape(positions), tf.constant(self.seed, tf.int64))
-            # The network has a seed for each index: a batch may hold examples of two epochs.
+            # RandomIndexShuffle takes a seed for each index, because a batch may hold examples of
+            # two epochs.
             places = tf.raw_ops.RandomIndexShuffle(
                 index=places,
                 seed=tf.cast(tf.stack([seed, epochs, epochs], axis=1), tf.int32),
@@ -131,17 +132,17 @@ def as_arrays(
     Args:
         x, y, sample_weight: as for Keras's `fit`: arrays, tensors or pandas frames, or nests of
             them; None where there is none.
-        batch_size: examples per step; more than there are means all.
+        batch_size: the number of examples per step, at most all of them.
         shuffle: whether each epoch has another order.
-        seed: of the order.
+        seed: the seed of the order.
 
     Raises:
-        UserError: not arrays of numbers, or arrays of different lengths.
+        UserError: the arguments are not arrays of numbers, or have different lengths.
     """
     named = {"x": x, "y": y, "sample_weight": sample_weight}
     given = {name: _to_arrays(name, part) for name, part in named.items() if part is not None}
     if "sample_weight" in given and "y" not in given:
-        raise UserError("sample_weight needs y: without labels there is no loss to weigh.")
+        raise UserError("sample_weight needs y, because without labels there is no loss to weigh.")
     lengths = {
         name: sorted({len(array) for array in keras.tree.flatten(part)})
         for name, part in given.items()
@@ -160,7 +161,7 @@ def as_arrays(
 
 
 def unwrap_features(batch: tuple[Nest, ...]) -> Nest:
-    """Returns the features themselves where a batch has nothing else, unless they are a tuple."""
+    """Returns the features alone if a batch has nothing else and they are no tuple."""
     return batch[0] if len(batch) == 1 and not isinstance(batch[0], tuple) else batch
 
 
@@ -169,7 +170,7 @@ def _count_steps(first: int) -> tf.data.Dataset:
 
 
 def _to_arrays(name: str, part: Nest) -> Nest:
-    """Returns an argument as nested NumPy arrays; lists become tuples, as tf.data wants them."""
+    """Returns an argument as nested NumPy arrays; lists become tuples, which tf.data needs."""
     if isinstance(part, list | tuple):
         return tuple(_to_arrays(name, item) for item in part)
     if isinstance(part, dict):
@@ -178,18 +179,21 @@ def _to_arrays(name: str, part: Nest) -> Nest:
     if not hasattr(part, "shape") or not hasattr(part, "__array__"):
         raise UserError(
             f"{name} holds a {kind}: pass NumPy arrays, pandas frames, a tf.data.Dataset or a "
-            "keras.utils.PyDataset. Lists of numbers become an array by np.array(...)."
+            "keras.utils.PyDataset. Convert lists of numbers with np.array(...)."
         )
     try:
         array = np.asarray(part)
-        if hasattr(part, "to_frame"):  # a pandas series is a column, as in Keras
+        if hasattr(part, "to_frame"):  # a pandas series becomes a column, as in Keras
             array = array[:, None]
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(f"{name} holds a {kind}, which is not an array: {error}") from error
-    if array.dtype.kind not in "biufV":  # V: bfloat16
+    if array.dtype.kind not in "biufV":  # NumPy gives bfloat16 the kind V
         raise UserError(
-            f"{name} is an array of {array.dtype}, which cannot go to a device: make it numbers."
+            f"{name} is an array of {array.dtype}, which cannot be sent to a device: convert it "
+            "to numbers."
         )
     if array.ndim == 0:
-        raise UserError(f"{name} is a single number: its first dimension must count the examples.")
+        raise UserError(
+            f"{name} is a single number, but it needs a first dimension that counts the examples."
+        )
     return array

@@ -1,4 +1,4 @@
-"""Batches of a user's `tf.data.Dataset`: checked, of static shape, padded and weighted."""
+"""Checks the batches of a user's `tf.data.Dataset`, fixes their shapes, pads and weights them."""
 
 import contextlib
 import logging
@@ -19,8 +19,8 @@ from tftpu.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-_LONG = 10.0  # seconds of reading that deserve an explanation
-_LONGEST = 3600.0  # seconds of counting the batches of a data set that may never end
+_LONG = 10.0  # seconds of reading after which a message explains the wait
+_LONGEST = 3600.0  # most seconds of counting the batches of a data set, which may never end
 
 _CUT = "pass steps= (validation_steps= to fit), or cut it with .take(batches)"
 _UNEQUAL = (
@@ -29,7 +29,7 @@ _UNEQUAL = (
     "(64, 3, …) for 192 examples beside 64."
 )
 
-# What ops of a CPU say of numbers that are too large for a model, and what that means.
+# Errors of CPU operations about numbers that are too large for a model, and their explanations.
 _OUTSIDE = {
     r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)": (
         "A label is {0}, and the model's output has {1} classes, which are numbered from 0 (NaN "
@@ -43,17 +43,18 @@ _OUTSIDE = {
 
 _T = TypeVar("_T")
 
-# Identities of data sets of unknown length that ended once, as validation data do in every epoch.
+# Identities of data sets of unknown length that have ended once. Validation data end in every
+# epoch.
 _ended: set[int] = set()
 
 
 def build_complete_batches(dataset: Any) -> tf.data.Dataset:
-    """Returns an endless data set in batches of one static size: a ragged one would not compile.
+    """Returns an endless data set in batches of one static size, which compile once.
 
-    A ragged last batch is filled up from the next epoch, so no example is left out.
+    A smaller last batch is filled up from the next epoch, so no example is left out.
 
     Raises:
-        UserError: not a data set, or one that is empty or not batched.
+        UserError: the argument is not a data set, is empty, or has no batches.
     """
     dataset = check_dataset(dataset)
     if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
@@ -65,18 +66,18 @@ def build_complete_batches(dataset: Any) -> tf.data.Dataset:
 
 
 def build_finite_dataset(dataset: Any) -> tf.data.Dataset:
-    """Returns the data set, or arrays as one, if evaluation can run over it.
+    """Returns a data set, or arrays as a data set, if evaluation can run over it.
 
     Raises:
-        UserError: not a data set, or one that never ends.
+        UserError: the argument is not a data set, or never ends.
     """
     dataset = check_dataset(
         dataset.iterate_once() if isinstance(dataset, Arrays | PyBatches) else dataset
     )
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise UserError(
-            "The evaluation data never end: pass their number of batches (steps=, or "
-            "validation_steps= to fit), or cut them with .take(batches)."
+            "The evaluation data never end: pass the number of batches (steps=, or "
+            "validation_steps= to fit), or limit the data with .take(batches)."
         )
     return dataset
 
@@ -85,7 +86,7 @@ def measure_epoch(dataset: Any) -> Epoch:
     """Returns the length of one pass over a data set; reads all of it where tf.data has to.
 
     Raises:
-        UserError: not a data set, or one that never ends, or not for an hour.
+        UserError: the argument is not a data set, never ends, or does not end within an hour.
     """
     dataset = check_dataset(dataset)
     known = int(dataset.cardinality())
@@ -108,22 +109,22 @@ def measure_epoch(dataset: Any) -> Epoch:
         raise UserError("The dataset is empty.")
     if time.monotonic() - started > _LONG:
         logger.warning(
-            "The dataset was read once, in %.0f s, to learn how its epochs end: "
-            ".batch(size, drop_remainder=True) and a known cardinality, or steps_per_epoch=, make "
-            "that unnecessary.",
+            "The dataset was read once, in %.0f s, to find where its epochs end. This is "
+            "unnecessary with steps_per_epoch=, or with .batch(size, drop_remainder=True) and a "
+            "known cardinality.",
             time.monotonic() - started,
         )
     return Epoch(steps, first, last if last != first else None)
 
 
 def count_batches(items: Iterable[_T], batches: int, instead: str = _CUT) -> Iterator[_T]:
-    """Yields items, one for each batch of a data set that is read to learn their number.
+    """Yields the items, one per batch of a data set that is read to count its batches.
 
     Args:
         items, batches, instead: as for `warn_if_endless`.
 
     Raises:
-        UserError: the data set does not end for an hour.
+        UserError: the data set does not end within an hour.
     """
     started, limit = time.monotonic(), f"{_LONGEST / 60:.0f} minutes"
     say = f"Counting its batches is given up after {limit}"
@@ -131,8 +132,8 @@ def count_batches(items: Iterable[_T], batches: int, instead: str = _CUT) -> Ite
         yield item
         if batches < 0 and time.monotonic() - started > _LONGEST:
             raise UserError(
-                f"The dataset had {number:,} batches in {limit} and did not end, so nothing tells "
-                f"how many it has: {instead}."
+                f"The dataset did not end after {number:,} batches and {limit}, so its number of "
+                f"batches is unknown: {instead}."
             )
 
 
@@ -141,13 +142,14 @@ def warn_if_endless(
 ) -> Iterator[_T]:
     """Yields items, one for each batch of a data set, and warns if it may never end.
 
-    It may if their number is not known: the warnings come while it is read.
+    A data set whose number of batches is unknown may never end. The warnings come while it is read.
 
     Args:
-        items: to yield.
-        batches: their number; None or tf.data's own for a number that is not known.
-        instead: what the user can do.
-        dataset: that is read; once it ended, nothing is said again. None: it is read once.
+        items: the items to yield.
+        batches: the number of batches; None or tf.data's constant if it is unknown.
+        instead: the advice to the user.
+        dataset: the data set that is read; after it has ended once, it gives no more warnings.
+            None: it is read only once.
     """
     unknown = (batches is None or batches < 0) and id(dataset) not in _ended
     started, due = time.monotonic(), _LONG
@@ -156,8 +158,8 @@ def warn_if_endless(
         seconds = time.monotonic() - started
         if unknown and seconds >= due:
             logger.warning(
-                "The dataset does not say how many batches it has: %s were read in %.0f s, and it "
-                "did not end yet. If it never ends, %s.",
+                "The dataset does not say how many batches it has. After %s batches and %.0f s "
+                "it has not ended yet. If it never ends, %s.",
                 f"{number:,}",
                 seconds,
                 instead,
@@ -207,14 +209,15 @@ def build_epoch_batches(
 ) -> tf.data.Dataset:
     """Returns batches of one static size, with the smaller last batch of an epoch padded.
 
-    The examples of the smaller one are divided like those of the others: the first of each shard
-    are the data, and the rest is padding, which the step of that spec leaves out.
+    The smaller batch is divided into equally many shards. Each shard begins with its examples and
+    ends with padding, which the step for that spec ignores.
 
     Args:
-        dataset: endless, from batch `start` on; only the last batch of an epoch may be smaller.
-        epoch: of the data set.
-        start: number of batches before.
-        shards: number of shards that a batch is cut into.
+        dataset: an endless data set from batch `start` on; only an epoch's last batch may be
+            smaller.
+        epoch: the epoch of the data set.
+        start: the number of batches before the first.
+        shards: number of shards that a batch is divided into.
 
     Raises:
         UserError: the batches are not batched tensors.
@@ -284,7 +287,7 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
     """Pads a batch; returns it with a mask of its examples, (size,) float32.
 
     Args:
-        batch: a tuple, the parts of an element of a data set.
+        batch: a tuple of the parts of a data set's element.
         size: number of examples after padding.
     """
     given: Any = unwrap_features(batch)
@@ -299,7 +302,7 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
         count = tf.identity(count)
 
     def fill(tensor):
-        # The first example again: zeros could be a class or a token that does not exist.
+        # Repeats the first example, because zeros could be a class or a token that does not exist.
         filled = tf.concat([tensor, tf.repeat(tensor[:1], size - count, axis=0)], 0)
         return tf.ensure_shape(filled, (size, *tensor.shape[1:]))
 
@@ -308,7 +311,7 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
 
 
 def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, Any, tf.Tensor]:
-    """Returns a batch of features and labels with the sample weights that `class_weight` implies.
+    """Returns a batch of features and labels with sample weights from `class_weight`.
 
     Raises:
         UserError: the batch does not hold one label per example.
@@ -321,25 +324,26 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
     x, y, *_ = batch
     if y.shape.rank is not None and y.shape.rank > 2:
         raise UserError(
-            f"class_weight needs one label per example, and the labels have the shape {y.shape}: "
+            f"class_weight needs one label per example, but the labels have the shape {y.shape}: "
             "put the weights into the dataset as (features, labels, sample_weight) instead."
         )
     table = np.ones(int(max(class_weight)) + 1, np.float32)
     for label, weight in class_weight.items():
-        table[int(label)] = weight  # labels of a CSV are often floats
+        table[int(label)] = weight  # labels that come from a CSV file are often floats
     one_hot = y.shape.rank == 2 and y.shape[1] != 1
     labels = tf.argmax(y, 1) if one_hot else tf.cast(tf.reshape(y, (-1,)), tf.int32)
-    known = (labels >= 0) & (labels < len(table))  # others weigh 1, as in Keras
+    # Labels without a class weight weigh 1, as in Keras.
+    known = (labels >= 0) & (labels < len(table))
     found = tf.gather(tf.constant(table), tf.where(known, labels, tf.zeros_like(labels)))
     return x, y, tf.where(known, found, tf.ones_like(found))
 
 
 @contextlib.contextmanager
 def data_errors() -> Iterator[None]:
-    """Turns a failed check of this module, which tf.data raises in a device loop, into an error.
+    """Turns the failed checks of this module, which tf.data raises, into a `UserError`.
 
     Raises:
-        UserError: the data did not keep to the shape of their first batch.
+        UserError: a batch differs in shape from the first batch.
     """
     try:
         yield
@@ -357,7 +361,7 @@ def check_dataset(dataset: Any) -> tf.data.Dataset:
     """Returns a data set of batches of tensors, with every axis but the first known.
 
     Raises:
-        UserError: not a data set, or one that is empty or not batched.
+        UserError: the argument is not a data set, is empty, or has no batches.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise UserError(
@@ -369,8 +373,8 @@ def check_dataset(dataset: Any) -> tf.data.Dataset:
     for spec in keras.tree.flatten(dataset.element_spec):
         if not isinstance(spec, tf.TensorSpec):
             raise UserError(
-                f"The data has a {type(spec).__name__}, which cannot go to a device: make it dense "
-                "numbers in the input pipeline."
+                f"The data contains a {type(spec).__name__}, which cannot be sent to a device: "
+                "convert it to dense numbers in the input pipeline."
             )
     dataset = infer_static_shapes(dataset)
     specs = keras.tree.flatten(dataset.element_spec)

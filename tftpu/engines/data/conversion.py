@@ -39,14 +39,14 @@ class Pipeline(Protocol):
 
 @runtime_checkable
 class Epochs(Protocol):
-    """Data that pass by in epochs and can start at any step, such as arrays in memory."""
+    """Data in epochs that can start at any step, such as arrays in memory."""
 
     def epoch(self) -> Epoch:
         """Returns the length of an epoch."""
         ...
 
     def from_step(self, step: int) -> tf.data.Dataset:
-        """Returns an endless data set, in which the last batch of an epoch may be smaller."""
+        """Returns an endless data set; the last batch of an epoch may be smaller."""
         ...
 
 
@@ -63,7 +63,7 @@ def measure_length(dataset: Any) -> Epoch:
     """Returns the length of one pass over a data set.
 
     Raises:
-        UserError: not a data set, or one whose length nothing tells.
+        UserError: the argument is not a data set, or its length is unknown.
     """
     if isinstance(dataset, Epochs):
         return dataset.epoch()
@@ -74,7 +74,8 @@ def measure_length(dataset: Any) -> Epoch:
                 f"{type(dataset).__name__} does not say how many examples an epoch has: pass "
                 "steps_per_epoch= with epochs=, or steps=."
             )
-        return Epoch(-(-count // size), size)  # the last batch is filled up from the next epoch
+        # The next epoch's first examples fill up the last batch.
+        return Epoch(-(-count // size), size)
     return measure_epoch(dataset)
 
 
@@ -89,17 +90,16 @@ def build_training(
     """Returns an endless data set of complete global batches, from step `start`.
 
     Args:
-        dataset: batched by the global batch. A `tf.data.Dataset` is repeated if it is finite; its
-            position at `start` is reached by skipping, so its order has to be deterministic for a
-            resumed run to see the same batches. A `Pipeline` starts there without decoding what
-            comes before.
+        dataset: a data set of global batches. A finite `tf.data.Dataset` is repeated. It reaches
+            position `start` by skipping, so its order must be deterministic for a resumed run to
+            see the same batches. A `Pipeline` starts there without decoding earlier examples.
         start: number of batches to skip.
         class_weight: weight of each label, which becomes the sample weight.
         host, hosts: for a pipeline, the part of each batch that one of several hosts reads.
-        gate: that holds the data set back; None: it is read ahead.
+        gate: the gate that holds the data set back; None: reading ahead is unlimited.
 
     Raises:
-        UserError: not a data set, or one that is empty or not batched.
+        UserError: the argument is not a data set, is empty, or has no batches.
     """
     if isinstance(dataset, Pipeline):
         batches = dataset.starting_at(start, host, hosts)
@@ -119,12 +119,12 @@ def build_epochs(
     class_weight: dict[int, float] | None = None,
     gate: Gate | None = None,
 ) -> tf.data.Dataset:
-    """Returns an endless data set from step `start`, in which each epoch has its own last batch.
+    """Returns an endless data set from step `start`; an epoch's last batch may be smaller.
 
     Args:
         dataset, start, class_weight, gate: as for `build_training`.
-        epoch: of the data set; its smaller last batch is padded as `build_epoch_batches` does.
-        shards: number of shards that a batch is cut into.
+        epoch: the epoch of the data set; `build_epoch_batches` pads its smaller last batch.
+        shards: number of shards that a batch is divided into.
     """
     if isinstance(dataset, Epochs):
         batches = dataset.from_step(start)
@@ -139,19 +139,20 @@ def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     """Returns a data set of `(batch, valid)`: every example once, the last batch padded.
 
     Args:
-        dataset: finite. The batch is rounded up to a multiple of `replicas`.
-        replicas: number of shards that a batch is cut into.
+        dataset: a finite data set. Its batch size is rounded up to a multiple of `replicas`.
+        replicas: number of shards that a batch is divided into.
 
     Raises:
-        UserError: not a data set, or one that never ends.
+        UserError: the argument is not a data set, or never ends.
     """
     dataset = build_finite_dataset(dataset)
     size = -(-infer_batch_size(dataset) // replicas) * replicas
     known = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
 
-    @tf.autograph.experimental.do_not_convert  # there is nothing to translate: starts sooner
+    # Skips AutoGraph, which takes time and has nothing to convert here.
+    @tf.autograph.experimental.do_not_convert
     def padded(*batch):
-        # Batches of a size that is known beforehand are all complete.
+        # If the size of all batches is known to be `size`, they are complete.
         return (unwrap_features(batch), tf.ones(size)) if known == {size} else pad(batch, size)
 
     return narrow(dataset).map(padded)
@@ -161,9 +162,9 @@ def build_shard_spec(batches: tf.data.Dataset, replicas: int, microbatches: int 
     """Returns the spec of one replica's shard of a batch, as `tf.TensorSpec`s.
 
     Args:
-        batches: global batches of static shape.
+        batches: a data set of global batches of static shape.
         replicas: number of replicas that share a batch.
-        microbatches: number of microbatches that each shard is cut into.
+        microbatches: number of microbatches that each shard is divided into.
 
     Raises:
         UserError: the replicas and microbatches do not divide the global batch.
@@ -179,7 +180,7 @@ def build_padded_shard_spec(spec: Nest, replicas: int) -> Nest:
     """Returns the spec of one replica's shard of a padded batch.
 
     Args:
-        spec: of a batch whose size `replicas` divides.
+        spec: the spec of a batch whose size `replicas` divides.
         replicas: number of shards.
     """
     return replace_examples(spec, count_examples(spec) // replicas)
@@ -196,22 +197,22 @@ def build_last_shard_spec(spec: Nest, examples: int, replicas: int, microbatches
     """Returns the spec of one replica's shard of the smaller batch that an epoch ends with.
 
     Args:
-        spec: of one shard of a complete batch.
+        spec: the spec of one shard of a complete batch.
         examples: number of examples of the smaller batch.
         replicas: number of replicas that share a batch.
-        microbatches: number of microbatches that each shard is cut into.
+        microbatches: number of microbatches that each shard is divided into.
 
     Raises:
-        UserError: the replicas and microbatches do not divide it.
+        UserError: the replicas and microbatches do not divide the batch.
     """
     parts = replicas * microbatches
     if examples % parts:
         size = count_examples(spec) * replicas
         raise UserError(
-            f"Each epoch ends with a batch of {examples} examples, which {parts} equal parts "
-            f"({replicas} replicas x {microbatches} microbatches) cannot share. Pass "
-            "steps_per_epoch=, which fills every batch up from the next epoch; or another batch "
-            f"size than {size}; or leave {examples % parts} examples out."
+            f"Each epoch ends with a batch of {examples} examples, which cannot be divided into "
+            f"{parts} equal parts ({replicas} replicas x {microbatches} microbatches). Pass "
+            "steps_per_epoch=, which fills the last batch up from the next epoch. Or choose "
+            f"another batch size than {size}, or leave out {examples % parts} examples."
         )
     shard = examples // replicas
     return keras.tree.map_structure(lambda s: tf.TensorSpec((shard, *s.shape[1:]), s.dtype), spec)
@@ -221,12 +222,12 @@ def extract_features(batch: Nest) -> Nest:
     """Returns the features of a batch.
 
     Raises:
-        UserError: it has other parts than Keras's three, which only a loss function knows.
+        UserError: the batch does not have Keras's parts: x, y, sample_weight.
     """
     if isinstance(batch, tuple) and len(batch) > 3:
         raise UserError(
-            f"A batch has {len(batch)} parts, and predict takes (x, y, sample_weight) or the "
-            "first of them: give it the features alone, as in data.map(lambda x, *rest: x)."
+            f"A batch has {len(batch)} parts, but predict takes x, (x, y) or (x, y, "
+            "sample_weight): give it only the features, as in data.map(lambda x, *rest: x)."
         )
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     return x

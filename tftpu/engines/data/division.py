@@ -1,4 +1,4 @@
-"""The division of a global batch, announced to the functions that a loss calls."""
+"""Tells the functions that a loss calls how the global batch is divided."""
 
 import contextlib
 import contextvars
@@ -12,8 +12,9 @@ class Exchange(NamedTuple):
     """Exchange between replicas inside a loss function.
 
     Attributes:
-        gather: returns the rows of all replicas, of those of this one and the number of replicas.
-        find_index: returns the number of this replica.
+        gather: a function from this replica's rows and the number of replicas to the rows of all
+            replicas.
+        find_index: a function that returns the number of this replica.
     """
 
     gather: Callable[[Tensor, int], Tensor]
@@ -24,9 +25,9 @@ class Division(NamedTuple):
     """The division of a global batch.
 
     Attributes:
-        shards: number of shards that are computed apart, one for each replica.
-        microbatches: number of microbatches that each shard is cut into.
-        exchange: between the replicas that compute them; None: one program computes the batch.
+        shards: the number of shards that are computed separately, one per replica.
+        microbatches: number of microbatches that each shard is divided into.
+        exchange: the exchange between the replicas; None: one program computes the whole batch.
     """
 
     shards: int = 1
@@ -35,7 +36,7 @@ class Division(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """The number of parts of the global batch that are computed apart."""
+        """The number of parts of the global batch that are computed separately."""
         return self.shards * self.microbatches
 
 
@@ -44,7 +45,7 @@ _DIVISION: contextvars.ContextVar[Division] = contextvars.ContextVar("division")
 
 @contextlib.contextmanager
 def divided(division: Division) -> Iterator[None]:
-    """Announces the division of the batch to `find_division`, in this thread only."""
+    """Sets the division that `find_division` returns in the block, in this thread only."""
     token = _DIVISION.set(division)
     try:
         yield
@@ -53,5 +54,5 @@ def divided(division: Division) -> Iterator[None]:
 
 
 def find_division() -> Division:
-    """Returns the division that is announced; that of one device outside of `shard_function`."""
+    """Returns the current division; outside of `shard_function`, the division for one device."""
     return _DIVISION.get(Division())

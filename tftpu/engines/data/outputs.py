@@ -1,4 +1,4 @@
-"""The outputs of many batches: computed one ahead of the reader, joined."""
+"""Joins the outputs of many batches, which are computed one batch ahead of the reader."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -13,10 +13,10 @@ _T = TypeVar("_T")
 
 
 def iterate_ahead(computed: Iterable[_T]) -> Iterator[_T]:
-    """Yields each item after the next one was asked for, which the devices may then be busy with.
+    """Yields each item after requesting the next, so that the devices stay busy.
 
     Args:
-        computed: yields what a device was told to compute.
+        computed: an iterator that starts a computation on the devices for each item.
     """
     before: list[_T] = []
     for item in computed:
@@ -26,7 +26,7 @@ def iterate_ahead(computed: Iterable[_T]) -> Iterator[_T]:
 
 
 def join_outputs(parts: Iterable[Nest]) -> Nest:
-    """Returns the outputs of all batches as one, nested NumPy arrays of shape (examples, ...).
+    """Joins the outputs of all batches into nested NumPy arrays, (examples, ...).
 
     Raises:
         UserError: there is no batch.

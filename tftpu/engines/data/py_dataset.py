@@ -1,4 +1,4 @@
-"""A `keras.utils.PyDataset` as batches."""
+"""Batches of a `keras.utils.PyDataset`."""
 
 import collections
 import concurrent.futures
@@ -23,17 +23,17 @@ from tftpu.tensors import Nest
 class PyBatches:
     """Batches of a `keras.utils.PyDataset`, read by index, so that they start at any step.
 
-    The trainer calls its `on_epoch_begin` and `on_epoch_end`; what they change is not replayed by
-    a resumed run.
+    The trainer calls its `on_epoch_begin` and `on_epoch_end`. A resumed run does not repeat their
+    changes.
 
     Attributes:
-        dataset: of the user.
+        dataset: the user's data set.
         shuffle: whether each epoch has its batches in another order.
-        seed: of the order.
-        limit: number of batches that `once` returns; None: all.
+        seed: the seed of the order.
+        limit: the number of batches that `iterate_once` returns; None: all.
 
     Raises:
-        UserError: no batches, or processes instead of threads.
+        UserError: the data set has no batches, or uses processes instead of threads.
     """
 
     dataset: Any
@@ -44,8 +44,9 @@ class PyBatches:
     def __post_init__(self) -> None:
         if self.dataset.use_multiprocessing:
             raise UserError(
-                f"{type(self.dataset).__name__} has use_multiprocessing=True, and processes cannot "
-                "be forked from one that trains: leave it out. workers=N are threads."
+                f"{type(self.dataset).__name__} has use_multiprocessing=True, but no processes "
+                "can be forked from one that trains: leave it out. workers=N starts threads "
+                "instead."
             )
         if self.dataset.num_batches == 0:
             raise UserError(f"{type(self.dataset).__name__} has no batches.")
@@ -72,7 +73,7 @@ class PyBatches:
 
     @functools.cached_property
     def _ends(self) -> tuple[int, int]:
-        """The sizes of the first batch and of the last, which are read."""
+        """The sizes of the first and the last batch, both of which this reads."""
         return _count_examples(self._batch(0)), _count_examples(
             self._batch(self.dataset.num_batches - 1)
         )
@@ -94,20 +95,20 @@ class PyBatches:
         return batches.apply(tf.data.experimental.assert_cardinality(count))
 
     def take(self, batches: int) -> "PyBatches":
-        """Returns the data set of which `once` returns the first batches."""
+        """Returns the data set with `iterate_once` limited to the first batches."""
         return dataclasses.replace(self, limit=batches)
 
     def begin_epoch(self) -> None:
-        """Tells the data set that it will be read."""
+        """Tells the data set that an epoch begins."""
         self.dataset.on_epoch_begin()
 
     def end_epoch(self) -> None:
-        """Tells the data set that it was read."""
+        """Tells the data set that an epoch has ended."""
         self.dataset.on_epoch_end()
 
     @functools.cached_property
     def _signature(self) -> Nest:
-        """The specs of a batch; the first is read."""
+        """The specs of a batch; this reads the first batch."""
 
         def spec(array):
             size = None if self.ragged else array.shape[0]
@@ -126,7 +127,7 @@ class PyBatches:
         epoch, done = divmod(step, steps)
         while True:
             order = np.arange(steps)
-            if self.shuffle:  # a smaller batch stays the last one
+            if self.shuffle:  # a smaller last batch stays the last one
                 full = steps - self.ragged
                 order[:full] = np.random.default_rng([self.seed, epoch]).permutation(full)
             yield from self._read(order[done:].tolist())
@@ -153,19 +154,19 @@ class PyBatches:
         batch = tuple(part for part in batch if part is not None)
         if len(batch) > 3:
             raise UserError(
-                f"{type(self.dataset).__name__} returns {len(batch)} parts a batch: return "
-                "(x, y) or (x, y, sample_weight)."
+                f"{type(self.dataset).__name__} returns batches of {len(batch)} parts: return (x, "
+                "y) or (x, y, sample_weight)."
             )
         return unwrap_features(_as_arrays(batch))
 
 
 @contextlib.contextmanager
 def one_pass(dataset: Any, evaluates: bool = False) -> Iterator[None]:
-    """Tells a `PyDataset` that it is read once inside; others are not told.
+    """Tells a `PyDataset` that one epoch begins and ends with the block.
 
     Args:
-        dataset: that is read.
-        evaluates: whether it is evaluated, before which Keras ends an epoch, too.
+        dataset: the dataset that is read.
+        evaluates: whether this is an evaluation, before which Keras also ends an epoch.
     """
     is_py_dataset = isinstance(dataset, PyBatches)
     if is_py_dataset and evaluates:
@@ -178,7 +179,7 @@ def one_pass(dataset: Any, evaluates: bool = False) -> Iterator[None]:
 
 
 def _as_arrays(part: Nest) -> Nest:
-    """Returns nested arrays; lists become tuples, as tf.data wants them."""
+    """Returns nested arrays; lists become tuples, which tf.data needs."""
     if isinstance(part, list | tuple):
         return tuple(map(_as_arrays, part))
     if isinstance(part, dict):

@@ -20,7 +20,7 @@ from tftpu.runtime.hosts import Task
 from tftpu.tpu import environment
 from tftpu.tpu.compiler_options import AUTO
 
-# The engine of the last `connect`: models do not know of it.
+# The engine that the last `connect` made. Models do not refer to it.
 _connected: list[JaxEngine] = []
 
 
@@ -51,9 +51,9 @@ def connect(
     found = _choose_devices(tpu, virtual_devices)
     if jax.process_count() != place.count:
         raise UserError(
-            f"JAX finds the devices of {jax.process_count()} hosts, and {place.count} would train: "
-            "on a slice of several hosts, run the same command on each of them, where the metadata "
-            "server or TF_CONFIG names them all."
+            f"JAX finds the devices of {jax.process_count()} hosts, but {place.count} would "
+            "train. On a slice of several hosts, run the same command on each host; the metadata "
+            "server or TF_CONFIG must name them all."
         )
     sizes = mesh_sizes(mesh, len(found))
     _connected[:] = [JaxEngine(meshes.make(sizes, found), compiler_options, together)]
@@ -63,7 +63,7 @@ def connect(
 def find_task(tpu: str, virtual_devices: int | None) -> Task:
     """Returns the place of this process among those that train together.
 
-    TF_CONFIG says it; on a TPU slice of several hosts, so does the metadata server.
+    The place comes from TF_CONFIG, or on a TPU slice of several hosts from the metadata server.
 
     Args:
         tpu, virtual_devices: as for `connect`.
@@ -93,15 +93,15 @@ def _choose_devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.De
         return _create_virtual_cpus(virtual_devices) if virtual_devices else _find_without_tpu()
     if tpu not in ("auto", "local"):
         raise UserError(
-            f"tpu={tpu!r} names a TPU, and the JAX engine runs on the machine that the TPU is "
-            "attached to: run there, with tpu='local'."
+            f"tpu={tpu!r} names a TPU, but the JAX engine must run on the machine to which the "
+            "TPU is attached: run it there, with tpu='local'."
         )
     devices = _find_devices()
     if tpu == "local" and devices[0].platform != "tpu":
         raise UserError(
-            f"tpu='local' was requested, and JAX finds {len(devices)} {devices[0].platform} "
-            "device(s): install tftpu with its [jax-tpu] extra on a TPU VM; tpu='none' trains on "
-            "the CPU or GPUs."
+            f"tpu='local' was requested, but JAX finds {len(devices)} {devices[0].platform} "
+            "device(s). On a TPU VM, install tftpu with its [jax-tpu] extra. tpu='none' trains "
+            "on the CPU or GPUs."
         )
     return devices
 
@@ -109,10 +109,11 @@ def _choose_devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.De
 def _find_devices() -> Sequence[meshes.Device]:
     """Returns the devices that JAX chooses.
 
-    A TPU's library that is installed for preflight alone would first look for chips, and complain.
+    A TPU library that is installed only for preflight would first look for chips, and log errors.
     """
-    others = importlib.metadata.entry_points(group="jax_plugins")  # of GPUs, for one
-    settings: Any = jax.config  # it states no types of its options
+    # Other plugins, for example of GPUs.
+    others = importlib.metadata.entry_points(group="jax_plugins")
+    settings: Any = jax.config  # JAX declares no types for its options
     if settings.jax_platforms is None and not others and not environment.has_tpu():
         use_cpu()
     return jax.devices()
@@ -124,22 +125,22 @@ def _find_without_tpu() -> Sequence[meshes.Device]:
 
 
 def use_cpu() -> None:
-    """Makes JAX run on the CPU, so that a TPU's library does not look for its chips.
+    """Makes JAX run on the CPU, so that an installed TPU library does not look for chips.
 
-    A JAX that is running already keeps its devices.
+    If JAX runs already, it keeps its devices.
     """
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
 
 
 def _create_virtual_cpus(count: int) -> Sequence[meshes.Device]:
-    with contextlib.suppress(RuntimeError):  # a JAX that is running already keeps its devices
+    with contextlib.suppress(RuntimeError):  # if JAX is already running, it keeps its devices
         jax.config.update("jax_num_cpu_devices", count)
     use_cpu()
     found = jax.local_devices(backend="cpu")
     if len(found) < count:
         raise UserError(
-            f"virtual_devices={count} cannot be set up, JAX already runs with {len(found)} CPU "
-            "device(s): call tftpu.connect() before anything else uses JAX."
+            f"virtual_devices={count} cannot be set up, because JAX already runs with "
+            f"{len(found)} CPU device(s): call tftpu.connect() before anything else uses JAX."
         )
     return jax.devices("cpu") if jax.process_count() > 1 else found[:count]

@@ -26,7 +26,7 @@ from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
 
-# Errors of JAX that are of this process, whatever happens to others.
+# JAX errors that this process caused, whatever happens on other hosts.
 _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
@@ -35,8 +35,8 @@ class JaxEngine(BaseEngine):
 
     Args:
         mesh: the devices, with the axes of `tftpu.engines.jax.placement.mesh`.
-        setting: XLA's options for the train step, as for `tftpu.connect`.
-        hosts: the processes whose devices these are; None: this one.
+        setting: the XLA options for the train step, as for `tftpu.connect`.
+        hosts: the processes that own these devices; None: this process alone.
 
     Attributes:
         mesh, hosts: the arguments.
@@ -102,7 +102,7 @@ class JaxEngine(BaseEngine):
         labelled: bool = True,
     ) -> JaxExecutor:
         """Prepares a model for the mesh."""
-        with self.scope():  # what is not built yet belongs on the devices, too
+        with self.scope():  # layers that are built later belong on the devices, too
             return JaxExecutor(
                 self.mesh,
                 self._part,

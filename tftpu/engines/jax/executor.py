@@ -37,13 +37,13 @@ class JaxExecutor(BaseExecutor):
 
     Args:
         mesh: the devices.
-        part: of each global batch that this process feeds.
+        part: the part of each global batch that this process feeds.
         platform: the platform of the devices, as `tftpu.sharding` names it.
-        model: compiled.
-        options: those of its step.
-        batch_spec: spec of a batch; a model that is not built yet is built for it.
-        objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone, and nothing is trained or evaluated.
+        model: the compiled model.
+        options: the options of its step.
+        batch_spec: the spec of a batch, which builds the model if needed.
+        objectives: the objectives that replace the compiled loss and optimizer.
+        labelled: whether batches have labels; without them the model only predicts.
         compiler_options: XLA's options for the train step, by name.
     """
 
@@ -75,7 +75,7 @@ class JaxExecutor(BaseExecutor):
         self._separable: dict[str, bool] = {}
         whole = self.variables.layout.whole
         self._evaluate = self._compile_function(self._eval_step.evaluate, out_shardings=whole)
-        # Every host gets all outputs.
+        # Every host gets all outputs of the model.
         gathered = {"out_shardings": whole} if mesh.is_multi_process else {}
         self._predict = self._compile_function(self._eval_step.predict, **gathered)
         self._weight_norm = jax.jit(self._eval_step.compute_weight_norm, out_shardings=whole)
@@ -97,8 +97,8 @@ class JaxExecutor(BaseExecutor):
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Warns of batch statistics; refuses metrics that are not sums.
 
-        The program sees a whole microbatch, on any number of devices, so that with one of them
-        nothing depends on the division.
+        The program sees a whole microbatch on any number of devices. With a single microbatch, no
+        result depends on the division.
         """
         if self.variables.options.gradient_accumulation_steps > 1:
             checks.warn_of_batch_statistics(self.variables.model)
@@ -106,7 +106,7 @@ class JaxExecutor(BaseExecutor):
         self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(batches())))
 
     def training(self, shard_spec: Nest) -> "JaxTrainLoop":
-        """Returns the train loop for batches whose shares have this spec."""
+        """Returns the train loop for batches whose shards have this spec."""
         with tracing_for(self._platform, self.variables.layout.mesh):
             step = TrainStep(self.variables, shard_spec)
         return JaxTrainLoop(
@@ -123,7 +123,7 @@ class JaxExecutor(BaseExecutor):
         spec: Any = padded.element_spec
         if self._is_separable(spec[0]):
             batches = feed.iterate_arrays(padded)
-        else:  # the padding would be seen
+        else:  # padding would change the results
             whole = narrow(build_finite_dataset(dataset))
             batches = ((batch, None) for batch in feed.iterate_arrays(whole))
         if not self.evaluation_compiled:
@@ -139,13 +139,13 @@ class JaxExecutor(BaseExecutor):
                     None if valid is None else self._place_batch(valid),
                 )
                 before, sums = sums, self._evaluate(values, sums, *placed)
-                # Devices of a CPU that are many batches apart wait for each other forever.
+                # On a CPU, devices that are many batches apart would wait for each other forever.
                 jax.block_until_ready(before)
             self.evaluation_compiled = True
         return np.asarray(sums, np.float64)
 
     def predictions(self, dataset: Any) -> Iterator[Nest]:
-        """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays."""
+        """Yields the outputs of each batch of a finite data set, in order, as NumPy arrays."""
         values = self._eval_step.read_values()
         padded = conversion.build_evaluation(dataset, self._shards)
         batches = feed.iterate_arrays(padded)
@@ -183,14 +183,14 @@ class JaxExecutor(BaseExecutor):
         """
         if self.variables.layout.mesh.is_multi_process:
             raise UserError(
-                "Several hosts hold the weights in parts: export them from a checkpoint, on one "
-                "machine, with `tftpu export-weights` or with a Trainer that restores it."
+                "Several hosts each hold a part of the weights. Export them on one machine from "
+                "a checkpoint, with `tftpu export-weights` or with a Trainer that restores it."
             )
         variables = self.variables.model.trainable_variables
         return {v.path: np.asarray(a) for v, a in zip(variables, self.variables.averages)}
 
     def _is_separable(self, batch_spec: Nest) -> bool:
-        """Returns whether an evaluation can be padded: no number depends on the padding."""
+        """Returns whether padding leaves every result of an evaluation unchanged."""
         key = str(batch_spec)
         if key not in self._separable:
             with tracing_for(self._platform, self.variables.layout.mesh):
@@ -216,7 +216,7 @@ class JaxTrainLoop(BaseTrainLoop):
 
     Args:
         state: the variables.
-        part: of each global batch that this process feeds.
+        part: the part of each global batch that this process feeds.
         platform: the platform of the devices, as `tftpu.sharding` names it.
         step: the train step.
         compiler_options: XLA's options for it, by name.

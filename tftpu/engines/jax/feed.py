@@ -37,12 +37,12 @@ def iterate_training_batches(
 ) -> Iterator[Nest]:
     """Returns an endless iterator over a part of the global batches from step `start`.
 
-    Of a pipeline, nothing but the part is read; of other data sets, all is.
+    A pipeline reads only this part; other data sets are read in full.
 
     Args:
         dataset, start, class_weight: as for `tftpu.engines.data.conversion.build_training`.
-        shards: number of shards that a batch is cut into.
-        part: of each batch that this process feeds.
+        shards: number of shards that a batch is divided into.
+        part: the part of each batch that this process feeds.
         epoch, gate: as for `tftpu.engines.engine.Engine.batches`.
     """
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
@@ -59,12 +59,12 @@ def iterate_training_batches(
 
 
 def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
-    """Returns a global batch on the devices, of which this process has a part.
+    """Puts this process's part of a global batch on its devices; returns the global batch.
 
     Args:
-        batch: the part, nested NumPy arrays.
-        layout: where batches lie.
-        part: which one it is.
+        batch: the part as nested NumPy arrays.
+        layout: the shardings of batches.
+        part: the place of the part in the global batch.
     """
 
     def place(array):
@@ -78,12 +78,12 @@ def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
 
 
 def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
-    """Returns a batch on the devices, cut along its examples; whole on each if it cannot be cut.
+    """Puts a batch on the devices, sharded by example, or whole on each if that is impossible.
 
     Args:
-        batch: nested NumPy arrays, the same on all hosts.
-        layout: where batches lie.
-        part: that this process feeds.
+        batch: the batch as nested NumPy arrays, the same on all hosts.
+        layout: the shardings of batches.
+        part: the part that this process feeds.
     """
     if count_examples(batch) % meshes.count_batch_shards(layout.mesh) == 0:
         return place_shard(_slice_shard(batch, part), layout, part)

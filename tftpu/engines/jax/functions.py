@@ -21,8 +21,9 @@ def compile_function(
     Args:
         model: the model whose variables it reads, with the values that they have at each call.
         function: see `tftpu.engines.functions.compile_function`.
-        tracing: returns a context to trace in.
-        weights: returns values to use for the trainable variables; None: those that they have.
+        tracing: a function that returns a context to trace in.
+        weights: a function that returns the values of the trainable variables; None: their own
+            values.
     """
     trainable, untrained = model.trainable_variables, model.non_trainable_variables
     variables = [*trainable, *untrained]

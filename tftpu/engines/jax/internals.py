@@ -1,4 +1,4 @@
-"""Every private interface of Keras's JAX backend that the engine uses; tried with 3.14 - 3.15."""
+"""The private interfaces of Keras's JAX backend that the engine uses; tested with 3.14 - 3.15."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,22 +12,22 @@ _Put = Callable[[Any, jax.sharding.Sharding], jax.Array]
 
 
 def set_layout(variable: keras.Variable, layout: Any) -> None:
-    """Makes a variable keep its values in a layout, whoever assigns them."""
+    """Makes every assignment to a variable place the value by a layout."""
     private: Any = variable
     private._layout = layout
 
 
 def place_values_by(put: _Put) -> None:
-    """Lets a function place the values that variables are assigned, in this process from now on.
+    """Makes a function place every value assigned to a variable, from now on in this process.
 
     Keras's own way fails where each of several hosts has one device (JAX 0.10.2).
 
     Args:
-        put: takes a value and the sharding of a variable; returns the array.
+        put: a function from a value and the sharding of a variable to the array.
     """
     library: Any = backend.distribution_lib
     own = library.distribute_tensor
-    if getattr(own, "__module__", "") == __name__:  # done before
+    if getattr(own, "__module__", "") == __name__:  # an earlier call has replaced it already
         return
 
     def distribute_tensor(tensor: Any, layout: Any) -> Any:

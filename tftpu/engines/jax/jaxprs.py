@@ -15,22 +15,22 @@ from tftpu.engines.origins import (
 )
 
 Jaxpr = Any  # jax.extend.core.Jaxpr; JAX publishes no types for its equations
-# Calls whose body has the same inputs and outputs.
+# Calls whose body has the same inputs and outputs as the call itself.
 _CALLS = ("jit", "pjit", "closed_call", "remat", "checkpoint", "custom_jvp_call", "custom_vjp_call")
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
 
 
 def count_step_flops(jaxpr: Jaxpr, origins: Sequence[Origin]) -> int:
-    """Returns the FLOPs of the products of a step, forward and backward, given its forward pass.
+    """Returns the FLOPs of a step's products, forward and backward, from its forward pass.
 
     A multiplication and its addition count as two. Elementwise operations are left out, and so are
     batched products of activations with activations, such as attention's: 6 x parameters x tokens
-    for a transformer that is trained whole (`tftpu.engines.origins`). What no result depends on
-    does not count, and of several branches the largest does.
+    for a transformer that is trained whole (`tftpu.engines.origins`). Operations that no result
+    depends on do not count. Of several branches, only the largest counts.
 
     Args:
         jaxpr: the forward pass.
-        origins: of its inputs.
+        origins: the origins of its inputs.
     """
     return _count_jaxpr(jaxpr, origins)[0]
 
@@ -47,7 +47,7 @@ def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origi
             total += count_passes(*inputs) * _count_product(equation)
         elif name == "conv_general_dilated":
             total += count_passes(*inputs) * _count_convolution(equation)
-        # Noise is data, whatever its seed depends on.
+        # Noise counts as data, whatever its seed depends on.
         origin = Origin.DATA if name in _RANDOM else merge_origins(inputs)
         outputs = [origin] * len(equation.outvars)
         if bodies:
@@ -63,7 +63,8 @@ def _count_called(
     equation: Any, bodies: list[Jaxpr], inputs: list[Origin]
 ) -> tuple[int, list[Origin]]:
     """Returns the FLOPs of the computations of an equation, and the origins of its results."""
-    # A scan is given constants, then what one iteration makes for the next one.
+    # The inputs of a scan are its constants, and then the values that one iteration passes to the
+    # next.
     first = equation.params["num_consts"] if equation.primitive.name == "scan" else 0
     carried = equation.params["num_carry"] if equation.primitive.name == "scan" else 0
     count = len(equation.outvars)
@@ -96,9 +97,9 @@ def _find_used(jaxpr: Jaxpr) -> list[Any]:
 
 
 def find_reached(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[bool]:
-    """Returns, for each of some inputs of a computation, whether its results depend on it.
+    """Returns for each of the given inputs whether the results of a computation depend on it.
 
-    A dependence counts where a gradient could flow: through numbers that are not whole, and not
+    Only a dependence through which a gradient could flow counts: not one through whole numbers, nor
     through `stop_gradient`.
 
     Args:
@@ -167,8 +168,8 @@ def _count_convolution(equation: Any) -> int:
             for o in range(output[out])
             for k in range(kernel[of_kernel])
         )
-        # A transposed convolution spreads its input, with zeros between.
+        # A transposed convolution puts zeros between the pixels of its input.
         last = (image[into] - 1) * spread
         taps *= sum(0 <= at <= last and at % spread == 0 for at in places)
-    channels = kernel[numbers.rhs_spec[1]]  # of the output's group
+    channels = kernel[numbers.rhs_spec[1]]  # input channels of one group
     return 2 * output[numbers.out_spec[0]] * taps * channels * output[numbers.out_spec[1]]

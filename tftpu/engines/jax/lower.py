@@ -37,8 +37,8 @@ class JaxLowering:
     """See `tftpu.engines.lowered.Lowering`: one program for a mesh of all devices.
 
     Args:
-        mesh: as for `tftpu.connect`.
-        setting: XLA's options, as for `tftpu.connect`.
+        mesh: see `tftpu.connect`.
+        setting: the XLA options, as for `tftpu.connect`.
     """
 
     remats = ("products", "block")
@@ -49,7 +49,7 @@ class JaxLowering:
         cluster.use_cpu()
 
     def count_data_shards(self, target: Slice) -> int:
-        """Returns the number of shards that the mesh of a slice cuts a batch into."""
+        """Returns the number of shards that the mesh of a slice divides a batch into."""
         sizes = mesh_sizes(self._mesh, target.replicas)
         check_between_slices(sizes, target.slices)
         return count_batch_shards(sizes)
@@ -59,7 +59,7 @@ class JaxLowering:
         return mesh_text(mesh_sizes(self._mesh, devices))
 
     def list_finer_lowerings(self, target: Slice) -> list["JaxLowering"]:
-        """Returns what lowers for meshes with more devices along `fsdp`, in place of `data`."""
+        """Returns lowerings for meshes with more devices along `fsdp` and fewer along `data`."""
         sizes = mesh_sizes(self._mesh, target.replicas)
         found = []
         for parts in range(2, sizes[DATA] // target.slices + 1):
@@ -94,9 +94,9 @@ class JaxLowering:
             if "Reverse-mode differentiation does not work" not in str(error):
                 raise
             raise UserError(
-                "A layer has a loop that JAX cannot differentiate, as it does not know how often "
-                "the loop runs: use keras.ops.scan, or a loop over a fixed number. JAX reports: "
-                f"{str(error)[:200]}"
+                "A layer has a loop that JAX cannot differentiate, because its number of "
+                "iterations is unknown: use keras.ops.scan, or a fixed number of iterations. JAX "
+                f"reports: {str(error)[:200]}"
             ) from error
         finally:
             keras.config.set_dtype_policy(before)
@@ -116,7 +116,7 @@ class JaxLowering:
         )
 
     def _build_abstract_mesh(self, devices: int) -> AbstractMesh:
-        """Returns the mesh of a number of devices, which no one has.
+        """Returns an abstract mesh of a number of devices, without any real device.
 
         Raises:
             UserError: the mesh does not use every device exactly once.
@@ -183,14 +183,15 @@ def _lower_train_step(
     text: str = module.operation.get_asm(enable_debug_info=True)
     data = ["batch"] * len(jax.tree.leaves(batch))
     names = [*_list_names(state), "(sums)", "(step)", *data]
-    # JAX computes what depends on no argument while it traces, and passes large results first.
+    # While JAX traces, it computes everything that depends on no argument. It passes large results
+    # as the first arguments.
     functions = {str(f.sym_name.value): f for f in module.body.operations}
     constants = len(functions["main"].type.inputs) - len(names)
     return text.encode(), ["(constant)"] * constants + names
 
 
 def _count_state_bytes(shapes: StateValues, shardings: StateValues) -> StateBytes:
-    """Returns what a device holds of values with these shapes."""
+    """Returns the bytes of values with these shapes that one device holds."""
 
     def count_bytes(arrays: Any, places: Any) -> int:
         parts = jax.tree.map(lambda s, place: place.shard_shape(s.shape), arrays, places)
@@ -226,7 +227,7 @@ def _list_names(state: JaxState) -> list[str]:
 def _lower_forward(step: TrainStep, shapes: StateValues) -> str:
     """Returns the HLO text of the forward pass over one microbatch of the whole mesh.
 
-    Not for a TPU: a kernel of ours would hide products.
+    It is not lowered for a TPU, because tftpu's kernels would hide products.
     """
     lowered = jax.jit(step.forward).lower(shapes, step.microbatching.microbatch)
     computation: Any = lowered.compiler_ir("hlo")

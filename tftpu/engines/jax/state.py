@@ -1,7 +1,7 @@
 """The variables of a run on a mesh: model, optimizer, averages, loss scale and step counter.
 
-Between device loops the values are those of the Keras variables, so that callbacks and the model
-itself see them. A step takes them as `Values` and returns new ones.
+Between device loops the Keras variables hold the values, so that callbacks and the model itself see
+them. A step takes the values as `StateValues` and returns new ones.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ class StateValues(NamedTuple):
     """The values of all variables that a step changes.
 
     Attributes:
-        trainable: of the trainable weights of the model.
-        untrained: of its other variables, but for the states of seed generators.
-        optimizers: of the variables of each objective's optimizer.
-        scales: of each objective's loss scale: (factor, steps since it changed), or ().
+        trainable: the values of the model's trainable weights.
+        untrained: the values of the model's other variables, except the states of seed generators.
+        optimizers: for each objective, the values of its optimizer's variables.
+        scales: for each objective, its loss scale as (factor, steps since it changed), or ().
         averages: moving averages of the trainable weights; empty if none are kept.
     """
 
@@ -48,19 +48,19 @@ class JaxState(BaseState):
     """The variables of a model for a mesh; `place` puts them there.
 
     Args:
-        mesh: the devices; for abstract ones a step can be lowered, and not run.
-        model: compiled, unless there are objectives; it is built here if it is not yet.
+        mesh: the devices; with abstract devices a step can be lowered but not run.
+        model: the model, compiled unless there are objectives; this builds it if needed.
         batch_spec: spec of a batch, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s.
-        options: `ema_momentum` says whether averages of the weights are kept.
-        objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone; the model is built, and has no groups.
+        options: the options of the step; `ema_momentum` decides whether weight averages are kept.
+        objectives: the objectives that replace the compiled loss and optimizer.
+        labelled: whether batches have labels; without them there are no groups.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
-        groups: the objectives in the order of a step; what a model was compiled with is one.
+        groups: the objectives in the order of a step; a compiled loss counts as one.
         layout: the shardings of the variables.
-        gathering: makes the weights whole that a forward pass reads.
+        gathering: gathers the weights that a forward pass reads.
         step: number of training steps done.
         averages: moving averages of the trainable weights; empty if none are kept.
         untrained: the variables of the model that are neither trained nor states of generators.
@@ -131,7 +131,7 @@ class JaxState(BaseState):
         self.averages = values.averages
 
     def place(self) -> None:
-        """Puts every variable where its sharding says."""
+        """Places every variable by its sharding."""
         shardings = self.shardings
         for variable, sharding in zip(self._list_variables(), self._list_in_order(shardings)):
             value = placing.place_value(variable.value, sharding)
@@ -145,14 +145,14 @@ class JaxState(BaseState):
     def compute_seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
         """Returns the state of each seed generator, in the order of `list_seed_states`.
 
-        They differ by generator, step, microbatch and objective. Generators that draw by example
-        do not differ by microbatch.
+        The states differ by generator, step, microbatch and objective. For generators that draw by
+        example they do not differ by microbatch.
 
         Args:
-            step: number of steps done, () int32.
+            step: the number of steps done, () int32.
             microbatch: number of the microbatch.
-            first: positions of the microbatch's examples in the global batch, as the state of
-                `tftpu.models.layers.stochastic_depth.ExampleSeed` holds them.
+            first: the positions of the microbatch's examples in the global batch, in the form of
+                the state of `tftpu.models.layers.stochastic_depth.ExampleSeed`.
             part: number of the objective.
         """
         found = []
@@ -200,7 +200,7 @@ class JaxState(BaseState):
         return variables
 
     def _list_in_order(self, values: StateValues) -> Arrays:
-        """Returns what is given for each of `_variables`."""
+        """Returns the given values of all variables in one fixed order."""
         arrays = [*values.trainable, *values.untrained]
         for optimizer, scale in zip(values.optimizers, values.scales):
             arrays += [*optimizer, *scale]

@@ -1,4 +1,4 @@
-"""The contexts in which models are built, and programs for a mesh traced."""
+"""The contexts for building models, and for tracing programs for a mesh."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ from tftpu.sharding import EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharding
 def tracing_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Enters the context in which a program is traced, as `building_for` does.
 
-    JAX's errors keep their words: Keras would add the arguments of the layer, and fails to.
+    JAX's errors stay unchanged: Keras would fail to add the arguments of the layer to them.
     """
     with building_for(platform, mesh), keras_internals.plain_errors():
         yield
@@ -32,7 +32,7 @@ def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Sets the platform and the division of kernels within the block.
 
     Args:
-        platform: of the devices, as `tftpu.sharding` names it.
+        platform: the platform of the devices, as `tftpu.sharding` names it.
         mesh: the devices.
     """
     with sharding.compiling_for(platform, _describe_sharding(mesh) if mesh.size > 1 else None):
@@ -51,7 +51,7 @@ def _describe_sharding(mesh: Mesh | AbstractMesh) -> Sharding:
 
 
 def _map_axes(mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
-    """Returns the axes of more than one device that each dimension with a name is shared along."""
+    """Returns the axes with several devices along which each named dimension is sharded."""
     found = {HEADS: (TENSOR,), TIME: (SEQUENCE,), TOKENS: (SEQUENCE, TENSOR)}
     several = {
         name: tuple(axis for axis in axes if mesh.shape[axis] > 1) for name, axes in found.items()
@@ -64,9 +64,9 @@ def _count_parts(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
 
 
 def _shard_array(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> Any:
-    """Returns what `tftpu.sharding.shard` promises, in a program; other sizes stay whole.
+    """Does what `tftpu.sharding.shard` promises; indivisible dimensions stay whole.
 
-    What else is shared, the examples included, is for XLA to decide.
+    XLA chooses the sharding of all other dimensions, the examples included.
     """
     free = PartitionSpec.UNCONSTRAINED
     named = {name: axes for name, axes in _map_axes(mesh).items() if axes and name != EXAMPLES}
@@ -82,10 +82,10 @@ def _shard_array(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | Non
 def _divide_function(
     mesh: Mesh | AbstractMesh, function: Callable[..., Any], inputs: Sequence[Any], outputs: Any
 ) -> Callable[..., Any]:
-    """Returns what `tftpu.sharding.shard_function` promises.
+    """Does what `tftpu.sharding.shard_function` promises.
 
-    Devices share the examples along the axes that share the batch, the heads along `tensor`, and
-    the time along `sequence`. What does not divide is computed by each in full.
+    Devices divide the examples along the axes that divide the batch, the heads along `tensor`, and
+    the time along `sequence`. Every device computes indivisible dimensions in full.
     """
     axes = _map_axes(mesh)
     several = isinstance(outputs[0], tuple)
@@ -118,7 +118,7 @@ def _divide_function(
 
 
 def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Returns whether `count_parts` divides every dimension with a name, without cutting a unit."""
+    """Returns whether the parts divide each dimension of this name without splitting a unit."""
     return all(
         array.shape[place] % (parts * _split_dimension(dim)[1]) == 0
         for dims, argument in zip(inputs, given)
@@ -129,5 +129,5 @@ def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[
 
 
 def _split_dimension(dim: Any) -> tuple[str, int]:
-    """Returns the name of a dimension, "" if it has none, and the size that is not cut."""
+    """Returns the name of a dimension ("" if it has none) and the size of its smallest unit."""
     return dim if isinstance(dim, tuple) else (dim or "", 1)

@@ -30,8 +30,8 @@ class FactoredModel(Protocol):
         """Returns the logits, and the factors `hidden` and `matrix` that they are a product of.
 
         Args:
-            x: features of a batch.
-            training: as for the model itself.
+            x: the features of a batch.
+            training: whether the model trains, as for Keras's `call`.
 
         Returns:
             logits: (batch, time, vocabulary), float32.
@@ -56,32 +56,33 @@ class Outputs(NamedTuple):
 class CompiledLosses:
     """See `tftpu.engines.objectives.losses.Losses`.
 
-    The divisor of a loss is what its `reduction` says, over the global batch: the number of
-    unmasked elements for "sum_over_batch_size" and "mean", the sum of their weights for
+    The `reduction` of a loss determines its divisor over the global batch: the number of unmasked
+    elements for "sum_over_batch_size" and "mean", the sum of their weights for
     "mean_with_sample_weight", and 1 for "sum".
 
     Args:
-        model: compiled and built.
+        model: the compiled and built model.
 
     Attributes:
-        terms: of each loss.
+        terms: the terms of each loss.
         metric_variables: the states of the metrics.
 
     Raises:
-        UserError: a loss without a reduction, or a metric that cannot be added up over replicas.
+        UserError: a loss has no reduction, or a metric cannot be added up over replicas.
     """
 
     def __init__(self, model: keras.Model):
         self._model = model
         self._losses = keras_internals.list_loss_terms(model)
         self._metrics = keras_internals.list_bound_metrics(model)
-        # Another's may leave the weights of examples out of account, and so count padding.
+        # A metric from another package may ignore the weights of examples, and so count the
+        # padding.
         self._weighable = all(
             (type(bound.metric).update_state.__module__ or "").startswith("keras.")
             for bound in self._metrics
         )
         self.metric_variables = [v for m in self._metrics for v in m.metric.variables]
-        # Keras logs single losses of a model that has several.
+        # Keras logs the single losses of a model that has several.
         logged = {t.name: f"{t.name}_loss" for t in self._losses if len(self._losses) > 1}
         self.terms = [
             Term(found.name, found.loss.reduction, found.weight, logged.get(found.name))
@@ -94,17 +95,18 @@ class CompiledLosses:
                     f"{', '.join(MEANS)} or sum, so that it is one number per step."
                 )
         for bound in self._metrics:
-            # Replicas add up their states, which is correct only for sums and counts.
-            bound.metric.reset_state()  # Keras may have used it before
+            # Replicas add up the metrics' states, which is correct only for sums and counts.
+            bound.metric.reset_state()  # Keras may have used the metric before
             if any(v.numpy().any() for v in bound.metric.variables):
                 raise UserError(
-                    f"The metric {bound.metric.name!r} has a state that does not start at zero, so "
-                    "it cannot be added up over replicas: use a metric made of sums and counts."
+                    f"The metric {bound.metric.name!r} has a state that does not start at zero, "
+                    "so it cannot be added up over replicas: use a metric that consists of sums "
+                    "and counts."
                 )
 
     @property
     def unknown_metrics(self) -> bool:
-        """True if a metric is not Keras's own, so that its states may be no sums."""
+        """True if a metric is not one of Keras's, so its states may not be sums."""
         return not self._weighable
 
     @property
@@ -120,7 +122,7 @@ class CompiledLosses:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = call(self._model, x, training)
         added = own()
-        # Preflight knows the purpose of an instruction by these scopes.
+        # Preflight reads the purpose of an instruction from these scopes.
         with keras.name_scope("loss"):
             elements = self._compute_elements(outputs, y, weight, valid)
         with keras.name_scope("metrics"):
@@ -138,16 +140,16 @@ class CompiledLosses:
         return keras_internals.compute_metric_results(self._model)
 
     def compute_zero_elements(self, batch: Nest, output: Nest) -> list[Elements]:
-        """Returns the losses for outputs of zeros, which have the divisors of the real ones.
+        """Returns the losses for outputs of zeros, whose divisors are those of real outputs.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`.
-            output: `keras.KerasTensor`s of the shapes and dtypes of one example's outputs.
+            output: the shapes and dtypes of one example's outputs as `keras.KerasTensor`s.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         size = count_examples(x)
         y_pred = keras.tree.map_structure(lambda s: ops.zeros((size, *s.shape), s.dtype), output)
-        with keras.StatelessScope():  # Keras counts the losses of several outputs on the way
+        with keras.StatelessScope():  # Keras would count the losses of the outputs meanwhile
             return self._compute_elements(Outputs(y_pred, None), y, weight, None)
 
     def _compute_elements(
@@ -164,11 +166,11 @@ class CompiledLosses:
     def update_metrics(
         self, y: Nest, y_pred: Nest, sample_weight: Nest, valid: Tensor | None
     ) -> None:
-        """Updates every metric; inside a `keras.StatelessScope` the scope keeps the new states.
+        """Updates every metric. A surrounding `keras.StatelessScope` keeps the new states.
 
         Args:
             y, y_pred, sample_weight: as for `keras.Model.compute_metrics`.
-            valid: as for `compute`.
+            valid: see `compute`.
         """
         if not self._metrics:
             return
@@ -187,7 +189,7 @@ class CompiledLosses:
                 metric.update_state(y[output], y_pred[output])
                 continue
             mask = keras_internals.read_mask(y_pred[output])
-            # Keras multiplies a mask of the outputs with weights of as many axes only.
+            # Keras multiplies an output's mask only with weights that have the same number of axes.
             shape = max(
                 [f.shape for f in given] + [mask.shape if mask is not None else ()], key=len
             )
@@ -197,7 +199,7 @@ class CompiledLosses:
 
 
 def call(model: keras.Model, x: Nest, training: bool) -> Outputs:
-    """Calls a model, with the factors of its logits where it has them."""
+    """Calls a model; the outputs include the factors of its logits if it has them."""
     if isinstance(model, FactoredModel):
         logits, hidden, matrix = model.factored_logits(x, training)
         return Outputs(logits, (hidden, matrix))
@@ -242,17 +244,17 @@ def _compute_term(
     if known is not None:
         if weight is not None:
             known = ops.logical_or(known, weight == 0)
-        # A factor, so that the gradient is NaN, too, and a loss scale skips the step.
+        # A factor of NaN makes the gradient NaN as well, so that a loss scale skips the step.
         values = values * ops.where(known, 1.0, float("nan"))
     return Elements(values, weight, count, _read_factor(term))
 
 
 def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) -> bool:
-    """Returns whether the labels of a loss are the numbers of classes, and nothing else.
+    """Returns whether the labels of a loss can only be the numbers of classes.
 
     Args:
-        loss: of a model. One with its own `call` may read any labels.
-        label_rank, output_rank: numbers of axes of labels and outputs.
+        loss: a loss of a model. A loss with its own `call` may read any labels.
+        label_rank, output_rank: the numbers of axes of labels and outputs.
     """
     own_call = type(loss).__call__ is not keras.losses.Loss.__call__
     if own_call or type(loss).call not in _BY_CLASS_IDS:
@@ -264,21 +266,22 @@ def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) 
 
 
 def find_ignored_class(loss: keras.losses.Loss) -> int | None:
-    """Returns the label that a loss leaves out, or None."""
+    """Returns the label that a loss ignores, or None."""
     return getattr(loss, "ignore_class", None)
 
 
 def _find_known_classes(
     loss: keras.losses.Loss, y: Tensor, y_pred: Tensor, shape: tuple[Any, ...]
 ) -> Tensor | None:
-    """Returns for each element whether its label is a class of the output; None: no labels are.
+    """Returns whether each label is a class of the output; None if labels are not classes.
 
-    On an accelerator, and in `SmoothedCrossentropy`, other labels would give a finite loss.
+    Other labels would give a finite loss on an accelerator, and in `SmoothedCrossentropy`.
     """
     if keras.tree.is_nested(y) or not takes_class_ids(loss, len(y.shape), len(y_pred.shape)):
         return None
-    labels = ops.reshape(ops.cast(y, "float32"), shape)  # exact, whatever the loss computes in
-    known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN is not a class
+    # The comparison is exact, whatever dtype the loss computes in.
+    labels = ops.reshape(ops.cast(y, "float32"), shape)
+    known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN fails both comparisons
     if keras.backend.is_float_dtype(keras.backend.standardize_dtype(y.dtype)):
         known = ops.logical_and(known, labels == ops.floor(labels))
     ignored = find_ignored_class(loss)
@@ -288,19 +291,20 @@ def _find_known_classes(
 def _call_loss(
     term: keras_internals.CompiledTerm, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None
 ) -> Elements:
-    """Returns the elements of a loss with its own `__call__`, which is one number."""
+    """Returns the elements of a loss with its own `__call__`, which returns one number."""
     values = ops.cast(term.loss(y, y_pred, sample_weight), "float32")
     if len(values.shape):
         raise UserError(
             f"The loss {term.name!r} has its own __call__ that returns the shape "
-            f"{tuple(values.shape)}, and it must return one number. To return one value for each "
-            "example, override call(y_true, y_pred) instead, which Keras weighs and reduces."
+            f"{tuple(values.shape)}, but __call__ must return one number. To return one value for "
+            "each example, override call(y_true, y_pred) instead: Keras weights and reduces "
+            "these values."
         )
     return Elements(values, factor=_read_factor(term))
 
 
 def _read_factor(term: keras_internals.CompiledTerm) -> Tensor | None:
-    """Returns the weight of a loss if it is a variable, whose value belongs to this step."""
+    """Returns the present weight of a loss if the weight is a variable."""
     if not isinstance(term.weight, keras.Variable):
         return None
     return ops.cast(term.weight.value, "float32")
@@ -310,6 +314,6 @@ def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
     values = keras_internals.compute_metric_values(metric, y, y_pred)
     if values is not None and len(values.shape) == 0:
         raise UserError(
-            f"The metric {metric.name!r} returns one number for the whole batch. Return one "
-            "value per example, of shape (batch,): padding could not be left out otherwise."
+            f"The metric {metric.name!r} returns one number for the whole batch, so padding "
+            "cannot be left out. Return one value per example, of shape (batch,)."
         )

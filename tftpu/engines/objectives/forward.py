@@ -1,8 +1,8 @@
 """The pure forward pass of one microbatch: outputs, losses, statistics and metrics.
 
-It runs in a `keras.StatelessScope`, where every variable is a tensor passed in and every update a
-tensor returned. That lets microbatches start from the same batch statistics, and lets random
-layers draw different numbers on every replica.
+It runs in a `keras.StatelessScope`, which takes the values of variables as tensors and returns
+their updates as tensors. So microbatches can start from the same batch statistics, and random
+layers can draw different numbers on every replica.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -16,13 +16,13 @@ from tftpu.tensors import Nest, Tensor, ops
 
 
 class Values(NamedTuple):
-    """Values for the variables of a forward pass; None leaves a group as it is.
+    """Values for the variables of a forward pass; None keeps the present values of a group.
 
     Attributes:
-        trainable: of the trainable weights of the model.
-        statistics: of the moving statistics.
-        seeds: of the seed generators.
-        metrics: of the metrics' states; None starts them at zero.
+        trainable: the values of the model's trainable weights.
+        statistics: the values of the moving statistics.
+        seeds: the states of the seed generators.
+        metrics: the values of the metrics' states; None starts them at zero.
     """
 
     trainable: list[Tensor] | None = None
@@ -35,11 +35,11 @@ class Forward(NamedTuple):
     """The results of one microbatch.
 
     Attributes:
-        computed: outputs and losses.
-        statistics: new moving statistics; None where the pass did not change them.
-        metrics: new states of the metrics.
+        computed: the outputs and the losses.
+        statistics: the new moving statistics; None where the pass did not change them.
+        metrics: the new states of the metrics.
         updated: the variables that the pass changed.
-        read: the variables that it read, and for which no value was given.
+        read: the variables that the pass read without a given value.
     """
 
     computed: Computed
@@ -50,7 +50,7 @@ class Forward(NamedTuple):
 
 
 class Variables(Protocol):
-    """The variables of a model, which an engine holds."""
+    """The variables of a model as an engine holds them."""
 
     model: keras.Model
 
@@ -73,7 +73,7 @@ class ForwardPass:
 
     Args:
         state: the variables.
-        losses: the losses.
+        losses: the losses and metrics of the model.
         statistics: the variables that training may change: moving statistics, and weights that a
             layer assigns itself.
 
@@ -96,14 +96,14 @@ class ForwardPass:
         division: Division,
         valid: Tensor | None = None,
     ) -> Forward:
-        """Computes model, losses and metrics for one microbatch.
+        """Runs the model, its losses and metrics on one microbatch.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`, or what a loss function takes.
-            values: of the variables.
-            training: as for the model.
+            values: the values of the variables.
+            training: whether the model trains, as for Keras's `call`.
             division: how the global batch is divided.
-            valid: (batch,), 1.0 for examples and 0.0 for padding; None: all are examples.
+            valid: 1.0 for examples and 0.0 for padding, (batch,); None: no padding.
         """
         if values.metrics is None:
             values = values._replace(metrics=self.build_zero_metrics())
@@ -115,24 +115,25 @@ class ForwardPass:
         return Forward(computed, new, states, scope.updated, scope.read)
 
     def compute_outputs(self, batch: Nest, values: Values | None = None) -> Nest:
-        """Returns what the forward pass alone computes, as in evaluation.
+        """Returns the results of the forward pass alone, as in evaluation.
 
         Args:
-            batch: as for `run`.
-            values: of the variables; None: those that they have.
+            batch: see `run`.
+            values: the values of the variables; None: their present values.
         """
         with self._build_scope(values or Values(self._state.read_trained_values())):
             return self.losses.compute_outputs(batch)
 
     def build_zero_metrics(self) -> list[Tensor]:
-        """Returns states of the metrics that hold nothing yet."""
+        """Returns the initial states of the metrics, which are zeros."""
         return [ops.zeros(v.shape, v.dtype) for v in self.losses.metric_variables]
 
     def _build_scope(self, values: Values) -> "RecordingScope":
         """Returns a scope in which the variables have the given values."""
         groups = (
             (self.statistics, values.statistics),
-            (self._model.trainable_variables, values.trainable),  # which a gradient may watch
+            # A gradient may watch these values.
+            (self._model.trainable_variables, values.trainable),
             (self._state.seed_states, values.seeds),
             (self.losses.metric_variables, values.metrics),
         )
@@ -144,7 +145,7 @@ class RecordingScope(keras.StatelessScope):
     """A `keras.StatelessScope` that collects losses, and records which variables change.
 
     Args:
-        mapping: values of variables, as for `keras.StatelessScope`.
+        mapping: the values of variables, as for `keras.StatelessScope`.
 
     Attributes:
         updated: the variables that changed, in the order of their first change.
@@ -166,7 +167,7 @@ class RecordingScope(keras.StatelessScope):
     def add_update(self, update: tuple[Any, Tensor]) -> None:
         """Keeps the new value of a variable.
 
-        The gradient of a weight that a layer assigns is that with respect to its new value, as in
+        The gradient of a weight that a layer assigns is taken with respect to its new value, as in
         Keras's step on TensorFlow.
         """
         variable, value = update

@@ -1,9 +1,9 @@
 """Losses as sums over elements: the parts that every kind of objective is made of.
 
-Keras reduces a loss to its mean over the local batch, which on eight replicas is eight means.
-Here every loss is a sum over elements, divided once by a divisor of the *global* batch, so that
-the parts can be added up over microbatches and replicas. Written in `keras.ops`: every engine
-uses it.
+Keras reduces a loss to its mean over the local batch, so eight replicas compute eight means. Here
+every loss is a sum over elements, divided once by a divisor of the *global* batch, so that the
+parts can be added up over microbatches and replicas. The module uses only `keras.ops`, so every
+engine can use it.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from tftpu.tensors import Nest, Tensor, ops
 
 MEAN = "sum_over_batch_size"
-# Names in the results that belong to no single loss.
+# Names of logged values that no loss and no metric may have.
 RESERVED = (
     *("loss", "grad_norm", "weight_norm", "learning_rate", "skipped_steps", "examples_per_sec"),
     *("step", "time"),
@@ -24,13 +24,13 @@ RESERVED = (
 
 
 class Term(NamedTuple):
-    """One summand of an objective, or a value that is logged beside it.
+    """One summand of an objective, or a value that is only logged.
 
     Attributes:
         name: the name as Keras logs the loss.
-        reduction: of the elements, as `keras.losses.Loss` names it.
+        reduction: the reduction of the elements, as `keras.losses.Loss` names it.
         weight: the factor in the total, a number or a variable; 0 for a value that is logged only.
-        logged: the name of its mean in the results; None: it is not logged on its own.
+        logged: the name of the mean in the results; None: the term is not logged separately.
     """
 
     name: str
@@ -53,10 +53,11 @@ class Elements(NamedTuple):
     """One term over one microbatch, element by element.
 
     Attributes:
-        values: (batch, ...), float32; or (), a mean over the microbatch that its author took.
+        values: the values, (batch, ...), float32; or (), if the loss itself returns a mean over the
+            microbatch.
         weight: the weight of each element, of the same shape; None: all are 1.
         count: the summands of the divisor, of the same shape; None: all are 1.
-        factor: the value of the weight of a term where that is a variable, (); None: it is none.
+        factor: the value of the term's weight if that is a variable, (); None: it is no variable.
     """
 
     values: Tensor
@@ -66,7 +67,7 @@ class Elements(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """True if the author of the loss reduced the microbatch to one number."""
+        """True if the loss itself returns one number for the microbatch."""
         return len(self.values.shape) == 0
 
 
@@ -74,10 +75,10 @@ class Computed(NamedTuple):
     """The losses of one microbatch.
 
     Attributes:
-        y_pred: the model's outputs; None where a loss function keeps them to itself.
-        elements: of each term.
+        y_pred: the outputs of the model; None if a loss function does not return them.
+        elements: the elements of each term.
         added: the sum of the model's own losses, which are means over the microbatch, ().
-        separable: whether padding can be left out, because no number depends on it.
+        separable: whether padding can be ignored, because no result depends on it.
     """
 
     y_pred: Nest
@@ -101,7 +102,7 @@ class Losses(Protocol):
 
     @property
     def unknown_metrics(self) -> bool:
-        """True if a metric is not Keras's own, so that its states may be no sums."""
+        """True if a metric is not one of Keras's, so its states may not be sums."""
         ...
 
     def compute(
@@ -111,9 +112,9 @@ class Losses(Protocol):
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`, or what a loss function takes.
-            training: as for the model.
-            valid: (batch,), 1.0 for examples and 0.0 for padding; None: all are examples.
-            own: returns the losses that layers have added so far.
+            training: whether the model trains, as for Keras's `call`.
+            valid: 1.0 for examples and 0.0 for padding, (batch,); None: no padding.
+            own: a function that returns the losses that layers have added so far.
         """
         ...
 
@@ -129,16 +130,16 @@ class Losses(Protocol):
 def compute_shard_divisor(
     term: Term, elements: Elements, shards: int, microbatches: int = 1
 ) -> Any:
-    """Returns the summand of one shard's elements in the global divisor of a term.
+    """Returns what the elements of one shard add to the global divisor of a term.
 
     It is a Python float if it does not depend on the data, so that the usual case needs no
     communication before the backward pass; otherwise it is a scalar tensor.
 
     Args:
         term: the term.
-        elements: of one shard, or of one microbatch.
+        elements: the elements of one shard, or of one microbatch.
         shards: number of parts that add up to the global divisor.
-        microbatches: number of parts among which an element that is one number occurs.
+        microbatches: the number of parts in which an element that is one number occurs.
     """
     if elements.is_scalar:
         return float(microbatches)
@@ -162,16 +163,16 @@ def sum_losses(
     """Returns a microbatch's part of the loss, and of each of its terms.
 
     Args:
-        terms: of the loss.
+        terms: the terms of the loss.
         computed: the losses of the microbatch.
         divisors: the global divisor of each term.
-        parts: number of parts of the global batch that are computed apart.
+        parts: the number of parts of the global batch that are computed separately.
     """
     values = [
         ops.divide_no_nan(sum_weighted(elements), divisor)
         for elements, divisor in zip(computed.elements, divisors)
     ]
-    # A value that is only logged may be infinite: 0 times it is not 0.
+    # An infinite value that is only logged is left out: 0 times infinity is not 0.
     weighted = [
         value * (term.weight if elements.factor is None else elements.factor)
         for value, term, elements in zip(values, terms, computed.elements)
@@ -183,17 +184,17 @@ def sum_losses(
 def sum_and_count(
     term: Term, elements: Elements, examples: Tensor, batch_size: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns what a shard of an evaluated batch adds to the sum of a term, and to its divisor.
+    """Returns what a shard of an evaluated batch adds to the sum and divisor of a term.
 
     Args:
         term: the term.
-        elements: of the shard.
-        examples: number of examples of the share that are not padding, ().
-        batch_size: the same of the global batch, ().
+        elements: the elements of the shard.
+        examples: the number of examples of the shard that are not padding, ().
+        batch_size: the number of examples of the global batch that are not padding, ().
     """
-    if elements.is_scalar:  # a mean over the shard, whose examples it stands for
+    if elements.is_scalar:  # the shard's mean, which stands for each of its examples
         return elements.values * examples, examples
-    if term.reduction == "sum":  # Keras weights the sum of a batch by its examples
+    if term.reduction == "sum":  # Keras multiplies the sum of a batch by its number of examples
         return sum_weighted(elements) * batch_size, examples
     return sum_weighted(elements), ops.convert_to_tensor(
         compute_shard_divisor(term, elements, shards=1), "float32"
@@ -203,7 +204,7 @@ def sum_and_count(
 def compute_product(shape: tuple[int, ...], *factors: Tensor | None) -> Tensor | None:
     """Returns the product of masks and weights of lower rank, broadcast to `shape`.
 
-    None if there are no factors, where the product would be all ones.
+    The result is None if there are no factors.
     """
     aligned = [align(factor, shape) for factor in factors if factor is not None]
     if not aligned:

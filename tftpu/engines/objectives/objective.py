@@ -12,7 +12,7 @@ from tftpu.config.validation import at_least
 from tftpu.errors import UserError, did_you_mean
 from tftpu.tensors import Nest, Tensor
 
-# (model, batch, training) -> loss, or (loss, {name: value}).
+# Maps (model, batch, training) to a loss, or to (loss, {name: value}).
 LossFunction = Callable[[Any, Nest, bool], Tensor | tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -20,8 +20,8 @@ LossFunction = Callable[[Any, Nest, bool], Tensor | tuple[Tensor, dict[str, Tens
 class Objective:
     """A loss function with the variables and the optimizer that follow it.
 
-    A step of `Trainer(model, objectives=[...])` takes the objectives in their order: each sees the
-    variables as those before it left them.
+    A step of `Trainer(model, objectives=[...])` runs the objectives in order. Each sees the updates
+    of earlier objectives.
 
     Args:
         loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),
@@ -29,7 +29,8 @@ class Objective:
         variables: the variables that follow the loss: a layer, whose trainable variables are
             meant, or a list. None: all of the model.
         optimizer: a Keras optimizer or its name, with its own clipping and loss scale.
-        every: the objective is due at every so-many-th step, first at the first.
+        every: the number of steps from one update to the next; the first update is at the first
+            step.
         name: the name in logs and checkpoints; "" takes that of `loss_fn`.
 
     Raises:
@@ -67,8 +68,8 @@ class Objective:
         _refuse_other_optimizer(self.optimizer)
         if not isinstance(self.name, str) or not re.fullmatch(r"\w*", self.name):
             raise UserError(
-                f"Objective.name is {self.name!r}: it names files of checkpoints, so use letters, "
-                "digits and underscores."
+                f"Objective.name is {self.name!r}, but it becomes part of file names in "
+                "checkpoints: use letters, digits and underscores."
             )
         if not self.name:
             name = getattr(self.loss_fn, "__name__", "objective").removesuffix("_loss")
@@ -78,18 +79,18 @@ class Objective:
 def list_objectives(
     model: keras.Model, loss_fn: LossFunction | None, objectives: Sequence[Objective]
 ) -> tuple[Objective, ...]:
-    """Returns the objectives that a trainer is given; empty if the model is compiled with its loss.
+    """Returns the objectives given to a trainer; empty if the model has a compiled loss.
 
     Args:
         model: compiled with an optimizer, if there is a `loss_fn`.
-        loss_fn: of the only objective.
-        objectives: several.
+        loss_fn: the loss function of the only objective.
+        objectives: several objectives.
 
     Raises:
         UserError: both are given, two objectives have one name, or there is no optimizer.
     """
     if loss_fn is not None and objectives:
-        raise UserError("Trainer takes loss_fn or objectives, not both.")
+        raise UserError("Trainer takes either loss_fn or objectives, not both.")
     if loss_fn is not None:
         if getattr(model, "optimizer", None) is None:
             raise UserError(
@@ -98,25 +99,29 @@ def list_objectives(
             )
         return (Objective(loss_fn, None, model.optimizer),)
     if isinstance(objectives, Objective):
-        raise UserError("objectives is one Objective: pass a list, objectives=[Objective(...)].")
+        raise UserError(
+            "objectives is a single Objective: pass a list, objectives=[Objective(...)]."
+        )
     for one in objectives:
         if not isinstance(one, Objective):
             raise UserError(
-                f"objectives holds a {type(one).__name__}: each must be a tftpu.Objective(loss_fn, "
-                "variables, optimizer). A single loss function is Trainer(model, loss_fn=...)."
+                f"objectives holds a {type(one).__name__}: each item must be a "
+                "tftpu.Objective(loss_fn, variables, optimizer). For a single loss function, use "
+                "Trainer(model, loss_fn=...)."
             )
     own = [one.optimizer for one in objectives if not isinstance(one.optimizer, str)]
     for optimizer in own:
         if sum(optimizer is other for other in own) > 1:
             raise UserError(
-                f"Two objectives share the optimizer {optimizer.name!r}, which follows one list of "
-                "variables: make one for each."
+                f"Two objectives share the optimizer {optimizer.name!r}, but an optimizer serves "
+                "a single list of variables: make one for each objective."
             )
     names = [one.name for one in objectives]
     for name in names:
         if names.count(name) > 1:
             raise UserError(
-                f"Two objectives have the name {name!r}: give each its own, Objective(name=...)."
+                f"Two objectives have the name {name!r}: give each its own name, "
+                "Objective(name=...)."
             )
     return tuple(objectives)
 
@@ -125,14 +130,14 @@ def _refuse_other_parameters(loss_fn: LossFunction) -> None:
     """Raises `UserError` for a function that does not take (model, batch, training)."""
     try:
         signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):  # code that Python cannot look into
+    except (TypeError, ValueError):  # Python cannot inspect the function's signature
         return
     try:
         signature.bind(None, None, True)
     except TypeError as error:
         raise UserError(
-            f"The loss function takes {signature}, and is called with (model, batch, training): "
-            "give it these three parameters."
+            f"The loss function takes {signature}, but it is called with (model, batch, "
+            "training): give it these three parameters."
         ) from error
 
 
@@ -147,7 +152,7 @@ def _refuse_other_variables(variables: Any) -> None:
     given = f"the text {variables!r}" if isinstance(variables, str) else type(variables).__name__
     raise UserError(
         f"Objective.variables is {given}: pass a layer, such as model.critic, a list of "
-        "variables, or None for all of the model."
+        "variables, or None for all variables of the model."
     )
 
 

@@ -19,10 +19,10 @@ class FunctionLosses:
     """The losses of a `loss_fn`: see `tftpu.engines.objectives.losses.Losses`.
 
     Args:
-        model: passed to the function; what is not built yet is built here.
+        model: the model for the function, whose unbuilt layers this builds.
         loss_fn: see `tftpu.Objective`.
-        name: of the objective.
-        logged: whether its loss is logged apart from the total.
+        name: the name of the objective.
+        logged: whether the loss is logged separately from the total.
         batch: `keras.KerasTensor`s of static shape, nested as the function takes them.
 
     Raises:
@@ -32,56 +32,59 @@ class FunctionLosses:
     def __init__(
         self, model: keras.Model, loss_fn: LossFunction, name: str, logged: bool, batch: Nest
     ):
-        self.metric_variables: list[keras.Variable] = []  # it measures by its terms
+        # It has no metrics: its terms measure everything.
+        self.metric_variables: list[keras.Variable] = []
         self._model = model
         self._loss_fn = loss_fn
         self._name = name
         _, values = keras_internals.build_by(self._build, batch)
         for key in {*RESERVED, f"{name}_loss"} & {*values}:
             raise UserError(
-                f"The loss function {name!r} returns a value named {key!r}, as tftpu names what it "
-                "logs itself: give it another name."
+                f"The loss function {name!r} returns a value named {key!r}, but tftpu itself logs "
+                "a value of that name: give yours another name."
             )
-        self._keys = [*values]  # JAX sorts them, and the function does not
+        self._keys = [*values]  # keeps the function's order, because JAX sorts the keys
         named = [Term(key, MEAN, 0.0, key) for key in values]
         self.terms = [Term(name, MEAN, 1.0, f"{name}_loss" if logged else None), *named]
 
     @property
     def unknown_metrics(self) -> bool:
-        """False: it has no metrics."""
+        """False, because there are no metrics."""
         return False
 
     def compute(
         self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
     ) -> Computed:
-        """Calls the function; the model's own losses are added to what it returns."""
+        """Calls the function, and adds the model's own losses to its result."""
         loss, values = self._call(batch, training)
         if {*values} != {*self._keys}:
             raise UserError(
-                f"The loss function {self._name!r} returns values named {sorted(values)} when "
-                f"training={training}, and {sorted(self._keys)} otherwise: return the same ones."
+                f"The loss function {self._name!r} returns values named {sorted(values)} if "
+                f"training={training}, but {sorted(self._keys)} otherwise: return the same names "
+                "in both cases."
             )
         ordered = (loss, *(values[key] for key in self._keys))
         elements = [Elements(ops.cast(value, "float32")) for value in ordered]
-        # Only its author knows what else in the batch a function looks at.
+        # Only the author knows which other examples of the batch the function looks at.
         return Computed(None, elements, sum_of_own(self._model, own()), separable=False)
 
     def compute_outputs(self, batch: Nest) -> Nest:
-        """Returns what the function computes, as in evaluation."""
+        """Returns the results of the function, as in evaluation."""
         return self._call(batch, False)
 
     def compute_metric_results(self) -> dict[str, Tensor]:
-        """Returns nothing: what a function measures is among its terms."""
+        """Returns nothing, because a function returns its measurements as terms."""
         return {}
 
     def _build(self, batch: Nest) -> tuple[Tensor, dict[str, Tensor]]:
-        # As in a step, variables have tensors for their values.
+        # In a step, the variables' values are tensors as well.
         known = [(v, ops.convert_to_tensor(v)) for v in self._model.variables]
         with keras.StatelessScope(known):
             return self._call(batch, False)
 
     def _call(self, batch: Nest, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        if isinstance(batch, tuple) and len(batch) == 1:  # [a, b] came as the only array argument
+        # `fit` turned [a, b] into one array argument
+        if isinstance(batch, tuple) and len(batch) == 1:
             (batch,) = batch
         with _explain_errors(self._name):
             result: Any = self._loss_fn(self._model, batch, training)
@@ -89,8 +92,8 @@ class FunctionLosses:
         if not hasattr(loss, "shape") or not isinstance(values, dict):
             raise UserError(
                 f"The loss function {self._name!r} returns {_describe_kind(result)}: it must "
-                "return the loss of each example, of shape (batch,), or that and a dictionary of "
-                "further values for each example."
+                "return the loss of each example, of shape (batch,), or a pair of that and a "
+                "dictionary with further values for each example."
             )
         return loss, values
 
@@ -98,11 +101,11 @@ class FunctionLosses:
 class ComputedLoss:
     """The loss of a model that overrides `compute_loss`: a `Losses`.
 
-    As in Keras, the method returns the total: regularizers and losses of layers are its own task.
+    As in Keras, the method returns the total, which must include regularizers and losses of layers.
 
     Args:
-        model: compiled and built.
-        compiled: its metrics, which are updated as for any other model.
+        model: the compiled and built model.
+        compiled: the compiled losses and metrics; the metrics are updated as for any other model.
     """
 
     def __init__(self, model: keras.Model, compiled: CompiledLosses):
@@ -113,7 +116,7 @@ class ComputedLoss:
 
     @property
     def unknown_metrics(self) -> bool:
-        """True if a metric is not Keras's own, so that its states may be no sums."""
+        """True if a metric is not one of Keras's, so its states may not be sums."""
         return self._compiled.unknown_metrics
 
     def compute(
@@ -145,18 +148,18 @@ class ComputedLoss:
 
 @contextlib.contextmanager
 def _explain_errors(name: str) -> Iterator[None]:
-    """Explains the errors of a tape that is asked for gradients by variables of the model."""
+    """Explains the errors of a gradient tape that differentiates by variables of the model."""
     try:
         yield
     except (AttributeError, ValueError) as error:
         if not re.search(r"attribute '?(handle|_id)'?$|\.handle is not available", str(error)):
             raise
         raise UserError(
-            f"The loss function {name!r} computes gradients by variables of the model, whose "
-            "values in a step are tensors that tftpu passes in. On TensorFlow take "
-            "values = [v.value for v in model.trainable_variables], tape.watch(values) before the "
-            "model is called, and tape.gradient(loss, values); on JAX there is no GradientTape: "
-            "use jax.grad of a function that calls the model."
+            f"The loss function {name!r} computes gradients with respect to variables of the "
+            "model. In a step, their values are tensors that tftpu passes in. On TensorFlow, "
+            "take values = [v.value for v in model.trainable_variables], call tape.watch(values) "
+            "before the model, and then tape.gradient(loss, values). On JAX there is no "
+            "GradientTape: use jax.grad of a function that calls the model."
         ) from error
 
 

@@ -14,15 +14,15 @@ from tftpu.tensors import Nest
 
 
 class ParameterGroup(NamedTuple):
-    """One objective of a step, with what follows it.
+    """One objective of a step, with its losses, variables and optimizer.
 
     Attributes:
-        name: of the objective; "" if it is the only one.
+        name: the name of the objective; "" if it is the only one.
         losses: its losses.
         variables: the variables that follow it.
         optimizer: their optimizer, without a loss-scaling wrapper.
         scaler: the wrapper with a dynamic loss scale; None if there is none.
-        every: the steps from one update to the next.
+        every: the number of steps from one update to the next.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ParameterGroup(NamedTuple):
 
 
 def build_compiled_group(model: keras.Model) -> ParameterGroup:
-    """Returns what a built model was compiled with, as the only objective."""
+    """Returns the compiled loss of a built model as the only objective."""
     compiled = CompiledLosses(model)
     losses = ComputedLoss(model, compiled) if has_own_compute_loss(model) else compiled
     return ParameterGroup(
@@ -45,7 +45,7 @@ def build_compiled_group(model: keras.Model) -> ParameterGroup:
 def build_parameter_groups(
     model: keras.Model, objectives: Sequence[Objective], batch: Nest
 ) -> list[ParameterGroup]:
-    """Builds model and optimizers for objectives; all functions run before variables are read."""
+    """Builds the model and the optimizers for objectives, after each loss function has run once."""
     several = len(objectives) > 1
     losses = [FunctionLosses(model, one.loss_fn, one.name, several, batch) for one in objectives]
     known = {id(v) for v in model.trainable_variables}

@@ -1,4 +1,4 @@
-"""Sums of losses and metrics over steps: their layout in one vector, and their means.
+"""The layout of the sums of losses and metrics over steps in one vector, and their means.
 
 Each replica adds up its own vector on its device; the vectors are added over replicas when the
 host reads them, once per device loop rather than once per step.
@@ -30,11 +30,11 @@ class GroupSums(NamedTuple):
 
 
 class _Sums:
-    """The layout of a vector: some numbers, then the states of all metrics end to end.
+    """The layout of a vector: some numbers, followed by the states of all metrics.
 
     Args:
-        losses: those of each objective.
-        leading: count of the numbers before the states of their metrics.
+        losses: the losses of each objective.
+        leading: the number of values before the states of the metrics.
     """
 
     def __init__(self, losses: Sequence[Losses], leading: int):
@@ -46,7 +46,7 @@ class _Sums:
 
     @property
     def names(self) -> list[str]:
-        """Names of the losses and metrics; sums of other names cannot be added to these."""
+        """The names of the losses and metrics. Only sums with equal names can be added."""
         paths = [variable.path for variable in self._variables]
         names = [*(term.name for term in self._terms), *paths]
         return [remove_counters(name) for name in names]
@@ -55,7 +55,7 @@ class _Sums:
         return ops.concatenate([ops.reshape(ops.cast(v, "float32"), (-1,)) for v in values])
 
     def _read_metrics(self, flat: np.ndarray) -> dict[str, float]:
-        """Returns the results of the metrics whose states are end to end in `flat`."""
+        """Returns the results of the metrics from their concatenated states."""
         parts = np.split(flat, np.cumsum(self._sizes)[:-1])
         values = [
             ops.convert_to_tensor(part.reshape(v.shape), v.dtype)
@@ -70,7 +70,7 @@ class _Sums:
 
 
 class TrainSums(_Sums):
-    """Steps, gradient norms, skipped steps; for each objective its steps, losses; metrics.
+    """The layout: steps, gradient norm, skipped steps, each objective's steps and losses, metrics.
 
     A step of a smaller batch counts as a part of a step.
 
@@ -95,35 +95,36 @@ class TrainSums(_Sums):
 
         Args:
             shards: number of data shards.
-            norm, skipped: the gradient's norm, and 1.0 for a skipped step; equal on all replicas.
-            groups: of each objective.
-            metrics: states of the metrics for this replica's examples.
+            norm, skipped: the norm of the gradient, and 1.0 for a skipped step; equal on all
+                replicas.
+            groups: the sums of each objective.
+            metrics: the states of the metrics for this replica's examples.
         """
         shared = [value / shards for value in (ops.ones(()), norm, skipped)]
         each = [value for group in groups for value in (group.taken / shards, *group.losses)]
         return self._flatten_values([*shared, *each, *metrics])
 
     def scale(self, sums: np.ndarray, weight: float) -> np.ndarray:
-        """Returns the sums of steps that count for less, as their batches are smaller.
+        """Scales the sums of steps with smaller batches, which count for less.
 
-        The states of metrics stay: they count the examples themselves.
+        The states of metrics do not change, because they count the examples themselves.
         """
         means = self.size - sum(self._sizes)
         return np.concatenate([sums[:means] * weight, sums[means:]])
 
     def has_only_skipped(self, sums: np.ndarray) -> bool:
-        """Returns whether every step changed nothing, because a gradient overflowed."""
+        """Returns whether all steps were skipped because a gradient overflowed."""
         return bool(sums[2] == sums[0])
 
     def is_finite(self, sums: np.ndarray) -> bool:
-        """Returns whether all losses and gradients were finite; metrics do not matter."""
+        """Returns whether all losses and gradients were finite, regardless of metrics."""
         losses = [loss for _, loss, _ in self._read_parts(sums)]
         return bool(np.isfinite([sums[1], *losses]).all())
 
     def compute_loss(self, sums: np.ndarray) -> float:
         """Returns only the mean of the loss, which costs nothing to compute."""
         skipped = self.has_only_skipped(sums)
-        # An objective that was not due has no loss.
+        # An objective that trained in none of these steps has no loss.
         means = [
             _compute_mean(loss, taken)
             for taken, loss, _ in self._read_parts(sums)
@@ -134,7 +135,7 @@ class TrainSums(_Sums):
     def read(self, sums: np.ndarray) -> dict[str, float]:
         """Returns the means of the loss, its terms, the metrics and the gradient's norm.
 
-        They are NaN where nothing was summed up, as after steps that all overflowed.
+        A mean is NaN if nothing was summed up, as when all steps overflowed.
         """
         steps, norm, skipped = sums[:3]
         results, parts = {"loss": self.compute_loss(sums)}, self._read_parts(sums)
@@ -153,7 +154,7 @@ class TrainSums(_Sums):
 
     @property
     def result_names(self) -> list[str]:
-        """Names of the results of an epoch."""
+        """The names of the results of an epoch."""
         return list(self.read(np.zeros(self.size)))
 
     def _read_parts(self, sums: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
@@ -167,10 +168,10 @@ class TrainSums(_Sums):
 
 
 class EvalSums(_Sums):
-    """Examples, added losses, the sum and the divisor of each term of the losses, and metrics.
+    """The layout: examples, added losses, the sum and divisor of each loss term, and metrics.
 
     Args:
-        losses: those of each objective.
+        losses: the losses of each objective.
     """
 
     def __init__(self, losses: Sequence[Losses]):
@@ -190,7 +191,7 @@ class EvalSums(_Sums):
             examples: number of examples of this replica's shard.
             added: the model's own losses.
             sums, counts: the weighted sum and the divisor of each term.
-            metrics: states of the metrics for this replica's examples.
+            metrics: the states of the metrics for this replica's examples.
         """
         return self._flatten_values([examples, added * examples, *sums, *counts, *metrics])
 
@@ -209,7 +210,7 @@ class EvalSums(_Sums):
 
     @property
     def result_names(self) -> list[str]:
-        """Names of the results of an evaluation."""
+        """The names of the results of an evaluation."""
         return list(self.read(np.zeros(self.size)))
 
 
@@ -223,8 +224,8 @@ def _check_number(name: str, value: Tensor) -> float:
     result = ops.convert_to_numpy(value)
     if result.size != 1:
         raise UserError(
-            f"The metric {name!r} gives {result.size} numbers, and tftpu logs one: let it take "
-            "their mean, such as F1Score(average='macro')."
+            f"The metric {name!r} returns {result.size} numbers, but tftpu logs one number: let "
+            "the metric return their mean, as in F1Score(average='macro')."
         )
     return float(result.reshape(()))
 

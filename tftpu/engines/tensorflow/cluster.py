@@ -1,4 +1,4 @@
-"""Selects an engine for the available hardware, and finds that of a model.
+"""Selects an engine for the available hardware, and finds the engine of a model.
 
 No later code checks the hardware.
 """
@@ -20,9 +20,10 @@ from tftpu.engines.tensorflow.engine import TensorFlowEngine, format_scope_error
 from tftpu.errors import UserError
 from tftpu.runtime import hosts
 
-_ANSWERS = 8.0  # seconds until a TPU's machine has to answer
+_ANSWERS = 8.0  # seconds in which a TPU's machine has to answer
 
-# The engine of the last `connect`. A model that was built outside its scope does not know of it.
+# The engine that the last `connect` made. A model that was built outside its scope does not refer
+# to it.
 _connected: list[TensorFlowEngine] = []
 
 
@@ -35,7 +36,7 @@ def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlow
         tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
             machine (TPU VM, Colab, Kaggle). "none": no TPU. Else the name of a TPU.
         virtual_devices: number of devices that the CPU is split into, so that a machine without
-            accelerators runs the data-parallel path.
+            accelerators can run the data-parallel path.
 
     Raises:
         UserError: a requested TPU is not available; the CPU never replaces it silently.
@@ -48,8 +49,8 @@ def resolve_engine(model: keras.Model) -> TensorFlowEngine:
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: not a Keras model on TensorFlow, or one that was built outside the scope of the
-            connected engine, and would train on a single device.
+        UserError: the model is not a Keras model on TensorFlow, or was built outside the scope of
+            the connected engine, so that it would train on a single device.
     """
     strategy = getattr(model, "distribute_strategy", None)
     if not isinstance(strategy, tf.distribute.Strategy):
@@ -66,14 +67,15 @@ def forget_connected() -> None:
 
 
 def choose_strategy(tpu: str, virtual_devices: int | None) -> tf.distribute.Strategy:
-    """Returns the strategy for the available hardware; arguments as for `connect`."""
+    """Returns the strategy for the available hardware; takes the arguments of `connect`."""
     devices = ClusterConfig(tpu, virtual_devices)
     check_types("cluster", devices)
     devices.validate()
     if virtual_devices is not None:
         if hosts.read_task().count > 1:
             raise UserError(
-                "virtual_devices splits the CPU of one machine, and TF_CONFIG names several."
+                "virtual_devices splits the CPU of one machine, but TF_CONFIG names several: "
+                "leave out one of the two."
             )
         return _create_virtual_cpus(virtual_devices)
     if tpu == "auto":
@@ -94,7 +96,7 @@ def find_tpu() -> str | None:
     name = os.environ.get("TPU_NAME")
     if name:
         return name
-    # PCI devices of a TPU VM: /dev/accel0 up to v4, /dev/vfio/0 from v5e on.
+    # Device files of a TPU VM: /dev/accel0 up to v4, /dev/vfio/0 from v5e on.
     if glob.glob("/dev/accel*") or (glob.glob("/dev/vfio/[0-9]*") and _has_libtpu()):
         return "local"
     return None
@@ -109,12 +111,12 @@ def detect_platform() -> str:
 
 
 def has_tpu_kernels() -> bool:
-    """Returns whether the TensorFlow that is loaded was built for TPUs."""
+    """Returns whether the loaded TensorFlow was built for TPUs."""
     return any("TPU" in device for device in internals.list_kernel_devices("TPUExecute"))
 
 
 def split_cpu(count: int) -> None:
-    """Splits the CPU into devices, unless TensorFlow is running already and keeps those it has."""
+    """Splits the CPU into devices, unless TensorFlow already runs and so keeps its devices."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
         wanted = [tf.config.LogicalDeviceConfiguration()] * count
@@ -127,15 +129,16 @@ def _create_virtual_cpus(count: int) -> tf.distribute.Strategy:
     found = tf.config.list_logical_devices("CPU")
     if len(found) < count:
         raise UserError(
-            f"virtual_devices={count} cannot be set up, TensorFlow already runs with {len(found)} "
-            "CPU device(s): call tftpu.connect() before anything else uses TensorFlow."
+            f"virtual_devices={count} cannot be set up, because TensorFlow already runs with "
+            f"{len(found)} CPU device(s): call tftpu.connect() before anything else uses "
+            "TensorFlow."
         )
     if count == 1:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(
         [device.name for device in found[:count]],
-        # Sums in a fixed order; and the default's collectives interfere where a process makes
-        # more than one strategy.
+        # Sums in a fixed order. The default's collectives also interfere if a process makes more
+        # than one strategy.
         cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
 
@@ -157,10 +160,10 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
 
 
 def _check_reachable(name: str, address: str) -> None:
-    """Raises `UserError` if nothing answers where a TPU should: TensorFlow would wait for minutes.
+    """Raises `UserError` if a TPU does not answer; TensorFlow would wait for minutes.
 
     Args:
-        name: of the TPU.
+        name: the name of the TPU.
         address: "grpc://HOST:PORT" of its machine.
     """
     host, _, port = address.removeprefix("grpc://").rpartition(":")
@@ -168,7 +171,7 @@ def _check_reachable(name: str, address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWERS).close()
     except (OSError, ValueError) as error:
         raise UserError(
-            f"tpu={name!r} was requested, and nothing answered at {address} ({error}). Is the TPU "
+            f"tpu={name!r} was requested, but nothing answered at {address} ({error}). Is the TPU "
             "running, is its name right, and does this machine reach its network?"
         ) from error
 

@@ -23,7 +23,7 @@ from tftpu.errors import UserError
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 
-# Raised by the collectives of the remaining hosts.
+# Errors that the collectives of the remaining hosts raise if a host is lost.
 _LOST = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -37,13 +37,13 @@ class TensorFlowEngine(BaseEngine):
     """See `tftpu.engines.engine.Engine`.
 
     Args:
-        strategy: TPUStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, or the default one
-            of a single device.
+        strategy: a TPUStrategy, MirroredStrategy or MultiWorkerMirroredStrategy, or the default
+            strategy for a single device.
 
     Attributes:
         strategy: the strategy.
-        distributes: whether models have to be built in its scope.
-        compiler_options: none: TensorFlow's runtime compiles with its own options.
+        distributes: whether models must be built in the scope of the strategy.
+        compiler_options: always empty, because TensorFlow's runtime compiles with its own options.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -75,7 +75,7 @@ class TensorFlowEngine(BaseEngine):
         created = self.strategy.extended.variable_created_in_scope
         owners: list[tuple[str, Any]] = [("model", model)]
         for optimizer in [one.optimizer for one in objectives] or [model.optimizer]:
-            if not isinstance(optimizer, str):  # a name becomes an optimizer in the scope
+            if not isinstance(optimizer, str):  # the scope turns a name into an optimizer
                 owners.append(("optimizer", optimizer))
         for what, owner in owners:
             if not all(created(variable.value) for variable in owner.variables):
@@ -109,7 +109,7 @@ class TensorFlowEngine(BaseEngine):
 
 
 def format_scope_error(what: str) -> str:
-    """Returns the message about something that was made outside the engine's scope."""
+    """Returns the error message for an object that was built outside the engine's scope."""
     return (
         f"{what} was made outside the scope of the engine that tftpu.connect() returned, so it is "
         "not on the engine's devices. Build and compile the model inside: with engine.scope(): "

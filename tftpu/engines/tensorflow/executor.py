@@ -37,13 +37,13 @@ class TensorFlowExecutor(BaseExecutor):
     """See `tftpu.engines.engine.Executor`.
 
     Args:
-        strategy: in whose scope the model was built.
-        platform: the platform of its devices, as `tftpu.sharding` names it.
-        model: compiled.
-        options: those of its step.
-        batch_spec: spec of one shard of a batch; a model that is not built yet is built for it.
-        objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone, and nothing is trained or evaluated.
+        strategy: the strategy in whose scope the model was built.
+        platform: the platform of the devices, as `tftpu.sharding` names it.
+        model: the compiled model.
+        options: the options of its step.
+        batch_spec: the spec of one shard of a batch, which builds the model if needed.
+        objectives: the objectives that replace the compiled loss and optimizer.
+        labelled: whether batches have labels; without them the model only predicts.
     """
 
     variables: ModelState
@@ -108,7 +108,7 @@ class TensorFlowExecutor(BaseExecutor):
             mixing.warn_of_mixing(self.variables, batches)
 
     def training(self, shard_spec: Nest) -> "TensorFlowTrainLoop":
-        """Returns the train loop for batches whose shares have this spec."""
+        """Returns the train loop for batches whose shards have this spec."""
         with sharding.compiling_for(self._platform), self._strategy.scope():
             step = TrainStep(self.variables, shard_spec)
         examples = count_examples(shard_spec)
@@ -153,13 +153,13 @@ class TensorFlowExecutor(BaseExecutor):
         return accumulator.drain()
 
     def predictions(self, dataset: Any) -> Iterator[Nest]:
-        """Yields the outputs for each batch of a finite data set, in order, as NumPy arrays.
+        """Yields the outputs of each batch of a finite data set, in order, as NumPy arrays.
 
         Raises:
             UserError: several hosts train together.
         """
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            raise UserError("predict works on one host: restore the checkpoint there.")
+            raise UserError("predict works on one host only: restore the checkpoint there.")
         batches = conversion.build_evaluation(dataset, self._strategy.num_replicas_in_sync)
 
         def compute_outputs() -> Iterator[Any]:
@@ -202,7 +202,7 @@ class TensorFlowExecutor(BaseExecutor):
                 yield
 
     def _is_separable(self, batch_spec: Nest) -> bool:
-        """Returns whether an evaluation can be padded: no number depends on the padding."""
+        """Returns whether padding leaves every result of an evaluation unchanged."""
         shard = conversion.build_padded_shard_spec(batch_spec, self._strategy.num_replicas_in_sync)
         key = str(shard)
         if key not in self._separable:
@@ -226,10 +226,10 @@ class TensorFlowTrainLoop(BaseTrainLoop):
     """See `tftpu.engines.engine.TrainLoop`.
 
     Args:
-        strategy: runs the step.
-        platform: the platform of its devices, as `tftpu.sharding` names it.
+        strategy: the strategy that runs the step.
+        platform: the platform of the devices, as `tftpu.sharding` names it.
         step: the train step.
-        examples: number of examples of a shard; what a batch holds beyond them is padding.
+        examples: the number of examples of a shard; the rest of the shard is padding.
 
     Attributes:
         step: the train step that it runs.
@@ -268,6 +268,6 @@ class TensorFlowTrainLoop(BaseTrainLoop):
 
         def run(steps: int) -> None:
             repeat(batch, tf.constant(steps))
-            self.step.accumulator.drain()  # waits for the devices
+            self.step.accumulator.drain()  # waits until the devices are done
 
         return run

@@ -32,8 +32,8 @@ def iterate_training_batches(
     """Returns an iterator over the shards of the global batches from step `start`.
 
     Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read in full.
-    With an epoch, its batches are those of `build_epochs`. A gate holds back what this machine
-    reads.
+    With an epoch, the batches come from `build_epochs`. A gate limits how far this machine reads
+    ahead.
     """
     gate = None if is_read_remotely(strategy) else gate
     if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
@@ -47,7 +47,7 @@ def iterate_training_batches(
     def build_host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines
         shard = context.get_per_replica_batch_size(dataset.global_batch_size)
-        # Consecutive shares go to consecutive replicas.
+        # Consecutive shards of a batch go to consecutive replicas.
         batches = build_training(dataset, start, class_weight, host, hosts)
         if shard * hosts < dataset.global_batch_size:
             batches = batches.rebatch(shard, drop_remainder=True)
@@ -59,23 +59,24 @@ def iterate_training_batches(
 def build_evaluation_batches(
     dataset: Any, strategy: tf.distribute.Strategy
 ) -> tuple[tf.data.Dataset, int | None]:
-    """Returns the batches of an evaluation and their number, None if it is not known."""
+    """Returns the batches of an evaluation and their number (None if unknown)."""
     batches = build_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
     if count_input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
-        # Endless, and all hosts take the same number of batches: see `_select_part_of_host`.
+        # The batches repeat, and each host takes the same number of them: see
+        # `_select_part_of_host`.
         count = count if count >= 0 else sum(1 for _ in count_batches(iter(batches), count))
         batches = batches.repeat()
     return batches, count if count >= 0 else None
 
 
 def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
-    """Returns the data set with each global batch cut into consecutive shards, one per replica."""
+    """Divides each global batch of a data set into consecutive shards, one per replica."""
     if count_input_hosts(strategy) > 1:
         return strategy.distribute_datasets_from_function(
             lambda context: _select_part_of_host(dataset, context)
         )
-    # tf.data's own sharding would give each pipeline a part of the files, and so another order.
+    # tf.data's own sharding would give each pipeline a part of the files, and so change the order.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
@@ -85,10 +86,10 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 def _select_part_of_host(
     dataset: tf.data.Dataset, context: tf.distribute.InputContext
 ) -> tf.data.Dataset:
-    """Returns the consecutive shards of one host's replicas, one after the other.
+    """Returns the shards of one host's replicas one after the other.
 
-    Every host reads the full data set, which is endless: otherwise the order would not be that of
-    one host.
+    Every host reads the full, endless data set; otherwise the order would differ from that on one
+    host.
     """
     size = count_examples(dataset.element_spec)
     shard = context.get_per_replica_batch_size(size)

@@ -17,13 +17,14 @@ def compile_function(
     strategy: tf.distribute.Strategy | None = None,
     weights: Callable[[], list[Tensor]] | None = None,
 ) -> Callable[..., Any]:
-    """Returns a function that each replica runs as one program; the first one's results.
+    """Returns a function that each replica runs as one program; it returns the first result.
 
     Args:
         model: the model whose variables it reads.
         function: see `tftpu.engines.functions.compile_function`.
-        strategy: that of the model; None: the one in whose scope it was built.
-        weights: returns values to use for the trainable variables; None: those that they have.
+        strategy: the strategy of the model; None: the strategy in whose scope it was built.
+        weights: a function that returns the values of the trainable variables; None: their own
+            values.
     """
     used: tf.distribute.Strategy = strategy or model.distribute_strategy
 
@@ -33,8 +34,8 @@ def compile_function(
         with keras.StatelessScope(state_mapping=mapping):
             return function(*args)
 
-    # On a TPU all is compiled anyway, and a nested XLA function would run on its host; on several
-    # CPUs, it looks for their variables on the first.
+    # A TPU compiles everything anyway, and would run a nested XLA function on its host. With
+    # several CPUs, XLA looks for all variables on the first one.
     on_tpu = isinstance(used, tf.distribute.TPUStrategy)
     alone = used.num_replicas_in_sync == 1 and not on_tpu
     traced = wrap_for_platform("tpu" if on_tpu else None, run_with_weights)
@@ -51,7 +52,7 @@ def compile_function(
 
 
 def _to_tensors(value: Any) -> Any:
-    """Returns arrays as tensors; whole numbers stay, which a function is compiled anew for."""
+    """Returns arrays as tensors; leaves whole numbers, each of which compiles the function."""
     return keras.tree.map_structure(
         lambda x: x if type(x) is int else tf.convert_to_tensor(x), value
     )

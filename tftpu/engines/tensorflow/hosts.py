@@ -11,10 +11,10 @@ from tftpu.runtime import hosts
 class StrategyHosts:
     """The hosts of a strategy; see `tftpu.engines.engine.Hosts`.
 
-    On a TPU slice one process drives all hosts, so there is one.
+    On a TPU slice one process drives all hosts, so there is only one.
     """
 
-    exchange = None  # the chief has all values, and writes them
+    exchange = None  # the chief has all values and writes them, so hosts exchange nothing
 
     def __init__(self, strategy: tf.distribute.Strategy):
         several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -25,7 +25,7 @@ class StrategyHosts:
 
         def add(value):
             context: Any = tf.distribute.get_replica_context()
-            here = tf.identity(value)  # on the replica's device, as the sum requires
+            here = tf.identity(value)  # `all_reduce` needs the value on the replica's device
             return context.all_reduce(tf.distribute.ReduceOp.SUM, here) // replicas
 
         self._add = tf.function(lambda value: self._strategy.run(add, args=(value,)))
@@ -47,7 +47,7 @@ class StrategyHosts:
         return contextlib.nullcontext()
 
     def _sum_over_hosts(self, value: int) -> int:
-        """Returns the sum over all hosts, which wait for one another."""
+        """Returns the sum over all hosts. The hosts wait for each other."""
         if self.count == 1:
             return value
         total = self._add(tf.constant(value, tf.int64))
@@ -64,7 +64,7 @@ def count_input_hosts(strategy: Any) -> int:
 
 
 def is_read_remotely(strategy: Any) -> bool:
-    """Returns whether the data are read by another machine: of a TPU that a name connects to."""
+    """Returns whether another machine reads the data: that of a TPU given by its name."""
     if not isinstance(strategy, tf.distribute.TPUStrategy):
         return False
     return not all("job:localhost" in device for device in strategy.extended.worker_devices)

@@ -1,6 +1,7 @@
-"""Every private interface of TensorFlow that this engine uses, each behind one small function.
+"""Every private interface of TensorFlow that this engine uses, each in one small function.
 
-Tried with TensorFlow 2.19 - 2.21; `tests/engines/test_internals.py` fails when one of them changes.
+Tested with TensorFlow 2.19 - 2.21; `tests/engines/test_internals.py` fails when one of them
+changes.
 """
 
 import functools
@@ -18,25 +19,26 @@ from tensorflow.python.framework import auto_control_deps_utils as control_deps
 from tensorflow.python.framework import config, function_def_to_graph, kernels
 from tensorflow.python.ops import resource_variable_ops
 
-# The extended part of a strategy of one device; preflight's own one reports more than one.
+# The extended part of a strategy for one device. Preflight's subclass reports more than one.
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
 
-# Ops that XLA compiles without a kernel: arguments, and calls whose bodies are checked themselves.
+# Operations that XLA compiles without a kernel: arguments, and calls, whose bodies are checked
+# separately.
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
-# Ops that take a resource and change nothing that training depends on: tables, and summaries.
+# Operations that take a resource but change nothing that training depends on: tables, summaries.
 _READING = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2", "FlushSummaryWriter"}
 _WRITING_SUMMARIES = re.compile("Write[A-Za-z]*Summary")
 
 
 def create_empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> Any:
-    """Returns a variable of zeros that takes no memory until something is written to it.
+    """Returns a variable of zeros that uses no memory until it is written.
 
-    The system maps its pages when they are first written. TensorFlow lowers a function only if the
-    variables that it uses have values.
+    The operating system maps its pages when they are first written. TensorFlow can lower a function
+    only if its variables have values.
 
     Args:
-        shape, dtype: of the variable.
-        arguments: the others with which a creator of variables was called.
+        shape, dtype: the shape and dtype of the variable.
+        arguments: the other arguments of the variable creator.
     """
     kept = ("trainable", "name", "synchronization", "aggregation", "distribute_strategy")
     given = {name: arguments[name] for name in kept if name in arguments}
@@ -58,15 +60,16 @@ def has_xla_kernel(op_type: str) -> bool:
 
 
 def list_kernel_devices(op_type: str) -> set[str]:
-    """Returns the kinds of device that the loaded TensorFlow has a kernel of the op for."""
+    """Returns the kinds of device for which the loaded TensorFlow has a kernel of the op."""
     found = kernels.get_registered_kernels_for_op(op_type).kernel
     return {kernel.device_type for kernel in found}
 
 
 def build_graph_function(function: Callable[..., Any]) -> Any:
-    """Returns a `tf.function`, of which many are made without a warning of frequent tracing.
+    """Returns a `tf.function` that causes no warning of frequent tracing.
 
-    Each trainer has its own; TensorFlow counts those of all trainers as one that is traced anew.
+    Each trainer has its own function. TensorFlow would count all of them as one function that is
+    traced repeatedly.
     """
     made: Any = tf.function(function, autograph=False)
     made._omit_frequent_tracing_warning = True
@@ -84,7 +87,7 @@ def list_changed_resources(graph: Any) -> list[str]:
     Queues, tables and random generators count as well.
 
     Args:
-        graph: of the function.
+        graph: the graph of the function.
     """
     read = control_deps.get_read_only_resource_input_indices_graph(graph)
     places = {id(tensor): place for place, tensor in enumerate(graph.inputs)}
@@ -104,7 +107,7 @@ def list_changed_resources(graph: Any) -> list[str]:
 
 
 def _find_changing_op(resource: tf.Tensor, known: dict[str, Any]) -> Any:
-    """Returns an op that may change a resource, within called functions too; None if none does."""
+    """Returns an op that may change a resource, also in called functions; None if none does."""
     for op in resource.consumers():
         if op.type in control_deps.RESOURCE_READ_OPS or op.type in _READING:
             continue
@@ -114,7 +117,7 @@ def _find_changing_op(resource: tf.Tensor, known: dict[str, Any]) -> Any:
         if not bodies:
             return op
         for body in bodies:
-            # All inputs are the body's arguments, but for the condition of a branch.
+            # All inputs are arguments of the body, except a branch's condition, which comes first.
             first = len(op.inputs) - len(body.inputs)
             if first not in (0, 1):
                 return op
@@ -130,8 +133,8 @@ def list_called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Gr
     """Returns the bodies of the functions that a graph op calls, as graphs.
 
     Args:
-        known: `list_functions` of its graph.
-        op: the op.
+        known: the result of `list_functions` for the graph of the op.
+        op: the op that calls functions.
     """
     names = [f.name for attr in op.node_def.attr.values() for f in (attr.func, *attr.list.func)]
     return [_find_body(known[name], known) for name in (op.type, *names) if name in known]
@@ -142,13 +145,13 @@ def find_function(attribute: Any, known: dict[str, Any]) -> Any:
 
     Args:
         attribute: the value of the attribute.
-        known: `list_functions` of the graph of the op.
+        known: the result of `list_functions` for the graph of the op.
     """
     return _find_body(known[attribute.name], known)
 
 
 def is_call(op: tf.Operation) -> bool:
-    """Returns whether a graph op is a call of a function, by TensorFlow 1's way of its name."""
+    """Returns whether a graph op calls a function by its name, as TensorFlow 1 does."""
     return op.type in list_functions(op.graph)
 
 
@@ -164,15 +167,15 @@ def list_functions(graph: Any) -> dict[str, Any]:
 def _find_body(function: Any, known: dict[str, Any]) -> Any:
     """Returns the body of a function of a graph.
 
-    Some are of TensorFlow 1's kind, such as those of the scan in `tf.nn.ctc_loss`: they hold a
-    definition only, which calls others by name.
+    Some functions come from TensorFlow 1, such as those of the scan in `tf.nn.ctc_loss`. They have
+    only a definition, which calls other functions by name.
     """
     if hasattr(function, "graph"):
         return function.graph
     library = tf.Graph()
     for other in known.values():
         if hasattr(other, "add_to_graph"):
-            other.add_to_graph(library)  # and what it calls
+            other.add_to_graph(library)  # also adds the functions that this one calls
         else:
             library._add_function(other)
     with library.as_default():
@@ -189,7 +192,7 @@ def sum_over_replicas(tensor: tf.Tensor, group: np.ndarray) -> tf.Tensor:
     """Returns XLA's all-reduce (a sum) over replicas. It compiles, but cannot run here.
 
     Args:
-        tensor: the part of this replica.
+        tensor: the summand of this replica.
         group: (groups, replicas), int32: the replicas that are summed with each other.
     """
     return gen_xla_ops.xla_all_reduce(
@@ -202,6 +205,6 @@ def lower_to_hlo(concrete: Any, stage: str) -> Any:
 
     Args:
         concrete: the concrete function.
-        stage: "hlo" returns text, "hlo_serialized" an HloModuleProto.
+        stage: "hlo" for text, "hlo_serialized" for an HloModuleProto.
     """
     return _compiler_ir.from_concrete_function(concrete)(stage=stage)

@@ -21,7 +21,7 @@ def _build_leaf(variable: Variable) -> Leaf:
         name=getattr(variable, "path", variable.name.removesuffix(":0")),
         shape=tuple(variable.shape),
         dtype=np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype).name,
-        # On a CPU this is the variable's own memory, without a copy.
+        # On a CPU this is the memory of the variable itself, without a copy.
         read=lambda: np.asarray(tf.convert_to_tensor(variable)),
         assign=lambda value: variable.assign(value),
     )

@@ -1,6 +1,7 @@
-"""A guard: finds models whose examples depend on each other, before they are divided.
+"""Finds models whose examples depend on each other, before a batch is divided.
 
-Such a model gives other numbers on another number of devices, because each sees only its shard.
+The results of such a model change with the number of devices, because each device sees only its
+shard.
 """
 
 import warnings
@@ -22,11 +23,12 @@ from tftpu.engines.tensorflow.state import ModelState
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
-# More than rounding: the same examples in another place of a batch may be summed in another order.
+# Relative difference above rounding. Examples in another place of a batch may be summed in another
+# order, so a smaller difference means nothing.
 _TOLERANCE = 1e-4
-# Of random numbers, over which a loss is averaged where they differ.
+# Draws of random numbers over which a loss is averaged if they change it.
 _DRAWS = 16
-# Whose layers and losses, but for batch normalisation, compute every example by itself.
+# Packages whose layers and losses compute every example separately, except batch normalization.
 _KNOWN = ("keras", "keras_hub", "tftpu")
 
 
@@ -34,7 +36,7 @@ class TrialResult(NamedTuple):
     """The results of a batch in a trial.
 
     Attributes:
-        terms: of every loss, one value for each example.
+        terms: the terms of every loss, one value for each example.
         added: the sum of the losses that layers added, for each objective.
         metrics: the states of the metrics.
     """
@@ -45,18 +47,19 @@ class TrialResult(NamedTuple):
 
 
 def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
-    """Warns if a number of an example depends on the other examples of its batch.
+    """Warns if a result for an example depends on the other examples of its batch.
 
-    What consists of Keras's own layers, losses and metrics is known not to, except for batch
-    normalisation. Other code is tried: the loss of half of the examples, once beside the other
-    half and once beside itself.
+    A model of Keras's own layers, losses and metrics has no such result, except with batch
+    normalisation. This tests other code: it computes the loss of half of the examples, once beside
+    the other half and once beside a copy of itself.
 
     Args:
         state: the variables.
-        batches: returns global batches, of which the first is used; called only for a trial.
+        batches: a function that returns global batches. Only a test calls it, and uses the first
+            batch.
 
     Raises:
-        UserError: layers add a loss that is not a mean over examples, and a batch is divided.
+        UserError: a batch is divided, and layers add a loss that is not a mean over examples.
     """
     normalised = checks.warn_of_batch_statistics(state.model)
     divided = state.replicas * state.options.gradient_accumulation_steps > 1
@@ -65,24 +68,24 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
     trials = _Trials(state, _take_first_examples(state, batches()), training=True)
     if divided and trials.has_added_sums():
         raise UserError(
-            "The loss that a layer or the model adds by add_loss grows with the number of "
-            "examples, and each device adds that of its own share of a batch: tftpu takes the "
-            "mean of the shares, as of all losses. Add a mean over the examples, "
-            "add_loss(ops.sum(loss) / ops.shape(loss)[0])."
+            "A loss that a layer or the model adds with add_loss grows with the number of "
+            "examples. Each device adds the loss of its own shard of the batch, and tftpu takes "
+            "the mean of the shards, so the loss would depend on the number of devices. Add a "
+            "mean over the examples, add_loss(ops.sum(loss) / ops.shape(loss)[0])."
         )
     names = [] if normalised else trials.find_mixed()
     if names:
         warnings.warn(
-            f"The {names[0]} of an example depends on the other examples of its batch "
-            "(statistics of the batch, or a loss over pairs). Each device computes its own "
-            "share, so another number of devices or microbatches gives other numbers. "
+            f"The {names[0]} of an example depends on the other examples of its batch, as with "
+            "statistics of the batch or a loss over pairs. Each device computes its own shard, "
+            "so another number of devices or microbatches gives other numbers. "
             "tftpu.all_gather() gives a loss function the examples of all devices.",
             stacklevel=2,
         )
 
 
 def is_mixed_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> bool:
-    """Returns whether an evaluation must not divide or pad a batch, as its examples are mixed.
+    """Returns whether an evaluation must not divide or pad a batch, because examples mix.
 
     Args:
         state, batches: as for `warn_of_mixing`.
@@ -90,7 +93,7 @@ def is_mixed_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Data
     if not _has_unknown_code(state):
         return False
     specs = keras.tree.flatten(batches().element_spec)
-    if state.replicas == 1 and all(spec.shape[0] for spec in specs):  # nothing is padded
+    if state.replicas == 1 and all(spec.shape[0] for spec in specs):  # no example is padded
         return False
     trials = _Trials(state, _take_first_examples(state, batches()), training=False)
     return trials.has_added_sums() or bool(trials.find_mixed())
@@ -104,7 +107,7 @@ def check_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> 
 
     Args:
         state: the variables.
-        batches: as for `warn_of_mixing`.
+        batches: see `warn_of_mixing`.
     """
     own = [losses for losses in state.losses if losses.unknown_metrics]
     if not own:
@@ -118,7 +121,7 @@ def check_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> 
 def _compute_metric_states(
     state: ModelState, own: list[Losses], batch: Nest
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the states of metrics after a batch, and after the same batch twice."""
+    """Returns the states of metrics after a batch, and after the same batch again."""
     once: list[Tensor] = []
     twice: list[Tensor] = []
     for losses in own:
@@ -149,7 +152,7 @@ def _is_unknown(code: Any) -> bool:
 
 
 def _take_first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
-    """Returns as many examples as two parts of a global batch have, or all that there are."""
+    """Returns as many examples as two parts of a global batch have, or all if there are fewer."""
     batch = next(iter(batches.take(1)))
     parts = state.replicas * state.options.gradient_accumulation_steps
     size = count_examples(batch) // parts * min(parts, 2)
@@ -157,12 +160,12 @@ def _take_first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
 
 
 class _Trials:
-    """Tries parts of a batch beside each other, and changes nothing.
+    """Tests parts of a batch beside each other, without changing the model.
 
     Args:
         state: the variables.
-        batch: as `_take_first_examples` returns it.
-        training: as for the model.
+        batch: the batch as `_take_first_examples` returns it.
+        training: whether the model trains, as for Keras's `call`.
     """
 
     def __init__(self, state: ModelState, batch: Nest, training: bool):
@@ -174,7 +177,8 @@ class _Trials:
             keras.tree.map_structure(lambda t, i=i: t[i : i + self._half], batch)
             for i in (0, self._half)
         ]
-        self._adds, self._gathers = False, False  # whether layers add losses of the examples
+        # Whether layers add losses of the examples, and whether they gather replicas' examples.
+        self._adds, self._gathers = False, False
         if self._half:
             with gathering() as gathered:
                 graph = self._compute.get_concrete_function(
@@ -189,8 +193,8 @@ class _Trials:
     def has_added_sums(self) -> bool:
         """Returns whether layers add a loss that grows with the number of examples.
 
-        From two to four times some examples a sum grows twice as much as from one to two. A mean
-        grows by chance only, if random numbers are drawn.
+        A sum grows twice as much from two to four copies of the examples as from one to two. A mean
+        grows only by chance, if random numbers are drawn.
         """
         if not self._adds:
             return False
@@ -209,14 +213,15 @@ class _Trials:
         values = np.array(drawn)  # (draws, sizes, objectives)
         growths = np.diff(values, axis=1)
         growth, errors = growths.mean(0), growths.std(0, ddof=1) / np.sqrt(len(drawn))
-        weights = float(sum_of_own(self._state.model, []))  # regularizers, which do not grow
+        # Regularization losses, which do not grow with the batch.
+        weights = float(sum_of_own(self._state.model, []))
         rounding = 1e-2 * np.abs(values[:, 0].mean(0) - weights) + 1e-5 * abs(weights)
         grows = (np.abs(growth) > 4 * errors + rounding).all(0)
         return bool((grows & (np.sign(growth[0]) * growth[1] > 1.6 * np.abs(growth[0]))).any())
 
     def find_mixed(self) -> list[str]:
-        """Returns what depends, for half a batch, on the other half: losses, metrics, in words."""
-        if self._half == 0 or self._gathers:  # which is exact on any number of devices
+        """Returns the results of half a batch that depend on the other half, in words."""
+        if self._half == 0 or self._gathers:  # gathering is exact on any number of devices
             return []
         half, (first, second) = self._half, self._halves
         together, beside_itself, swapped, other = (
@@ -228,7 +233,7 @@ class _Trials:
         for name, a, b in zip(terms, together.terms, beside_itself.terms):
             if a.shape.rank and a.shape[0] == 2 * half and _is_different(a[:half], b[:half]):
                 names.append(f"loss {name!r}")
-        # Sums over examples are the same in all, whichever halves are together.
+        # Sums over examples stay the same, whichever halves are together.
         for what, place in (("loss that layers add", 1), ("metric", 2)):
             sums = zip(*(result[place] for result in (together, swapped, beside_itself, other)))
             if any(_is_different(a + b, c + d) for a, b, c, d in sums):
@@ -237,7 +242,7 @@ class _Trials:
 
 
 def _to_tensor(number: int) -> tf.Tensor:
-    return tf.constant(number)  # a Python number would be traced anew
+    return tf.constant(number)  # TensorFlow would trace a function again for every Python number
 
 
 def _join_batches(first: Nest, second: Nest) -> Nest:
@@ -247,12 +252,12 @@ def _join_batches(first: Nest, second: Nest) -> Nest:
 def _is_different(one: Tensor, other: Tensor) -> bool:
     """Returns whether values differ by more than rounding."""
     found, expected = (tf.cast(value, "float32").numpy() for value in (one, other))
-    with np.errstate(invalid="ignore"):  # of a loss that overflows, nothing is known
+    with np.errstate(invalid="ignore"):  # a loss that overflows shows nothing
         return bool(np.abs(found - expected).max() > _TOLERANCE * (np.abs(found).max() + 1e-6))
 
 
 def _try(state: ModelState, batch: Nest, training: bool, draw: Tensor) -> TrialResult:
-    """Returns the numbers of a batch, with random numbers that differ by the draw alone."""
+    """Returns the results of a batch, with random numbers that depend only on the draw."""
     values = Values(state.read_trained_values(), seeds=state.compute_seeds(draw, 0, 0))
     runs = [
         ForwardPass(state, losses, []).run(batch, values, training=training, division=Division())

@@ -21,22 +21,24 @@ class ModelState(BaseState):
     """The variables of a model, for the strategy in whose scope it is made.
 
     Args:
-        model: compiled, unless there are objectives; it is built here if it is not yet.
-        batch_spec: spec of one replica's shard, `(x, y)` or `(x, y, sample_weight)` of
-            `tf.TensorSpec`s of static shape, nested as the model takes them.
-        options: `ema_momentum` says whether averages of the weights are kept.
-        objectives: instead of what the model was compiled with.
-        labelled: False: the batch holds features alone; the model is built, and has no groups.
+        model: the model, compiled unless there are objectives; this builds it if needed.
+        batch_spec: the spec of one replica's shard: `(x, y)` or `(x, y, sample_weight)` of
+            `tf.TensorSpec`s with static shapes, nested as the model takes them.
+        options: the options of the step; `ema_momentum` decides whether weight averages are kept.
+        objectives: the objectives that replace the compiled loss and optimizer.
+        labelled: whether batches have labels; without them there are no groups.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
         replicas: number of replicas that share a global batch.
-        groups: the objectives in the order of a step; what a model was compiled with is one.
+        groups: the objectives in the order of a step; a compiled loss counts as one.
         step: number of training steps done, () int64.
         averages: moving averages of the trainable weights; empty if none are kept.
-        drawn_apart: states of seed generators whose draws differ by replica and microbatch.
-        drawn_by_example: states of seed generators that draw by an example's position.
+        drawn_apart: the states of the seed generators whose numbers differ by replica and
+            microbatch.
+        drawn_by_example: the states of the seed generators whose numbers depend on an example's
+            position.
 
     Raises:
         UserError: the model cannot be trained as it is.
@@ -79,9 +81,9 @@ class ModelState(BaseState):
     ) -> Tensors:
         """Returns the state of each seed generator, in the order of `list_seed_states`.
 
-        They differ by generator, step, replica, microbatch and objective only. Generators
-        that draw by example do not differ by replica and microbatch; their state holds the position
-        of the first example instead.
+        The states differ by generator, step, replica, microbatch and objective only. For generators
+        that draw by example they do not differ by replica and microbatch; these states hold the
+        position of the first example instead.
 
         Args:
             replica: id of the replica.
@@ -98,7 +100,7 @@ class ModelState(BaseState):
             by_example = index >= len(self.drawn_apart)
             for data in apart[:1] if by_example else apart:
                 seed = tf.random.fold_in(seed, data)
-            # One replica's examples are consecutive.
+            # The examples of one replica are consecutive.
             seed = tf.concat([seed, [first_example, 2**31 - 1, 0]], 0) if by_example else seed
             seeds.append(tf.cast(seed, state.dtype))
         return seeds

@@ -1,4 +1,4 @@
-"""Evaluation without padding, for losses and metrics that would see it."""
+"""Evaluation without padding, for losses and metrics that padding would change."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +13,14 @@ from tftpu.engines.tensorflow.step.loops import wrap_for_platform
 
 
 class WholeBatches:
-    """Evaluates batches as they are: cut into equal shards, or else whole on every replica.
+    """Evaluates batches without padding: in equal shards if possible, or whole on every replica.
 
-    The last batch of a data set often cannot be cut. Every replica then computes all of it, and
-    the sums are divided by the number of replicas.
+    The last batch of a data set often cannot be divided equally. Every replica then computes the
+    whole batch, and the sums are divided by the number of replicas.
 
     Args:
-        strategy: runs the step on its replicas.
-        platform: as `tftpu.sharding` names it.
+        strategy: the strategy whose replicas run the step.
+        platform: the platform as `tftpu.sharding` names it.
         step: the evaluation step.
     """
 
@@ -33,11 +33,11 @@ class WholeBatches:
         self._run_alike = self._compile_step(alike)
 
     def run(self, dataset: Any, divides: bool = True) -> None:
-        """Runs over a finite data set once; the step's accumulator adds up.
+        """Evaluates a finite data set; the step's accumulator holds the sums.
 
         Args:
-            dataset: of batches.
-            divides: whether batches are cut into shards where they can be.
+            dataset: a data set of batches.
+            divides: whether to divide batches into shards if possible.
         """
         replicas = self._strategy.num_replicas_in_sync
         batches = narrow(build_finite_dataset(dataset))
@@ -50,14 +50,14 @@ class WholeBatches:
                 self._run_shared(self._split_shards(batch, count_examples(batch) // replicas))
 
     def _compile_step(self, step: Any) -> Any:
-        # A batch may be a tuple: `strategy.run` gets it as one argument.
+        # `strategy.run` gets the batch as one argument, because a batch may be a tuple.
         def run(batch):
             self._strategy.run(step, args=(batch,))
 
         return tf.function(run, autograph=False)
 
     def _split_shards(self, batch: Any, size: int) -> Any:
-        """Returns a batch cut into consecutive shards, one for each replica."""
+        """Divides a batch into consecutive shards, one per replica."""
         if self._strategy.num_replicas_in_sync == 1:
             return batch
 
@@ -69,7 +69,7 @@ class WholeBatches:
 
 
 def _iterate_items(batches: tf.data.Dataset) -> Iterator[Any]:
-    # A plain `for` loop makes TensorFlow write about the end of the data to stderr.
+    # At the end of the data, a plain `for` loop makes TensorFlow write to stderr.
     iterator = iter(batches)
     while bool((item := iterator.get_next_as_optional()).has_value()):
         yield item.get_value()

@@ -1,4 +1,4 @@
-"""Ops that XLA cannot compile, rejected before training on a TPU with the name of their layer."""
+"""Rejects ops that XLA cannot compile before training on a TPU, and names their layers."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ import tensorflow as tf
 from tftpu.engines.tensorflow import internals
 from tftpu.errors import UserError
 
-# What to use instead of ops that XLA cannot compile.
+# What to use instead of operations that XLA cannot compile.
 _INSTEAD = {
     "CTCLoss": "Use keras.losses.CTC(), which is made of ops that it can.",
     "CTCLossV2": "Use keras.losses.CTC(), which is made of ops that it can.",
-    # Keras's layers that rotate, zoom, shift or shear images.
+    # Used by Keras's layers that rotate, zoom, shift or shear images.
     "ImageProjectiveTransformV3": "The JAX engine trains it, by tftpu.connect(engine='jax') or "
     "--config.cluster.engine=jax; or move it to the input pipeline (tf.data).",
 }
@@ -32,13 +32,13 @@ def check_ops(ops: list[tf.Operation]) -> None:
 
 
 def is_computed_from(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> bool:
-    """Returns whether a tensor of a graph is computed from one of some others."""
+    """Returns whether a tensor of a graph is computed from any of the given tensors."""
     given = {id(one.op) for one in inputs}
     return any(id(op) in given for op in _iterate_sources(tensor))
 
 
 def is_drawn(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor of a graph depends on `tf.random`, whose state is each device's."""
+    """Returns whether a tensor depends on `tf.random`, whose state differs by device."""
     known = internals.list_functions(tensor.graph)
     for op in _iterate_sources(tensor):
         bodies = internals.list_called_functions(known, op)

@@ -1,1 +1,1 @@
-"""Trained models for other programs: their formats, and the proof that they are the same."""
+"""Exports trained models for other programs, and compares their outputs with the model's."""

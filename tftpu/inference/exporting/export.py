@@ -1,6 +1,6 @@
-"""Exports: written to a scratch folder, run by the real runtime in its own process, compared.
+"""Writes an export to a scratch folder, runs it in the real runtime, and compares its outputs.
 
-What differs from the trained model is not exported.
+An export that differs from the trained model is discarded.
 """
 
 import os
@@ -21,7 +21,7 @@ from tftpu.inference.exporting import litert_model, onnx_model
 from tftpu.inference.exporting.serving import Serving
 from tftpu.storage import files
 
-TOLERANCE = 1e-4  # of the largest output
+TOLERANCE = 1e-4  # allowed difference, as a share of the largest output
 _RUNTIMES = Path(__file__).parent / "runtimes"
 _BATCHES = (5, 1)
 
@@ -30,8 +30,9 @@ class Exported(NamedTuple):
     """An export that was compared with the model.
 
     Attributes:
-        bytes: on disk.
-        difference: of its outputs from the model's, at most, over the largest of them.
+        bytes: the size on disk.
+        difference: the largest difference between its outputs and the model's, over the largest
+            output.
     """
 
     bytes: int
@@ -53,11 +54,11 @@ def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
 
     Args:
         serving: the model.
-        to: place of the export, local or `gs://`, where nothing is yet.
+        to: the path of the export, local or `gs://`, which must not exist yet.
         about: JSON values for the file's metadata, by name.
 
     Raises:
-        UserError: its outputs differ from the model's, or it cannot be written.
+        UserError: the export's outputs differ from the model's, or it cannot be written.
     """
     return _write_export(
         serving, to, lambda path: onnx_model.write(serving, path, about), "run_onnx.py"
@@ -68,13 +69,13 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
     """Writes a LiteRT model, which the Interpreter and the CompiledModel of LiteRT run.
 
     Args:
-        serving: the model, without labels, as CompiledModel has no strings; its quantized weights
-            are of 8 bits.
-        to: place of the export, local or `gs://`, where nothing is yet.
+        serving: the model, without labels, because CompiledModel has no strings; its quantized
+            weights have 8 bits.
+        to: the path of the export, local or `gs://`, which must not exist yet.
         about: JSON values for the file "about.json" inside, by name.
 
     Raises:
-        UserError: its outputs differ from the model's, or it cannot be written.
+        UserError: the export's outputs differ from the model's, or it cannot be written.
     """
     return _write_export(
         serving, to, lambda path: litert_model.write(serving, path, about), "run_litert.py"
@@ -117,22 +118,23 @@ def _write_export(
 
 
 def _compare_export(serving: Serving, path: Path, program: Sequence[str], scratch: Path) -> float:
-    """Returns how far the outputs of an export are from those of the model.
+    """Returns the difference between the outputs of an export and those of the model.
 
     Args:
         serving: the model.
-        path: of the export.
-        program: that runs it, and the modules that it needs.
-        scratch: folder for inputs and outputs.
+        path: the path of the export.
+        program: the program that runs it, and the modules that it needs.
+        scratch: a folder for inputs and outputs.
 
     Raises:
-        UserError: too far, or the runtime cannot run it.
+        UserError: the difference is too large, or the runtime cannot run the export.
     """
     given = {str(n): serving.draw_examples(examples, n) for n, examples in enumerate(_BATCHES)}
     named: dict[str, Any] = {f"{n}/{k}": v for n, x in given.items() for k, v in x.items()}
     np.savez(scratch / "in.npz", **named)
     runtime, *modules = program
-    alone = [] if modules else ["-I"]  # nothing but the packages that are installed
+    # -I hides the working directory: only installed packages can be imported
+    alone = [] if modules else ["-I"]
     paths = [str(path), str(scratch / "in.npz"), str(scratch / "out.npz")]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
@@ -143,7 +145,7 @@ def _compare_export(serving: Serving, path: Path, program: Sequence[str], scratc
     )
     if done.returncode:
         why = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit status {done.returncode}")
-        raise UserError(f"The export was discarded: its runtime cannot run it ({why}).")
+        raise UserError(f"The export was discarded, because its runtime cannot run it ({why}).")
     found = np.load(scratch / "out.npz")
     worst = 0.0
     for number, inputs in given.items():
@@ -159,18 +161,21 @@ def _compute_difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.
             off = float(np.abs(value - theirs[name]).max() / max(np.abs(value).max(), 1e-30))
             if not off <= TOLERANCE:
                 raise UserError(
-                    f"The export was discarded: its output {name!r} differs from the model's by "
-                    f"{off:.1e} of the largest value, and {TOLERANCE:.0e} is allowed."
+                    f"The export was discarded, because its output {name!r} differs from the "
+                    f"model's by {off:.1e} of the largest value, but only {TOLERANCE:.0e} is "
+                    "allowed."
                 )
             worst = max(worst, off)
     for name, value in ours.items():
         if value.dtype.kind != "f" and not _is_same(value, theirs[name], ours):
-            raise UserError(f"The export was discarded: its output {name!r} is another.")
+            raise UserError(
+                f"The export was discarded, because its output {name!r} differs from the model's."
+            )
     return worst
 
 
 def _is_same(value: np.ndarray, theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> bool:
-    """Returns whether integers or texts are equal: of classes, where no rounding decides."""
+    """Returns whether integers or texts are equal; classes only where no rounding decides."""
     same = (value.astype(str) if value.dtype == object else value) == theirs
     if "class" in ours and ours["logits"].shape[-1] > 1:
         scores = np.sort(ours["logits"], -1)
@@ -179,9 +184,10 @@ def _is_same(value: np.ndarray, theirs: np.ndarray, ours: Mapping[str, np.ndarra
 
 
 def _put(path: Path, to: str) -> int:
-    """Moves an export to its place; returns its bytes."""
+    """Moves an export to its path; returns its size in bytes."""
     parts = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
-    parts.sort(key=lambda part: part.name == "saved_model.pb")  # last: without it there is no model
+    # Moved last: without this file there is no model.
+    parts.sort(key=lambda part: part.name == "saved_model.pb")
     size = sum(part.stat().st_size for part in parts)
     try:
         if files.is_remote(to):
@@ -196,14 +202,14 @@ def _put(path: Path, to: str) -> int:
 
 
 def _move(path: Path, place: Path) -> None:
-    """Moves a file or a folder, whole: to another file system it is copied beside its place."""
+    """Moves a file or a folder atomically; between file systems, it is copied first."""
     files.make_folder(place.parent)
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         try:
             path.rename(beside)
         except OSError:
-            # Not by `shutil.move`, whose error is a list of all files of a folder.
+            # `shutil.move` would raise an error that lists all files of a folder.
             for part in (path, *sorted(path.rglob("*"))):
                 target = beside / part.relative_to(path)
                 target.mkdir() if part.is_dir() else shutil.copyfile(part, target)

@@ -10,11 +10,11 @@ class Input:
     """An input of an exported model.
 
     Args:
-        name: of the input.
-        shape: of an example.
-        dtype: such as "uint8".
-        below: for integers, what all that the model takes are below; None: that is not known.
-        tried_below: likewise, what random values are drawn below, to try the model with.
+        name: the name of the input.
+        shape: the shape of an example.
+        dtype: the dtype, such as "uint8".
+        below: for integers, the upper limit of the values that the model takes; None: unknown.
+        tried_below: for integers, the upper limit of random values that try the model.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Input:
     tried_below: int = 256
 
     def draw_examples(self, examples: int, seed: int) -> np.ndarray:
-        """Returns random values, always the same."""
+        """Returns random values, which are always the same."""
         rng = np.random.default_rng(seed)
         size = (examples, *self.shape)
         if np.issubdtype(self.dtype, np.integer):

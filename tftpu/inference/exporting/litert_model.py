@@ -1,11 +1,11 @@
-"""LiteRT models: converted from TensorFlow's graph to operations that every LiteRT has.
+"""Converts TensorFlow's graph to a LiteRT model of operations that every LiteRT has.
 
 The converter is TensorFlow's own, which here may not fall back to TensorFlow's operations (Flex).
-Of `erf` it knows one form alone, GELU, as `tftpu.models.layers.gelu` and `keras.activations.gelu`
-write it; so the graph needs no changes, and a phone computes GELU in one step.
+It knows `erf` only in one formula, GELU, as `tftpu.models.layers.gelu` and `keras.activations.gelu`
+write it. So the graph needs no changes, and a phone computes GELU in one step.
 
-What a program should know besides the outputs is added the way TensorFlow Lite's own tools add it:
-as files of a zip archive behind the model, which interpreters do not read.
+Further facts for programs are added in the way of TensorFlow Lite's own tools: as files of a zip
+archive after the model, which interpreters ignore.
 """
 
 import importlib.util
@@ -23,15 +23,15 @@ from tftpu.errors import UserError
 from tftpu.inference.exporting import litert_weights
 from tftpu.inference.exporting.serving import Serving
 
-_MOST = 2**31 - 2**24  # bytes of a flatbuffer, and some for the graph
+_MOST = 2**31 - 2**24  # most bytes of weights in a flatbuffer, which leaves some for the graph
 
 
 def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
     """Writes a model as one file, with "labels.txt" and "about.json" inside.
 
     Args:
-        serving: the model; its quantized weights are of 8 bits.
-        path: of the file.
+        serving: the model, whose quantized weights have 8 bits.
+        path: the path of the file.
         about: JSON values for "about.json", by name.
 
     Raises:
@@ -42,11 +42,12 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         raise UserError(
             f"--format=litert needs ai-edge-litert: run `{installation.command('litert')}`."
         )
-    floats = 4 * serving.model.count_params()  # the converter's, also of integers
+    # Bytes of the weights that the converter makes, float32 even for integers.
+    floats = 4 * serving.model.count_params()
     if floats > _MOST:
         raise UserError(
-            f"The weights are {format_size(floats)} in float32, and a file of LiteRT holds 2 GiB: "
-            "use --format=saved_model."
+            f"The weights take {format_size(floats)} in float32, but a LiteRT file holds at most "
+            "2 GiB: use --format=saved_model."
         )
     model = _convert_flatbuffer(serving)
     path.write_bytes(litert_weights.convert_to_integers(model) if serving.quantized else model)
@@ -67,7 +68,7 @@ def _convert_flatbuffer(serving: Serving) -> bytes:
     )
     try:
         return converter.convert()
-    except Exception as error:  # its errors have no public class
+    except Exception as error:  # the converter's errors have no public class
         raise UserError(
             f"The model cannot be converted to LiteRT ({_find_reason(str(error))}): choose "
             "--format=saved_model or --format=onnx."
@@ -75,9 +76,9 @@ def _convert_flatbuffer(serving: Serving) -> bytes:
 
 
 def _build_float_function(serving: Serving) -> tuple[Any, list[tf.Variable]]:
-    """Returns a model's function with rounded weights in float32, and these.
+    """Returns a model's function of rounded float32 weights, and these weights.
 
-    Integers would stay in the graph, where they are made floats at every call.
+    Integers would stay in the graph and be converted to floats in every call.
     """
     floats = (tf.constant(value.values) for value in serving.quantized.values())
     weights = [tf.Variable(value, trainable=False) for value in floats]
@@ -91,7 +92,7 @@ def _build_float_function(serving: Serving) -> tuple[Any, list[tf.Variable]]:
 
 
 def _find_reason(message: str) -> str:
-    """Returns the operations that are missing, of a message that holds the whole graph."""
+    """Returns the names of missing operations in a message that holds the whole graph."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     kinds = ("TF Select ops:", "Custom ops:")
     missing = [line.partition(":")[2].strip() for line in lines if line.startswith(kinds)]

@@ -1,9 +1,10 @@
-"""Integer weights of LiteRT models: stored once, made floats by DEQUANTIZE when a model is loaded.
+"""Integer weights of LiteRT models, which DEQUANTIZE converts to floats when a model is loaded.
 
-TensorFlow Lite's converter has no such form: of integers in a graph it makes floats at every call,
-and its own quantization rounds activations as well. But whichever way it turned a weight, or scaled
-its channels by a norm that follows, rounded weights are still integers of 8 bits times a scale for
-each channel. So they are looked for in the finished flatbuffer, where no weight has a name.
+TensorFlow Lite's converter has no such form: it would convert integers in a graph to floats in
+every call, and its own quantization also rounds activations. But even if the converter transposes a
+weight, or scales its channels by the norm that follows, rounded weights are still integers of 8
+bits times a scale for each channel. So they are recognized in the finished flatbuffer, where
+weights have no names.
 """
 
 from typing import Any
@@ -12,16 +13,16 @@ import numpy as np
 
 from tftpu.inference.quantizing import SMALLEST
 
-_LARGEST = 127  # the integer of the largest value of what had one scale
-_OFF = 1e-4  # of a step, what rounding to float32 leaves of integers
+_LARGEST = 127  # the integer of the largest value that shares a scale
+_OFF = 1e-4  # most by which float32 rounding moves an integer, as a share of a step
 
 
 def convert_to_integers(flatbuffer: bytes) -> bytes:
-    """Returns a model that holds weights of 8 bits as integers.
+    """Returns a model whose weights of 8 bits are stored as integers.
 
     Args:
-        flatbuffer: the model, with weights in float32. Those that are not integers times a scale
-            for each channel stay.
+        flatbuffer: the model, with weights in float32. Weights that are not integers times a scale
+            for each channel stay unchanged.
     """
     import flatbuffers
     from ai_edge_litert import schema_py_generated as schema
@@ -41,18 +42,18 @@ def convert_to_integers(flatbuffer: bytes) -> bytes:
 
 
 class _Added:
-    """Tensors and nodes that are added to a model."""
+    """The tensors and nodes that are added to a model."""
 
     def __init__(self, model: Any, schema: Any):
         self._model, self._schema = model, schema
         code = schema.OperatorCodeT()
         code.builtinCode = code.deprecatedBuiltinCode = schema.BuiltinOperator.DEQUANTIZE
-        code.version = 5  # the first with a scale for each channel
+        code.version = 5  # the first version that has a scale for each channel
         self._code = len(model.operatorCodes)
         model.operatorCodes.append(code)
 
     def replace_weights(self, graph: Any) -> None:
-        """Stores the weights of a graph as integers, and makes floats of them before its nodes."""
+        """Stores the weights of a graph as integers, which nodes at its start convert to floats."""
         nodes = []
         for number, tensor in enumerate(list(graph.tensors)):
             data = self._model.buffers[tensor.buffer].data
@@ -63,7 +64,7 @@ class _Added:
             if found is not None:
                 graph.tensors.append(self._add_tensor(tensor, *found))
                 nodes.append(self._add_dequantization(len(graph.tensors) - 1, number))
-                tensor.buffer = 0  # the empty one, of what is computed
+                tensor.buffer = 0  # the empty buffer, which computed tensors have
         graph.operators = [*nodes, *graph.operators]
 
     def _add_tensor(self, floats: Any, axis: int, codes: np.ndarray, scale: np.ndarray) -> Any:
@@ -88,7 +89,7 @@ class _Added:
 
 
 def _find_integers(value: np.ndarray) -> tuple[int, np.ndarray, np.ndarray] | None:
-    """Returns the dimension of the channels, int8 codes and float32 scales; None: it has none."""
+    """Returns the channels' dimension, int8 codes and float32 scales; None without integers."""
     for axis, channels in enumerate(value.shape):
         scale = _find_scales(np.moveaxis(value, axis, 0).reshape(channels, -1))
         if scale is not None:
@@ -98,14 +99,15 @@ def _find_integers(value: np.ndarray) -> tuple[int, np.ndarray, np.ndarray] | No
 
 
 def _find_scales(rows: np.ndarray) -> np.ndarray | None:
-    """Returns for each row what its values are integers of, float32; None: some are of nothing."""
+    """Returns for each row the scale of its integers, float32; None if a row has no such scale."""
     reach = np.abs(rows).max(1)
     reach[reach == 0] = 1.0
     scale = reach / np.float32(_LARGEST)
     left = np.flatnonzero(~_is_integral(rows, scale))
-    if len(left) == len(rows):  # of another dimension, or no integers
+    # The scales belong to another dimension, or the values are not integers.
+    if len(left) == len(rows):
         return None
-    # Where several channels had one scale, as of the heads of attention, some reach less far.
+    # If several channels shared a scale, as the heads of attention do, some do not reach 127.
     for largest in range(_LARGEST - 1, 0, -1):
         scale[left] = reach[left] / np.float32(largest)
         left = left[~_is_integral(rows[left], scale[left])]
@@ -113,6 +115,6 @@ def _find_scales(rows: np.ndarray) -> np.ndarray | None:
 
 
 def _is_integral(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):  # of infinities, as masks have
+    with np.errstate(invalid="ignore"):  # masks contain infinities
         steps = rows / scale[:, None]
         return np.all(np.abs(steps - np.rint(steps)) <= _OFF, 1)

@@ -1,4 +1,4 @@
-"""ONNX models: converted from TensorFlow's graph, with names for inputs, outputs and dimensions."""
+"""Converts TensorFlow's graph to an ONNX model, with named inputs, outputs and dimensions."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from tftpu.inference.exporting import onnx_operations, onnx_seal, onnx_weights
 from tftpu.inference.exporting.serving import BATCH, Serving
 
 OPSET = 18
-_MOST = 2**31 - 2**20  # bytes of a file of protobuf
+_MOST = 2**31 - 2**20  # most bytes of weights in a protobuf file
 
 
 def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
@@ -21,7 +21,7 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
 
     Args:
         serving: the model.
-        path: of the file.
+        path: the path of the file.
         about: JSON values for its metadata, by name.
 
     Raises:
@@ -36,8 +36,8 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         ) from error
     if serving.weight_bytes > _MOST:
         raise UserError(
-            f"The weights are {format_size(serving.weight_bytes)}, and a file of ONNX holds 2 GiB: "
-            "use --format=saved_model."
+            f"The weights take {format_size(serving.weight_bytes)}, but an ONNX file holds at "
+            "most 2 GiB: use --format=saved_model."
         )
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)
     try:
@@ -71,7 +71,7 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
 
 
 def _name_dimensions(shape: Any, known: tuple[int | None, ...]) -> None:
-    """Names the batch, and states what the converter left open."""
+    """Names the batch dimension, and sets the sizes that the converter left unknown."""
     del shape.dim[:]
     shape.dim.add(dim_param=BATCH)
     for size in known:

@@ -1,4 +1,4 @@
-"""Operations of Keras's layers that tf2onnx does not convert, made of those that ONNX has."""
+"""Converts operations of Keras layers that tf2onnx does not know to ONNX operations."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def list_handlers() -> dict[str, tuple[Callable[..., None], list[str]]]:
-    """Returns the converters of operations by name, as tf2onnx takes them."""
+    """Returns the converters of operations by name, in the form that tf2onnx takes."""
     return {
         "Erfc": (_erfc, []),
         "Expm1": (_expm1, []),
@@ -18,14 +18,15 @@ def list_handlers() -> dict[str, tuple[Callable[..., None], list[str]]]:
 
 
 def flatten_function(function: Any) -> Any:
-    """Returns a `tf.function` of the same values that calls no other.
+    """Returns a `tf.function` with the same values that calls no other function.
 
-    Keras compiles some convolutions by their own functions, which the converter does not open.
+    Keras compiles some convolutions as separate functions, which the converter does not open.
     """
 
     def opened(*given: Any) -> Any:
         before = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)  # while this one is traced, others are part of it
+        # While this function is traced, the functions that it calls become part of it.
+        tf.config.run_functions_eagerly(True)
         try:
             return function.python_function(*given)
         finally:
@@ -35,7 +36,7 @@ def flatten_function(function: Any) -> Any:
 
 
 def store_constants(model: Any, function: Any) -> None:
-    """Stores the tensors that a function holds in its ONNX model, whose inputs they are before.
+    """Stores the tensors that a function holds in its ONNX model, where they are inputs before.
 
     Args:
         model: an `onnx.ModelProto`.
@@ -43,7 +44,7 @@ def store_constants(model: Any, function: Any) -> None:
             tensors that are not variables.
 
     Raises:
-        ValueError: it holds a table of a lookup.
+        ValueError: the function holds a lookup table.
     """
     from onnx import numpy_helper
 
@@ -51,7 +52,9 @@ def store_constants(model: Any, function: Any) -> None:
     variables = {id(v.handle) for v in function.get_concrete_function().graph.variables}
     held = {inside.name: value for value, inside in captures if id(value) not in variables}
     if any(value.dtype == tf.resource for value in held.values()):
-        raise ValueError("a lookup in a table, as of IntegerLookup or StringLookup, has no ONNX")
+        raise ValueError(
+            "a lookup in a table, as in IntegerLookup or StringLookup, has no ONNX operation"
+        )
     inputs, used = list(model.graph.input), set(_read_by(model.graph))
     del model.graph.input[:]
     model.graph.input.extend(value for value in inputs if value.name not in held)
@@ -63,7 +66,7 @@ def store_constants(model: Any, function: Any) -> None:
 
 
 def _read_by(graph: Any) -> Iterator[str]:
-    """Yields the names that the nodes of a graph, and of graphs in it, read."""
+    """Yields the names that the nodes of a graph and of its inner graphs read."""
     for node in graph.node:
         yield from node.input
         for attribute in node.attribute:
@@ -88,14 +91,14 @@ def _log1p(graph: Any, node: Any, name: str, arguments: Any) -> None:
 
 
 def _bucketize(graph: Any, node: Any, name: str, arguments: Any) -> None:
-    """Counts the boundaries that are not above each value."""
+    """Counts, for each value, the boundaries that are not above it."""
     boundaries = np.array(node.get_attr("boundaries").floats, np.float32)
     bounds = graph.make_const(f"{node.name}_bounds", boundaries).output[0]
     last = graph.make_const(f"{node.name}_last", np.array([-1], np.int64)).output[0]
-    value = graph.make_node("Cast", [node.input[0]], attr={"to": 1}).output[0]  # 1 is float
+    value = graph.make_node("Cast", [node.input[0]], attr={"to": 1}).output[0]  # dtype 1 is float32
     column = graph.make_node("Unsqueeze", [value, last]).output[0]
     reached = graph.make_node("GreaterOrEqual", [column, bounds]).output[0]
-    counted = graph.make_node("Cast", [reached], attr={"to": 6}).output[0]  # 6 is int32
+    counted = graph.make_node("Cast", [reached], attr={"to": 6}).output[0]  # dtype 6 is int32
     _replace(graph, node, "ReduceSum", [counted, last], attr={"keepdims": 0})
 
 
@@ -107,7 +110,7 @@ def _make_constant(graph: Any, node: Any, value: float) -> str:
 
 
 def _replace(graph: Any, node: Any, operation: str, inputs: list[str], **more: Any) -> None:
-    """Puts an operation in the place of a node."""
+    """Replaces a node by another operation."""
     shapes, dtypes = node.output_shapes, node.output_dtypes
     graph.remove_node(node.name)
     graph.make_node(

@@ -1,6 +1,6 @@
-"""The checksum of an exported ONNX file, in its metadata: ONNX Runtime runs damaged weights.
+"""The checksum in an ONNX file's metadata, needed because ONNX Runtime runs damaged weights.
 
-A file has up to 2 GB: it is read and written in pieces, not copied.
+A file may have 2 GB, so it is read and written in pieces and never copied.
 """
 
 from pathlib import Path
@@ -11,24 +11,24 @@ from tftpu.storage.safetensors import cut_pieces
 
 KEY = "crc32c"
 _BLANK = "0" * 8
-# A string of the metadata in the wire format of protobuf: its key, and before its value.
+# An entry of the metadata in protobuf's wire format: the key, and the header of its value.
 _ENTRY = bytes([0x0A, len(KEY)]) + KEY.encode() + bytes([0x12, len(_BLANK)])
 
 
 def make_blank_entry() -> dict[str, str]:
-    """Returns the entry of the metadata that `write_sealed` fills in."""
+    """Returns the blank metadata entry that `write_sealed` fills in."""
     return {"key": KEY, "value": _BLANK}
 
 
 def write_sealed(path: Path, data: bytes) -> None:
-    """Writes the content of a file that has a blank entry, with the checksum of the rest in it."""
+    """Writes the content of a file with a blank entry, which gets the checksum of the rest."""
     before, _, after = _split(data)
     with path.open("wb") as file:
         file.writelines([before, _compute_checksum(before, after), after])
 
 
 def is_intact(data: bytes) -> bool:
-    """Returns whether a file is as it was sealed; one that never was is, too."""
+    """Returns whether a file matches its checksum; a file without a checksum counts as intact."""
     if _ENTRY not in data:
         return True
     before, said, after = _split(data)
@@ -36,7 +36,7 @@ def is_intact(data: bytes) -> bool:
 
 
 def _split(data: bytes) -> tuple[memoryview, memoryview, memoryview]:
-    """Returns what is before the checksum, the checksum and what is behind it."""
+    """Returns the bytes before the checksum, the checksum, and the bytes after it."""
     begin = data.rindex(_ENTRY) + len(_ENTRY)
     end, view = begin + len(_BLANK), memoryview(data)
     return view[:begin], view[begin:end], view[end:]

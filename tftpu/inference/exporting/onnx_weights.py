@@ -1,8 +1,8 @@
-"""Integer weights of ONNX models: stored once, and made floats where a node reads them.
+"""Integer weights of ONNX models, which are converted to floats where a node reads them.
 
-Nodes of plain arithmetic do that, which ONNX Runtime computes once, when it loads the model. Of
-`DequantizeLinear` and a product after it, it makes its own node instead that rounds the
-activations to 8 bits as well: outputs were off by 4e-3 (ONNX Runtime 1.24).
+Plain arithmetic nodes convert them, which ONNX Runtime computes once, when it loads the model.
+`DequantizeLinear` is not used, because ONNX Runtime fuses it with the next product into a node that
+also rounds the activations to 8 bits: outputs were off by 4e-3 (ONNX Runtime 1.24).
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def convert_to_integers(model: Any, weights: Sequence[Quantized]) -> Any:
     """Returns a model whose weights are integers instead of inputs.
 
     Args:
-        model: an `onnx.ModelProto` whose last inputs are the weights in float32, as those of
+        model: an `onnx.ModelProto` whose last inputs are the weights in float32, as for
             `Serving.open_function`.
         weights: in the order of the inputs.
     """
@@ -37,7 +37,7 @@ def convert_to_integers(model: Any, weights: Sequence[Quantized]) -> Any:
 
 
 def _shorten_names(graph: Any) -> None:
-    """Numbers the values inside of a graph: names are a tenth of a small model's file of 4 bits."""
+    """Numbers the values in a graph, because names are a tenth of a small 4-bit model's file."""
     fixed = {value.name for value in (*graph.input, *graph.output)} | {""}
     made = [name for node in graph.node for name in node.output]
     inside = [name for name in (*(i.name for i in graph.initializer), *made) if name not in fixed]
@@ -52,7 +52,7 @@ def _shorten_names(graph: Any) -> None:
 
 
 class _Added:
-    """Nodes and stored values that are added to a graph."""
+    """The nodes and stored values that are added to a graph."""
 
     def __init__(self, graph: Any):
         self._graph = graph

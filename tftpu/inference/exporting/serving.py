@@ -16,27 +16,27 @@ from tftpu.inference.quantizing import Quantized
 from tftpu.tensors import Nest
 
 TOKENS = "tokens"  # the input that every language model has
-# What random values of its other inputs are drawn below.
+# Upper limits of random values for a language model's other inputs.
 _FEW = {"segments": 3, "positions": 2, "types": 2}
-BATCH = "batch"  # the name of the only dimension that is not fixed
+BATCH = "batch"  # the name of the one dimension whose size is not fixed
 
 
 class Serving:
-    """A model as other programs call it.
+    """A model in the form in which other programs call it.
 
     Args:
         model: built on Keras's TensorFlow backend, outside of any strategy.
-        inputs: in order.
-        prepare: returns the model's features, of the inputs in their order.
-        class_names: by class id; None: they are not known.
-        quantized: weights by path that are integers in the export.
+        inputs: the inputs in order.
+        prepare: a function that maps the inputs, in their order, to the model's features.
+        class_names: the class names by class id; None: unknown.
+        quantized: the weights, by path, that are integers in the export.
         labels: whether the outputs include the names of the classes, as strings.
 
     Attributes:
         model, inputs, quantized: the arguments.
-        class_names: None also where the model does not return a score for each of them.
-        function: the `tf.function` of the inputs, which returns outputs by name: "logits" or one
-            for each output of the model; and where the names are known "class" and, if wanted,
+        class_names: the argument; None also if the model does not return a score for each class.
+        function: the `tf.function` of the inputs, which returns outputs by name: "logits", or one
+            for each output of the model. If the class names are known, also "class" and, if wanted,
             "label".
     """
 
@@ -94,7 +94,7 @@ class Serving:
         return tf.function(function, input_signature=signature, autograph=False)
 
     def _call_with_weights(self, given: Sequence[Any], weights: Sequence[Any]) -> dict[str, Any]:
-        """Returns the outputs by name, computed with weights in place of the quantized ones."""
+        """Returns the outputs by name, computed with the given values of the quantized weights."""
         by_path = {v.path: v for v in self.model.variables}
         replaced = [(by_path[path], value) for path, value in zip(self.quantized, weights)]
         with keras.StatelessScope(replaced) if replaced else contextlib.nullcontext():
@@ -110,7 +110,7 @@ class Serving:
         return self.function.get_concrete_function().structured_outputs
 
     def draw_examples(self, examples: int, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns random inputs by name, always the same."""
+        """Returns random inputs by name, which are always the same."""
         return {i.name: i.draw_examples(examples, seed + n) for n, i in enumerate(self.inputs)}
 
     def outputs(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -120,7 +120,7 @@ class Serving:
 
 
 class _Stored:
-    """A quantized weight in a SavedModel: variables of integers and of scales."""
+    """A quantized weight in a SavedModel: variables for the integers and for the scales."""
 
     def __init__(self, quantized: Quantized):
         self._shape, self._codes_shape = quantized.shape, quantized.codes.shape
@@ -165,17 +165,17 @@ def build_inputs(
     given: ExportInputs | None,
     chosen: Sequence[str] | None = None,
 ) -> tuple[list[Input], Callable[..., Any]]:
-    """Returns the inputs of an exported model, and what makes its features of them.
+    """Returns an exported model's inputs, and a function that maps them to its features.
 
     Args:
         model: built.
-        features: the specs of a batch of its data, which say the sizes that the model leaves open.
+        features: the specs of a batch of its data, which give the sizes that the model leaves open.
         given: as `data.export_inputs` returns it; None takes the model's own inputs.
         chosen: the inputs of a language model, among which are its tokens; None: those of
             `features`.
 
     Raises:
-        UserError: an input is not known, or has a size that nothing says.
+        UserError: an input is unknown, or has an unknown size.
     """
     specs: Any = getattr(model, "input", None)
     language = isinstance(specs, Mapping) and TOKENS in specs
@@ -197,7 +197,7 @@ def build_inputs(
         found.append(Input(name, shape, tensor.dtype, below, tried))
 
     def prepare(*values: Any) -> Any:
-        if isinstance(specs, Mapping):  # in their own order, not in that of their names
+        if isinstance(specs, Mapping):  # in the order of `specs`, not of the names
             return dict(zip(specs, values, strict=True))
         return keras.tree.pack_sequence_as(specs, list(values))
 
@@ -205,7 +205,7 @@ def build_inputs(
 
 
 def _find_index_limit(model: keras.Model) -> int:
-    """Returns what whole numbers may be drawn below, which may be indices of any embedding."""
+    """Returns a limit below which whole numbers are valid indices of every embedding."""
     kinds = keras.layers.Embedding
     tables = [v for v in keras_internals.list_layers(model) if isinstance(v, kinds)]
     return min((table.input_dim for table in tables), default=256)
@@ -216,13 +216,13 @@ def _check_chosen(
 ) -> None:
     if given is not None:
         raise UserError(
-            f"The data of the model say what its export takes, {', '.join(given.shapes)}: choose "
-            "no inputs."
+            f"The model's data determine the inputs of its export, {', '.join(given.shapes)}: "
+            "choose no inputs."
         )
     if not language:
         raise UserError(
-            f"Inputs are chosen for language models only, and the model {model.name!r} has no "
-            f"input {TOKENS!r}: leave them out."
+            f"Inputs can be chosen only for language models, but the model {model.name!r} has no "
+            f"input {TOKENS!r}: choose no inputs."
         )
     known: Any = model.input
     for name in chosen:
@@ -233,7 +233,7 @@ def _check_chosen(
 
 
 def _check_needed(model: keras.Model, taken: Sequence[str]) -> None:
-    """Raises `UserError` for an input that is left out, and is not optional."""
+    """Raises `UserError` if a required input is left out."""
     layers = [v for v in model.layers if isinstance(v, keras.layers.InputLayer)]
     needed = {id(v.output) for v in layers if not v.optional}
     specs: Any = model.input
@@ -245,7 +245,7 @@ def _check_needed(model: keras.Model, taken: Sequence[str]) -> None:
 
 
 def _describe_inputs(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Returns the tensors of a model's inputs and their shapes without the batch, by name."""
+    """Returns the tensors of a model's inputs, and their shapes without the batch, by name."""
     named = isinstance(specs, Mapping)
     flat = list(specs.values()) if named else keras.tree.flatten(specs)
     if not all(isinstance(tensor, keras.KerasTensor) for tensor in flat):
@@ -253,7 +253,8 @@ def _describe_inputs(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[
     names = list(specs) if named else [tensor.name for tensor in flat]
     theirs = keras.tree.flatten(features)
     by_name = features if isinstance(features, Mapping) else {}
-    # By place only where that is the same: the features of a dictionary are in no order.
+    # Features may be matched by place only if they have an order, which those of a dictionary do
+    # not.
     by_place = len(flat) == len(theirs) and (len(flat) == 1 or not by_name)
     found = {}
     for number, (name, tensor) in enumerate(zip(names, flat)):
@@ -264,14 +265,14 @@ def _describe_inputs(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[
             shape = tuple(here or there for here, there in zip(shape, said))
         if None in shape:
             raise UserError(
-                f"The model's input {name!r} has the shape {tuple(tensor.shape)}: all dimensions "
-                "but the first must be fixed, by the model or by its data."
+                f"The model's input {name!r} has the shape {tuple(tensor.shape)}: the model or "
+                "its data must fix all dimensions except the first."
             )
         found[name] = tensor, shape
     return found
 
 
 def _is_classifier(model: keras.Model, class_names: Sequence[str]) -> bool:
-    """Returns whether a model returns a score for each of these classes."""
+    """Returns whether a model returns a score for each of the classes."""
     shape = getattr(model, "output_shape", None)
     return isinstance(shape, tuple) and shape[1:] == (len(class_names),)

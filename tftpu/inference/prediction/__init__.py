@@ -1,1 +1,1 @@
-"""Predictions for data of any size: what is computed, and the files that it is written to."""
+"""Predictions for data of any size: the computed columns, and the files."""

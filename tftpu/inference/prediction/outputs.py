@@ -15,16 +15,16 @@ Columns = dict[str, Any]
 
 
 def add_embedding(model: keras.Model) -> keras.Model:
-    """Returns a model of the same layers that also returns what its last layer is given.
+    """Returns a model of the same layers that also returns the input of its last layer.
 
     Args:
-        model: functional; the last layer may be that of a model inside of it.
+        model: a functional model; its last layer may belong to a model inside it.
 
     Returns:
         A model with the outputs {"embedding", "logits"}.
 
     Raises:
-        UserError: it is not functional, or ends in no single layer.
+        UserError: it is not functional, or does not end in a single layer.
     """
     embedding, logits = _trace_outputs(model)
     given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
@@ -34,12 +34,12 @@ def add_embedding(model: keras.Model) -> keras.Model:
 def build_columns(
     wanted: Sequence[str], probabilities: bool, class_names: Sequence[str] | None
 ) -> Callable[[Nest], Columns]:
-    """Returns a function from a model's outputs to columns (examples, ...) by name.
+    """Returns a function that maps a model's outputs to columns (examples, ...) by name.
 
     Args:
-        wanted: of `OUTPUTS`.
-        probabilities: whether the model returns probabilities; else logits.
-        class_names: by class id; None: they are not known.
+        wanted: names among `OUTPUTS`.
+        probabilities: whether the model returns probabilities; otherwise it returns logits.
+        class_names: the class names by class id; None: unknown.
     """
 
     def columns(outputs: Nest) -> Columns:
@@ -61,21 +61,21 @@ def build_columns(
 
 
 def has_probabilities(model: keras.Model) -> bool:
-    """Returns whether a model returns probabilities; else logits, for a softmax.
+    """Returns whether a model returns probabilities; otherwise it returns logits for a softmax.
 
-    As its loss says, or the activation of its last layer.
+    The model's loss decides this, or the activation of its last layer.
 
     Raises:
-        UserError: its loss is one of several labels for each example.
+        UserError: its loss allows several labels for each example.
     """
     loss: Any = getattr(model, "loss", None)
     if isinstance(loss, keras.losses.BinaryCrossentropy | keras.losses.BinaryFocalCrossentropy):
         raise UserError(
-            "--outputs=classes and top5 are for one class of each example, and the loss of this "
-            "model is for several: ask for logits."
+            "--outputs=classes and top5 need a single class for each example, but this model's "
+            "loss allows several: ask for logits."
         )
     if isinstance(loss, str) and loss.endswith("categorical_crossentropy"):
-        return True  # Keras's default
+        return True  # Keras's default for a loss given by name: outputs are probabilities
     from_logits = getattr(loss, "from_logits", None)
     if isinstance(from_logits, bool):
         return not from_logits
@@ -95,7 +95,7 @@ def _trace_outputs(model: keras.Model) -> tuple[Any, Any]:
     functional = isinstance(model, keras.Sequential) or hasattr(model, "operations")
     if last is None or not functional or not hasattr(model, "outputs"):
         raise UserError(
-            f"--outputs=embedding needs a functional model, and {model.name!r} is none: leave "
+            f"--outputs=embedding needs a functional model, but {model.name!r} is not one: leave "
             "embedding out."
         )
     given = last.input
@@ -104,7 +104,7 @@ def _trace_outputs(model: keras.Model) -> tuple[Any, Any]:
         return inner[EMBEDDING], inner[LOGITS]
     if isinstance(given, list | tuple | dict) or len(model.outputs) != 1:
         raise UserError(
-            f"--outputs=embedding needs a model that ends in one layer with one input, and "
+            "--outputs=embedding needs a model that ends in one layer with one input, but "
             f"{model.name!r} does not: leave embedding out."
         )
     return given, model.outputs[0]
@@ -123,7 +123,7 @@ def _check_class_scores(outputs: Nest) -> np.ndarray:
     """Returns outputs of the shape (examples, ..., classes).
 
     Raises:
-        UserError: they are not scores of classes.
+        UserError: the outputs are not scores of classes.
     """
     if isinstance(outputs, Mapping | list | tuple) or outputs.ndim < 2 or outputs.shape[-1] < 2:
         raise UserError(

@@ -1,9 +1,9 @@
-"""Sizes and checksums of the shards of a prediction, by which a damaged one is found.
+"""The sizes and checksums of a prediction's shards, which reveal a damaged one.
 
     .sums-1-of-2.crc    those of one machine, a line for each shard that it writes
     manifest.json       those of all machines, once all shards are there
 
-Each line, and each sealed JSON file, has its own checksum: a damaged one counts as none.
+Each line and each sealed JSON file has its own checksum. A damaged one is ignored.
 """
 
 import json
@@ -33,7 +33,7 @@ def sum_of(data: bytes) -> Sum:
 
 
 def read_stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
-    """Returns the sums of those files that are there, by name; a bucket knows them itself."""
+    """Returns the sums of the files that exist, by name. A bucket itself knows the checksums."""
     if files.is_remote(folder):
         there = buckets.list_files(folder)
         return {name: Sum(*there[name][:2]) for name in names if name in there}
@@ -41,42 +41,42 @@ def read_stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
     for name in names:
         try:
             found[name] = Sum(*buckets.describe_file(files.join(folder, name))[:2])
-        except OSError:  # not there, or a disk that cannot read it any longer
+        except OSError:  # the file is missing, or the disk cannot read it
             continue
     return found
 
 
 def seal(record: Mapping[str, Any]) -> bytes:
-    """Returns an object as the content of a JSON file that ends in the checksum of the rest."""
+    """Returns the content of a JSON file with an object; it ends in the checksum of the rest."""
     return json.dumps({**record, _SEAL: _compute_checksum(record)}, indent=1).encode()
 
 
 def is_sealed(record: Mapping[str, Any], data: bytes) -> bool:
-    """Returns whether a file is, byte for byte, what `seal` returned."""
+    """Returns whether a file is byte for byte the result of `seal`."""
     return seal({name: value for name, value in record.items() if name != _SEAL}) == data
 
 
 def remove_sums(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest as versions without checksums wrote it."""
+    """Returns a manifest in the form of versions that wrote no checksums."""
     plain = {name: value for name, value in manifest.items() if name != _SEAL}
     names = ("name", "first", "records")
     return {**plain, "shards": [{n: shard[n] for n in names} for shard in plain["shards"]]}
 
 
 class Sums:
-    """The sums of a folder's shards, of which those of this machine are written here.
+    """The sums of a folder's shards. It writes the sums of this machine's shards.
 
     Args:
-        folder: of the shards.
-        plan: what is predicted; sums of anything else do not count.
+        folder: the folder of the shards.
+        plan: what is predicted; sums of other predictions do not count.
         manifest: the sums in a manifest of that plan, by name.
-        machine: number of this machine, from 1, and of all machines.
+        machine: the number of this machine, from 1, and the number of all machines.
 
     Attributes:
-        name: of the file of this machine.
-        known: by name.
-        begun: whether a machine has kept sums in this folder; versions before did not.
-        of_plan: whether it has kept any for this plan.
+        name: the name of this machine's file.
+        known: the known checksums, by the files' names.
+        begun: whether a machine has kept sums in this folder; earlier versions did not.
+        of_plan: whether a machine has kept sums for this plan.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Sums:
         self.read()
 
     def read(self) -> None:
-        """Reads what all machines have written by now."""
+        """Reads the sums that all machines have written so far."""
         for name in files.list_names(self._folder):
             if name.startswith(_BEGIN) and name.endswith(".crc"):
                 self.begun = True
                 self.known.update(self._read(name))
 
     def start(self, shards: Iterable[str]) -> None:
-        """Begins to write the sums of this machine's shards; restores lines that are damaged."""
+        """Starts to write the sums of this machine's shards, and restores damaged lines."""
         own = OwnFile(self._folder, self.name)
         entries = {"": Sum(0, ""), **{s: self.known[s] for s in shards if s in self.known}}
         data = b"".join(self._format_line(*entry) for entry in entries.items())
@@ -111,7 +111,7 @@ class Sums:
         self._lines = lines.Lines(own.path)
 
     def add(self, name: str, found: Sum) -> None:
-        """Notes a shard that this machine has written; a bucket takes a change a second."""
+        """Records a shard that this machine has written. A bucket takes one change a second."""
         assert self._lines is not None
         self.known[name] = found
         self._lines.append(self._format_line(name, found).decode())
@@ -120,7 +120,7 @@ class Sums:
             self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Writes what is not written yet."""
+        """Writes the sums that are not written yet."""
         if self._lines is not None:
             self._lines.close()
 
@@ -129,7 +129,7 @@ class Sums:
         return f"{_compute_checksum(record)} {json.dumps(record)}\n".encode()
 
     def _read(self, name: str) -> dict[str, Sum]:
-        """Returns the sums of a machine that are undamaged and of this plan."""
+        """Returns the undamaged sums of a machine for this plan."""
         found = {}
         for line in (_read_content(files.join(self._folder, name)) or b"").split(b"\n"):
             try:
@@ -147,7 +147,8 @@ class Sums:
 def read_manifest(path: str) -> tuple[dict[str, Any] | None, dict[str, Sum]]:
     """Returns a manifest, and the sums of its shards by name.
 
-    It is None if there is none or it is damaged; without sums, if it was written without them.
+    The manifest is None if it is missing or damaged. There are no sums if it was written without
+    them.
     """
     try:
         data = files.read(path)
@@ -163,7 +164,7 @@ def read_manifest(path: str) -> tuple[dict[str, Any] | None, dict[str, Sum]]:
 
 
 def _read_content(path: str) -> bytes | None:
-    """Returns the content of a file of sums; None if there is none, or it cannot be read."""
+    """Returns the content of a file of sums; None if it is missing or cannot be read."""
     try:
         return side_files.read_content(path) if side_files.is_there(path) else None
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The limits, counts and explained errors that all routes with a body have in common."""
+"""The limits, counts and error messages that all routes with a body share."""
 
 import asyncio
 import concurrent.futures
@@ -22,23 +22,23 @@ from tftpu.inference.server.text import Stopped
 
 Answer = Callable[[bytearray], Awaitable[Response]]
 _T = TypeVar("_T")
-LONG = 2**16  # bytes of JSON that the event loop itself has time for
-_LONGEST = 2**18  # bytes of bodies that are read beside each other; larger ones in turn
-_BODIES = 16  # of the largest size, that are held at once
-_IGNORED = 4  # times the largest size: what is read of a body that is too large
+LONG = 2**16  # bytes of JSON that the event loop itself may parse
+_LONGEST = 2**18  # bytes of a body; larger ones are read one at a time
+_BODIES = 16  # bodies of the largest size that the server may hold at a time
+_IGNORED = 4  # times the largest size: a longer body is not read to its end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one request, and of all together.
+    """The limits of a single request, and of all requests together.
 
     Attributes:
-        batch: examples, or texts, that are computed at once.
-        waiting: examples, or texts, that may wait; further requests are refused.
-        body: bytes of a request.
-        seconds: until the body has come, and until the answer; of a streamed text, until its next
-            part.
-        tokens: to write for one prompt.
+        batch: the number of examples, or texts, that are computed at once.
+        waiting: the number of examples, or texts, that may wait; further requests are rejected.
+        body: the most bytes of a request.
+        seconds: the seconds until the body has arrived, and until the answer; for a streamed text,
+            until its next part.
+        tokens: the tokens to write for one prompt.
     """
 
     batch: int = 64
@@ -49,22 +49,22 @@ class Limits:
 
 
 class _Slow(Exception):  # noqa: N818 (an answer, not a failure of the server)
-    """A body that does not arrive."""
+    """A request's body does not arrive in time."""
 
 
 class _Large(Exception):  # noqa: N818
-    """A body beyond the limit."""
+    """A request's body is larger than the limit."""
 
 
 class _NotJson(Exception):  # noqa: N818
-    """A body that does not say that it is JSON."""
+    """A request does not declare its body as JSON."""
 
 
-_STATUSES = {  # of answers to what is not a failure of the server
+_STATUSES = {  # The status of each answer that is not a failure of the server.
     BadRequest: 400,
     Refused: 400,
     UnknownModel: 404,
-    ClientDisconnect: 499,  # as nginx counts them; nobody reads it
+    ClientDisconnect: 499,  # the status that nginx logs; no client reads it
     _Slow: 408,
     _Large: 413,
     MemoryError: 413,
@@ -76,11 +76,11 @@ _STATUSES = {  # of answers to what is not a failure of the server
 
 
 class Answered:
-    """Turns functions of bodies into routes that limit, count, and explain."""
+    """Turns functions of bodies into routes with limits, counts and error messages."""
 
     def __init__(self, limits: Limits, counts: Counts):
         self._limits, self._counts = limits, counts
-        self._held = 0  # bytes of the bodies of all requests
+        self._held = 0  # number of bytes of all bodies that are held
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "reader")
 
     def __call__(self, answer: Answer, route: str) -> Callable[[Request], Awaitable[Response]]:
@@ -108,10 +108,10 @@ class Answered:
                 _release_memory()
 
     async def parse(self, parse: Callable[[dict[str, Any]], _T], body: bytearray) -> _T:
-        """Returns what the object of a body says; a large one is read in a thread.
+        """Returns the parsed content of a body; a large body is read in a thread.
 
-        The largest are read in turn: while one of them becomes objects, nothing else of Python
-        runs, and these take many times its memory. After each, all else has as much time.
+        The largest bodies are parsed one at a time: while one is parsed, no other Python code runs,
+        and its objects take many times its memory. After each, other code gets as much time.
         """
 
         def read() -> _T:
@@ -127,7 +127,7 @@ class Answered:
         return await asyncio.get_running_loop().run_in_executor(reader, read)
 
     def _explain(self, error: Exception) -> Response:
-        """Returns the answer for an error, and forgets what its traceback holds."""
+        """Returns the answer for an error, and frees the objects that its traceback holds."""
         known = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), None)
         if known is None:
             self._counts.log_failure(error)
@@ -141,7 +141,8 @@ class Answered:
     async def _read(self, request: Request, body: bytearray) -> None:
         """Reads the body of a request."""
         kind = request.headers.get("content-type", "").partition(";")[0]
-        if kind.strip().lower() != "application/json":  # any page in a browser can send others
+        # Without this check, any page in a browser could send requests.
+        if kind.strip().lower() != "application/json":
             raise _NotJson
         most, size = self._limits.body, 0
         declared = request.headers.get("content-length", "0")
@@ -153,7 +154,8 @@ class Answered:
                     size += len(part)
                     if size > _IGNORED * most:
                         raise _Large
-                    if size > most:  # clients that send first, and read then, get the answer
+                    # Reads on, so that a client that first sends everything gets the answer.
+                    if size > most:
                         continue
                     if self._held + len(part) > _BODIES * most:
                         raise Busy
@@ -165,7 +167,7 @@ class Answered:
             raise _Large
 
     def _describe_error(self, error: Exception) -> str | None:
-        """Returns what is said of an error that has no words of its own."""
+        """Returns a message for an error that has none."""
         seconds = self._limits.seconds
         return {
             _Slow: f"The body took longer than {seconds:g} s.",
@@ -179,7 +181,7 @@ class Answered:
     async def follow_events(
         self, first: bytes, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Yields events; ends with one that says why, should the next be too late or fail."""
+        """Yields events; if the next one is late or fails, ends with an event that says why."""
         yield first
         seconds = self._limits.seconds
         try:
@@ -201,15 +203,15 @@ class Answered:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Returns what a client learns of a failure: its kind; the rest is in the log."""
+    """Returns what a client learns about a failure: its kind. The log has the rest."""
     return f"The model failed: {type(error).__name__}."
 
 
 def _forget(error: BaseException) -> None:
-    """Frees what the frames of an error hold: the body as objects, the arrays of a batch.
+    """Frees the objects in the frames of an error: the parsed body, the arrays of a batch.
 
-    Some of these frames hold the task or the future that holds the error, a circle that only the
-    collector would find, after many requests more.
+    Some of these frames hold the task or the future that holds the error. Only the garbage
+    collector would find this cycle, after many more requests.
     """
     found: BaseException | None = error
     while found is not None:
@@ -218,16 +220,17 @@ def _forget(error: BaseException) -> None:
 
 
 def _release_memory() -> None:
-    """Returns freed memory to the system, which glibc keeps for each of its threads."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have no such function
+    """Returns freed memory to the system, which glibc would keep for each of its threads."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has this function
     if trim is not None:
         trim(0)
 
 
 async def _wait_unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
-    """Returns an answer; gives up what is computed for a client that has left."""
+    """Returns an answer; cancels the computation if the client has left."""
     answered = asyncio.ensure_future(answer)
-    left = asyncio.ensure_future(request.receive())  # the next message is that of its end
+    # The next message says that the client has left.
+    left = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait((answered, left), return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
@@ -239,5 +242,5 @@ async def _wait_unless_gone(request: Request, answer: Awaitable[Response]) -> Re
 
 
 def as_json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns an answer of JSON."""
+    """Returns a JSON answer."""
     return Response(body, status, headers, media_type="application/json")

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About:
-    """Facts that the routes say of the model.
+    """Facts about the model that the routes show.
 
     Attributes:
-        name: in the addresses of TensorFlow Serving.
-        version: likewise, 1 or more.
+        name: the model's name in the addresses of TensorFlow Serving.
+        version: the model's version in these addresses, 1 or more.
         health, predict: Vertex AI's routes.
-        hosts: names that requests may call the server; see `origins.OwnHosts`.
+        hosts: the host names by which requests may address the server; see `origins.OwnHosts`.
 
     Raises:
-        UserError: one of them cannot be part of an address.
+        UserError: one of the names cannot be part of an address.
     """
 
     name: str
@@ -51,7 +51,8 @@ class About:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name, re.ASCII):
             raise UserError(
-                f"--name={self.name}: give letters, digits, and _ . - for the name in addresses."
+                f"--name={self.name} becomes part of addresses: use letters, digits, and the "
+                "characters _ . -"
             )
         for name in "health", "predict":
             route = getattr(self, name)
@@ -63,9 +64,9 @@ def build_application(model: Served | Language, about: About, limits: Limits) ->
     """Returns the server of a model, as an ASGI application; `state.stop()` ends running texts.
 
     Args:
-        model: answers with arrays, or with text.
-        about: its name and routes.
-        limits: of requests.
+        model: the model, which answers with arrays or with text.
+        about: the model's name and routes.
+        limits: the limits of requests.
     """
     counts = Counts()
     answered = Answered(limits, counts)
@@ -115,7 +116,7 @@ def build_application(model: Served | Language, about: About, limits: Limits) ->
     failures = {HTTPException: _build_refusal(routes)}
     own = [Middleware(origins.OwnHosts, hosts=about.hosts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures, middleware=own)
-    app.router.redirect_slashes = False  # it would name the host that the client named
+    app.router.redirect_slashes = False  # a redirect would go to the host that the client named
     app.state.stop = work.stop if isinstance(work, Texts) else lambda: None
     return app
 
@@ -137,7 +138,7 @@ def _build_predictions_route(model: Served, batcher: Batcher, answered: Answered
 def _build_texts_routes(
     model: Language, texts: Texts, limits: Limits, answered: Answered
 ) -> Answer:
-    """Returns the texts of Vertex AI's and TensorFlow Serving's requests: prompts as instances."""
+    """Returns the text routes of Vertex AI and TensorFlow Serving, whose instances are prompts."""
     from tftpu.inference.server import completions
 
     def parse(given: dict[str, Any]) -> "list[Row]":
@@ -170,7 +171,7 @@ def _build_completions_route(
         if not asked.stream:
             return as_json(await written.build_body())
         events = written.iterate_events()
-        first = await anext(events)  # what fails at once is still answered by a status
+        first = await anext(events)  # an error before the first event is still answered by a status
         return StreamingResponse(
             answered.follow_events(first, events), media_type="text/event-stream"
         )

@@ -1,4 +1,4 @@
-"""Requests that wait while the model computes are its next batch."""
+"""Collects the requests that wait while the model computes into its next batch."""
 
 import asyncio
 import concurrent.futures
@@ -13,7 +13,7 @@ from tftpu.inference.server.served import Arrays, Call
 
 
 class Busy(Exception):  # noqa: N818 (an answer, not a failure of the server)
-    """Too much waits already."""
+    """Too many requests wait already."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -26,14 +26,14 @@ class _Waiting:
 class Batcher:
     """Computes the examples of several requests together.
 
-    No request is held back to fill a batch: what came while the model was busy is next, so batches
-    grow with the load.
+    No request is held back to fill a batch. The requests that came while the model was busy are the
+    next batch, so batches grow with the load.
 
     Args:
-        call: returns the outputs by name for the inputs by name; runs in its own thread.
-        most: examples of a batch.
-        room: examples that may wait.
-        observe: is told the examples of each batch.
+        call: a function that maps inputs by name to outputs by name. It runs in its own thread.
+        most: the most examples in a batch.
+        room: the most examples that may wait.
+        observe: a function that is called with the number of examples of each batch.
     """
 
     def __init__(self, call: Call, most: int, room: int, observe: Callable[[int], None]):
@@ -44,7 +44,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """The examples that wait, and are still wanted."""
+        """The number of examples that wait and are still wanted."""
         return sum(item.count for item in self._queue if not item.found.done())
 
     async def compute_outputs(self, arrays: Arrays, count: int) -> Arrays:
@@ -61,13 +61,13 @@ class Batcher:
         self._came.set()
         try:
             return await item.found
-        except asyncio.CancelledError:  # it need not wait with its arrays for its turn
+        except asyncio.CancelledError:  # the client has left, so the arrays need not wait
             with contextlib.suppress(ValueError):
                 self._queue.remove(item)
             raise
 
     async def run(self) -> None:
-        """Computes what comes, until it is cancelled."""
+        """Computes requests until it is cancelled."""
         try:
             while True:
                 await self._came.wait()
@@ -78,12 +78,12 @@ class Batcher:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _pop_next(self) -> list[_Waiting]:
-        """Takes the next requests whose examples fit a batch; of a larger one, it alone."""
+        """Takes the next requests whose examples fit into a batch, or one larger request."""
         taken: list[_Waiting] = []
         count = 0
         while self._queue and (not taken or count + self._queue[0].count <= self._most):
             item = self._queue.popleft()
-            if not item.found.done():  # nobody waits any longer for one that timed out
+            if not item.found.done():  # a request that timed out is not computed
                 taken.append(item)
                 count += item.count
         return taken
@@ -99,7 +99,8 @@ class Batcher:
                 if not item.found.done():
                     item.found.set_result(part)
             return
-        # Whose is the one that failed? Its error must not lead to that of all, nor to their arrays.
+        # Computes each request alone to find the one that failed, so that the others get their
+        # answers.
         for item in items if len(items) > 1 else ():
             await self._compute([item])
 
@@ -115,7 +116,7 @@ class Batcher:
         }
         parts = []
         for first in range(0, count, self._most):
-            if all(item.found.done() for item in items):  # nobody waits any longer
+            if all(item.found.done() for item in items):  # all clients have left
                 return {}
             batch = {name: value[first : first + self._most] for name, value in joined.items()}
             self._observe(min(self._most, count - first))
@@ -130,7 +131,7 @@ def _split_outputs(found: Arrays, counts: Sequence[int]) -> list[Arrays]:
     """Returns the outputs of each request."""
     wrong = [name for name, value in found.items() if value.shape[:1] != (sum(counts),)]
     if wrong:
-        raise ValueError(f"The output {wrong[0]!r} has no value for each example.")
+        raise ValueError(f"The output {wrong[0]!r} does not have one value for each example.")
     ends = np.cumsum(counts)
     return [
         {name: value[end - count : end] for name, value in found.items()}

@@ -27,7 +27,7 @@ class Completion(NamedTuple):
 
     Attributes:
         rows: one for each prompt.
-        stream: whether the parts of the text are sent as they come.
+        stream: whether the parts of the text are sent as soon as they are written.
     """
 
     rows: list[Row]
@@ -35,7 +35,7 @@ class Completion(NamedTuple):
 
 
 def check_model(given: Mapping[str, Any], name: str) -> None:
-    """Raises `UnknownModel` for another model than the one that is served."""
+    """Raises `UnknownModel` unless the served model is named."""
     asked = given.get("model")
     if asked not in (None, name):
         raise UnknownModel(f"There is no model {str(asked)[:80]!r}: the only one is {name!r}.")
@@ -53,7 +53,7 @@ def parse_completion(
         most: the most prompts.
 
     Raises:
-        BadRequest: it cannot be answered.
+        BadRequest: the request cannot be answered.
     """
     known = {*_NUMBERS, "prompt", "stream", "model"}
     unknown = sorted(set(given) - known)
@@ -110,7 +110,7 @@ class Answer:
         asked: the request.
         texts: the parts of each text, as `Texts.submit` returns them.
         language: the model.
-        name: of the model.
+        name: the name of the model.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Answer:
         return orjson.dumps({**self._head, "choices": choices, "usage": usage})
 
     async def iterate_events(self) -> AsyncIterator[bytes]:
-        """Yields server-sent events, one for each part, of one prompt after the other."""
+        """Yields server-sent events, one for each part, for one prompt after the other."""
         for index, (row, parts) in enumerate(zip(self._rows, self._texts)):
             decode, count = self._language.decoder(row.prompt), 0
             async for part in parts:
@@ -173,10 +173,10 @@ def _end(row: Row, count: int) -> str:
 
 
 def parse_instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Mapping[str, Any]]:
-    """Returns the prompts of Vertex AI's form, and the numbers of its `parameters`.
+    """Returns the prompts of a request in Vertex AI's form, and the numbers in its `parameters`.
 
     Raises:
-        BadRequest: it is of another form.
+        BadRequest: the request has another form.
     """
     check_signature(given)
     found = given.get("instances")

@@ -13,7 +13,7 @@ class Counts:
     """Counts requests and batches.
 
     Attributes:
-        media_type: of `format_text`.
+        media_type: the media type of what `format_text` returns.
     """
 
     media_type = exposition.CONTENT_TYPE_PLAIN_0_0_4
@@ -49,11 +49,11 @@ class Counts:
         self._batches.observe(size)
 
     def set_gauge(self, waiting: Callable[[], int]) -> None:
-        """Sets the function that says how much waits."""
+        """Sets the function that returns the number of waiting examples."""
         self._waiting.set_function(waiting)
 
     def log_failure(self, error: Exception) -> None:
-        """Logs and counts what should not have happened."""
+        """Logs and counts an unexpected error."""
         self._failures.inc()
         _LOG.error("A request failed.", exc_info=error)
 

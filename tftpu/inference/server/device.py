@@ -1,4 +1,4 @@
-"""The device that a model is computed on, by its name."""
+"""The name of the device on which a model is computed."""
 
 import os
 import sys
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 _ON_GPUS = tuple(
     f"{name}ExecutionProvider" for name in ("CUDA", "Tensorrt", "MIGraphX", "ROCM", "Dml")
 )
-_NVIDIA = "/dev/nvidiactl"  # is there where a driver of NVIDIA is, in containers as well
+_NVIDIA = "/dev/nvidiactl"  # exists where a driver of NVIDIA is installed, also in containers
 
 
 def find_tensorflow_device() -> str:
-    """Returns "GPU" or "CPU", which TensorFlow computes on; warns of a GPU that it leaves idle."""
+    """Returns the device that TensorFlow uses, "GPU" or "CPU"; warns about an idle GPU."""
     import tensorflow as tf
 
     if tf.config.list_physical_devices("GPU"):
@@ -21,7 +21,7 @@ def find_tensorflow_device() -> str:
 
 
 def find_onnxruntime_device(providers: Sequence[str]) -> str:
-    """Returns the same for the providers of a session of ONNX Runtime."""
+    """Returns the device of a session of ONNX Runtime, given its providers."""
     if any(name in _ON_GPUS for name in providers):
         return "GPU"
     _warn(

@@ -1,8 +1,8 @@
-"""Refuses requests that web pages of others may have sent, by way of a browser of this network.
+"""Rejects requests that a foreign web page may have sent through a browser in this network.
 
-A page of any site can send requests to this machine. The browser says which page it was (`Origin`),
-and which name led here (`Host`): a foreign one, where its owner lets it point to this machine. That
-a body is JSON, a page can only say after asking, and the server allows nobody
+A page of any site can send requests to this machine. The browser states the page (`Origin`) and the
+name of the server (`Host`), which may be a foreign name whose owner lets it point to this machine.
+A page may declare a body as JSON only after asking for permission, which the server never gives
 (https://fetch.spec.whatwg.org/#cors-safelisted-request-header).
 """
 
@@ -25,19 +25,20 @@ def list_own_hosts(host: str) -> tuple[str, ...]:
     """Returns the names by which requests may call a server.
 
     Args:
-        host: name or address that it listens at; at all addresses, it answers to any of them.
+        host: the name or address at which it listens; with all addresses, each of them is allowed.
     """
     everywhere = _is_address(host) and ipaddress.ip_address(host).is_unspecified
     return (*LOOPBACK, host, *([socket.gethostname()] if everywhere else []))
 
 
 class OwnHosts:
-    """An application of ASGI that answers to its own names alone, and to no page of others.
+    """An ASGI application that only answers to its own names, and not to foreign pages.
 
     Args:
-        app: to protect.
-        hosts: names, such as "localhost", "*.example.com" for all below it, or "*" for any. The
-            addresses 0.0.0.0 and :: stand for any address: no owner of a name can point it there.
+        app: the app to protect.
+        hosts: the allowed names, such as "localhost", "*.example.com" for all subdomains, or "*"
+            for any name. The addresses 0.0.0.0 and :: stand for any address, which is safe because
+            no owner of a name can point it there.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]):
@@ -46,7 +47,7 @@ class OwnHosts:
         self._addresses = bool(self._hosts & {"0.0.0.0", "::"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, or refuses it."""
+        """Answers or rejects a request."""
         refused = self._find_refusal(Headers(scope=scope)) if scope["type"] == "http" else None
         if refused is None:
             await self._app(scope, receive, send)
@@ -54,7 +55,7 @@ class OwnHosts:
             await as_json(payloads.format_error(refused), 403)(scope, receive, send)
 
     def _find_refusal(self, headers: Headers) -> str | None:
-        """Returns why a request is refused; None if it is not. Only programs send no host."""
+        """Returns why a request is rejected, or None; only programs send no host."""
         origin = headers.get("origin")
         host = _parse_host(f"//{headers['host']}") if "host" in headers else None
         if host is not None and not self._is_answered(host, self._addresses):

@@ -1,4 +1,4 @@
-"""Predictions as JSON: the rows of Vertex AI and TensorFlow Serving, and the latter's columns.
+"""Predictions as JSON, in rows (Vertex AI, TensorFlow Serving) or columns (TensorFlow Serving).
 
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements and
 https://www.tensorflow.org/tfx/serving/api_rest.
@@ -23,19 +23,22 @@ from tftpu.inference.server.served import Arrays
 
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
-_LOOKED_AT = 1000  # examples, to say what is wrong with them
-_LONGEST_SIDE = 16_384  # pixels of an image, in messages
+_LOOKED_AT = 1000  # most examples in which a mistake is looked for
+_LONGEST_SIDE = 16_384  # most pixels along a side of an image, in messages
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-_PER_VALUE, _PER_LIST = 4, 16  # bytes of the largest body; as objects, each takes 10 to 100 times
-_UNPACKED = 256 * 2**20  # bytes of the images of a request; a file of a few may hold millions
+# Bytes of the largest body for each value and each list. As Python objects, they take 10 to 100
+# times as many.
+_PER_VALUE, _PER_LIST = 4, 16
+# Most bytes of the decoded images of a request: a small file may hold millions of pixels.
+_UNPACKED = 256 * 2**20
 
 
 class BadRequest(Exception):  # noqa: N818 (an answer, not a failure of the server)
-    """A request that cannot be answered, and why."""
+    """A request cannot be answered; the message says why."""
 
 
 class UnknownModel(Exception):  # noqa: N818
-    """A request for another model than the one that there is."""
+    """A request names a model that is not served."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Request:
     """Examples to predict.
 
     Attributes:
-        arrays: by the names of the model's inputs, (count, ...).
-        count: examples.
+        arrays: the arrays by the names of the model's inputs, (count, ...).
+        count: the number of examples.
         rows: whether the answer is a list of examples, rather than an array for each output.
     """
 
@@ -57,13 +60,13 @@ def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     """Returns the object of a body.
 
     Args:
-        body: JSON.
-        largest: bytes that a body may have, which also limit the objects that it becomes.
+        body: the JSON text.
+        largest: the most bytes that a body may have, which also limits the number of its objects.
 
     Raises:
-        BadRequest: it is not a JSON object, or one of too many values.
+        BadRequest: it is not a JSON object, or has too many values.
     """
-    counts = {  # at most, as texts may hold these characters, too
+    counts = {  # upper limits, because texts may contain these characters, too
         "values": (body.count(b","), largest // _PER_VALUE),
         "lists and objects": (body.count(b"[") + body.count(b"{"), largest // _PER_LIST),
     }
@@ -73,7 +76,7 @@ def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
                 f"The body has {count:,} {name}, and may have {most:,}: send fewer examples at "
                 "once, and images as files."
             )
-    gc.disable()  # JSON has no circles, and the collector would look for them all along
+    gc.disable()  # objects from JSON have no cycles, so collecting garbage meanwhile is a waste
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -90,10 +93,10 @@ def parse_request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
 
     Args:
         given: the object of its body.
-        inputs: of the model.
+        inputs: the inputs of the model.
 
     Raises:
-        BadRequest: it does not fit the model.
+        BadRequest: the request does not fit the model.
     """
     unknown = sorted(set(given) - set(_KNOWN))
     if unknown:
@@ -109,7 +112,7 @@ def parse_request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
 
 
 def check_signature(given: Mapping[str, Any]) -> None:
-    """Raises `BadRequest` for another signature than the one that there is."""
+    """Raises `BadRequest` for an unknown signature."""
     if given.get("signature_name", _SIGNATURE) not in (_SIGNATURE, "", None):
         raise BadRequest(f"The only signature_name is {_SIGNATURE!r}.")
 
@@ -181,7 +184,8 @@ def _parse_array(values: list[Any], given: Input) -> np.ndarray:
 def _parse_numbers(values: list[Any], given: Input) -> np.ndarray:
     """Returns nested lists of numbers as an array.
 
-    NumPy sees numbers alone: of texts it would make an array whose rows all have the longest size.
+    NumPy gets only numbers, because it would turn texts into an array whose elements all have the
+    longest text's size.
     """
     flat = values
     for size in given.shape:
@@ -207,7 +211,7 @@ def _explain_shape(values: list[Any], given: Input) -> BadRequest:
 
 
 def _infer_shape(value: Any) -> tuple[int, ...]:
-    """Returns the shape of nested lists, as their first elements have it."""
+    """Returns the shape of nested lists, according to their first elements."""
     found = []
     while isinstance(value, list) and len(found) < 8:
         found.append(len(value))
@@ -216,7 +220,7 @@ def _infer_shape(value: Any) -> tuple[int, ...]:
 
 
 def _decode_images(values: list[Any], given: Input) -> np.ndarray:
-    """Returns the pixels of examples, some of which or all are image files."""
+    """Returns the pixels of examples, of which some or all are image files."""
     size = len(values) * math.prod(given.shape)
     if size > _UNPACKED:
         raise BadRequest(
@@ -248,7 +252,7 @@ def _decode_pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(file), formats=_IMAGE_FORMATS) as image:
             _refuse_size(image.size, {(width, height), (height, width)}, given)
-            upright = ImageOps.exif_transpose(image)  # as in training
+            upright = ImageOps.exif_transpose(image)  # turned upright, as in training
             _refuse_size(upright.size, {(width, height)}, given)
             pixels = _to_eight_bits(upright)
     except BadRequest:
@@ -272,7 +276,7 @@ def _refuse_size(size: tuple[int, int], allowed: set[tuple[int, int]], given: In
 
 
 def _to_eight_bits(image: Any) -> np.ndarray:
-    """Returns pixels in RGB; of 16 bits the upper ones, as TensorFlow decodes them."""
+    """Returns 8-bit pixels; of 16 bits, the upper 8 are kept, as TensorFlow decodes them."""
     if not image.mode.startswith("I"):
         return np.asarray(image.convert("RGB"))
     grey = (np.asarray(image) >> 8).astype(np.uint8)
@@ -284,7 +288,7 @@ def _takes(given: Input) -> str:
 
 
 def _find_some(values: Any) -> str:
-    """Returns a value within nested lists, to say what was given."""
+    """Returns a value in nested lists, for a message about what was given."""
     while isinstance(values, list) and values:
         values = next((v for v in values if not isinstance(v, int | float)), values[0])
     return str(values)[:40]
@@ -308,7 +312,7 @@ def answer(found: Arrays, asked: Request) -> bytes:
 
 
 def _to_plain(values: np.ndarray) -> Any:
-    """Returns an array that JSON can hold; texts as a list."""
+    """Returns an array that JSON can hold; texts become a list."""
     if values.dtype.kind in "OSU":
         return _decode_texts(values.tolist())
     if values.dtype.kind == "f" and values.dtype.itemsize != 8:
@@ -328,5 +332,5 @@ def _encode_json(value: Any) -> bytes:
 
 
 def format_error(message: str) -> bytes:
-    """Returns the body of an error, as TensorFlow Serving has it."""
+    """Returns the body of an error in TensorFlow Serving's form."""
     return _encode_json({"error": message})

@@ -1,4 +1,4 @@
-"""HTTP on connections that are closed where their client does nothing."""
+"""HTTP connections that are closed if their client does nothing."""
 
 import asyncio
 
@@ -7,22 +7,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class TimeoutProtocol(H11Protocol):
-    """uvicorn's protocol, with an end to the patience for each thing that a client should do.
+    """uvicorn's protocol, with a time limit for everything that a client should do.
 
-    uvicorn waits for ever for the head of the first request, for the rest of a body that was
-    answered before its end, and for a client that does not read; a thousand such connections would
+    uvicorn waits forever for the head of the first request, for the rest of a body that was
+    answered before its end, and for a client that does not read. A thousand such connections would
     keep everybody else out.
 
     Attributes:
-        head_s: seconds until the head of a request has come, and in which some of an answer is
-            read.
-        rest_s: seconds in which the rest of a body is ignored, so that its sender sees the answer.
+        head_s: the seconds in which the head of a request must arrive, and in which a client must
+            read some of an answer.
+        rest_s: the seconds for which the rest of a body is read and ignored, so that its sender
+            sees the answer.
     """
 
     head_s = 20.0
     rest_s = 5.0
     _timer: asyncio.TimerHandle | None = None
-    _unread: float = float("inf")  # bytes of the answer, when the timer was set
+    _unread: float = float("inf")  # bytes of the answer that were unsent when the timer was set
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for the head of a request."""
@@ -30,12 +31,12 @@ class TimeoutProtocol(H11Protocol):
         self._wait(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Waits for nothing more."""
+        """Stops all timers."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Stops waiting when a head has come."""
+        """Stops waiting when the head of a request has arrived."""
         super().handle_events()
         if self._is_answering():
             self._stop_waiting()
@@ -52,7 +53,7 @@ class TimeoutProtocol(H11Protocol):
         self._wait(self.head_s)
 
     def resume_writing(self) -> None:
-        """Stops waiting for it."""
+        """Stops waiting for the client to read."""
         super().resume_writing()
         if self._is_answering():
             self._stop_waiting()
@@ -71,7 +72,7 @@ class TimeoutProtocol(H11Protocol):
             self._timer = None
 
     def _end(self) -> None:
-        """Closes the connection, unless some more of an answer was read since."""
+        """Closes the connection, unless the client has read more of an answer since."""
         unread = self.transport.get_write_buffer_size()
         if 0 < unread < self._unread:
             self._wait(self.head_s)

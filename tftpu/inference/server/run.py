@@ -18,18 +18,18 @@ from tftpu.inference.server.served import Refused, Served, check_outputs
 from tftpu.inference.server.text import Language
 
 _CONNECTIONS = 1000
-_GRACE_S = 30  # for requests that run when the process is asked to end
-_FAREWELL_S = 5  # of these, to say that a text ends
+_GRACE_S = 30  # seconds for running requests after the process was asked to end
+_FAREWELL_S = 5  # the last seconds of these, in which clients are told that their text ends
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """Returns a socket at an address, which does not listen yet; port 0 takes a free one.
 
     Raises:
-        UserError: the address is taken, or not this machine's.
+        UserError: the address is in use, or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches off the delays of small packets only where the protocol is named: 44 ms.
+    # asyncio sets TCP_NODELAY only if the protocol is named. Without it, small packets wait 44 ms.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -40,10 +40,10 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def listen(at: socket.socket) -> str:
-    """Lets clients connect, which are answered as soon as `serve` runs; returns the address.
+    """Lets clients connect and returns the address; `serve` answers them once it runs.
 
     Raises:
-        UserError: another process was faster.
+        UserError: another process has taken the address.
     """
     host, port = at.getsockname()[:2]
     try:
@@ -77,7 +77,8 @@ def warm(model: Served | Language) -> None:
 
         for _ in model.writer.write([Row([0], 1, Sampling(tokens=model.vocabulary))]):
             pass
-    # The collector would walk the libraries' objects again and again: up to 0.2 s of a request.
+    # Without freezing, the garbage collector would scan the libraries' objects again and again,
+    # which takes up to 0.2 s of a request.
     gc.collect()
     gc.freeze()
 
@@ -89,14 +90,14 @@ def serve(
     at: socket.socket,
     ready: Callable[[], None],
 ) -> None:
-    """Serves a model until SIGTERM or SIGINT; answers what runs before it ends.
+    """Serves a model until SIGTERM or SIGINT, and then answers the running requests.
 
     Args:
-        model: answers with arrays, or with text.
-        about: its name and routes.
-        limits: of requests.
+        model: the model, which answers with arrays or with text.
+        about: the model's name and routes.
+        limits: the limits of requests.
         at: the socket.
-        ready: called when requests are answered, and signals are waited for.
+        ready: a function that is called once requests are answered and signals are handled.
     """
     server = build_server(model, about, limits, ready)
     with _ends_quietly(server):
@@ -110,7 +111,7 @@ def build_server(
     ready: Callable[[], None] = lambda: None,
     protocol: type[asyncio.Protocol] = TimeoutProtocol,
 ) -> uvicorn.Server:
-    """Returns the server that `serve` runs; `protocol` speaks HTTP."""
+    """Returns the server that `serve` runs; `protocol` is its HTTP protocol."""
     app = build_application(model, about, limits)
     config = uvicorn.Config(
         app,
@@ -126,7 +127,7 @@ def build_server(
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it is ready, and ends texts before its grace is over."""
+    """A server that reports when it is ready, and ends texts before the grace period is over."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None], ready: Callable[[], None]):
         super().__init__(config)
@@ -144,9 +145,9 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _ends_quietly(server: uvicorn.Server) -> Iterator[None]:
-    """Lets signals end the server before uvicorn's handlers are set, and when it raises them again.
+    """Lets signals end the server quietly before and after uvicorn handles them.
 
-    It does so for those that ended it, once it has.
+    uvicorn raises a signal again after it has ended the server.
     """
 
     def end(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""A model as the server calls it: exported, or of a run."""
+"""A model in the form in which the server calls it: an export, or the model of a run."""
 
 import dataclasses
 import importlib
@@ -19,7 +19,7 @@ Call = Callable[[Mapping[str, np.ndarray]], Arrays]
 
 
 class Refused(Exception):  # noqa: N818 (an answer, not a failure of the server)
-    """The model cannot compute what was asked; the message says why."""
+    """The model cannot compute the request; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Served:
     """A model that answers.
 
     Attributes:
-        inputs: in order.
-        outputs: names.
-        call: returns the outputs by name for the inputs by name, both of any batch. Raises
+        inputs: the inputs in order.
+        outputs: the names of the outputs.
+        call: a function that maps inputs by name to outputs by name, for any batch size. It raises
             `Refused` for values that the model does not take.
         device: "CPU" or "GPU".
     """
@@ -41,28 +41,30 @@ class Served:
 
 
 def check_outputs(model: Served) -> None:
-    """Computes two examples; so the first request finds the model loaded, too.
+    """Computes two examples, so that the first request also finds the model loaded.
 
     Raises:
-        UserError: an output has no value for each example, or cannot be written as JSON.
+        UserError: an output does not have a value for each example, or cannot be written as JSON.
     """
     found = model.call({i.name: np.zeros((2, *i.shape), i.dtype) for i in model.inputs})
     for name, value in found.items():
         if value.shape[:1] != (2,):
             raise UserError(
-                f"The output {name!r} has the shape {list(value.shape)} for two examples: a model "
-                "is served whose outputs have a value for each."
+                f"The output {name!r} has the shape {list(value.shape)} for two examples: to be "
+                "served, a model must return one value for each example."
             )
         if value.dtype.kind not in "biufOSU":
-            raise UserError(f"The output {name!r} is of {value.dtype}, which JSON has no form of.")
+            raise UserError(
+                f"The output {name!r} has the dtype {value.dtype}, which JSON cannot represent."
+            )
 
 
 def load(path: str) -> Served:
     """Loads an exported model.
 
     Args:
-        path: a file of ONNX or the folder of a SavedModel, local or `gs://`; or a folder that
-            holds one file of ONNX.
+        path: an ONNX file or the folder of a SavedModel, local or `gs://`; or a folder with a
+            single ONNX file.
 
     Raises:
         UserError: there is no such model, or its first dimension is not a batch of any size.
@@ -76,8 +78,8 @@ def load(path: str) -> Served:
         return _load_onnx(files.join(path, names[0]))
     found = f"holds {len(names)} files of ONNX" if names else "is not a model"
     raise UserError(
-        f"{path} {found}: give a file of ONNX (.onnx), or the folder of a "
-        "SavedModel, as `tftpu export` writes them."
+        f"{path} {found}: give an ONNX file (.onnx) or the folder of a SavedModel, as `tftpu "
+        "export` writes them."
     )
 
 
@@ -93,15 +95,15 @@ def _load_onnx(path: str) -> Served:
     data = files.read(path)
     if not onnx_seal.is_intact(data):
         raise UserError(
-            f"{path} is not the file that `tftpu export` wrote: its content does not match its "
-            f"checksum. Copy or export it again; a program that changes it on purpose has to "
-            f"remove {onnx_seal.KEY!r} from its metadata."
+            f"{path} is not the file that `tftpu export` wrote, because its content does not "
+            "match its checksum. Copy or export it again. A program that changes the file on "
+            f"purpose must remove {onnx_seal.KEY!r} from its metadata."
         )
     try:
         session = onnxruntime.InferenceSession(
             data, providers=onnxruntime.get_available_providers()
         )
-    except Exception as error:  # its exceptions share no class of their own
+    except Exception as error:  # the exceptions of ONNX Runtime share no base class
         raise UserError(f"ONNX Runtime cannot load {path}: {_extract_first_line(error)}") from error
     inputs = [
         _check_input(path, value.name, value.shape, _parse_onnx_dtype(value.type))
@@ -126,7 +128,7 @@ def _load_saved_model(path: str) -> Served:
 
     try:
         signatures = tf.saved_model.load(path).signatures
-    except Exception as error:  # of a damaged graph KeyError, RuntimeError and others
+    except Exception as error:  # a damaged graph raises KeyError, RuntimeError and others
         raise UserError(f"TensorFlow cannot load {path}: {_extract_first_line(error)}") from error
     if "serving_default" not in signatures:
         raise UserError(f"The SavedModel {path} has no signature named serving_default.")
@@ -147,12 +149,12 @@ def _load_saved_model(path: str) -> Served:
 
 
 def wrap_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: Call) -> Served:
-    """Returns a model that TensorFlow computes.
+    """Returns a `Served` model that TensorFlow computes.
 
     Args:
-        inputs: in order.
-        outputs: names.
-        call: as for `Served`; raises TensorFlow's errors for values that the model does not take.
+        inputs: the inputs in order.
+        outputs: the names of the outputs.
+        call: see `Served`; raises TensorFlow's errors for values that the model does not take.
     """
     import tensorflow as tf
 
@@ -166,22 +168,24 @@ def wrap_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: C
 
 
 def _check_input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:
-    """Returns an input; its batch must be of any size, and nothing else."""
+    """Returns an input, of which only the batch may have any size."""
     first, *rest = shape or [1]
     if isinstance(first, int) or not all(isinstance(size, int) for size in rest):
         raise UserError(
             f"The input {name!r} of {path} has the shape {list(shape)}: the first dimension must "
-            "be a batch of any size, and the others fixed."
+            "be a batch of any size, and the others must be fixed."
         )
     try:
         np.dtype(dtype)
     except TypeError as error:
-        raise UserError(f"The input {name!r} of {path} is of {dtype}, not numbers.") from error
+        raise UserError(
+            f"The input {name!r} of {path} has the dtype {dtype}, which is not a number."
+        ) from error
     return Input(name, tuple(rest), dtype)
 
 
 def _parse_onnx_dtype(kind: str) -> str:
-    """Returns the dtype of "tensor(float)"."""
+    """Returns the NumPy dtype of a text such as "tensor(float)"."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return {"float": "float32", "double": "float64"}.get(name, name)
 

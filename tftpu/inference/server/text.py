@@ -1,4 +1,4 @@
-"""Texts that several requests ask for, written together."""
+"""Writes the texts of several requests together."""
 
 import asyncio
 import concurrent.futures
@@ -16,7 +16,7 @@ Chunk = list[int] | Exception | None  # None: the text has ended
 
 
 class Stopped(Exception):  # noqa: N818 (an answer, not a failure of the server)
-    """The server ends before the text does."""
+    """The server ends before the text has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Language:
     """A language model that answers with text.
 
     Attributes:
-        writer: of its tokens.
-        encode: returns the tokens of a text.
-        decoder: returns a function from the next tokens after a prompt's to their characters.
-        vocabulary: number of tokens.
+        writer: the writer of its tokens.
+        encode: a function that returns the tokens of a text.
+        decoder: returns, for a prompt, a function that maps the next tokens to their characters.
+        vocabulary: the number of tokens.
         device: "CPU" or "GPU".
     """
 
@@ -55,13 +55,13 @@ class _Text:
 class Texts:
     """Writes the texts of several requests together, in its own thread.
 
-    Those whose tokens are chosen in the same way begin together; later ones wait until these end.
+    Texts whose tokens are chosen in the same way begin together. Later texts wait until these end.
 
     Args:
-        writer: of the model.
-        most: texts that are written at once.
-        room: texts that may wait.
-        observe: is told the texts of each batch.
+        writer: the writer of the model.
+        most: the most texts that are written at once.
+        room: the most texts that may wait.
+        observe: a function that is called with the number of texts in each batch.
     """
 
     def __init__(self, writer: "Writer", most: int, room: int, observe: Callable[[int], None]):
@@ -73,11 +73,11 @@ class Texts:
 
     @property
     def waiting(self) -> int:
-        """The texts that wait, and are still wanted."""
+        """The number of texts that wait and are still wanted."""
         return sum(text.asked.wanted for text in self._queue)
 
     def submit(self, rows: "Sequence[Row]") -> list[AsyncIterator[list[int]]]:
-        """Asks for texts; returns an iterator over the parts of each.
+        """Requests texts; returns an iterator over the parts of each text.
 
         Raises:
             Busy: too many wait.
@@ -91,7 +91,7 @@ class Texts:
         return [_iterate_chunks(text) for text in texts]
 
     async def run(self) -> None:
-        """Writes what is asked for, until it is cancelled."""
+        """Writes the requested texts until it is cancelled."""
         try:
             while True:
                 await self._came.wait()
@@ -107,13 +107,13 @@ class Texts:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def stop(self) -> None:
-        """Ends all texts where they are."""
+        """Ends all texts at their present length."""
         for text in (*self._running, *self._queue):
             text.asked.wanted = False
             text.chunks.put_nowait(Stopped("the server stops"))
 
     def _pop_next(self) -> list[_Text]:
-        """Takes the longest waiting text, and others that are chosen in the same way."""
+        """Takes the longest waiting text, and others that choose tokens in the same way."""
         wanted = [text for text in self._queue if text.asked.wanted]
         choice = wanted[0].row.sampling.choice if wanted else None
         taken = [text for text in wanted if text.row.sampling.choice == choice][: self._most]
@@ -126,14 +126,15 @@ class Texts:
 
         running = dict(enumerate(texts))
         rows = [text.row for text in texts]
-        # Few numbers of rows are compiled. What fills them up is a text of one token.
+        # The number of rows is rounded up, so that few sizes are compiled. A filling row is one
+        # token.
         filling = rows[0]._replace(prompt=[0], length=1)
         rows += [filling] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
         try:
             for tokens, ended in self._writer.iterate_chunks(rows):
                 for index, text in list(running.items()):
                     put(text, tokens[index])
-                    if ended[index]:  # its answer need not wait for longer ones
+                    if ended[index]:  # a text that has ended is answered before longer ones end
                         put(running.pop(index), None)
                 if not any(text.asked.wanted for text in running.values()):
                     break
@@ -145,7 +146,7 @@ class Texts:
 
 
 async def _iterate_chunks(text: _Text) -> AsyncIterator[list[int]]:
-    """Yields the chunks of a text; whoever stops reading them ends all that was asked for."""
+    """Yields the chunks of a text. If the reader stops, all texts of its request end."""
     try:
         while True:
             part = await text.chunks.get()

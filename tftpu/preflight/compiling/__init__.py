@@ -1,1 +1,1 @@
-"""Runs the TPU compiler in their own processes, several side by side, and keeps its answers."""
+"""Runs the TPU compiler in separate processes, several in parallel, and caches its results."""

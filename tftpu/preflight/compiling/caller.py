@@ -1,4 +1,4 @@
-"""Slices side by side: a thread examines each, and one thread builds and lowers all models."""
+"""Examines slices in parallel threads, while one thread builds and lowers all models."""
 
 import queue
 import threading
@@ -41,7 +41,7 @@ class Caller:
         items: Iterable[_Item],
         stop: Callable[[], None],
     ) -> list[_T]:
-        """Returns a function's results for items, in their order; each item has a thread.
+        """Returns a function's results for items, in their order; runs each in a thread.
 
         Args:
             function: examines one item; it may call `run`.
@@ -63,7 +63,7 @@ class Caller:
                     _answer(*asked)
                 for future in waiting:
                     if future.done():
-                        future.result()  # raises what the thread raised
+                        future.result()  # raises the thread's error, if there is one
             return [future.result() for future in waiting]
         except BaseException:
             stop()

@@ -32,11 +32,11 @@ from tftpu.preflight.compiling.progress import Progress
 from tftpu.preflight.compiling.work_folder import open_work_folder
 from tftpu.tpu.slices import Slice
 
-TIME_LIMIT = 1800.0  # seconds; the largest models take minutes
+TIME_LIMIT = 1800.0  # seconds; the largest models take several minutes
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-# In the error of a kernel that exceeds a core's own memory; a smaller batch does not help there.
+# Text of the error that a kernel exceeds a core's own memory. A smaller batch does not help then.
 KERNEL_MEMORY = "memory space vmem"
-_PR_SET_PDEATHSIG = 1  # of Linux, which is all that libtpu runs on
+_PR_SET_PDEATHSIG = 1  # an option of Linux, the only system on which libtpu runs
 _CONVERTING = threading.Lock()
 
 
@@ -87,7 +87,7 @@ def compile_program(
             machine.
     """
     check_machine()
-    with _CONVERTING:  # one thread converts, the others find the result
+    with _CONVERTING:  # one thread converts the step, and the others find the result
         module = step.program if step.partitioned else _convert_step(step)
     options = options or {}
     folder = Path(find_cache_folder("preflight")) / _build_key(module, target, options)
@@ -111,7 +111,7 @@ def compile_program(
         }
         _write_json(job / "job.json", settings)
         failure, seconds = processes.run(job, target, time_limit, verbose)
-        if failure:  # a crash or a time-out is not cached, so the next call compiles again
+        if failure:  # a crash or a time-out is not cached, so that the next call compiles again
             return Compiled(failure, False, "", {}, 0.0, seconds, False, undecided=True)
         _keep(job, folder)
     return _read(folder, cached=False)
@@ -121,7 +121,7 @@ def check_machine() -> None:
     """Raises `UserError` if the TPU compiler cannot run on this machine."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UserError(
-            "The TPU compiler (libtpu) runs on x86-64 Linux only, and this is "
+            "The TPU compiler (libtpu) runs only on x86-64 Linux, but this is "
             f"{platform.system()} on {platform.machine()}: run preflight on an x86-64 Linux "
             "machine, in a container, or in Colab."
         )
@@ -141,7 +141,7 @@ def read_libtpu_version() -> str:
         raise UserError(f"libtpu, the TPU compiler, is not installed. {install()}") from None
 
 
-# In the calling process
+# Functions of the calling process
 
 
 def _convert_step(step: LoweredStep) -> bytes:
@@ -160,7 +160,7 @@ def _convert_step(step: LoweredStep) -> bytes:
 
 def _release_memory() -> None:
     """Returns freed memory to the system, which the compiler needs: glibc would keep gigabytes."""
-    with contextlib.suppress(AttributeError):  # another C library
+    with contextlib.suppress(AttributeError):  # another C library than glibc has no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -172,13 +172,13 @@ def _to_stablehlo(hlo: bytes) -> bytes:
         module = jax.ir.Module.parse(jax.xla.mlir.hlo_to_stablehlo(hlo))
         _remove_copies(module.body)
         _use_hardware_generator(module.body, jax)
-        # TensorFlow numbers its functions; a fixed name keeps the cache key the same everywhere.
+        # TensorFlow numbers its functions, which would change the cache key. A fixed name does not.
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
         return module.operation.get_asm(enable_debug_info=True).encode()
 
 
 def _explain_invalid(message: str, step: LoweredStep) -> str:
-    """Returns an error message for the user, given that of a program that is not valid."""
+    """Turns the compiler's error message for an invalid program into one for the user."""
     found = re.search(r'error: "([^"]*)": (.*)', message)
     name, problem = found.groups() if found else ("", message[:300])
     layer, op = step.find_layer_path(name), name.rsplit("/", 1)[-1]
@@ -237,7 +237,7 @@ def _build_key(module: bytes, target: Slice, options: dict[str, str]) -> str:
 
 
 def _keep(job: Path, folder: Path) -> None:
-    """Moves a compiled program to its place, where another process may have put the same one."""
+    """Moves a compiled program into the cache, where another process may have put the same one."""
     if not (folder / "result.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -248,7 +248,7 @@ def _keep(job: Path, folder: Path) -> None:
 
 
 def _read_kept(folder: Path) -> Compiled | None:
-    """Returns a program from the cache; None if it is not there, or damaged, which removes it."""
+    """Returns a program from the cache, or None; removes a damaged program."""
     if not (folder / "result.json").exists():
         return None
     try:
@@ -277,11 +277,11 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1))
 
 
-# In the compiler's process
+# Functions of the compiler's process
 
 
 def _end_with_parent() -> None:
-    """Has the system end this process when the one that waits for it is killed.
+    """Makes the system end this process when its parent is killed.
 
     A compilation takes minutes and gigabytes, and nobody would read its result.
     """
@@ -298,7 +298,7 @@ def _compile_job(job: Path) -> None:
     settings["options"] |= {"xla_dump_to": str(dumped), "xla_dump_hlo_as_text": "True"}
     try:
         executable = _compile((job / "module.mlir").read_text(), **settings)
-    except (RuntimeError, ValueError) as error:  # of libtpu; any other is a defect, and not kept
+    except (RuntimeError, ValueError) as error:  # libtpu's errors; others are not cached
         result["error"] = f"{type(error).__name__}: {error}"
     else:
         text = _read_text(executable, dumped)
@@ -315,14 +315,14 @@ def _compile_job(job: Path) -> None:
 
 
 def _read_text(executable: Any, dumped: Path) -> str:
-    """Returns the text of a compiled program, "" if it cannot be read.
+    """Returns the text of a compiled program; "" if it cannot be read.
 
     jaxlib cannot read every program of a newer libtpu, such as gathers that run on the SparseCore
     of v6e. The compiler's own dump is of the same program.
     """
     try:
         return executable.hlo_modules()[0].to_string()
-    except RuntimeError:  # JaxRuntimeError is one
+    except RuntimeError:  # libtpu raises a JaxRuntimeError, which is a RuntimeError
         return next((p.read_text() for p in dumped.glob("*.after_codegen.txt")), "")
 
 
@@ -341,7 +341,7 @@ def _compile(
     if chip_config:
         given["chip_config_name"] = chip_config
     described = jax.topologies.get_topology_desc(platform="tpu", topology_name=topology, **given)
-    # Devices know of slices only where there are several.
+    # Devices have a slice index only if there are several slices.
     found = sorted(described.devices, key=lambda d: (getattr(d, "slice_index", 0), d.id))
     replicas, partitions = (1, len(found)) if partitioned else (len(found), 1)
     settings = jax.xla.CompileOptions()

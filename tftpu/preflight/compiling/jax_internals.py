@@ -31,14 +31,14 @@ def load_internals() -> Internals:
     try:
         from jax._src.interpreters import mlir
 
-        # The type checker objects to private names, and finds no types of `_jax`.
+        # The type checker reports private names, and finds no types for `_jax`.
         from jax._src.lib import tpu, xla_client  # pyright: ignore[reportPrivateImportUsage]
         from jax.experimental import topologies
         from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
         from jaxlib.mlir import ir
         from jaxlib.mlir.dialects import stablehlo
 
-        # Raises AttributeError if one of them is gone.
+        # Raises AttributeError if one of these names is missing.
         _ = _jax.mlir.hlo_to_stablehlo, _jax.CompileOptions, _jax.DeviceList
         _ = stablehlo.RngBitGeneratorOp, stablehlo.slice, mlir.make_ir_context, tpu.register_dialect
     except (ImportError, AttributeError) as error:
@@ -49,7 +49,7 @@ def load_internals() -> Internals:
                 f"jax, which drives the TPU compiler, is not installed. {install()}"
             ) from None
         raise UserError(
-            f"Preflight does not support {found} ({error}); it was tried with "
+            f"Preflight does not support {found} ({error}); it was tested with "
             f"{' and '.join(f'{k} {v}' for k, v in _TRIED.items())}. {install()}"
         ) from error
     return Internals(ir, stablehlo, mlir, _jax, topologies, xla_client, tpu)

@@ -1,4 +1,4 @@
-"""The compiler's processes: side by side as far as memory and cores allow, each with its limit."""
+"""The compiler's processes: as many as memory and cores allow, each with a time limit."""
 
 import contextlib
 import os
@@ -17,8 +17,9 @@ from tftpu.preflight.compiling.caller import StoppedError
 from tftpu.preflight.compiling.progress import Progress
 from tftpu.tpu.slices import Slice
 
-# Bytes of memory that a compiler needs: at its start, and for each byte of the program's text.
-# Peaks: 0.6 GB for 1.3 MB of text (python_gpt), 2.0 for 2.9 (ResNet-50), 2.9 for 5.1 (BERT base).
+# Bytes of memory that a compiler needs at its start, and for each byte of the program's text.
+# Measured peaks: 0.6 GB for 1.3 MB of text (python_gpt), 2.0 GB for 2.9 MB (ResNet-50), 2.9 GB for
+# 5.1 MB (BERT base).
 _AT_START, _PER_BYTE = 0.3e9, 600
 _TOO_LONG = (
     "The TPU compiler had not finished after {:.0f} s and was stopped: raise time_limit, or try a "
@@ -28,8 +29,8 @@ _HANGS = (
     "The TPU compiler used no processor time for {:.0f} s and was stopped: try again, and with "
     "--verbose if that repeats."
 )
-_IDLE = 600.0  # seconds without processor time after which a compiler hangs
-_LOOK = 1.0  # seconds between two looks at it
+_IDLE = 600.0  # seconds without processor time after which a compiler counts as hanging
+_LOOK = 1.0  # seconds between two checks of a compiler
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -43,7 +44,8 @@ class Processes:
     def __init__(self, progress: Progress):
         self.progress = progress
         self._changed = threading.Condition()
-        self._running: dict[subprocess.Popen, float] = {}  # with the bytes that each may need
+        # For each process, the bytes that it may need.
+        self._running: dict[subprocess.Popen, float] = {}
         self._stopped = False
 
     def run(self, job: Path, target: Slice, time_limit: float, verbose: bool) -> tuple[str, float]:
@@ -76,7 +78,7 @@ class Processes:
         return _explain_failure(process.returncode, job / "stderr.txt"), phase.seconds
 
     def stop(self) -> None:
-        """Ends all processes; no other is started."""
+        """Ends all processes, and starts no more."""
         with self._changed:
             self._stopped = True
             for process in self._running:
@@ -87,20 +89,21 @@ class Processes:
     def _running_compiler(
         self, job: Path, target: Slice, verbose: bool, log: IO[bytes]
     ) -> Iterator[subprocess.Popen]:
-        """Yields a compiler's process, started when there is room; it has ended after the block."""
+        """Starts a compiler's process as soon as memory allows, and ends it after the block."""
         need = _AT_START + _PER_BYTE * (job / "module.mlir").stat().st_size
         command = [sys.executable, "-P", "-m", "tftpu.preflight.compiling.compiler", str(job)]
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "TPU_SKIP_MDS_QUERY": "1",  # otherwise libtpu waits for a cloud's metadata server
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise one process per machine may use libtpu
+            "TPU_SKIP_MDS_QUERY": "1",  # without it, libtpu waits for a cloud's metadata server
+            # Without it, only one process of a machine may use libtpu.
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
             "TPU_ACCELERATOR_TYPE": target.single.name,
             "TPU_WORKER_HOSTNAMES": "localhost",
         }
         with self._changed:
             while not self._has_room(need):
-                self._changed.wait(1.0)  # other programs use memory, too
+                self._changed.wait(1.0)  # looks again, because other programs use memory, too
             if self._stopped:
                 raise StoppedError
             process = subprocess.Popen(
@@ -117,7 +120,7 @@ class Processes:
                 self._changed.notify_all()
 
     def _has_room(self, need: float) -> bool:
-        """Returns whether a process need not wait: the first never does, nor any after `stop`."""
+        """Returns whether a process can start; true for the first, and for any after `stop`."""
         if not self._running or self._stopped:
             return True
         growing = sum(max(0.0, most - _read_memory(p)) for p, most in self._running.items())
@@ -126,7 +129,7 @@ class Processes:
 
 
 def _wait_for_end(process: subprocess.Popen, time_limit: float) -> str:
-    """Waits for the end of a process; returns why it did not come, "" if it did.
+    """Waits for a process to end; returns why it did not, or "".
 
     The limit counts processor time, so that a busy machine stops no compiler that gets on.
     """
@@ -147,7 +150,8 @@ def _wait_for_end(process: subprocess.Popen, time_limit: float) -> str:
 def measure_available_memory() -> float:
     """Returns the bytes of memory that are free for this process, in a container too."""
     available = float(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or no limit: "max"
+    # There is no cgroup of version 2, or its limit is "max".
+    with contextlib.suppress(OSError, ValueError):
         limit, used = (
             int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
         )

@@ -12,13 +12,14 @@ import psutil
 
 from tftpu.amounts import format_size
 
-_EVERY = 0.5  # seconds between two looks
-_FIRST, _SECOND = 1.0, 30.0  # a phase gets its plain lines after these seconds, then at doubles
+_EVERY = 0.5  # seconds between two checks
+# Seconds after which a phase prints a line; then each time that its duration has doubled.
+_FIRST, _SECOND = 1.0, 30.0
 
 
 @dataclasses.dataclass
 class Phase:
-    """Something that takes time.
+    """A phase of a check that takes time.
 
     Attributes:
         text: what is being done, such as "compiling v5e-8".
@@ -68,7 +69,7 @@ class Progress:
     def show_phase(
         self, text: str, process: int | None = None, limit: float | None = None
     ) -> Iterator[Phase]:
-        """Shows a phase within the block; its text may be set while it runs.
+        """Shows a phase within the block, which may change its text.
 
         Args:
             text, process, limit: as in `Phase`.

@@ -12,7 +12,7 @@ from pathlib import Path
 from tftpu.errors import UserError
 
 _PREFIX = "compiling-"
-_SETTLED = 3600.0  # seconds; a younger folder may belong to a process that has not locked it yet
+_SETTLED = 3600.0  # seconds; the process that made a younger folder may not have locked it yet
 
 
 @contextlib.contextmanager
@@ -31,14 +31,15 @@ def open_work_folder(parent: Path) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"The folder for compiled programs, {parent}, cannot be made ({error.strerror}): set "
-            "TFTPU_CACHE to a folder that can be written."
+            f"The folder for compiled programs, {parent}, cannot be created ({error.strerror}): "
+            "set TFTPU_CACHE to a folder that can be written."
         ) from error
     remove_abandoned(parent)
     with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder:
         handle = os.open(folder, os.O_RDONLY)
         try:
-            with contextlib.suppress(OSError):  # a file system without locks: nobody can remove it
+            # Without file locks, no process can remove the folder.
+            with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield Path(folder)
         finally:
@@ -48,7 +49,8 @@ def open_work_folder(parent: Path) -> Iterator[Path]:
 def remove_abandoned(parent: Path) -> None:
     """Removes the folders that no living process has locked, except those of the last hour."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # locked; or another process has just removed it
+        # The folder is locked, or another process has just removed it.
+        with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > _SETTLED:
                 _remove(folder)
 

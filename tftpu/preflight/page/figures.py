@@ -1,4 +1,4 @@
-"""The plots of a page: memory, bars of time, roofline. Each is drawn for the width it gets."""
+"""The plots of a page: memory, bars of time, and roofline, each for a given width."""
 
 import math
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from tftpu.preflight.page.svg import (
 from tftpu.preflight.plots import MemoryCurve, RooflinePoint
 from tftpu.tpu.slices import Slice
 
-NARROW = 440  # width below which a plot is drawn for a phone
-_ROW, _BAR = 24, 14  # heights in a plot of bars
+NARROW = 440  # plots that are narrower are drawn for a phone
+_ROW, _BAR = 24, 14  # height of a row and of its bar, in a plot of bars
 _LEFT, _RIGHT, _TOP, _BOTTOM = 92, 30, 30, 42  # margins of a plot with axes
-_LABEL = 60  # width of a number under an axis
+_LABEL = 60  # width of a number below an axis
 
 
 class Segment(NamedTuple):
@@ -59,11 +59,11 @@ def draw_bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
 
     Args:
         name: an identifier, unique on the page.
-        title: of the plot.
+        title: the title of the plot.
         rows: the bars.
-        width: of the plot.
+        width: the width of the plot.
     """
-    narrow = width < NARROW  # names are above the bars then
+    narrow = width < NARROW  # on a phone, names are above the bars
     pitch = _ROW + (16 if narrow else 0)
     figure = CHARACTER * max((len(row.shown) for row in rows), default=0) + 8
     names = (
@@ -104,7 +104,7 @@ def draw_memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int
         curve: what to draw.
         code: bytes of the program, part of `curve.base`.
         limit: bytes that a program may use; a line if it is near.
-        width: of the plot.
+        width: the width of the plot.
     """
     height = 300
     top = max(curve.bytes)
@@ -166,10 +166,11 @@ def draw_roofline(
         points: the instructions.
         step_ms: time of the step.
         target: the slice.
-        width: of the plot.
+        width: the width of the plot.
     """
     height = 320
-    frame = _Frame(width, height, right=58)  # a column for what moves no bytes
+    # The right margin is a column for instructions that move no bytes.
+    frame = _Frame(width, height, right=58)
     ridge = target.flops_per_s / target.bytes_per_s
     moving = [p.flops / p.hbm_bytes for p in points if p.hbm_bytes]
     rates = [p.flops / p.ms * 1e3 for p in points]
@@ -255,7 +256,7 @@ class _Frame:
 
 
 def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
-    """Returns what a pointer over each place of a memory curve finds."""
+    """Returns the texts for a pointer over the places of a memory curve."""
     width, count = frame.width / len(curve.bytes), len(curve.bytes)
     found = []
     for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):
@@ -267,7 +268,7 @@ def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
 
 
 def _describe_point(point: RooflinePoint, rate: float, step_ms: float) -> str:
-    """Returns what a pointer over a point of a roofline shows."""
+    """Returns the text for a pointer over a point of a roofline."""
     share = f"{format_duration(point.ms / 1e3)}, {point.ms / step_ms:.1%} of the step"
     hover = f"{point.layer} ({point.name}, {point.kind}): {share}; "
     hover += format_quantity(rate, "FLOP/s")
@@ -282,7 +283,7 @@ def _draw_band(frame: _Frame, bottom: float, top: float, style: str, hover: str)
 
 
 def _draw_loop(frame: _Frame, first: float, last: float, times: int | None) -> str:
-    """Returns the place of a loop, with the number of its iterations where there is room."""
+    """Draws a loop, with the number of its iterations if there is room."""
     shown = "loop" if times is None else f"× {times:,}"  # noqa: RUF001 (a multiplication sign)
     box = {"x": first, "y": frame.top, "width": last - first}
     parts = [

@@ -15,9 +15,9 @@ from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.tpu.slices import parse_slice
 
 MAX_BARS = 15
-_WORTH = 0.001  # of the peak: an array that is smaller is not worth a row
-_WIDTHS = (("wider", 860), ("narrow", 360))  # classes, and the widths of their plots
-# Nothing may be loaded, whatever a name in the report contains.
+_WORTH = 0.001  # share of the peak; a smaller array is not worth a row
+_WIDTHS = (("wider", 860), ("narrow", 360))  # CSS classes, and the widths of their plots
+# The page may load nothing, whatever names in the report contain.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Rows = Iterable[Sequence[str]]
@@ -62,7 +62,8 @@ def _build_overview(report: Report) -> str:
     if not rows:
         return ""
     names = ["slice", "", *(name for name in rows[0] if name not in ("slice", ""))]
-    shown = [name or "verdict" for name in names]  # before what a phone has no room for
+    # The verdict comes before columns that a phone has no room for.
+    shown = [name or "verdict" for name in names]
     cells = [[row[name] or "fits" for name in names] for row in rows]
     return _build_table(shown, cells, "All slices", left=("slice", "verdict", "bound"))
 
@@ -71,7 +72,7 @@ def _slice(item: SliceReport, name: str) -> str:
     parts = [build_element("h2", format_text(item.slice))]
     if item.compiles and item.fits:
         parts.append(_build_summary(item))
-    else:  # as in the terminal
+    else:  # the same lines as in the terminal
         lines = [str(line).strip() for line in table.build_details(item, explain=False)[2:]]
         text = [build_element("p", format_text(line)) for line in lines if line]
         if not item.compiles:
@@ -274,14 +275,14 @@ def _build_findings(item: SliceReport) -> str:
 
 
 def _draw_twice(draw: Callable[[int, str], str], name: str) -> str:
-    """Returns a plot twice: for a screen, and for a phone; the style shows one of them."""
+    """Draws a plot for a screen and for a phone; the style shows one of the two."""
     return "".join(
         build_element("div", draw(width, f"{name}-{kind}"), class_=kind) for kind, width in _WIDTHS
     )
 
 
 def _build_legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Returns what the colours mean."""
+    """Returns the legend of the colours."""
     items = []
     for style, text in entries:
         box = build_element("rect", width=10, height=10, class_=style)

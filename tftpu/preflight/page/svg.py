@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tftpu.amounts import SIZES, format_size
 
-CHARACTER = 7.7  # width of a character in a plot, in a font that runs wide
+CHARACTER = 7.7  # width of a character in a plot, for a wide font
 
 
 def build_element(tag: str, *content: str, **attributes: object) -> str:
@@ -16,8 +16,8 @@ def build_element(tag: str, *content: str, **attributes: object) -> str:
     Args:
         tag: its name.
         content: elements inside; text among them has to be escaped, as `format_text` does.
-        attributes: by name; "_" stands for "-", and one at the end is left out, as in `class_`.
-            Their values are escaped here; floats are rounded.
+        attributes: the attributes by name; "_" stands for "-", and one at the end is left out, as
+            in `class_`. Their values are escaped here; floats are rounded.
     """
     written = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{html.escape(_format_short(value))}"'
@@ -37,18 +37,18 @@ def draw_label(content: str, x: float, y: float, class_: str = "", **attributes:
 
 
 def build_hover(content: str) -> str:
-    """Returns what a browser shows when the pointer is over the element around it."""
+    """Returns the text that a browser shows for a pointer over the surrounding element."""
     return build_element("title", format_text(content))
 
 
 def plot(
     name: str, title: str, description: str, width: float, height: float, *content: str
 ) -> str:
-    """Returns a plot that is as wide as its place on the page.
+    """Returns a plot that fills the width of its place on the page.
 
     Args:
         name: an identifier, unique on the page.
-        title: of the plot, for screen readers.
+        title: the title of the plot, for screen readers.
         description: what the plot shows, for screen readers.
         width, height: of its own units.
         content: its elements.
@@ -70,7 +70,7 @@ def format_path(points: list[tuple[float, float]], closed: bool = False) -> str:
 
 
 def clip_name(name: str, width: float) -> str:
-    """Returns a name that fits a width; the end of a longer one says more than its start."""
+    """Returns a name that fits a width; keeps the end of a longer name."""
     room = max(4, int(width / CHARACTER))
     return name if len(name) <= room else "…" + name[1 - room :]
 

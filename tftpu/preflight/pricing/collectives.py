@@ -1,4 +1,4 @@
-"""Collectives: the time of one on a slice, and the part of it that other work hides.
+"""Estimates the time of a collective on a slice, and the part of it that other work hides.
 
 An asynchronous collective starts at one instruction and ends at another, and the instructions
 between them run meanwhile. The TPU compiler writes it either as a pair such as `all-gather-start`
@@ -16,15 +16,15 @@ import re
 from tftpu.preflight.program.hlo import Computation, Instruction
 from tftpu.tpu.slices import Slice
 
-HOP_SECONDS = 1e-6  # latency between neighbouring chips
-NETWORK_SECONDS = 1e-4  # latency of an exchange between hosts
+HOP_SECONDS = 1e-6  # latency between neighbouring chips, in seconds
+NETWORK_SECONDS = 1e-4  # latency of an exchange between hosts, in seconds
 
 _OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# The compiler writes which algorithm it chose; these go round one ring, whatever the torus has.
+# The compiler writes which algorithm it chose. These two use a single ring, whatever the torus has.
 _SINGLE_RING = re.compile(r'"emitter":"1DAllGather|"strategy":"StrategyRing"')
 _BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _RENDEZVOUS = r'_xla_host_transfer_rendezvous="([^"]*)"'
-Within = list[tuple[Instruction, Computation]]  # an instruction and those it fuses
+Within = list[tuple[Instruction, Computation]]  # an instruction and the instructions that it fuses
 
 
 def is_collective(instruction: Instruction) -> bool:
@@ -40,7 +40,7 @@ def is_between_slices(instruction: Instruction) -> bool:
 
 
 def find_key(instruction: Instruction, within: Within) -> str:
-    """Returns what tells an instruction's collective from others: its channel, or its name."""
+    """Returns the key of an instruction's collective: its channel, or its name."""
     for inside, computation in within:
         if inside is instruction and is_between_slices(instruction):
             named = computation[inside.operands[0]] if inside.opcode == "recv-done" else inside
@@ -53,7 +53,8 @@ def find_key(instruction: Instruction, within: Within) -> str:
 
 def is_start(instruction: Instruction, within: Within) -> bool:
     """Returns whether an instruction starts an asynchronous collective."""
-    opcodes = ("-start", "async-update", "send")  # an update that begins it: see `asynchronous`
+    # An async-update that begins the work; `program.asynchronous` explains it.
+    opcodes = ("-start", "async-update", "send")
     return instruction.opcode.endswith(opcodes) or _is_calling(within, "AsyncCollectiveStart")
 
 
@@ -106,14 +107,14 @@ def count_sent_bytes(instruction: Instruction, computation: Computation, target:
 
 
 def _measure_size(instruction: Instruction, computation: Computation) -> int:
-    """Returns the bytes of the array that a collective makes or takes, the larger of the two."""
+    """Returns the bytes of a collective's input or output, whichever is larger."""
     if instruction.opcode == "send":
         return instruction.shape[0].bytes
     known = [computation[name] for name in instruction.operands if name in computation]
     operands = sum(tensor.bytes for operand in known for tensor in operand.shape)
     results = sum(tensor.bytes for tensor in instruction.shape)
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        results -= operands  # they return their operands, too
+        results -= operands  # these instructions return their operands as well
     return max(results, operands)
 
 
@@ -142,7 +143,7 @@ def estimate_all_reduce(size: int, target: Slice, chips: int, links: int) -> flo
 
 
 def _estimate_between_slices(size: int, target: Slice) -> float:
-    """Returns the time of an all-reduce of what each device holds, over the network.
+    """Returns the time of an all-reduce of each device's array over the network.
 
     2 (n - 1) / n of the bytes leave each of n slices, which share the bandwidth of their hosts
     between their devices.
@@ -171,7 +172,7 @@ def group_size(instruction: Instruction) -> int | None:
 
 
 class Timeline:
-    """The time while a computation runs once: its instructions, and the exchange beside them.
+    """The timeline of one run of a computation: its instructions, and the concurrent exchange.
 
     Exchanges over one link take turns, in the order in which they start. There are the links of a
     slice, the network between slices, and the way to the host.
@@ -179,11 +180,12 @@ class Timeline:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._free: dict[str, float] = collections.defaultdict(float)  # by link
+        # For each link, the time from which it is free.
+        self._free: dict[str, float] = collections.defaultdict(float)
         self._ends: dict[str, float] = {}
 
     def run(self, seconds: float) -> None:
-        """Lets an instruction run."""
+        """Runs an instruction."""
         self._now += seconds
 
     def start(self, key: str, seconds: float, link: str = "slice") -> None:
@@ -192,13 +194,13 @@ class Timeline:
         Args:
             key: tells it from others.
             seconds: its time.
-            link: that carries it.
+            link: the link that carries it.
         """
         free = max(self._free[link], self._now) + seconds
         self._free[link] = self._ends[key] = free
 
     def is_running(self, key: str) -> bool:
-        """Returns whether a collective has been started, and nothing has waited for it yet."""
+        """Returns whether a collective has been started and not yet waited for."""
         return key in self._ends
 
     def wait(self, key: str) -> float:

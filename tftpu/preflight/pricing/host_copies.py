@@ -7,7 +7,7 @@ tells the memory of the host from others by the number 5.
 from tftpu.preflight.program.hlo import COPIES, Computation, Instruction, Tensor
 from tftpu.tpu.slices import Slice
 
-LINK = "host"  # one at a time: see `collectives.Timeline`
+LINK = "host"  # the link does one copy at a time: see `collectives.Timeline`
 _STARTS = (*COPIES, "async-start")
 
 
@@ -26,14 +26,14 @@ def is_end(instruction: Instruction, computation: Computation) -> bool:
 
 
 def estimate_seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
-    """Returns the time of a copy: that of its bytes over a device's share of the chip's PCIe link.
+    """Returns the time of a copy over the device's share of the chip's PCIe link.
 
     Args:
         instruction: what starts it.
         computation: the one that contains it.
         target: the slice.
     """
-    # Of a part that is read or written, the whole array is an operand, too.
+    # If a part of an array is copied, the whole array is an operand, too.
     sizes = [t.bytes for t in _list_arrays(instruction, computation) if t.dims]
     generation = target.generation
     return min(sizes) / (generation.host_gbps / generation.cores * 1e9)

@@ -18,10 +18,10 @@ from tftpu.preflight.program.hlo import COPIES, FREE, Computation, Instruction, 
 from tftpu.preflight.program.kernels import count_kernel_flops
 from tftpu.tpu.slices import Slice
 
-# Of a convolution of one channel each, or of the gradient of its kernel.
+# Matches a convolution with groups of channels, or the gradient of its kernel.
 _GROUPS = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d")
 _REST = "(rest of the step)"
-_SPARSE_CORE = "sparse core"  # does one thing at a time: see `collectives.Timeline`
+_SPARSE_CORE = "sparse core"  # it does one thing at a time: see `collectives.Timeline`
 _RUN = ("fusion", "async-start", "call", "custom-call")
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 
@@ -31,13 +31,13 @@ class Priced:
     """The cost of an instruction, summed over its runs in a step.
 
     Attributes:
-        name: name of the instruction.
-        kind: of its work.
+        name: the name of the instruction.
+        kind: the kind of its work.
         layer: the Keras layer that it belongs to, or a part of the step in parentheses.
         op_name: the op that it came from.
-        times: runs per step.
-        seconds: predicted time.
-        cycles: the compiler's estimate, 0 if it makes none.
+        times: the number of runs per step.
+        seconds: the predicted time.
+        cycles: the compiler's estimate in cycles; 0 if there is none.
         flops: FLOPs of dots and convolutions.
         hbm_bytes: bytes read from and written to HBM.
         overlaps: whether it is an asynchronous copy that overlaps with other instructions.
@@ -56,7 +56,7 @@ class Priced:
 
 
 def is_free(module: Module, instruction: Instruction, computation: Computation) -> bool:
-    """Returns whether an instruction takes no time, nor waits for anything."""
+    """Returns whether an instruction takes no time and waits for nothing."""
     if instruction.opcode in FREE:
         return True
     start = find_start(instruction, computation)
@@ -83,7 +83,7 @@ class Pricing:
 
     def __init__(self, module: Module, step: LoweredStep, target: Slice):
         self._module, self._step, self._target = module, step, target
-        self.silent: set[str] = set()  # layers of kernels that say nothing of their work
+        self.silent: set[str] = set()  # layers whose kernels do not state their work
         self._timelines: dict[int, Timeline] = collections.defaultdict(Timeline)
 
     def price(self, instruction: Instruction, times: int, computation: Computation) -> Priced:
@@ -162,7 +162,7 @@ class Pricing:
         work: float,
         timeline: Timeline,
     ) -> tuple[Kind, float]:
-        """Returns the kind and the seconds of an instruction with a collective, and other work."""
+        """Returns the kind and the seconds of an instruction with a collective and other work."""
         key = find_key(instruction, within)
         if collectives.is_end(instruction, within):
             return "collective", timeline.wait(key)
@@ -172,10 +172,10 @@ class Pricing:
             timeline.start(key, seconds, "network" if between else "slice")
             timeline.run(work)
             return kind if work else "collective", work
-        if timeline.is_running(key):  # the work of others, while the collective carries on
+        if timeline.is_running(key):  # other instructions work while the collective continues
             timeline.run(work)
             return kind, work
-        # In a fused all-reduce each device keeps one part of the sum: a reduce-scatter.
+        # A fused all-reduce is a reduce-scatter: each device keeps one part of the sum.
         seconds /= 2 if instruction.opcode == "fusion" else 1
         timeline.run(seconds + work)
         return "collective", seconds + work
@@ -184,7 +184,7 @@ class Pricing:
 def _choose_kind(
     instruction: Instruction, within: collectives.Within, on_sparse_core: bool
 ) -> Kind:
-    """Returns the kind of an instruction, given all that it runs."""
+    """Returns the kind of an instruction from all the instructions that it runs."""
     if instruction.opcode == "custom-call":
         is_kernel = 'custom_call_target="tpu_custom_call"' in instruction.rest
         return "kernel" if is_kernel else "custom call"
@@ -220,7 +220,7 @@ def find_layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> s
 def list_within(
     module: Module, instruction: Instruction, computation: Computation
 ) -> list[tuple[Instruction, Computation]]:
-    """Returns an instruction, and those it fuses, begins or waits for, with their computations."""
+    """Returns an instruction and those that it fuses, starts or awaits, with their computations."""
     found = [(instruction, computation)]
     start = find_start(instruction, computation)
     if start is not None and start is not instruction:

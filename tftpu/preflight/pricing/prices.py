@@ -28,7 +28,7 @@ Kind = Literal[
 ]
 # fmt: on
 
-PRODUCT = 0.5  # share of the peak from which on an instruction takes what the compiler estimates
+PRODUCT = 0.5  # share of the peak from which the compiler's estimate for an instruction is used
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Prices:
         """Returns the time of an instruction that exchanges nothing with other devices.
 
         Args:
-            kind: of the instruction, a `Kind`.
+            kind: the kind of the instruction, a `Kind`.
             estimate: the compiler's, in seconds; None if it makes none.
             products: FLOPs over the peak, in seconds.
             traffic: bytes over the nominal bandwidth, in seconds.
@@ -73,7 +73,7 @@ PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5)
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """The published runs that the predictions for a generation rest on.
+    """The published runs on which the predictions for a generation are based.
 
     Attributes:
         runs: number of runs.

@@ -1,4 +1,4 @@
-"""Work that runs beside the instructions that follow it: what an `async-start` begins.
+"""Asynchronous work: an `async-start` starts it, and later instructions run beside it.
 
 The compiler writes such work as a chain: an `async-start`, any number of `async-update`, and an
 `async-done`. The work begins with the instruction that has its operands: the start, or the first
@@ -11,14 +11,14 @@ _CALLERS = ("async-start", "call", "custom-call")
 
 
 def find_start(instruction: Instruction, computation: Computation) -> Instruction | None:
-    """Returns the `async-start` of the chain that an instruction belongs to, None for others."""
+    """Returns the `async-start` of an instruction's chain; None if it belongs to no chain."""
     while instruction.opcode in ("async-update", "async-done"):
         instruction = computation[instruction.operands[0]]
     return instruction if instruction.opcode == "async-start" else None
 
 
 def is_beginning(instruction: Instruction, computation: Computation) -> bool:
-    """Returns whether the work of a chain begins with this instruction of it."""
+    """Returns whether the work of a chain starts with this instruction."""
     if instruction.opcode == "async-update":
         before = computation[instruction.operands[0]]
         return before.opcode == "async-start" and not before.operands
@@ -45,7 +45,7 @@ def count_asynchronous_bytes(
 
 
 def _count_called_bytes(module: Module, caller: Instruction) -> int:
-    """Returns the bytes that the computations which an instruction calls move."""
+    """Returns the bytes that are moved by the computations that an instruction calls."""
     moved = 0
     for name in caller.called:
         body = module.computations[name]

@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Iterator
 
-# Copies that overlap with other instructions; their results are read by a matching "…-done".
+# Copies that overlap with other instructions. A matching "…-done" reads their results.
 COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
-FREE = {  # opcodes of what takes no time
+FREE = {  # opcodes of instructions that take no time
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "domain", "recv"),
 }
 
-_UNKNOWN = (1 << 63) - 1  # cycles of what does not run on the TensorCore
+_UNKNOWN = (1 << 63) - 1  # cycles stated for an instruction that does not run on the TensorCore
 _READ_IN_PART = ("dynamic-slice", "gather", "slice")
 _SAME_PLACE = ("bitcast", "convert", "copy", "reshape")
 _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8, "c128": 16, "token": 0}
@@ -116,13 +116,13 @@ class Instruction:
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's estimate; None if it makes none."""
+        """The compiler's estimate; None if there is none."""
         found = int(self.match_attribute(r'"estimated_cycles":"(\d+)"') or _UNKNOWN)
         return found if found < _UNKNOWN else None
 
     @property
     def called(self) -> list[str]:
-        """Names of the computations it runs: the body of a fusion or loop, branches."""
+        """The names of the computations that it runs: the body of a fusion or loop, branches."""
         found = re.findall(_CALLED, self.rest)
         several = self.match_attribute(r"(?:branch|called)_computations=\{([^}]*)\}")
         return found + re.findall(r"[\w.-]+", several)
@@ -166,7 +166,7 @@ class Module:
         self._set_loops()
 
     def _set_loops(self) -> None:
-        """Tells the instructions of loops which loop they are in."""
+        """Sets the loop of each instruction that is in a loop."""
         for computation in self.computations.values():
             for loop in computation.values():
                 for name in loop.called if loop.opcode == "while" else ():
@@ -197,7 +197,7 @@ class Module:
 
 
 def _iterate_lines(text: str) -> Iterator[str]:
-    """Yields the lines of a program, each with those that carry an attribute of it on.
+    """Yields the lines of a program, each joined with its continuation lines.
 
     What is written into an attribute, such as the metadata of a kernel, may have its own lines.
     """
@@ -214,7 +214,7 @@ def _iterate_lines(text: str) -> Iterator[str]:
 def _split_operands(text: str) -> tuple[str, str]:
     """Returns the operands, up to their closing parenthesis, and what follows them."""
     end, depth = text.index(")"), 0
-    while text.count("(", 0, end) > depth:  # those of a tuple's type, or of a layout
+    while text.count("(", 0, end) > depth:  # skips the parentheses of a tuple's type or of a layout
         depth += 1
         end = text.index(")", end + 1)
     return text[:end], text[end + 1 :]
@@ -272,7 +272,7 @@ def _count_copied_bytes(instruction: Instruction) -> int:
 
 
 def _count_updated_bytes(instruction: Instruction, computation: Computation) -> int:
-    """Returns the bytes of an update in place: tiles that it changes in part are read as well."""
+    """Returns the bytes of an update in place, including reads of partly changed tiles."""
     array, update = instruction.shape[0], computation[instruction.operands[1]].shape[0]
     read = update.padded_bytes if update.in_hbm else 0
     tiles = dataclasses.replace(array, dims=update.dims).padded_bytes if array.in_hbm else 0
@@ -280,21 +280,21 @@ def _count_updated_bytes(instruction: Instruction, computation: Computation) -> 
 
 
 def _find_fused(module: Module, instruction: Instruction) -> Computation:
-    """Returns the body of a fusion, empty for other instructions."""
+    """Returns the body of a fusion; empty for other instructions."""
     if instruction.opcode == "fusion" and instruction.called:
         return module.computations[instruction.called[0]]
     return {}
 
 
 def _count_part_read(module: Module, inner: Computation, name: str) -> int | None:
-    """Returns the bytes that a fusion's body reads of one of its values, None if it reads all."""
+    """Returns the bytes that a fusion's body reads of one value; None if it reads all of it."""
     users = [i for i in inner.values() if name in i.operands]
     parts = []
     for user in users:
         nested = _find_fused(module, user)
         if user.opcode in _READ_IN_PART and user.operands[0] == name:
             parts.append(user.shape[0].bytes)
-        elif user.opcode in _SAME_PLACE:  # computed for the part alone, of elements of another size
+        elif user.opcode in _SAME_PLACE:  # only the part is computed, from elements of another size
             part = _count_part_read(module, inner, user.name)
             ratio = inner[name].shape[0].item / user.shape[0].item
             parts.append(None if part is None else math.ceil(part * ratio))
@@ -312,11 +312,12 @@ def _count_part_read(module: Module, inner: Computation, name: str) -> int | Non
 
 
 def _count_written_bytes(module: Module, inner: Computation, instruction: Instruction) -> int:
-    """Returns the bytes that an instruction, with this body if it is a fusion, writes to HBM."""
+    """Returns the bytes that an instruction, or a fusion with this body, writes to HBM."""
     roots = [i for i in inner.values() if i.root]
     if roots and roots[0].opcode == "tuple":
         roots = [inner[name] for name in roots[0].operands]
-    if len(roots) != len(instruction.shape):  # one result is a tuple, as that of a collective
+    # One result is itself a tuple, as a collective's can be.
+    if len(roots) != len(instruction.shape):
         roots = []
     written = 0
     for place, tensor in enumerate(instruction.shape):
@@ -327,7 +328,7 @@ def _count_written_bytes(module: Module, inner: Computation, instruction: Instru
 
 
 def _update(module: Module, inner: Computation, result: Instruction) -> int | None:
-    """Returns the bytes that a result of a fusion updates in place, None if it is all new."""
+    """Returns the bytes that a fusion's result updates in place; None if all of it is new."""
     while result.opcode in _SAME_PLACE:
         result = inner[result.operands[0]]
     if result.opcode == "dynamic-update-slice":
@@ -376,7 +377,7 @@ def _count_convolution_macs(
 def _count_positions(
     out: int, n: int, size: int, stride: int, pad: int, spread: int, step: int
 ) -> int:
-    """Returns how many (output, kernel) positions along an axis meet an element, not padding."""
+    """Returns how many (output, kernel) positions along an axis do not meet padding."""
     last = (n - 1) * spread
     return sum(
         0 <= at <= last and at % spread == 0

@@ -1,4 +1,4 @@
-"""The work of a Pallas kernel, counted in its own code: what calls it often does not say.
+"""Counts the work of a Pallas kernel in its own code, because its caller often omits it.
 
 A call of a kernel carries the code that a core runs at each point of the kernel's grid, in MLIR.
 """
@@ -13,16 +13,17 @@ from typing import Any
 from tftpu.preflight.compiling.jax_internals import load_internals
 from tftpu.preflight.program.hlo import Instruction
 
-_CONTRACTED = re.compile(r"dot_dimension_numbers<\[([\d, ]*)\]")  # of the left operand
+# The contracted dimensions of the left operand.
+_CONTRACTED = re.compile(r"dot_dimension_numbers<\[([\d, ]*)\]")
 _ARITHMETIC = {"addi": operator.add, "subi": operator.sub, "muli": operator.mul}
 
 
 class _UnknownError(Exception):
-    """Raised where a product runs a number of times that depends on the data or the place."""
+    """Raised if the number of runs of a product depends on the data or the place."""
 
 
 def count_kernel_flops(instruction: Instruction) -> int | None:
-    """Returns the FLOPs of a kernel's matrix products, None if its code does not show them.
+    """Returns the FLOPs of a kernel's matrix products; None if its code does not show them.
 
     Of the branches of a condition, the one with more of them counts: a kernel that skips blocks,
     as those of causal attention do, does less.
@@ -48,7 +49,7 @@ def _count_body(body: str) -> int | None:
 
 
 def _count_points(function: Any) -> int:
-    """Returns the number of points in the grid of a kernel, 1 for any other function."""
+    """Returns the number of points in the grid of a kernel; 1 for any other function."""
     if "iteration_bounds" not in function.attributes:
         return 1
     bounds = re.findall(r"-?\d+", str(function.attributes["iteration_bounds"]).partition(":")[2])
@@ -91,8 +92,8 @@ def _count_trips(loop: Any) -> int:
 
 
 def _read_constant(value: Any) -> int:
-    """Returns the value of a scalar that constants make up."""
-    owner = value.owner  # a block, if it is an argument
+    """Returns the value of a scalar that is computed from constants."""
+    owner = value.owner  # a block, if the value is an argument
     kind = getattr(owner, "name", "").rpartition(".")[2]
     if kind == "constant":
         return int(str(owner.attributes["value"]).partition(":")[0])

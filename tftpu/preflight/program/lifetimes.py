@@ -55,14 +55,14 @@ class Loop:
 class Lifetimes:
     """The arrays of a program, and when each of them lives.
 
-    Arguments of the program, and outputs, are not among them: their memory is taken throughout.
+    They exclude the arguments and outputs of the program, whose memory is used throughout.
 
     Args:
         module: the program.
 
     Attributes:
-        order: the instructions that run, in program order. The body of a loop is in the place of
-            the loop, once; branches of a conditional follow each other.
+        order: the instructions that run, in program order. The body of a loop replaces the loop,
+            once; branches of a conditional follow each other.
         loops: the outermost loops.
         arrays: all arrays in HBM; constants live throughout.
     """
@@ -92,7 +92,7 @@ class Lifetimes:
     def _walk(
         self, computation: Computation, given: "list[list[_Leaf]] | None", nested: bool = False
     ) -> "list[_Leaf]":
-        """Follows the arrays through a computation; returns those of its result.
+        """Follows the arrays through a computation; returns the arrays of its result.
 
         Args:
             computation: the one to follow.
@@ -184,11 +184,12 @@ class Lifetimes:
             start = operands[0]
             found = start.leaves[start.result :][: len(shape)]
             return _Value([*found, *self._create_value(instruction, shape[len(found) :])])
-        if opcode == "copy-start":  # (destination, source, context)
+        if opcode == "copy-start":  # the results are (destination, source, context)
             made = self._create_value(instruction, [shape[0], *shape[2:]])
             return _Value([made[0], *flat[:1], *made[1:]])
         if opcode == "send" or (opcode.endswith("-start") and len(shape) > len(flat)):
-            passed = flat[:1] if opcode == "send" else flat  # they return their operands, too
+            # These instructions return their operands as well.
+            passed = flat[:1] if opcode == "send" else flat
             made = self._create_value(instruction, shape[len(passed) :])
             return _Value([*passed, *made], 0 if opcode == "send" else len(passed))
         made = self._create_value(instruction, shape)
@@ -230,7 +231,7 @@ class _Value(NamedTuple):
 
 
 class _Leaf:
-    """One array of a value; all that share memory have the same `top`.
+    """One array of a value; all leaves that share memory have the same `top`.
 
     Args:
         maker: the instruction.
@@ -246,14 +247,14 @@ class _Leaf:
 
     @property
     def top(self) -> "_Leaf":
-        """The leaf that stands for all that share an array, the largest of them."""
+        """The largest of the leaves that share an array, which represents them."""
         leaf = self
         while leaf._above is not None:
             leaf = leaf._above
         return leaf
 
     def merge(self, other: "_Leaf") -> None:
-        """Lets two leaves share one array, which lives as long as either."""
+        """Makes two leaves share one array, which lives as long as either."""
         top, under = sorted((self.top, other.top), key=lambda leaf: -leaf.bytes)
         if top is not under:
             under._above = top

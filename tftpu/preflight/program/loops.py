@@ -25,7 +25,7 @@ class Runs:
 
     def __init__(self, module: Module):
         self._module = module
-        self._loops: dict[int, Place] = {}  # by the computation that is their body
+        self._loops: dict[int, Place] = {}  # each loop, by the identity of its body
         for computation in module.computations.values():
             for instruction in computation.values():
                 if instruction.opcode == "while":
@@ -68,7 +68,7 @@ class Runs:
         ]
 
     def count_trips(self, loop: Instruction, computation: Computation) -> int | None:
-        """Returns the trip count of a loop, None if it is not known; 1 for other instructions.
+        """Returns the trip count of a loop; None if it is unknown; 1 for other instructions.
 
         Args:
             loop: the instruction.
@@ -96,14 +96,14 @@ class Runs:
     def _iterate_comparisons(
         self, condition: Computation, calls: tuple[Place, ...]
     ) -> Iterator[tuple[int, int | tuple[int], int]]:
-        """Yields the comparisons that have to hold for a loop to go on.
+        """Yields the comparisons that must hold for a loop to continue.
 
         Each is the counter's place in the state; the bound, a number, or in a tuple its place in
         the state; and 1 if the counter may reach the bound, else 0.
 
         Args:
             condition: the loop's, or what it calls.
-            calls: that lead from the loop's condition to this computation.
+            calls: the calls that lead from the loop's condition to this computation.
         """
         if any(instruction.opcode in ("or", "not", "xor") for instruction in condition.values()):
             return
@@ -123,13 +123,14 @@ class Runs:
     def _trace_scalar(
         self, name: str, computation: Computation, calls: tuple[Place, ...]
     ) -> int | tuple[int] | None:
-        """Returns the number, or in a tuple the place in the loop's state, of a scalar in a
-        condition or in what it calls; None if it is neither.
+        """Traces a scalar in a loop's condition, or in a computation that it calls.
+
+        Returns the number, or a tuple with the index in the loop's state, or None.
         """
         found = computation[name]
         while found.opcode in _SAME or found.opcode == "parameter":
             if found.opcode == "parameter":
-                if not calls:  # the state is one scalar
+                if not calls:  # the loop's state is a single scalar
                     return None
                 caller, computation = calls[-1]
                 calls = calls[:-1]
@@ -141,7 +142,7 @@ class Runs:
         return _read_constant(found)
 
     def _step(self, loop: Instruction, index: int) -> int | None:
-        """Returns what a loop's body adds to an element of its state; None if that varies."""
+        """Returns the number that a loop's body adds to an element of its state, or None."""
         body = self._find_part(loop, "body")
         value, step = _find_result(body, index), 0
         while value is not None and value.opcode in ("add", *_SAME):
@@ -152,7 +153,7 @@ class Runs:
         return step if step > 0 and _is_element(value, index, body) else None
 
     def _find_kept(self, loop: Instruction, computation: Computation, index: int) -> int | None:
-        """Returns an element of a loop's state that its body does not change; None for others."""
+        """Returns an element of a loop's state if the body does not change it, else None."""
         body = self._find_part(loop, "body")
         value = _find_result(body, index)
         while value is not None and value.opcode in _SAME:
@@ -162,7 +163,7 @@ class Runs:
         return self._find_initial(loop, computation, index)
 
     def _find_initial(self, loop: Instruction, computation: Computation, index: int) -> int | None:
-        """Returns the number that an element of a loop's state starts from, if it is known."""
+        """Returns the initial number of an element of a loop's state, if it is known."""
         state = computation[loop.operands[0]]
         if state.opcode == "tuple":
             return self._read_number(computation[state.operands[index]], computation)
@@ -180,7 +181,7 @@ class Runs:
     def _find_element(
         self, source: Instruction, computation: Computation, index: int
     ) -> int | None:
-        """Returns an element of a tuple: the result of a loop, or the state of the one around."""
+        """Returns an element of a tuple: a loop's result, or the state of the enclosing loop."""
         if source.opcode == "parameter" and id(computation) in self._loops:
             loop, outside = self._loops[id(computation)]
             return self._find_kept(loop, outside, index)
@@ -195,7 +196,7 @@ class Runs:
 
 
 def _find_result(computation: Computation, index: int) -> Instruction | None:
-    """Returns what computes an element of a computation's result."""
+    """Returns the instruction that computes an element of a computation's result."""
     root = _find_root(computation)
     return computation.get(root.operands[index]) if root.opcode == "tuple" else None
 
@@ -205,7 +206,7 @@ def _find_root(computation: Computation) -> Instruction:
 
 
 def _index(element: Instruction) -> int:
-    """Returns the place of an element of a tuple."""
+    """Returns the index of an element of a tuple."""
     return int(element.match_attribute(r"index=(\d+)") or 0)
 
 
@@ -217,7 +218,7 @@ def _is_element(value: Instruction | None, index: int, body: Computation) -> boo
 
 
 def _find_added(operand: Instruction, body: Computation) -> int | None:
-    """Returns a number that a body adds to its counter; of two to choose from, the larger one.
+    """Returns the number that a body adds to its counter, or the larger of two alternatives.
 
     A loop that may also stand still, and do its work again, runs at least as often.
     """
@@ -228,6 +229,6 @@ def _find_added(operand: Instruction, body: Computation) -> int | None:
 
 
 def _read_constant(instruction: Instruction) -> int | None:
-    """Returns the value of an integer constant, None for anything else."""
+    """Returns the value of an integer constant; None for any other instruction."""
     found = instruction.opcode == "constant" and instruction.argument.isdigit()
     return int(instruction.argument) if found else None

@@ -152,7 +152,7 @@ def test_a_port_that_is_in_use_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"cannot serve the others at port {port}"):
+        with pytest.raises(UserError, match=f"cannot serve the other hosts at port {port}"):
             coordination._serve(Task(0, 2, f"127.0.0.1:{port}"))
 
 
@@ -196,6 +196,6 @@ def test_devices_of_a_slice_are_next_to_each_other_and_only_data_leaves_it():
 
 def test_a_model_cannot_be_shared_by_a_host_and_a_part_of_another():
     with pytest.raises(
-        UserError, match=r"has 3 devices for each share .* and each host has 2 device"
+        UserError, match=r"has 3 devices for each shard .* and each host has 2 device"
     ):
         meshes.find_batch_shard(mesh(3, 2, data=2, tensor=3), 1)

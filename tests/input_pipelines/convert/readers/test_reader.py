@@ -139,7 +139,7 @@ def test_mistakes_of_a_source_name_the_file_and_the_line(pictures, tmp_path):
     (tmp_path / "b.csv").write_text("file,label\nno.png,1\n")
     fails(f"index:{tmp_path}/b.csv", r"line 2 of .*b.csv has no 'image'.* It has file, label")
     (tmp_path / "c.jsonl").write_text('{"text": "a"}\n{"text": 1}\n')
-    fails(f"text:{tmp_path}/c.jsonl", r"line 2 of .*c.jsonl: there is no text in the field")
+    fails(f"text:{tmp_path}/c.jsonl", r"line 2 of .*c.jsonl: the field")
     (tmp_path / "d.jsonl").write_text('{"text": "a"}\nno\n')
     fails(f"text:{tmp_path}/d.jsonl", r"line 2 of .*d.jsonl is not JSON")
     (tmp_path / "e.txt").write_bytes(b"\xff")
@@ -164,5 +164,7 @@ def test_mistakes_of_a_source_name_the_file_and_the_line(pictures, tmp_path):
 )
 def test_an_option_of_another_kind_of_source_is_refused(source, option, value, tmp_path):
     given = ReadOptions(**{option: value})
-    with pytest.raises(UserError, match=f"^{option} is for .*, and the source is {source}: leave"):
+    with pytest.raises(
+        UserError, match=f"^{option} works only with sources .*, not with {source}: leave"
+    ):
         converter.run(Conversion(source, str(tmp_path / "out"), given), workers=1, say=silent)

@@ -246,7 +246,7 @@ def test_a_jobset_that_somebody_deletes_ends_the_wait(cluster, capsys):
 
     cluster.look = deleted_at_the_third
     assert launch() == 2
-    assert "it was deleted, or never was there. Nothing of it runs." in capsys.readouterr().err
+    assert "it was deleted, or never existed. Nothing of it is running." in capsys.readouterr().err
 
 
 def test_the_network_is_lost_after_the_creation(cluster, capsys):
@@ -270,7 +270,7 @@ def test_a_request_that_never_arrived(cluster, capsys):
     cluster.faults["POST"] = [0]
     assert launch() == 2
     error = capsys.readouterr().err
-    assert "the request never arrived. If it appears, this ends it: kubectl delete" in error
+    assert "the request never arrived. If it appears later, end it with kubectl delete" in error
     assert not cluster.alive
 
 
@@ -332,7 +332,7 @@ def test_an_interrupt_leaves_the_run_and_says_so(cluster, capsys, monkeypatch):
     ("method", "status", "says"),
     [
         ("GET", 0, "No answer from the cluster (looking for JobSets)"),
-        ("GET", 503, "fault 503. Is it the right one of `kubectl config get-contexts`"),
+        ("GET", 503, "fault 503. Is the right context chosen (see `kubectl config get-contexts`"),
         ("GET", 401, "did not accept the credentials (looking for JobSets): run `gcloud auth"),
         ("GET", 404, "does not know JobSets (fault 404.) Install JobSet: https://jobset.sigs"),
         ("POST", 401, "did not accept the credentials (creating the JobSet): run `gcloud auth"),

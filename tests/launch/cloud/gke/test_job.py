@@ -40,13 +40,13 @@ def test_the_batch_is_shared_along_the_axes_that_share_it(capsys):
     assert found["kind"] == "JobSet"
     flags = ["--dry_run", mesh, "--config.data.global_batch_size=66"]
     assert main.main(["launch", "gke", *FLAGS, *flags]) == 2
-    assert "cannot be shared by 4" in capsys.readouterr().err
+    assert "cannot be divided among 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--labels=team=-x", "the value '-x' may hold"),
+        ("--labels=team=-x", "the value '-x' must have"),
         ("--labels=team_=x", "'team_=x' is not key=value"),
         ("--queue_timeout=foo", "--queue_timeout=foo is not a time"),
     ],
@@ -189,20 +189,20 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--slice=2xv5e-8"], "GKE joins slices of several hosts only, and v5e-8 has one"),
-        (["--config.cluster.mesh=auto"], "`tftpu preflight --slices=v5e-16` with it finds a mesh"),
+        (["--slice=2xv5e-8"], "GKE joins only slices with several hosts, but v5e-8 has one"),
+        (["--config.cluster.mesh=auto"], "Find a mesh with `tftpu preflight --slices=v5e-16`"),
         (["--slice=2xv3-8"], "slices of v3 are not joined by a network"),
         (["--slice=2xv5e-16", "--config.cluster.mesh=fsdp:-1"], "as in 'data:2,fsdp:-1'"),
-        (["--slice=v3-8"], "v3-8 is not a slice of GKE, which has v4, v5e, v5p, v6e"),
+        (["--slice=v3-8"], "GKE has no slice v3-8, only slices of v4, v5e, v5p, v6e"),
         (["--slice=v5e-17"], "There is no v5e-17"),
         (
             ["--slice=v5e-16", "--config.cluster.engine=tensorflow"],
             "add --config.cluster.engine=jax",
         ),
-        (["--config.cluster.mesh=fsdp:8"], "is for 8 device(s), and there are 16"),
+        (["--config.cluster.mesh=fsdp:8"], "needs 8 device(s), but there are 16"),
         (["--workdir=runs/x"], "write gs://BUCKET/FOLDER"),
-        (["--namespace=Research"], "--namespace=Research is not a name of Kubernetes"),
-        (["--service_account=a@b"], "give the Kubernetes service account"),
+        (["--namespace=Research"], "--namespace=Research is not a valid name in Kubernetes"),
+        (["--service_account=a@b"], "Give the name of the Kubernetes service account"),
         (["--timeout=soon"], "as 90m, 24h or 7d"),
         (["--queue_timeout=soon"], "as 90m, 24h or 7d"),
         (["--labels=A=b"], "lower-case"),

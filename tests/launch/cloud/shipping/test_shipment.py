@@ -256,12 +256,12 @@ def test_data_in_the_folder_are_named_and_asked_about_before_anything_is_sent(
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
         assert main.main(["launch", where, *flags]) == 2
         said = capsys.readouterr().err
-        assert "export/ (1.5 MB) would travel" in said and "add --send_data" in said
+        assert "export/ (1.5 MB) in" in said and "add --send_data" in said
         assert not asked
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
         assert main.main(["launch", where, *flags]) == 2
         assert asked == ["Send them, too? [y/N] "]
-        assert "Not sent" in capsys.readouterr().err
+        assert "Nothing is sent" in capsys.readouterr().err
     sent = shipment.pack(str(own), None)
     job.confirm_data(sent, send_data=True)
     assert len(asked) == 1

@@ -152,7 +152,7 @@ def test_the_tensorflow_engine_is_refused_with_the_flag_to_add(capsys):
     flags = [flag for flag in FLAGS if flag != JAX]
     assert main.main(["launch", "tpu-vm", *flags, "--dry_run"]) == 2
     error = capsys.readouterr().err
-    assert "v5e-16 has 4 hosts, and the TensorFlow engine uses one" in error
+    assert "v5e-16 has 4 hosts, but the TensorFlow engine uses one" in error
     assert "add --config.cluster.engine=jax" in error
     assert launch("--dry_run") == 0
     printed = capsys.readouterr().out
@@ -162,7 +162,7 @@ def test_the_tensorflow_engine_is_refused_with_the_flag_to_add(capsys):
 
 def test_a_mesh_that_does_not_fit_the_slice_fails_before_it_is_rented(capsys):
     assert launch("--dry_run", "--config.cluster.mesh=fsdp:8") == 2
-    assert "The mesh 'fsdp:8' is for 8 device(s), and there are 16" in capsys.readouterr().err
+    assert "The mesh 'fsdp:8' needs 8 device(s), but there are 16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "place"), [(0, ""), (3, "worker-3/")])

@@ -177,11 +177,11 @@ def test_a_mistake_is_explained_before_anything_is_sent(service, capsys, flags, 
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("--model=digits.onnx", "--model=digits.onnx is not a folder of a bucket"),
-        ("--workdir=runs/a", "--workdir=runs/a is not a folder of a bucket"),
-        ("--model=gs://b", "is not a folder of a bucket"),
-        ("--model=gs://b/digits.onnx", "is in no folder"),
-        ("--model=gs://b/m/a.tflite", "only files of ONNX"),
+        ("--model=digits.onnx", "--model=digits.onnx is not a folder in a bucket"),
+        ("--workdir=runs/a", "--workdir=runs/a is not a folder in a bucket"),
+        ("--model=gs://b", "is not a folder in a bucket"),
+        ("--model=gs://b/digits.onnx", "is not in a folder"),
+        ("--model=gs://b/m/a.tflite", "only ONNX files"),
     ],
 )
 def test_a_place_that_vertex_ai_cannot_read_is_refused(capsys, source, says):
@@ -208,7 +208,7 @@ def test_exactly_the_file_that_is_named_is_there(tmp_path, capsys):
     (tmp_path / "m.onnx").touch()
     for source in folder, f"{folder}/m.onnx":
         vertex_endpoint._check_source(order(model=folder), source)
-    with pytest.raises(UserError, match=r"There is no .*typo.onnx; the model .* is .*m.onnx"):
+    with pytest.raises(UserError, match=r"There is no .*typo.onnx\. The model .* is .*m.onnx"):
         vertex_endpoint._check_source(order(model=folder), other)
     assert not capsys.readouterr().err
     vertex_endpoint._check_source(order(model=folder, accelerator="NVIDIA_L4"), folder)
@@ -239,7 +239,7 @@ def test_code_that_does_not_travel_is_found_before_it_costs(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("tftpu.models.sizes.ResNet", "mine.Net"))
     said = refusal(workdir=workdir)
-    assert "where your code is not" in said and f"tftpu export --workdir={workdir}" in said
+    assert "which does not have your code" in said and f"tftpu export --workdir={workdir}" in said
 
 
 @pytest.mark.parametrize("where", ["tokenizer", "data_dir", None])

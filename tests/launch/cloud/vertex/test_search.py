@@ -133,22 +133,25 @@ def test_a_condition_puts_a_parameter_inside_of_another():
     ("flags", "says"),
     [
         (["--config.optimizer.learning_rate=0.5"], "sets a field of the space"),
-        (["--config.train.best_metric=loss"], "and --metric=accuracy differ: leave out one"),
+        (["--config.train.best_metric=loss"], "and --metric=accuracy name different metrics"),
         (
             ["--space=optimizer.name=choice:sgd,adamww"],
             "optimizer.name=adamww is not a value to train",
         ),
-        (["--space=cluster.engine=choice:jax,tensorflow"], "cluster.engine is the same in all"),
-        (["--space=train.best_metric=choice:loss,accuracy"], "--metric sets it"),
+        (
+            ["--space=cluster.engine=choice:jax,tensorflow"],
+            "cluster.engine must be the same in all",
+        ),
+        (["--space=train.best_metric=choice:loss,accuracy"], "set it with --metric"),
         (["--algorithm=grid"], "write optimizer.learning_rate=choice:A,B"),
         (["--algorithm=grit"], "choose bayesian, random, grid. Did you mean 'grid'?"),
         (["--pruner=mean"], "choose none, median, decay_curve. Did you mean 'median'?"),
-        (["--space=train.label_smoothing=choice:0,1e-11"], "cannot tell two values of"),
+        (["--space=train.label_smoothing=choice:0,1e-11"], "two values of"),
         (["--space=train.keep=uniform:1..99999999999999999"], "beyond 2^53"),
-        (["--space=train.grace_seconds=uniform:1..inf"], "inf is not a bound"),
-        (["--metric=my loss", "--config.metrics=mae"], "with a space in it"),
+        (["--space=train.grace_seconds=uniform:1..inf"], "inf is not a number"),
+        (["--metric=my loss", "--config.metrics=mae"], "must not contain a space"),
         (["--pruner=median", "--config.train.eval_every=0"], "add --config.train.eval_every="),
-        (["--metric=acuracy"], "has loss, accuracy. Did you mean 'accuracy'?"),
+        (["--metric=acuracy"], "has only loss, accuracy. Did you mean 'accuracy'?"),
         (["--trials=2147483648"], "at most 2,147,483,647"),
         (["--trials=2", "--parallel=3"], "--parallel=3 is more than --trials=2"),
         (["--slice=v4-8"], "is not a slice for custom jobs of Vertex AI"),
@@ -174,7 +177,7 @@ def test_a_search_needs_a_space_and_an_evaluation(capsys, tmp_path):
     )
     words = ["--space=data.global_batch_size=choice:64,128", "--dry_run", "--slice=v5e-1"]
     assert main.main(["launch", "vertex-search", f"--config={tmp_path}/mine.py", *words]) == 2
-    assert "Own has no evaluation data" in capsys.readouterr().err
+    assert "Own has none" in capsys.readouterr().err
 
 
 def started(machine: RentedMachine, spec, chosen: list[str], trial: str) -> list[str]:

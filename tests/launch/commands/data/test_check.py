@@ -63,7 +63,7 @@ def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
     assert main.main([*command, "--gate=acuracy>=0.9"]) == 2
     assert "Did you mean 'accuracy'?" in capsys.readouterr().err
     assert main.main([*command, "--hosts=3"]) == 2
-    assert "cannot be shared by 3 hosts" in capsys.readouterr().err
+    assert "cannot be divided among 3 hosts" in capsys.readouterr().err
 
 
 def test_shapes_and_dtypes_that_no_tpu_supports_are_errors():

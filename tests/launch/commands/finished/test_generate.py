@@ -86,7 +86,7 @@ def test_json_lines_hold_prompts_of_several_lines(run, capsys, tmp_path):
         ("", "line 1 of"),
         ("{", "p.jsonl is not JSON"),
         ('{"prompt": "\\ud800x"}', "p.jsonl holds half of a character"),
-        ('{"text": "x"}', "p.jsonl: there is no text in the field 'prompt'; it has ['text']"),
+        ('{"text": "x"}', "p.jsonl: the record has no field 'prompt', only ['text']"),
     ],
 )
 def test_a_file_without_prompts_is_refused(run, capsys, tmp_path, text, message):
@@ -126,7 +126,7 @@ def test_a_prompt_that_ends_in_the_sign_of_the_unfinished_is_not_repeated(tmp_pa
         (["--prompt=a", "--input=b"], "Give either --prompt=TEXT or --input=FILE"),
         (["--input=/nowhere"], "--input=/nowhere cannot be read: "),
         (["--prompt=a", "--stop=b"], "the tokens of this run are bytes"),
-        (["--prompt=a", "--top_p=2"], "top_p=2.0: give a chance above 0 and at most 1"),
+        (["--prompt=a", "--top_p=2"], "top_p=2.0: give a probability above 0 and at most 1"),
         (["--prompt=a", "--tokens=0"], "--tokens"),
         (["--prompt=a", "--tokenizer=/nowhere"], "there is no such file"),
     ],

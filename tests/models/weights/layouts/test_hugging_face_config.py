@@ -124,7 +124,7 @@ def ones(*names: str, size: int = 16) -> dict[str, np.ndarray]:
 def test_an_array_left_over_in_the_layers_is_an_error(more, published, tmp_path):
     model = zoo.build("llama")
     said = refused(model, tmp_path, published["llama"] | more)
-    assert "another network than 'llama'" in said and next(iter(sorted(more))) in said
+    assert "do not fit the network 'llama'" in said and next(iter(sorted(more))) in said
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""The creation of variables: cut over the devices that share a model, so that none holds it whole.
+"""Creates variables already sharded, so that no device has to hold the whole model.
 
-Keras asks its distribution where a variable belongs while it makes it. Random initial values come
-from `initial`, others from Keras's jitted initializers; either way a device gets its part alone.
+Keras asks its distribution for the layout of each variable that it creates. Random initial values
+come from `initial`, others from Keras's jitted initializers. Either way, a device only gets its
+part.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from tftpu.engines.jax.placement.sharding import SMALLEST
 
 @contextlib.contextmanager
 def sharded_variables(mesh: Mesh) -> Iterator[None]:
-    """Cuts every variable that is made while the block runs."""
+    """Shards every variable that is created in the block."""
     before = keras.distribution.distribution()
     keras.distribution.set_distribution(CreationDistribution(mesh))
     try:
@@ -30,9 +31,9 @@ def sharded_variables(mesh: Mesh) -> Iterator[None]:
 
 
 class CreationDistribution:
-    """Says where variables belong until a run knows the layout of its whole model.
+    """Gives the layouts of variables until a run knows the layout of its whole model.
 
-    It has what Keras asks a distribution for.
+    It has the methods that Keras calls on a distribution.
 
     Args:
         mesh: the devices.
@@ -46,7 +47,7 @@ class CreationDistribution:
         self._parts = math.prod(mesh.shape[axis] for axis in self._axes)
 
     def get_variable_layout(self, variable: keras.Variable) -> NamedSharding:
-        """Returns a layout that cuts the largest dimension which divides, if there is one."""
+        """Returns a layout that shards the largest divisible dimension, if there is one."""
         shape = tuple(variable.shape)
         free = [i for i, size in enumerate(shape) if size % self._parts == 0]
         if self._parts == 1 or not free or np.prod(shape) < SMALLEST:
@@ -59,7 +60,7 @@ class CreationDistribution:
         """Returns None: XLA divides the tensors of a step."""
 
     def get_data_layout(self, data_shape: Sequence[int]) -> keras.distribution.TensorLayout:
-        """Returns the layout of what Keras's own `fit` and `predict` are given: whole."""
+        """Returns the layout of the data in Keras's own `fit` and `predict`, which is unsharded."""
         devices = [f"{device.platform}:{device.id}" for device in self._mesh.devices.flatten()]
         mesh = keras.distribution.DeviceMesh((len(devices),), ["devices"], devices)
         return keras.distribution.TensorLayout([None] * len(data_shape), mesh)

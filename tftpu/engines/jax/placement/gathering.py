@@ -1,10 +1,10 @@
-"""Weights that are cut along `fsdp` or `sequence` are whole on each device while a layer uses them.
+"""Makes weights that are sharded along `fsdp` or `sequence` whole while a layer uses them.
 
 A device gathers a weight where a layer reads it, in the dtype of the computation, and keeps its
 part of the gradient (ZeRO-3; Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). Blocks
-that are recomputed, or run as a loop, gather again in the backward pass; other layers keep what
-they have gathered. Left to itself, XLA's partitioner multiplies with parts of the weights instead,
-and adds up activations over the devices, which are larger.
+that are recomputed, or run as a loop, gather again in the backward pass; other layers keep the
+gathered weights. By default, XLA's partitioner would multiply with parts of the weights and add up
+the activations over the devices, which are larger than the weights.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Gathering:
 
     Args:
         layout: the shardings of the variables.
-        variables: of a model, trained or not.
+        variables: the variables of a model, trained or not.
     """
 
     def __init__(self, layout: Layout, variables: Sequence[keras.Variable]):
@@ -43,7 +43,7 @@ class Gathering:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Gathers every weight that is read while the block traces a forward pass."""
+        """Gathers every weight that a forward pass reads in the block."""
         if not self._places:
             yield
             return
@@ -62,13 +62,14 @@ def _gather_sharding(sharding: NamedSharding) -> NamedSharding:
 
 
 def _gather(value: Tensor, cut: NamedSharding, whole: NamedSharding) -> Tensor:
-    """Returns a whole weight, whose gradient is cut as the weight is."""
+    """Returns the whole weight; its gradient is sharded like the weight."""
 
     def gather(value: Any) -> Any:
         return checkpoint_name(jax.lax.with_sharding_constraint(value, whole), GATHERED)
 
     def forward(value: Any) -> tuple[Any, None]:
-        return gather(value), None  # its name in plain sight: a policy sees into no custom_vjp
+        # Names the value here, because a remat policy does not see names inside a custom_vjp.
+        return gather(value), None
 
     def backward(_: None, grad: Any) -> tuple[Any]:
         return (jax.lax.with_sharding_constraint(grad, cut),)

@@ -1,4 +1,4 @@
-"""Initial values: the numbers that TensorFlow draws for the same seed.
+"""Computes initial values: the numbers that TensorFlow draws for the same seed.
 
 A model begins with the same weights on both engines. The numbers come from the host, one variable
 at a time, and each device receives its part.
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tftpu.engines import keras_internals
 from tftpu.engines.jax.placement import placing
 
-# Keras brings its seeds into TensorFlow's range in this way.
+# Keras takes its seeds modulo this number to fit TensorFlow's range.
 _SEEDS = tf.int32.max - 1
 
 
@@ -31,8 +31,8 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
     """Returns the value that an initializer has under TensorFlow, on its devices."""
 
     def place_drawn(drawn: tf.Tensor) -> jax.Array:
-        # What an initializer computes from numbers of another shape, such as an orthogonal matrix,
-        # is computed whole.
+        # If an initializer computes its value from numbers of another shape, as for an orthogonal
+        # matrix, each device computes the whole value.
         place = layout if tuple(drawn.shape) == tuple(shape) else None
         return placing.place_value(drawn.numpy(), place)
 

@@ -1,4 +1,4 @@
-"""Arrays on a mesh as the leaves of a checkpoint: the parts that this process's devices hold."""
+"""Turns arrays on a mesh into the leaves of a checkpoint: the parts on this process's devices."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,21 +13,21 @@ from tftpu.storage.regions import Region
 
 
 def from_variable(variable: keras.Variable) -> Leaf:
-    """Returns the leaf of a variable that is where its sharding says."""
+    """Returns the leaf of a variable."""
     return from_array(variable.path, lambda: variable.value, variable.assign)
 
 
 def from_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None]) -> Leaf:
-    """Returns the leaf of an array that steps replace.
+    """Returns the leaf of an array that every step replaces.
 
     Args:
         name: the path of the variable.
-        value: returns the array, a `jax.Array`; its sharding does not change.
-        assign: sets it.
+        value: a function that returns the `jax.Array`, whose sharding must not change.
+        assign: a function that sets the array.
     """
     array = value()
     shape, sharding, dtype = tuple(array.shape), array.sharding, np.dtype(array.dtype)
-    # Keras's "int" has 32 bits here, and 64 under TensorFlow.
+    # Keras's "int" has 32 bits under JAX, and 64 bits under TensorFlow.
     saved = "int64" if dtype == np.int32 else dtype.name
 
     def to_region(index: tuple[slice, ...]) -> Region:

@@ -1,4 +1,4 @@
-"""The mesh: the devices with names for the axes that batches and weights are cut along."""
+"""The mesh: devices along named axes, along which batches and weights are sharded."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from tftpu.config import mesh as sizes_of
 from tftpu.config.mesh import BATCH_AXES, FSDP, SEQUENCE, TENSOR
 from tftpu.errors import UserError
 
-Device = Any  # jax.Device, which type checkers see as a variable
-WEIGHT_AXES = (FSDP, SEQUENCE)  # along which a weight is cut, where no rule says how
+Device = Any  # a jax.Device; type checkers take that name for a variable
+WEIGHT_AXES = (FSDP, SEQUENCE)  # axes along which a weight is sharded if no rule names others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,8 @@ class BatchShard:
     """The part of each global batch that a process feeds to its devices.
 
     Attributes:
-        index: of the part; processes whose devices share the model may feed the same one.
+        index: the index of the part; processes whose devices share the model may feed the same
+            part.
         count: the number of parts, which are equal and consecutive.
     """
 
@@ -29,11 +30,12 @@ class BatchShard:
 
 
 def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
-    """Returns a mesh of all devices, neighbours along the last axis next to each other.
+    """Returns a mesh of all devices; neighbours along the last axis are closest together.
 
     Args:
-        sizes: of every axis, as `tftpu.config.mesh.mesh_sizes` returns them.
-        devices: in JAX's order; those of a slice, and of a process, are put next to each other.
+        sizes: the sizes of every axis, as `tftpu.config.mesh.mesh_sizes` returns them.
+        devices: the devices in JAX's order; the devices of a slice, and of a process, become
+            neighbours.
 
     Raises:
         UserError: an axis other than `data` crosses the network between slices.
@@ -43,7 +45,7 @@ def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
 
 
 def sort_devices(devices: Sequence[Device]) -> list[Device]:
-    """Returns devices so that those of a slice, and there of a process, follow one another."""
+    """Sorts devices by slice, and within a slice by process."""
     return sorted(devices, key=lambda device: (_find_slice(device), device.process_index))
 
 
@@ -56,11 +58,12 @@ def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
     """Returns the part of each global batch that a process feeds.
 
     Args:
-        mesh: of the devices of all processes, made by `make`.
-        process: its number.
+        mesh: the mesh of the devices of all processes, made by `make`.
+        process: the number of the process.
 
     Raises:
-        UserError: the devices that share the model are of one process and a part of another.
+        UserError: the devices that share the model are all those of one process and only some of
+            another.
     """
     shards = mesh.devices.reshape(count_batch_shards(mesh), -1)
     feeders = [{device.process_index for device in row} for row in shards]
@@ -69,23 +72,23 @@ def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
     if not all(everywhere) or mine[0] % len(mine) or len(feeders) % len(mine):
         each = mesh.devices.size // len({device.process_index for device in mesh.devices.flat})
         raise UserError(
-            f"The mesh has {len(shards[0])} devices for each share of the batch, along "
-            f"{SEQUENCE!r} and {TENSOR!r}, and each host has {each} device(s): one of the two "
+            f"The mesh has {len(shards[0])} devices for each shard of the batch (along "
+            f"{SEQUENCE!r} and {TENSOR!r}), and each host has {each} device(s): one of the two "
             "numbers must divide the other."
         )
     return BatchShard(mine[0] // len(mine), len(feeders) // len(mine))
 
 
 def list_batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Returns the axes of more than one device along which a batch is cut."""
+    """Returns the axes with several devices along which a batch is sharded."""
     return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
 def list_weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Returns the axes of more than one device along which any weight may be cut."""
+    """Returns the axes with several devices along which a weight may be sharded."""
     return tuple(axis for axis in WEIGHT_AXES if mesh.shape[axis] > 1)
 
 
 def count_batch_shards(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of parts that a global batch is cut into."""
+    """Returns the number of parts that a global batch is divided into."""
     return sizes_of.count_batch_shards(mesh.shape)

@@ -1,4 +1,4 @@
-"""Puts values of the host onto the devices of a mesh, which other hosts may hold as well."""
+"""Puts values of the host onto the devices of a mesh, which may belong to several hosts."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ import numpy as np
 
 
 def place_value(value: Any, sharding: Any) -> jax.Array:
-    """Returns an array that lies as a sharding says.
+    """Returns an array with the given sharding.
 
-    On several hosts each of them gives the same value, and puts onto its own devices their parts of
-    it. Nothing is sent, unless the value lies on the devices of all hosts already.
+    All hosts must pass the same value; each puts the parts of its own devices onto them. Hosts
+    exchange nothing, unless the value is already on the devices of all hosts.
 
     Args:
         value: a NumPy array, or an array of JAX.
-        sharding: None: the first device.
+        sharding: the sharding; None puts the value on the first device.
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
@@ -25,5 +25,5 @@ def place_value(value: Any, sharding: Any) -> jax.Array:
 
 
 def _is_on_host(value: Any) -> bool:
-    """Returns whether this process has all of a value."""
+    """Returns whether this process has the whole value."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable

@@ -1,9 +1,9 @@
-"""Shardings of variables: the axes of the mesh that their dimensions are cut along.
+"""Chooses the axes of the mesh along which the dimensions of variables are sharded.
 
 `tensor` follows the rules of the model, which know what its layers multiply. `fsdp` needs no rules:
-it cuts the largest dimension that it divides (ZeRO-3; Rajbhandari et al. 2020,
-https://arxiv.org/abs/1910.02054). So does `sequence`, whose devices share the tokens of an example
-and hence its weights: the two cut a dimension together.
+it shards the largest divisible dimension (ZeRO-3; Rajbhandari et al. 2020,
+https://arxiv.org/abs/1910.02054). `sequence` divides the tokens of an example, so its devices can
+also divide the weights: the two axes shard the same dimension together.
 """
 
 import math
@@ -19,10 +19,11 @@ from tftpu.config.mesh import DATA, FSDP, SEQUENCE, TENSOR
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.errors import UserError
 
-SMALLEST = 4096  # elements: cutting less costs more traffic than it saves memory
+SMALLEST = 4096  # elements; sharding a smaller array costs more traffic than it saves memory
 
-# A pattern that is searched in the path of a variable, and an axis or None for each dimension. An
-# axis must divide the size; one with a question mark leaves a size whole that it does not divide.
+# A pattern that is searched for in a variable's path, and an axis or None for each dimension. An
+# axis must divide the dimension's size, unless it ends in a question mark: then a size that it does
+# not divide is not sharded.
 Rule = tuple[str, tuple[str | None, ...]]
 
 
@@ -32,7 +33,7 @@ class ShardableModel(Protocol):
 
     @property
     def sharding_rules(self) -> Sequence[Rule]:
-        """The rules, of which the first that matches a variable counts."""
+        """The rules; the first rule that matches a variable applies."""
         ...
 
 
@@ -40,12 +41,12 @@ class Layout:
     """The shardings of a model's variables on a mesh.
 
     Args:
-        mesh: the devices; abstract ones tell shardings, and hold nothing.
-        model: built; its `sharding_rules`, if it has any, are for the `tensor` axis.
+        mesh: the devices; an abstract mesh gives shardings but holds no values.
+        model: the built model; its `sharding_rules`, if any, are for the `tensor` axis.
 
     Attributes:
         mesh: the devices.
-        whole: the sharding of what every device holds in full.
+        whole: the sharding of values that every device holds in full.
 
     Raises:
         UserError: `tensor` or `sequence` is used and the model has no rules, or a rule matches no
@@ -60,15 +61,15 @@ class Layout:
         for axis in (SEQUENCE, TENSOR):
             if mesh.shape[axis] > 1 and not rules:
                 raise UserError(
-                    f"The mesh has a {axis!r} axis, which is for transformers, and the "
-                    f"{type(model).__name__} {model.name!r} has no sharding_rules, which say how "
-                    f"its weights are cut: use {DATA!r} and {FSDP!r}, which any model can."
+                    f"The mesh has a {axis!r} axis, but the {type(model).__name__} {model.name!r} "
+                    "has no sharding_rules that say how its weights are sharded along it. Use "
+                    f"the axes {DATA!r} and {FSDP!r}, which work with any model."
                 )
         if mesh.shape[TENSOR] > 1:
             self._rules = rules
             self._check_rules([v.path for v in model.variables])
         self._specs = {v.path: self._find_spec(v.path, tuple(v.shape)) for v in model.variables}
-        # Optimizers name the slots of a variable after it.
+        # Optimizers name the slots of a variable after the variable.
         self._slots = {
             path.replace("/", "_"): (tuple(v.shape), self._specs[path])
             for path, v in ((v.path, v) for v in model.trainable_variables)
@@ -79,7 +80,7 @@ class Layout:
         return NamedSharding(self.mesh, self._specs[variable.path])
 
     def find_slot_sharding(self, variable: keras.Variable) -> NamedSharding:
-        """Returns the sharding of a variable of an optimizer: that of the weight it belongs to."""
+        """Returns the sharding of an optimizer's variable, which is that of its weight."""
         shape = tuple(variable.shape)
         name = variable.name
         for weight, (of_weight, spec) in self._slots.items():
@@ -88,11 +89,11 @@ class Layout:
         return NamedSharding(self.mesh, self._shard_largest_dimension(shape, [None] * len(shape)))
 
     def build_batch_sharding(self, dimensions: int, before: int = 0) -> NamedSharding:
-        """Returns the sharding of a tensor whose examples are shared by the devices.
+        """Returns the sharding of a tensor whose examples are divided among the devices.
 
         Args:
-            dimensions: number of its dimensions.
-            before: number of dimensions before that of the examples.
+            dimensions: the number of dimensions of the tensor.
+            before: the number of dimensions before the dimension of the examples.
         """
         axes = meshes.list_batch_axes(self.mesh) or None
         rest = [None] * (dimensions - before - 1)
@@ -109,15 +110,15 @@ class Layout:
                 continue
             if place >= len(shape) or shape[place] % self.mesh.shape[axis]:
                 raise UserError(
-                    f"The sharding rule {rule} cuts {path!r}, of shape {shape}, into "
-                    f"{self.mesh.shape[axis]} parts along {axis!r}, which does not divide it: use "
-                    "another size of that axis."
+                    f"The sharding rule {rule} cannot divide {path!r}, of shape {shape}, into "
+                    f"{self.mesh.shape[axis]} equal shards along {axis!r}: use another size of "
+                    "that axis."
                 )
             axes[place] = axis
         return self._shard_largest_dimension(shape, axes)
 
     def _shard_largest_dimension(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
-        """Returns the axes of a variable, with `fsdp` and `sequence` at the largest dimension."""
+        """Adds `fsdp` and `sequence` to the largest dimension of a variable's sharding."""
         names = meshes.list_weight_axes(self.mesh)
         parts = math.prod(self.mesh.shape[name] for name in names)
         if parts > 1 and np.prod(shape) >= SMALLEST:
@@ -131,6 +132,6 @@ class Layout:
         for pattern, _ in self._rules:
             if not any(re.search(pattern, path) for path in paths):
                 raise UserError(
-                    f"The sharding rule {pattern!r} matches no variable of the model, such as "
-                    f"{paths[0]!r}: what it was meant for would stay whole on every device."
+                    f"The sharding rule {pattern!r} matches no variable of the model (one of them "
+                    f"is {paths[0]!r}), so the intended weights would not be sharded."
                 )

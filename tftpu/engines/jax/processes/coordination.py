@@ -1,11 +1,11 @@
-"""Several processes as one: finds this process's place among them, and starts JAX's coordination.
+"""Finds this process's place among several, and starts JAX's coordination of them.
 
-The processes find each other, and pass short texts, through a service in the first of them. Its
+The processes find each other, and exchange short texts, through a service in the first process. Its
 address comes from TF_CONFIG, or on a TPU slice of several hosts from JAX's own detection.
 
-JAX ends a process whose service is gone by an abort, and gloo one whose peer breaks off. Here they
-end with the exit code of a lost host. JAX's heartbeats never end one:
-`tftpu.engines.jax.processes.watch` notices a lost host first.
+JAX aborts a process when the service is gone, and gloo aborts it when a peer breaks the connection.
+Here such a process ends with the exit code of a lost host. JAX's heartbeats never end a process,
+because `tftpu.engines.jax.processes.watch` notices a lost host first.
 """
 
 import atexit
@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 import jax
-from jax._src import clusters, distributed  # private; tried with JAX 0.10.2
+from jax._src import clusters, distributed  # private modules; tested with JAX 0.10.2
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage] (as the others)
 
 from tftpu.engines.jax.processes.watch import Store, Watch
@@ -25,22 +25,23 @@ from tftpu.errors import HostLost, UserError
 from tftpu.runtime import hosts
 from tftpu.runtime.hosts import Task
 
-_NEVER = 10**6  # seconds of JAX's own heartbeats, which end processes in their own ways
-_LEAVING = 300.0  # seconds that a process waits at its end for the others
-_REACHED = 2.0  # seconds for an answer of the service's machine
-_ANSWERS = 2.0  # seconds that the service outlives the coordination
-_LATER = 3.0  # seconds until `Watch` has ended a process for certain
+# Seconds between JAX's own heartbeats, in effect never: a missed one ends processes abruptly.
+_NEVER = 10**6
+_LEAVING = 300.0  # seconds that a process that ends waits for the others
+_REACHED = 2.0  # seconds to wait for an answer of the machine that runs the service
+_ANSWERS = 2.0  # seconds that the service keeps running after the coordination has ended
+_LATER = 3.0  # seconds after which `Watch` has certainly ended the process
 
-# JAX coordinates a process once.
+# Holds the watch once a process has started: JAX coordinates a process only once.
 _started: list[Watch] = []
-_handlers: list[Any] = []  # which the system calls, and which Python must not free
+_handlers: list[Any] = []  # callbacks that the system calls; keeps Python from freeing them
 
 
 def find_slice_task() -> Task:
-    """Returns the place of this process on a slice of TPU hosts; a single one if it has one host.
+    """Returns the place of this process on a TPU slice; a slice of one host has a single place.
 
-    So it is without a metadata server, as on Colab. Should one of a slice of several hosts fail to
-    answer, JAX would find more processes than this.
+    The place is also single without a metadata server, as on Colab. If the server of a slice with
+    several hosts does not answer, JAX finds more processes than this function.
 
     Raises:
         HostLost: the first host has no address.
@@ -57,11 +58,11 @@ def find_slice_task() -> Task:
 
 
 def start(task: Task, seconds: float) -> Watch:
-    """Starts the coordination of this process with the others, once; waits until all are there.
+    """Starts the coordination with the other processes, once; waits until all have arrived.
 
     Args:
-        task: the place of this process; one of several.
-        seconds: without a sign of life after which a host is lost.
+        task: the place of this process among several.
+        seconds: a host that shows no sign of life for so many seconds is lost.
 
     Raises:
         UserError: the port of the first host is in use.
@@ -83,7 +84,8 @@ def start(task: Task, seconds: float) -> Watch:
                 "with its own index, and let them reach that address."
             ) from error
         _started.append(Watch(Store(client), task.index, task.count, seconds))
-        atexit.register(_leave)  # before JAX's own: the last that is registered runs first
+        # Runs before JAX's own handler, because the last one registered runs first.
+        atexit.register(_leave)
     return _started[0]
 
 
@@ -92,12 +94,12 @@ def _serve(task: Task) -> None:
     port = int(task.coordinator.rpartition(":")[2])
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    try:  # JAX may crash where it cannot serve
+    try:  # tries the port first, because JAX may crash if it cannot serve
         socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
     except OSError as error:
         raise UserError(
-            f"Host 0 cannot serve the others at port {port} ({error.strerror}): end the process "
-            "that has it, or name another port in TF_CONFIG."
+            f"Host 0 cannot serve the other hosts at port {port} ({error.strerror}): end the "
+            "process that uses the port, or name another port in TF_CONFIG."
         ) from error
     state: Any = distributed.global_state
     state.service = _jax.get_distributed_runtime_service(
@@ -108,9 +110,9 @@ def _serve(task: Task) -> None:
 def _connect_task(task: Task) -> Any:
     """Connects JAX to the others as `jax.distributed.initialize` does; returns JAX's client.
 
-    That function has no argument for what happens when the service is gone.
+    That function has no argument to choose what happens when the service is gone.
     """
-    # JAX would take SIGTERM, which `tftpu.runtime.preemption` receives.
+    # JAX would catch SIGTERM, which `tftpu.runtime.preemption` handles.
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     state: Any = distributed.global_state
@@ -132,31 +134,32 @@ def _connect_task(task: Task) -> Any:
 
 
 def _leave() -> None:
-    """Ends the coordination: all leave together, unless a host is lost or stays for long."""
+    """Ends the coordination. All processes leave together, unless one is lost or takes too long."""
     state: Any = distributed.global_state
     if _started[0].leave(_LEAVING):
-        state.client.shutdown()  # returns when all do the same
-        if state.service is not None:  # the others may not have read its answer yet
+        state.client.shutdown()  # returns when all processes have called it
+        # The other processes may not have read the service's answer yet.
+        if state.service is not None:
             time.sleep(_ANSWERS)
             state.service.shutdown()
     _forget()
 
 
 def _forget() -> None:
-    """Takes its client and service from JAX, which would wait for the others when Python ends."""
+    """Removes the client and service from JAX, which would wait for the others when Python ends."""
     state: Any = distributed.global_state
     state.client = state.service = None
 
 
 def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
-    """Makes an abort that follows the loss of a host end the process with that exit code.
+    """Makes an abort after the loss of a host end the process with the exit code for that.
 
-    JAX aborts when its service is gone, and gloo when another host breaks off. `Watch` soon knows
-    of the loss, and ends the process; other aborts stay what they are.
+    JAX aborts when its service is gone, and gloo when another host breaks the connection. `Watch`
+    soon notices the loss and ends the process. Other aborts stay unchanged.
 
     Args:
-        address: of the service.
-        seconds: after which a host is lost.
+        address: the address of the service.
+        seconds: the seconds after which a host is lost.
     """
     host, _, port = address.rpartition(":")
 

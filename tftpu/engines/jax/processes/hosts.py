@@ -35,7 +35,7 @@ class JaxHosts:
     """The processes of a run on several hosts; see `tftpu.engines.engine.Hosts`.
 
     Args:
-        watch: of the other hosts.
+        watch: the watch of the other hosts.
     """
 
     def __init__(self, watch: Watch):
@@ -56,15 +56,15 @@ class JaxHosts:
         return found if found >= 0 else None
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which a host that ends is a lost one."""
+        """Returns a context in which a host that ends counts as lost."""
         return self._watch.together()
 
 
 class StoreExchange:
-    """See `tftpu.engines.engine.Exchange`; the texts are in the store of the first host.
+    """See `tftpu.engines.engine.Exchange`; the first host stores the texts.
 
     Args:
-        watch: of the other hosts, and their store.
+        watch: the watch of the other hosts, with its store.
     """
 
     def __init__(self, watch: Watch):
@@ -73,7 +73,7 @@ class StoreExchange:
         self._uses: collections.Counter[str] = collections.Counter()
 
     def collect(self, name: str, text: str) -> list[str]:
-        """Returns on the chief what all hosts gave under a name, by host; [] on the others."""
+        """Returns every host's text under a name to the chief, by host; [] to the others."""
         key = self._build_key(f"{name}/collected")
         if self.index:
             self._store.put(f"{key}/{self.index}", text)
@@ -91,6 +91,6 @@ class StoreExchange:
         return text
 
     def _build_key(self, name: str) -> str:
-        """Returns its own name for each use of a name, the same on all hosts."""
+        """Returns a unique key for each use of a name, the same on all hosts."""
         self._uses[name] += 1
         return f"{name}/{self._uses[name]}"

@@ -1,8 +1,8 @@
-"""Notices hosts that are lost, and ends this process then.
+"""Ends this process when another host is lost.
 
-A process that waits for another one on a device cannot be woken: on a TPU, and over gloo, it waits
-without end. So each host shows a count that rises, and looks at those of the others. One whose
-count stands still is lost, whether it was killed, stopped or cut off.
+A process that waits for another one on a device cannot be interrupted: on a TPU, and over gloo, it
+waits forever. So each host publishes a rising count, and reads the counts of the others. A host
+whose count stops is lost, whether it was killed, stopped or disconnected.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import jax
 
 from tftpu.runtime import hosts
 
-_BEATS = 6  # in the time after which a host is lost
+_BEATS = 6  # heartbeats in the time after which a host counts as lost
 _LEFT = "left"
 
 
@@ -23,7 +23,7 @@ class Store:
     """Texts by name, which all hosts see.
 
     Args:
-        client: of JAX's coordination service.
+        client: the client of JAX's coordination service.
     """
 
     def __init__(self, client: Any):
@@ -38,14 +38,15 @@ class Store:
         self._client.key_value_set(f"tftpu/{name}", text, True)
 
     def read_texts(self, name: str) -> dict[str, str]:
-        """Returns the texts whose names begin with a name and a slash, by the rest."""
+        """Returns the texts whose names are `name/REST`, by REST."""
         found = self._client.key_value_dir_get(f"tftpu/{name}/")
         return {key.rpartition("/")[2]: text for key, text in found}
 
     def wait_for(self, name: str) -> str:
         """Returns a text as soon as a host sets it."""
         while True:
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # not yet; `Watch` ends the wait
+            # The text is not set yet; `Watch` ends the wait if a host is lost.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
                 return self._client.blocking_key_value_get(f"tftpu/{name}", 60_000)
             time.sleep(0.1)
 
@@ -58,10 +59,10 @@ class Watch:
     """Watches the other hosts, in threads, until this one leaves.
 
     Args:
-        store: which all hosts see.
-        index: of this host.
-        count: of hosts.
-        seconds: without a sign of life after which a host is lost.
+        store: the store that all hosts see.
+        index: the index of this host.
+        count: the number of hosts.
+        seconds: a host that shows no sign of life for so many seconds is lost.
 
     Attributes:
         store, index, count: the arguments.
@@ -72,15 +73,15 @@ class Watch:
         self._seconds = seconds
         now = time.monotonic()
         self._seen = {other: (now, "") for other in range(count) if other != index}
-        self._answered = now  # when the store answered last
-        self._working = 0  # blocks of `together`
+        self._answered = now  # the time of the store's last answer
+        self._working = 0  # number of open blocks of `together`
         self._leaving = threading.Event()
         for name, target in (("beats", self._send_beats), ("lost-hosts", self._watch_hosts)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Counts a host that leaves within the block as lost: all are in it at the same time."""
+        """Counts a host that leaves within the block as lost; all hosts enter it together."""
         self._working += 1
         try:
             yield
@@ -88,10 +89,10 @@ class Watch:
             self._working -= 1
 
     def leave(self, limit: float) -> bool:
-        """Tells the others that this process ends; returns whether all of them do.
+        """Tells the other hosts that this one ends; returns whether all of them end as well.
 
         Args:
-            limit: seconds to wait for them.
+            limit: the seconds to wait for the others.
         """
         self._leaving.set()
         end = time.monotonic() + limit
@@ -103,13 +104,14 @@ class Watch:
             time.sleep(0.05)
         return False
 
-    # In threads
+    # Methods that run in threads
 
     def _send_beats(self) -> None:
         beats = 0
         while not self._leaving.is_set():
             beats += 1
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # `_judge` counts the time
+            # `_judge` measures how long the store does not answer
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._exchange_texts(str(beats))
             self._leaving.wait(self._seconds / _BEATS)
 
@@ -140,9 +142,9 @@ class Watch:
         return None
 
     def _find_gone(self) -> str | None:
-        """Returns a sentence about a host that ended while this one works with it."""
+        """Returns a sentence about a host that ended while this one still works with it."""
         for other, (heard, text) in self._seen.items():
-            # Those that end together leave the block one after the other.
+            # Hosts that end together leave the block one after the other.
             if text == _LEFT and self._working and time.monotonic() - heard > self._seconds / 2:
                 return f"Host {other} ended while this one was waiting for it: see its output."
         return None

@@ -23,13 +23,14 @@ class EvalStep:
         state: the variables.
 
     Attributes:
-        sums: the layout of what is added up over batches.
+        sums: the layout of the sums over batches.
     """
 
     def __init__(self, state: JaxState):
         self._state = state
         optimizers = [v for group in state.groups for v in group.optimizer.variables]
-        # Which own losses and layers may read: a program would hold the values of its first run.
+        # The user's own losses and layers may read these variables. A compiled program would keep
+        # the values of its first run, so they are passed in.
         self._untrained = [*state.untrained, *optimizers]
         self._passes = [ForwardPass(state, losses, self._untrained) for losses in state.losses]
         self.sums = EvalSums(state.losses)
@@ -38,7 +39,7 @@ class EvalStep:
         """Returns whether padding can be left out of the losses and metrics of a batch.
 
         Args:
-            batch: the shapes of a batch, `jax.ShapeDtypeStruct`s.
+            batch: the shapes of a batch as `jax.ShapeDtypeStruct`s.
         """
         found: list[bool] = []
 
@@ -58,13 +59,13 @@ class EvalStep:
     def evaluate(
         self, values: StateValues, sums: Tensor, batch: Nest, valid: Tensor | None
     ) -> Tensor:
-        """Returns the sums with those of a batch added.
+        """Adds the sums of a batch to the given sums.
 
         Args:
-            values: those that evaluation uses.
-            sums: over the batches before, (size,) float32.
+            values: the values that evaluation uses.
+            sums: the sums over earlier batches, (size,) float32.
             batch: `(x, y)` or `(x, y, sample_weight)`.
-            valid: (batch,) float32, 1.0 for examples and 0.0 for padding; None: no padding.
+            valid: 1.0 for examples and 0.0 for padding, (batch,) float32; None: no padding.
         """
         runs = self._run(values, batch, valid)
         examples = jnp.asarray(float(count_examples(batch))) if valid is None else jnp.sum(valid)
@@ -81,10 +82,10 @@ class EvalStep:
     def check_metrics(self, first: Callable[[], Nest]) -> None:
         """Raises `UserError` for a metric whose states cannot be added up over batches.
 
-        Keras's own metrics are made of sums and counts. Others are tried.
+        Keras's own metrics consist of sums and counts. This tests other metrics on a batch.
 
         Args:
-            first: returns the first batch of the data; called only for a trial.
+            first: a function that returns the first batch of the data; only a test calls it.
         """
         for one in self._passes:
             if not one.losses.unknown_metrics:

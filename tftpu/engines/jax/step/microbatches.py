@@ -15,19 +15,19 @@ from tftpu.tensors import Nest
 class MicrobatchLayout:
     """The microbatches of a global batch.
 
-    Each device holds consecutive examples, of which a microbatch takes consecutive ones from each
+    Each device holds consecutive examples. A microbatch takes consecutive examples from each
     device.
 
     Args:
-        layout: where batches lie.
+        layout: the shardings of batches.
         shard_spec: spec of one device's shard, nested `tf.TensorSpec`s.
         microbatches: number of microbatches.
 
     Attributes:
-        microbatches: their number.
+        microbatches: the number of microbatches.
         shard: number of examples of a device's shard.
         batch: the shapes of a global batch, `jax.ShapeDtypeStruct`s.
-        microbatch: those of a microbatch.
+        microbatch: the shapes of a microbatch.
     """
 
     def __init__(self, layout: Layout, shard_spec: Nest, microbatches: int):
@@ -43,7 +43,7 @@ class MicrobatchLayout:
         return jax.tree.map(self._split_microbatches, batch)
 
     def remove_padding(self, batch: Nest) -> Nest:
-        """Returns a batch without what its shards hold beyond their examples."""
+        """Returns a batch without the padding at the end of each shard."""
         padded = count_examples(batch) // self._shards
         if padded == self.shard:
             return batch
@@ -55,14 +55,14 @@ class MicrobatchLayout:
         return jax.tree.map(crop_shards, batch)
 
     def find_positions(self, number: Any) -> tuple[Any, int, int]:
-        """Returns where the examples of a microbatch are in the global batch.
+        """Returns the positions of a microbatch's examples in the global batch.
 
         Args:
-            number: of the microbatch.
+            number: the number of the microbatch.
 
         Returns:
-            The position of the first, the number of consecutive examples, and the distance from
-            the first of these to the first of the next.
+            The position of the first example, the number of consecutive examples, and the distance
+            from the start of one run of consecutive examples to the start of the next.
         """
         run = self.shard // self.microbatches
         return number * run, run, self.shard

@@ -29,8 +29,8 @@ class ObjectiveResult(NamedTuple):
     """The results of one objective in one step.
 
     Attributes:
-        values: of all variables after it.
-        sums: what is added up over steps.
+        values: the values of all variables after the step.
+        sums: the summands of this step.
         norm: the global norm of the gradient, 0 if it overflowed.
         finite: whether the gradient was finite, and the update was made.
         metrics: states of the metrics.
@@ -46,7 +46,7 @@ class ObjectiveResult(NamedTuple):
 class ObjectiveStep:
     """The step of one objective.
 
-    Making one traces its forward pass, to learn what it updates, masks and depends on.
+    The constructor traces the forward pass, to learn what it updates, masks and depends on.
 
     Args:
         state: the variables.
@@ -54,9 +54,10 @@ class ObjectiveStep:
         microbatching: the division of a global batch into microbatches.
 
     Attributes:
-        changed: places, among the variables that are not trained, of those that it changes.
-        constants: the variables outside of the model that it reads, each with its value, which
-            its program holds.
+        changed: the indices of the variables that the objective changes, among the untrained
+            variables.
+        constants: the variables outside of the model that the objective reads, each with its value,
+            which is constant in the program.
 
     Raises:
         UserError: the objective cannot be trained.
@@ -68,7 +69,8 @@ class ObjectiveStep:
         self._losses = self._group.losses
         weights = state.model.trainable_variables
         optimizers = [v for group in state.groups for v in group.optimizer.variables]
-        self._first = len(state.untrained) + len(optimizers)  # of the weights among these:
+        # Index of the first weight in this list of variables.
+        self._first = len(state.untrained) + len(optimizers)
         self._forward = ForwardPass(state, self._losses, [*state.untrained, *optimizers, *weights])
         self._division = Division(1, microbatching.microbatches)
         places = {id(v): place for place, v in enumerate(weights)}
@@ -77,12 +79,13 @@ class ObjectiveStep:
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         self.constants = _find_constants(state, traced.read)
         checks.refuse_unreached(self._losses.terms, reached)
-        if microbatching.microbatches > 1:  # else the one number is of the whole batch
+        # Without microbatches, the function's one number is for the whole batch.
+        if microbatching.microbatches > 1:
             checks.warn_of_means(self._group, traced.computed)
         self._reached = reached
         updated = {id(v) for v in traced.updated}
         self.changed = [i for i, v in enumerate(state.untrained) if id(v) in updated]
-        # The weights that layers assign themselves, before the update.
+        # Indices of the weights that layers themselves assign before the update.
         self._assigned = [i for i, v in enumerate(weights) if id(v) in updated]
         self._described = _describe(traced, self._losses, microbatching)
 
@@ -90,8 +93,8 @@ class ObjectiveStep:
         """Returns the values after an update from a global batch.
 
         Args:
-            values: of all variables.
-            step: number of steps done, () int32.
+            values: the values of all variables.
+            step: the number of steps done, () int32.
             batch: the global batch.
         """
         state, group, index = self._state, self._group, self._index
@@ -104,7 +107,7 @@ class ObjectiveStep:
         if limit:
             grads = [grad * (limit / jnp.maximum(norm, limit)) for grad in grads]
         if group.scaler is not None:
-            # A skipped step must change neither variables nor what is logged.
+            # A skipped step must change neither the variables nor the logged values.
             changed = _select_where(finite, changed, self._select_changed(values))
         statistics, assigned = changed[: len(self.changed)], changed[len(self.changed) :]
         values = values._replace(
@@ -247,7 +250,7 @@ class ObjectiveStep:
         if all(value is not None for value in known):
             return known
         if self._described.masked or not isinstance(losses, CompiledLosses):
-            # Only the masks are used: the compiler removes the rest of this forward pass.
+            # Only the masks are used, so the compiler removes the rest of this forward pass.
             own = [values.trainable[i] for i in self._own]
             elements = self._run(values, own, step, 0, batch).computed.elements
         else:
@@ -259,7 +262,7 @@ class ObjectiveStep:
         ]
 
     def _constrain_gradients(self, grads: Arrays) -> Arrays:
-        """Returns gradients that lie where their variables do: summed and cut in one exchange."""
+        """Shards gradients like their variables, so that one exchange sums and divides them."""
         layout = self._state.layout
         return [
             jax.lax.with_sharding_constraint(grad, layout.find_weight_sharding(variable))
@@ -267,7 +270,7 @@ class ObjectiveStep:
         ]
 
     def _trace_forward(self) -> tuple[Forward, list[bool]]:
-        """Traces the forward pass; returns it, and the variables it depends on."""
+        """Traces the forward pass; returns its properties and the variables that it depends on."""
         state, results = self._state, []
 
         def trace(own, batch):

@@ -1,8 +1,8 @@
 """The train step: its only definition on this engine, one program over the whole mesh.
 
-It means what the step of `tftpu.engines.tensorflow.step.train_step` means, in the same order. There
-is one shard: XLA divides the program, and puts the exchange between devices where the shardings of
-batch and weights ask for it.
+It computes the same as the step of `tftpu.engines.tensorflow.step.train_step`, in the same order,
+but sees only one shard: XLA divides the program, and adds the exchange between devices that the
+shardings of the batch and the weights require.
 """
 
 import functools
@@ -32,10 +32,10 @@ class TrainStep:
     Attributes:
         state: the variables.
         microbatching: the division of a batch into microbatches.
-        sums: the layout of what is added up over steps.
+        sums: the layout of the sums over steps.
 
     Raises:
-        UserError: the shape or a layer cannot be trained on.
+        UserError: the shape or a layer does not allow training.
     """
 
     def __init__(self, state: JaxState, shard_spec: Nest):
@@ -70,12 +70,12 @@ class TrainStep:
     def train(
         self, values: StateValues, sums: Tensor, step: Tensor, batch: Nest, due: tuple[int, ...]
     ) -> tuple[StateValues, Tensor]:
-        """Returns the values after a step, and the sums with those of the step added.
+        """Returns the values after a step, and the sums including this step.
 
         Args:
-            values: of all variables.
-            sums: over the steps before, (size,) float32.
-            step: number of steps done, () int32.
+            values: the values of all variables.
+            sums: the sums over earlier steps, (size,) float32.
+            step: the number of steps done, () int32.
             batch: the global batch.
             due: the objectives that are due.
         """
@@ -96,13 +96,13 @@ class TrainStep:
         return values, sums + self.sums.build_vector(1, norm, skipped, sums_of_groups, metrics)
 
     def check_constants(self) -> None:
-        """Raises `UserError` if a variable outside of the model changed that the program holds."""
+        """Raises `UserError` if a variable changed whose value is constant in the program."""
         for variable, value in (pair for one in self._steps for pair in one.constants):
             if variable.value is not value:
                 raise UserError(
-                    f"The variable {variable.path!r}, which the loss reads, has changed, and it is "
-                    "not part of the model: on JAX a compiled step holds the value that it had at "
-                    "the beginning. Make it an attribute of the model, with trainable=False."
+                    f"The loss reads the variable {variable.path!r}, which has changed but is not "
+                    "part of the model. On JAX, a compiled step keeps the value that it had at "
+                    "first. Make it an attribute of the model, with trainable=False."
                 )
 
     def _update_averages(

@@ -15,8 +15,8 @@ class UpdateResult(NamedTuple):
     """The values after an update.
 
     Attributes:
-        variables: of the objective's variables.
-        optimizer: of its optimizer's.
+        variables: the values of the objective's variables.
+        optimizer: the values of its optimizer's variables.
     """
 
     variables: Arrays
@@ -31,7 +31,7 @@ def apply_gradients(
     Args:
         group: the objective.
         grads: gradients of its variables.
-        reached: for each, whether the loss depends on the variable; the others do not change.
+        reached: whether the loss depends on each variable; other variables do not change.
         variables: values of its variables.
         optimizer: values of its optimizer's variables.
     """

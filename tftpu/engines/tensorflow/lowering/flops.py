@@ -16,21 +16,22 @@ from tftpu.engines.origins import (
 from tftpu.engines.tensorflow import internals
 
 Shape = Any  # a tf.TensorShape that is fully defined
-_CHOICES = ("If", "StatelessIf", "Case", "StatelessCase")  # one of their functions runs
+# Operations that run one of their functions.
+_CHOICES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def count_step_flops(graph: Any, origins: Sequence[Origin]) -> int:
-    """Returns the FLOPs of the products of a step, forward and backward, given its forward pass.
+    """Returns the FLOPs of a step's products, forward and backward, from its forward pass.
 
     A multiplication and its addition count as two. Elementwise ops are left out, and so are batched
     products of activations with activations, such as attention's: 6 x parameters x tokens for a
-    transformer that is trained whole (`tftpu.engines.origins`). What no output depends on does not
-    count, as Keras computes a step of a recurrent layer for its shapes alone. A loop whose number
-    of iterations the graph does not show counts once, and of several branches the largest does.
+    transformer that is trained whole (`tftpu.engines.origins`). Ops that no output depends on do
+    not count, because Keras runs a step of a recurrent layer only for its shapes. A loop with an
+    unknown number of iterations counts once. Of several branches, only the largest counts.
 
     Args:
         graph: a `FuncGraph` of static shapes.
-        origins: of its inputs.
+        origins: the origins of its inputs.
     """
     return _count_graph(graph, origins)[0]
 
@@ -47,10 +48,10 @@ def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]
             flops, outputs = _count_called(op, bodies, inputs)
             total += _count_trips(op, known) * flops
         elif op.type in ("Placeholder", "PlaceholderWithDefault"):
-            continue  # an input, whose origin is given
+            continue  # the origin of an input is given
         else:
             total += count_passes(*inputs[-2:]) * _count_flops(op) if len(inputs) > 1 else 0
-            # Noise is data, whatever its seed depends on.
+            # Noise counts as data, whatever its seed depends on.
             origin = Origin.DATA if "Random" in op.type else merge_origins(inputs)
             outputs = [origin] * len(op.outputs)
         for tensor, origin in zip(op.outputs, outputs):
@@ -69,7 +70,7 @@ def _count_called(
         ]
         results = [outputs for _, outputs in found if len(outputs) == len(op.outputs)]
         outputs = [merge_origins(origins) for origins in zip(*results)]
-        # What one iteration makes, the next one is given.
+        # The outputs of one iteration are the inputs of the next.
         after = [a | b for a, b in zip(inputs, outputs)] if "While" in op.type else inputs
         if after == inputs:
             counts = [flops for flops, _ in found]
@@ -79,7 +80,7 @@ def _count_called(
 
 
 def _find_needed(graph: Any) -> list[tf.Operation]:
-    """Returns the ops that the outputs of a graph depend on, each after those it depends on."""
+    """Returns the ops that the outputs of a graph depend on, in the order of their dependence."""
     found: set[str] = set()
     todo = [tensor.op for tensor in graph.outputs]
     while todo:
@@ -91,16 +92,16 @@ def _find_needed(graph: Any) -> list[tf.Operation]:
 
 
 def _is_differentiable(tensor: tf.Tensor) -> bool:
-    """Returns whether a gradient may flow through a tensor; lists and variables hold others."""
+    """Returns whether a gradient may flow through a tensor, a list or a variable."""
     return tensor.dtype.is_floating or tensor.dtype in (tf.variant, tf.resource)
 
 
 def _count_trips(op: tf.Operation, known: dict[str, Any]) -> int:
-    """Returns how often an op runs the functions that it calls.
+    """Returns how often an op runs each function that it calls.
 
     A loop's condition says that a counter, which starts from a constant and to which the body adds
-    a constant, is less than a constant. Each may be an input of the loop. In any other form the
-    loop counts once.
+    a constant, is less than a constant. Each constant may be an input of the loop. A loop in any
+    other form counts once.
     """
     if op.type not in ("While", "StatelessWhile"):
         return 1
@@ -121,12 +122,12 @@ def _count_trips(op: tf.Operation, known: dict[str, Any]) -> int:
 
 
 def _find_input(tensor: Any, graph: Any) -> int | None:
-    """Returns which input of a graph a tensor is, None if it is none."""
+    """Returns the index of a tensor among the inputs of a graph, or None."""
     return next((i for i, given in enumerate(graph.inputs) if given is tensor), None)
 
 
 def _find_increment(body: Any, place: int | None) -> int:
-    """Returns what a loop's body adds to one of its inputs, 0 if that is not a constant."""
+    """Returns the constant that a loop's body adds to one of its inputs, or 0."""
     value = None if place is None else body.outputs[place]
     while value is not None and value.op.type == "Identity":
         value = value.op.inputs[0]
@@ -138,13 +139,13 @@ def _find_increment(body: Any, place: int | None) -> int:
 
 
 def _read_number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
-    """Returns a whole number in a loop's condition, where the loop starts; None: unknown."""
+    """Returns a whole number in a loop's condition, for the first iteration; None if unknown."""
     place = _find_input(tensor, condition)
     return _read_constant(tensor if place is None else loop.inputs[place])
 
 
 def _read_constant(tensor: Any) -> int | None:
-    """Returns the value of a constant whole number, None for anything else."""
+    """Returns the value of a constant whole number; None for any other tensor."""
     found = (
         tf.get_static_value(tensor) if tensor.dtype.is_integer and not tensor.shape.rank else None
     )
@@ -165,19 +166,19 @@ def _count_flops(op: tf.Operation) -> int:
         inner = shapes[0][-2] if op.get_attr(name) else shapes[0][-1]
         return 2 * output.num_elements() * inner
     if op.type in ("Conv2D", "Conv3D", "DepthwiseConv2dNative"):
-        # Each output is a sum over the kernel and the input channels of its group.
+        # Each output is a sum over the kernel's window and the input channels of its group.
         channels = 1 if op.type == "DepthwiseConv2dNative" else shapes[1][-2]
         features = output[_choose_axes(op, output.rank).channels]
         return 2 * output[0] * _count_taps(shapes[0], output, shapes[1], op) * channels * features
     if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):
-        # A transposed convolution: the products of the one from its output to its input.
+        # A transposed convolution has the products of the convolution from its output to its input.
         _, kernel, given = shapes
         return 2 * given[0] * _count_taps(output, given, kernel, op) * kernel[-2] * kernel[-1]
     return 0
 
 
 class _Axes(NamedTuple):
-    """The axes of images, beside the first, which is that of examples."""
+    """The axes of images after the first axis, which counts the examples."""
 
     channels: int
     spatial: range
@@ -206,11 +207,11 @@ def _count_taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, ax
 
 
 def _count_einsum(equation: str, shapes: Sequence[Shape]) -> int:
-    """Returns twice the product of all axes; an ellipsis represents those without a name."""
+    """Returns twice the product of the sizes of all axes, including those of an ellipsis."""
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")
     if len(terms) != 2 or set(terms[0]) & set(terms[1]) & set(output) - {"."}:
-        return 0  # one tensor, or a batched product
+        return 0  # it has one operand, or is a batched product
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes):
         if not shape.is_fully_defined():

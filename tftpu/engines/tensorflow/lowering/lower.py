@@ -25,8 +25,8 @@ from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.errors import UserError
 from tftpu.tpu.slices import Slice
 
-_LARGE = 4096  # elements of a variable whose values are not made
-# `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s, nested as the model takes them.
+_LARGE = 4096  # elements of a variable from which its values are not computed
+# `(x, y)` or `(x, y, sample_weight)`, where each is a `tf.TensorSpec` or a nest of them.
 BatchSpec = Any
 
 
@@ -41,14 +41,14 @@ def lower(
     """Lowers the train step of one replica.
 
     Args:
-        model_fn: returns a newly built and compiled Keras model.
-        batch_spec: one replica's shard of the global batch.
+        model_fn: a function that returns a newly built and compiled Keras model.
+        batch_spec: the spec of one replica's shard of the global batch.
         replicas: number of replicas that share the global batch.
         precision: dtype policy under which the model is built.
-        options: options of the trainer; None takes the defaults. The step depends on
+        options: the options of the trainer; None means the defaults. The step depends on
             `gradient_accumulation_steps`, `global_clipnorm` and `ema_momentum`.
-        objectives: returns the objectives of a model; None: it is compiled with its loss. A step
-            in which all are due is lowered.
+        objectives: a function from a model to its objectives; None: the model has a compiled loss.
+            The lowered step is one in which all objectives are due.
 
     Raises:
         UserError: XLA cannot compile the step. The message names the layer and the op.
@@ -67,7 +67,7 @@ def lower(
         )
     examples = count_examples(batch_spec) // options.gradient_accumulation_steps
     microbatch = replace_examples(batch_spec, examples)
-    # Not for a TPU: a kernel of ours would hide products.
+    # Lowered for a CPU, because one of our TPU kernels would hide its products.
     forward, _ = to_hlo(step.forward, (microbatch,), "hlo", layers)
     return LoweredStep(
         program=hlo,
@@ -77,7 +77,7 @@ def lower(
         arguments=arguments,
         layers=layers,
         numbered=True,
-        # A GroupNormalization has groups as well.
+        # A GroupNormalization has `groups` as well, but no kernel size.
         grouped=[x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1],
         kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
         precision=precision,
@@ -86,7 +86,7 @@ def lower(
 
 
 def _count_state_bytes(state: ModelState) -> StateBytes:
-    """Returns what a device holds: everything, as each has the whole model."""
+    """Returns the bytes that a device holds, which include the whole model."""
     optimizers = [v for group in state.groups for v in group.optimizer.variables]
     return StateBytes(
         count_bytes(state.model.variables), count_bytes(optimizers), count_bytes(state.averages)
@@ -107,25 +107,25 @@ class TensorFlowLowering:
         """Returns the number of devices.
 
         Raises:
-            UserError: they are those of several slices.
+            UserError: the devices belong to several slices.
         """
         if target.slices > 1:
             raise UserError(
-                f"The TensorFlow engine trains on one slice, and {target.name} are "
-                f"{target.slices}: set cluster.engine=jax."
+                f"The TensorFlow engine trains on one slice, but {target.name} are "
+                f"{target.slices} slices: set cluster.engine=jax."
             )
         return target.replicas
 
     def format_mesh(self, devices: int) -> str:
-        """Returns "": each device holds the whole model."""
+        """Returns "", because each device holds the whole model."""
         return ""
 
     def list_finer_lowerings(self, target: Slice) -> list["TensorFlowLowering"]:
-        """Returns none."""
+        """Returns an empty list, because every device holds the whole model."""
         return []
 
     def choose_compiler_options(self, target: Slice) -> dict[str, str]:
-        """Returns none: TensorFlow's runtime compiles the step with its own options."""
+        """Returns no options, because TensorFlow's runtime compiles the step with its own."""
         return {}
 
     def lower(
@@ -149,7 +149,7 @@ class OneReplicaStrategy(tf.distribute.Strategy):
 
 
 class _Extended(internals.OneDeviceExtended):
-    """Private interface of TensorFlow: tried with 2.19 to 2.21.
+    """A private interface of TensorFlow, tested with 2.19 to 2.21.
 
     The type checker reads literal return types (1 replica, merge calls) from the base class.
     """
@@ -163,10 +163,10 @@ class _Extended(internals.OneDeviceExtended):
         return self._replicas
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Creates a variable; a large one is empty, if its initializer has not run yet.
+        """Creates a variable, without values if it is large and its initializer has not run.
 
-        A step is lowered from shapes. The values of a large model, and of its optimizer's state,
-        would stay in memory while the compiler needs it.
+        Lowering a step needs only shapes. The values of a large model and its optimizer would fill
+        memory that the compiler needs.
         """
         initial = kwargs["initial_value"]
         if callable(initial):
@@ -181,10 +181,11 @@ class _Extended(internals.OneDeviceExtended):
         return super()._create_variable(next_creator, **kwargs)
 
     def _use_merge_call(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return False  # as under TPUStrategy
+        return False  # the same as under TPUStrategy
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        # CrossReplicaSum, which TPUStrategy would emit, has no kernel in a wheel without TPUs.
+        # TPUStrategy would emit CrossReplicaSum, but a TensorFlow without TPU support has no kernel
+        # for it.
         del options
         group = np.arange(self._replicas, dtype=np.int32)[None]
 
@@ -236,7 +237,7 @@ def to_hlo(
 
 
 def _explain_failure(message: str, layers: Collection[str]) -> str:
-    """Returns an error message for the user, given that of TensorFlow's bridge to XLA."""
+    """Turns an error message of TensorFlow's bridge to XLA into one for the user."""
     node = re.search(r"\{\{(?:node|function_node) ([^}]+)\}\}", message)
     first = message.strip().splitlines()[0][:300]
     if not node:

@@ -13,7 +13,7 @@ from tftpu.inference.decoding import build_decoding
 from tftpu.inference.loop import Loop
 from tftpu.inference.sampling import Sampling, gather_rules
 
-_TOKENS = 64  # that the loop writes, so that what comes before it does not count
+_TOKENS = 64  # tokens that the loop writes; enough to make the time before the loop negligible
 
 
 class LoweredWriting(NamedTuple):
@@ -21,8 +21,8 @@ class LoweredWriting(NamedTuple):
 
     Attributes:
         step: the loop.
-        context: tokens of a row.
-        tokens: those of a row that the loop writes.
+        context: the number of tokens of a row.
+        tokens: the number of tokens of a row that the loop writes.
     """
 
     step: LoweredStep
@@ -34,8 +34,8 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
     """Lowers the loop that writes the last tokens of a context.
 
     Args:
-        model_fn: returns a newly built language model.
-        rows: texts that are written at once.
+        model_fn: a function that returns a newly built language model.
+        rows: the number of texts that are written at once.
         precision: dtype policy under which the model is built.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A vector of sums on each replica, which the host reads added up over replicas."""
+"""A vector of sums on each replica; the host reads its total over the replicas."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ class Accumulator:
     """A float32 vector on each replica.
 
     Args:
-        size: its length.
-        name: name of the variable.
+        size: the length of the vector.
+        name: the name of the variable.
     """
 
     def __init__(self, size: int, name: str):

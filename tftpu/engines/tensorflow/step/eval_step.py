@@ -22,7 +22,7 @@ class EvalStep:
     """The evaluation step of a model, for the strategy in whose scope it is made.
 
     Attributes:
-        sums: the layout of what `accumulator` adds up.
+        sums: the layout of the vector in `accumulator`.
         accumulator: the sums over batches.
     """
 
@@ -35,10 +35,10 @@ class EvalStep:
     def is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether padding can be left out of the losses and metrics of a batch.
 
-        If not, `evaluate` has to run without padding.
+        If not, `evaluate` must run without padding.
 
         Args:
-            batch_spec: spec of one replica's shard.
+            batch_spec: the spec of one replica's shard.
         """
         found: list[bool] = []
 
@@ -55,7 +55,7 @@ class EvalStep:
 
         Args:
             batch: the shard, `(x, y)` or `(x, y, sample_weight)`.
-            valid: (batch,) float32, 1.0 for examples and 0.0 for padding; None: no padding.
+            valid: 1.0 for examples and 0.0 for padding, (batch,) float32; None: no padding.
             shards: number of shards that the batch is cut into.
             repeats: number of replicas that evaluate this same shard.
         """
@@ -85,7 +85,7 @@ class EvalStep:
     def _count_examples(
         self, examples: Tensor, size: float, valid: Tensor | None, shards: int
     ) -> Tensor:
-        """Returns the number of examples of the global batch, for the terms that are sums."""
+        """Returns the number of examples of the global batch, which divides terms that are sums."""
         summed = any(term.reduction == "sum" for one in self._state.losses for term in one.terms)
         if valid is None or not summed:
             return tf.constant(size * shards)

@@ -23,11 +23,11 @@ class ShardResult(NamedTuple):
     """The results of one shard.
 
     Attributes:
-        grads: gradients of the objective's variables, zeros where the loss does not reach one.
-        reached: for each of them, whether the loss depends on it.
+        grads: the gradients of the objective's variables, zeros where the loss depends on none.
+        reached: whether the loss depends on each variable.
         statistics: new moving statistics, averaged over the microbatches.
         metrics: states of the metrics.
-        losses: this share's part of the loss and of each of its terms.
+        losses: this shard's part of the loss and of each of its terms.
     """
 
     grads: list[Tensor]
@@ -41,7 +41,7 @@ class ForwardProperties(NamedTuple):
     """Properties of a traced forward pass.
 
     Attributes:
-        output: `keras.KerasTensor`s of one example's outputs.
+        output: the outputs of one example as `keras.KerasTensor`s.
         masked: whether an output carries a Keras mask.
         divisors: the global divisor of each term; None where it depends on the data.
     """
@@ -56,9 +56,9 @@ class ShardGradients:
 
     Args:
         state: the variables.
-        group: number of the objective.
-        forward: its forward pass.
-        described: the properties of that.
+        group: the number of the objective.
+        forward: the forward pass of the objective.
+        described: the properties of the forward pass.
         examples: number of examples of a microbatch.
     """
 
@@ -131,13 +131,13 @@ class ShardGradients:
     def _compute_divisors(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor]
     ) -> list[Any]:
-        """Returns the global divisor of each loss; floats where they do not depend on the data."""
+        """Returns the global divisor of each loss, a float if it does not depend on the data."""
         known = [value for value in self._described.divisors if value is not None]
         if len(known) == len(self._terms):
             return known
         losses = self._losses
         if self._described.masked or not isinstance(losses, CompiledLosses):
-            # Only the masks are used: the compiler removes the rest of this forward pass.
+            # Only the masks are used, so the compiler removes the rest of this forward pass.
             values = Values(trainable, statistics, self._compute_seeds(context, 0))
             elements = self._run(batch, values).computed.elements
         else:

@@ -13,8 +13,8 @@ def wrap_for_platform(platform: str | None, function: Callable[..., Any]) -> Cal
     """Wraps a function to announce the platform that it is traced for.
 
     Args:
-        platform: as `tftpu.sharding` names it.
-        function: to be traced.
+        platform: the platform as `tftpu.sharding` names it.
+        function: the function to be traced.
     """
 
     def traced(*args):
@@ -29,7 +29,7 @@ class StepVariants(NamedTuple):
 
     Attributes:
         due: the second argument of the step in each variant.
-        next: returns the number of the variant that is next, () int32.
+        next: a function that returns the number of the next variant, () int32.
     """
 
     due: Sequence[tuple[int, ...]]
@@ -45,20 +45,20 @@ def build_device_loop(
     """Returns a loop of steps in one `tf.function`, traced once for any number of steps.
 
     Args:
-        strategy: runs the step on its replicas.
-        step: takes one replica's shard of what the iterator yields.
-        afterwards: runs on every replica at the end of the loop.
-        turns: the variants of the step that take turns; None: there is one.
+        strategy: the strategy whose replicas run the step.
+        step: a function of one replica's shard of a batch.
+        afterwards: a function that runs on every replica at the end of the loop.
+        turns: the variants of the step that take turns; None: there is only one.
 
     Returns:
-        A `tf.function` of an iterator and a number of steps, () int32. It returns the seconds
-        that the loop waited for its input. Where the host runs ahead of the devices, as on a TPU,
-        that is an upper bound of what the devices waited.
+        A `tf.function` of an iterator and a number of steps, () int32. It returns the seconds that
+        the loop waited for its input. Where the host runs ahead of the devices, as on a TPU, the
+        devices waited at most this long.
     """
 
-    # No jit_compile: a TPU compiles everything anyway, and a nested XLA function would run on its
-    # host ("could not find registered transfer manager for platform Host"); on a CPU, XLA's
-    # convolutions are the slower ones.
+    # No jit_compile: a TPU compiles everything anyway, and would run a nested XLA function on its
+    # host ("could not find registered transfer manager for platform Host"). On a CPU, XLA's
+    # convolutions are slower.
     def loop(iterator, count):
         def body(index, waited):
             asked = _read_time()
@@ -69,7 +69,8 @@ def build_device_loop(
             if turns is None:
                 strategy.run(step, args=(batch,))
             else:
-                # Outside of the step: its collectives may not stand in a branch.
+                # The choice is outside of the step, because the step's collectives may not be in a
+                # branch.
                 branches = [_build_branch(strategy, step, batch, due) for due in turns.due]
                 tf.switch_case(turns.next(), branches)
             return index + 1, waited
@@ -80,12 +81,12 @@ def build_device_loop(
             strategy.run(afterwards)
         return waited
 
-    # AutoGraph would convert all that is called, which takes longer than to trace it.
+    # AutoGraph would convert every function that is called, which takes longer than tracing them.
     return internals.build_graph_function(loop)
 
 
 def build_repeat_loop(strategy: tf.distribute.Strategy, step: Callable[..., None]) -> Any:
-    """Returns a loop of steps on one batch in one `tf.function`, of a batch and a number."""
+    """Returns a `tf.function` of a batch and a number, which runs so many steps on the batch."""
 
     def loop(batch, count):
         def body(index):
@@ -98,7 +99,7 @@ def build_repeat_loop(strategy: tf.distribute.Strategy, step: Callable[..., None
 
 
 def _read_time() -> tf.Tensor:
-    """Returns the time in seconds; 0 where TensorFlow runs deterministic ops only."""
+    """Returns the time in seconds; 0 if TensorFlow runs only deterministic ops."""
     return tf.zeros((), tf.float64) if internals.is_deterministic() else tf.timestamp()
 
 

@@ -26,7 +26,7 @@ class ObjectiveResult(NamedTuple):
     """The results of one objective in one step, on one replica.
 
     Attributes:
-        sums: what is added up over steps.
+        sums: the summands of this step.
         norm: the global norm of the gradient, 0 if it overflowed.
         finite: whether the gradient was finite, and the update was made.
         metrics: states of the metrics.
@@ -47,7 +47,7 @@ class ObjectiveStep:
         microbatch: spec of a microbatch.
 
     Attributes:
-        statistics: the moving statistics that it changes, and the weights that layers assign.
+        statistics: the moving statistics that the step changes, and the weights that layers assign.
         divisors: the global divisor of each term; None where it depends on the data.
 
     Raises:
@@ -91,9 +91,9 @@ class ObjectiveStep:
         statistics, metrics, losses = result.statistics, result.metrics, result.losses
         taken = tf.ones(())
         if group.scaler is not None:
-            # A skipped step must change neither the moving statistics nor what is logged.
+            # A skipped step must change neither the moving statistics nor the logged values.
             statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
-        # Before the update, which changes weights that layers have assigned.
+        # Assigned before the update, which changes weights that layers have assigned.
         for variable, value in zip(self.statistics, statistics):
             variable.value.assign(value)
         if group.scaler is not None:
@@ -111,7 +111,8 @@ class ObjectiveStep:
         else:
             with tf.name_scope("optimizer"):
                 update.apply_gradients(group, grads, result.reached)
-                # A Python number: a tensor would be broadcast from the first replica, a collective.
+                # A Python number, because a tensor would be broadcast from the first replica by a
+                # collective.
                 group.optimizer.iterations.value.assign_add(1)
         return ObjectiveResult(GroupSums(taken, losses), norm, finite, metrics)
 
@@ -119,7 +120,7 @@ class ObjectiveStep:
         """Returns the model FLOPs of a microbatch, forward and backward.
 
         Args:
-            microbatch: its spec.
+            microbatch: the spec of a microbatch.
         """
         variables = self._state.model.trainable_variables
         own = {id(v) for v in self._group.variables}
@@ -146,7 +147,7 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
     division = Division(state.replicas, state.options.gradient_accumulation_steps, EXCHANGE)
 
     def trace(batch, seeds):
-        # Regularizers read the weights' values from the scope.
+        # Regularizers read the values of the weights from the scope.
         values = Values(state.read_trained_values(), seeds=seeds)
         results.append(forward.run(batch, values, training=True, division=division))
         computed = results[-1].computed
@@ -159,7 +160,7 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
     if sharding.get_platform() == "tpu":
         xla_ops.check_ops(xla_ops.list_graph_ops(graph))
     updated = {id(v) for v in results[-1].updated}
-    # What differs by replica.
+    # The inputs that differ between replicas.
     given = graph.inputs[: len(keras.tree.flatten(microbatch)) + len(seeds)]
     for variable, value in zip(forward.statistics, results[-1].statistics):
         if not (variable.trainable and id(variable) in updated and division.parts > 1):

@@ -18,18 +18,19 @@ def gather(x: Tensor, shards: int) -> Tensor:
     """Gathers the examples of all replicas.
 
     Args:
-        x: (examples, ...), those of this replica.
-        shards: number of replicas.
+        x: the examples of this replica, (examples, ...).
+        shards: the number of replicas.
 
     Returns:
         (shards * examples, ...), from which gradients flow back to each replica.
     """
     context: Any = tf.distribute.get_replica_context()
-    if context is None:  # traced for its shapes only
+    if context is None:  # outside of a replica, only the shapes are traced
         return tf.concat([x] * shards, 0)
     replica = find_index()
 
-    # A sum over replicas of which each fills its own rows: every strategy has this collective.
+    # Each replica fills its own rows, and a sum over replicas joins them: every strategy has this
+    # collective.
     @tf.custom_gradient
     def gather_rows(value: Any) -> Any:
         own = tf.one_hot(replica, shards, dtype=value.dtype)

@@ -1,4 +1,4 @@
-"""The train step of one replica: its only definition.
+"""The only definition of the train step of one replica.
 
 The trainer runs it, preflight compiles it, the tests compare it with plain TensorFlow. Its result
 does not depend on how many replicas share the global batch. In order:
@@ -35,7 +35,7 @@ from tftpu.tensors import Nest
 class TrainStep:
     """The train step of a model, for the strategy in whose scope it is made.
 
-    Making one traces the forward pass, to learn which variables it updates, what it masks, and
+    The constructor traces the forward pass, to learn which variables it updates, what it masks, and
     whether XLA can compile it.
 
     Args:
@@ -47,11 +47,11 @@ class TrainStep:
         state: the variables.
         statistics: the moving statistics that a step changes.
         divisors: the global divisor of each term; None where it depends on the data.
-        sums: the layout of what `accumulator` adds up.
+        sums: the layout of the vector in `accumulator`.
         accumulator: the sums over steps.
 
     Raises:
-        UserError: the shape or a layer cannot be trained on.
+        UserError: the shape or a layer does not allow training.
     """
 
     def __init__(self, state: ModelState, batch_spec: Nest):
@@ -128,7 +128,7 @@ class TrainStep:
         """Sets the moving statistics of all replicas to their mean, in replica context."""
         if self.state.replicas > 1 and self.statistics:
             context: Any = tf.distribute.get_replica_context()
-            # Copies, on the replica's device, which collectives between hosts ask for.
+            # Collectives between hosts need copies on the replica's device.
             local = [tf.identity(v.value) for v in self.statistics]
             mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
             for variable, value in zip(self.statistics, mean):

@@ -1,4 +1,4 @@
-"""The update of one replica's copy of the variables, from gradients equal on all replicas."""
+"""The update of one replica's copy of the variables from gradients that all replicas share."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def apply_gradients(group: ParameterGroup, grads: list[Tensor], reached: list[bo
     Args:
         group: the objective.
         grads: gradients of its variables.
-        reached: for each, whether the loss depends on the variable; the others do not change.
+        reached: whether the loss depends on each variable; other variables do not change.
     """
     optimizer = group.optimizer
     used = [(grad, v) for grad, v, reaches in zip(grads, group.variables, reached) if reaches]
@@ -31,7 +31,7 @@ def apply_gradients(group: ParameterGroup, grads: list[Tensor], reached: list[bo
 
 
 def update_averages(state: ModelState) -> None:
-    """Updates the moving averages of the weights, where they are kept."""
+    """Updates the moving averages of the weights, if they are kept."""
     momentum = state.options.ema_momentum
     if momentum is not None:
         for average, variable in zip(state.averages, state.model.trainable_variables):
@@ -39,7 +39,7 @@ def update_averages(state: ModelState) -> None:
 
 
 def read_loss_scale(group: ParameterGroup) -> Tensor | float | None:
-    """Returns the factor of an objective's loss; None where there is none."""
+    """Returns the loss scale of an objective, or None."""
     if group.scaler is not None:
         return tf.convert_to_tensor(group.scaler.dynamic_scale.value)
     return group.optimizer.loss_scale_factor

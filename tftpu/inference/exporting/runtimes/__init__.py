@@ -1,1 +1,1 @@
-"""Programs that run an export by its own runtime, each in a process without tftpu."""
+"""Programs that run an export in its own runtime, each in a process without tftpu."""

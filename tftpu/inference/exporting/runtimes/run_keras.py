@@ -1,7 +1,7 @@
 """Runs a `.keras` file on Keras: `python run_keras.py MODEL INPUTS.npz OUTPUTS.npz MODULE...`.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS likewise. The modules are
-those that define the model's layers.
+The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS have the same form. The
+modules are those that define the model's layers.
 """
 
 import importlib

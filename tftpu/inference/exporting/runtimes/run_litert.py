@@ -1,6 +1,6 @@
 """Runs a LiteRT model on LiteRT: `python run_litert.py MODEL INPUTS.npz OUTPUTS.npz`.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS likewise.
+The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS have the same form.
 """
 
 import sys
@@ -15,7 +15,7 @@ for key, value in np.load(given).items():
     number, _, name = key.partition("/")
     calls.setdefault(number, {})[name] = value
 outputs = {}
-for number, inputs in calls.items():  # of different batches
+for number, inputs in calls.items():  # each call has a batch of another size
     for name, array in run(**inputs).items():
         outputs[f"{number}/{name}"] = array.astype(str) if array.dtype == object else array
 assert "tensorflow" not in sys.modules

@@ -1,6 +1,6 @@
 """Runs a SavedModel on TensorFlow alone: `python run_saved_model.py MODEL INPUTS.npz OUTPUTS.npz`.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS likewise.
+The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS have the same form.
 """
 
 import sys
