@@ -52,7 +52,8 @@ class ApiService:
             **kwargs: its keyword arguments.
 
         Raises:
-            RefusedError: the request was rejected. NotFoundError: the named object does not exist.
+            RefusedError: the request was rejected.
+            NotFoundError: the named object does not exist.
             ConnectionLost: no answer came, so it is not known whether the call succeeded.
         """
         try:

@@ -80,8 +80,8 @@ class ClusterNamespace:
         """Creates a JobSet. A lost answer is not an error if the JobSet exists.
 
         Raises:
-            UserError: the request was rejected. ConnectionLost: no answer came, and it cannot be
-            determined whether the JobSet exists.
+            UserError: the request was rejected.
+            ConnectionLost: no answer came, and nothing tells whether the JobSet exists.
         """
         try:
             self._call("creating the JobSet", "create_namespaced_custom_object", body=created)
