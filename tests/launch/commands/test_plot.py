@@ -1,0 +1,114 @@
+"""`tftpu plot`: the curves of runs."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tftpu
+from tftpu.errors import UserError
+from tftpu.launch import main as command_line
+from tftpu.launch.commands import plot
+
+
+def test_the_curves_are_those_of_the_metrics_file(finished_run):
+    found = plot.read_curves(str(finished_run))
+    steps, values = found.curves["loss", "train"]
+    assert steps == [10, 20, 30, 40, 50, 60]
+    written = [json.loads(line) for line in (finished_run / "metrics.jsonl").open()]
+    assert values == [line["loss"] for line in written if line["split"] == "train"]
+    assert found.curves["loss", "eval"].steps == [30, 60]
+    best = json.loads((finished_run / "checkpoints/best").read_text())
+    assert found.best._asdict() == best
+    assert found.curves["loss", "eval"].values[found.curves["loss", "eval"].steps.index(
+        found.best.step)] == best["value"]  # fmt: skip
+
+
+def shown(runs, metrics: str, monkeypatch, tmp_path, log: bool = False) -> dict:
+    """Returns the panels of a picture by their titles."""
+    from matplotlib import pyplot
+
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    found = {str(run): plot.read_curves(str(run)) for run in runs}
+    plot.draw(found, plot.select_metrics(found, metrics), str(tmp_path / "curves.svg"), log)
+    monkeypatch.undo()
+    pyplot.close(figures[0])
+    return {axis.get_title(): axis for axis in figures[0].axes}
+
+
+def test_every_panel_has_a_curve_and_the_best_checkpoint_has_a_star(
+    finished_run, starved_run, monkeypatch, tmp_path
+):
+    panels = shown([finished_run, starved_run], "", monkeypatch, tmp_path)
+    assert list(panels)[:4] == ["loss", "accuracy", "learning_rate", "examples_per_sec"]
+    assert all(axis.get_lines() for axis in panels.values())
+    lines = {line.get_label(): line for line in panels["loss"].get_lines()}
+    train, evaluation = lines[f"{finished_run} (train)"], lines[f"{finished_run} (eval)"]
+    assert (
+        train.get_color() == evaluation.get_color() != lines[f"{starved_run} (train)"].get_color()
+    )
+    assert (train.get_linestyle(), evaluation.get_linestyle()) == ("-", "--")
+    (star,) = (lines[label] for label in lines if label.startswith(f"{finished_run} (best: "))
+    assert star.get_marker() == "*"
+    assert panels["examples_per_sec"].get_ylim()[0] == 0
+    assert panels["loss"].get_ylim()[0] > 0
+
+
+def test_the_wanted_metrics_are_drawn_in_their_order_and_on_logarithmic_axes(
+    finished_run, monkeypatch, tmp_path
+):
+    panels = shown(
+        [finished_run], "grad_norm, loss,examples_per_sec", monkeypatch, tmp_path, log=True
+    )
+    assert [(name, axis.get_yscale()) for name, axis in panels.items()] == [
+        ("grad_norm", "log"),
+        ("loss", "log"),
+        ("examples_per_sec", "linear"),
+    ]
+    with pytest.raises(UserError, match=r"no run has the metric 'los'.*loss"):
+        plot.select_metrics({"run": plot.read_curves(str(finished_run))}, "los")
+
+
+def test_a_metric_without_a_finite_value_has_no_panel(tmp_path):
+    lines = [
+        '{"step": 1, "split": "train", "loss": 1.0, "norm": NaN}',
+        '{"step": 2, "split": "train", "loss": Infinity, "norm": NaN}',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    found = plot.read_curves(str(tmp_path))
+    assert plot.select_metrics({"run": found}, "") == ["loss"]
+    assert found.curves["loss", "train"] == ([1], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, [1]), (3, [3]), (4, [2, 2]), (5, [3, 2]), (7, [3, 2, 2])]
+)
+def test_panels_fill_their_rows(count, rows):
+    assert plot._split_rows(count) == rows
+
+
+def test_a_picture_of_two_runs_is_written(finished_run, starved_run, tmp_path, capsys):
+    from matplotlib import image
+
+    output = tmp_path / "curves.png"
+    assert (
+        command_line.main(["plot", str(finished_run), str(starved_run), f"--output={output}"]) == 0
+    )
+    picture = image.imread(output)
+    assert picture.shape[0] > 300 and picture.shape[1] > 1000
+    # White is what nothing was drawn on.
+    assert 0.01 < np.mean(picture[..., :3].min(-1) < 0.9) < 0.5
+
+
+def test_runs_are_named_by_their_folders_as_far_as_these_differ():
+    assert plot.choose_labels(["runs/a", "runs/b/"]) == ["a", "b"]
+    assert plot.choose_labels(["x/a", "y/a"]) == ["x/a", "y/a"]
+    with pytest.raises(tftpu.UserError, match="twice"):
+        plot.choose_labels(["runs/a", "runs/a"])
+
+
+def test_without_matplotlib_plot_names_the_extra_to_install(finished_run, monkeypatch, capsys):
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    assert command_line.main(["plot", str(finished_run)]) == 2
+    assert "pip install 'matplotlib>=" in capsys.readouterr().err
