@@ -198,7 +198,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "train-0")
     with pytest.raises(UserError, match="train-0 is not a regular file"):
         next(tfrecord.read_records(str(tmp_path / "train-0")))
-    with pytest.raises(UserError, match="train-0 is missing"):
+    with pytest.raises(UserError, match="train-0, but that file is missing"):
         data_sets.manifest.write(
             manifest.Manifest(
                 str(tmp_path), FEATURES, {"train": (manifest.Shard("train-0", 1, 0),)}
