@@ -141,7 +141,9 @@ def test_a_part_that_is_missing_or_there_twice_is_said(tmp_path):
     overlapping = [((0, 12), (0, 6)), ((6, 18), (0, 6))]  # as many elements, and a gap
     for wrong in (rows(4)[:3], [*rows(4)[1:], rows(2)[0]], overlapping):
         path = saved_by(tmp_path, Cut(wrong))
-        with pytest.raises(UserError, match=r"step 3 was changed: .*each part of kernel once"):
+        with pytest.raises(
+            UserError, match=r"step 3 was changed: .*each part of kernel exactly once"
+        ):
             restored(path, Cut(rows(1)))
 
 

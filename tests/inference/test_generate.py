@@ -157,7 +157,9 @@ def test_prompts_that_cannot_be_continued_are_refused():
             generate(model, rows, length=1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match=r"seed=-1"):
         generate(model, [[1]], length=1, seed=-1)
-    with pytest.raises(UserError, match=r"context=129: the model .* takes 128 at most"):
+    with pytest.raises(
+        UserError, match=r"context=129 is too large: the model .* takes at most 128"
+    ):
         generate(model, [[1]], length=1, context=129)
     with pytest.raises(UserError, match=r"length=0"):
         generate(model, [[1]], length=0)

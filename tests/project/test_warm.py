@@ -31,7 +31,8 @@ def test_it_has_what_a_new_process_has(tmp_path, kind, monkeypatch):
     assert forked.stderr == "to stderr\n"
 
 
-def test_tensorflow_is_imported_and_not_started():
+def test_tensorflow_is_imported_and_not_started(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     code = (
         "import sys; print('tensorflow' in sys.modules)\n"
         "import tensorflow as tf\n"

@@ -51,6 +51,6 @@ def test_a_file_system_of_short_names_has_folders_that_can_be_used(monkeypatch):
 
 def test_a_tilde_that_no_shell_replaced_is_refused(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    with pytest.raises(UserError, match=r"=~/runs begins with ~.* as /home/me/runs; or ./~/runs"):
+    with pytest.raises(UserError, match=r"=~/runs begins with ~.*, /home/me/runs, or ./~/runs"):
         files.check_folder("--workdir", "~/runs")
     files.check_folder("--workdir", "runs/a~b")

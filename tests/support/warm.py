@@ -18,18 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# A change of these must be seen by an import: such a process starts cold.
+# A change of these must be seen by an import: such a process starts cold. (JAX_PLATFORMS is set by
+# tftpu itself, to what a machine without a TPU has anyway.)
 _READ_ON_IMPORT = (
-    "KERAS_",
-    "TF_CPP_",
-    "TF_ENABLE_",
-    "TF_USE_",
-    "JAX_",
-    "PYTHON",
-    "LD_",
-    "LC_",
-    "LANG",
-    "HOME",
+    *("KERAS_", "TF_CPP_", "TF_ENABLE_", "TF_USE_", "JAX_COMPILATION", "JAX_PERSISTENT"),
+    *("JAX_ENABLE", "PYTHON", "LD_", "LC_", "LANG", "HOME"),
 )
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -129,7 +129,7 @@ def functions(name):
 def test_a_description_names_what_own_code_has_registered_and_only_functions(folder):
     """Keras calls it with arguments of the description."""
     for fn in (*functions("far>Vocab"), [*functions("far>Vocab")]):
-        with pytest.raises(UserError, match="loss: 'far>Vocab' is registered by far, and no"):
+        with pytest.raises(UserError, match="loss: 'far>Vocab' is registered by far, so commands"):
             keras_objects.build_objects(wrapping(fn, path="/etc/hostname"), "loss")
     for fn in functions("far>scaled"):
         if folder == "site-packages":
