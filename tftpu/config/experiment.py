@@ -54,7 +54,7 @@ class OptimizerConfig:
         base_batch_size: global batch that `learning_rate` is given for.
         warmup_steps: steps of a linear warmup from 0.
         decay: shape of the decay to `end_factor` of the peak at the last step.
-        end_factor: final learning rate as a shard of the peak.
+        end_factor: final learning rate as a fraction of the peak.
         decay_power: exponent of the polynomial decay.
         decay_steps: for the step decay, the steps at which the rate is multiplied by `decay_rate`.
         decay_rate: factor of the step decay.
