@@ -223,4 +223,4 @@ def test_a_process_of_tensorflow_ends_if_no_other_comes():
     }
     done = warm.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
-    assert "waits for the others" in done.stderr and "for at most 2 s" in done.stderr
+    assert "waits for the other hosts" in done.stderr and "for at most 2 s" in done.stderr
