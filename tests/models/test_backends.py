@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -17,13 +18,13 @@ DRAWN = re.compile(r"kernel|embeddings|/positions|/types")
 KINDS = [*CASES, *(f"{name}+remat" for name in REMAT)]
 
 
-def run(backend: str, *arguments: str) -> str:
+def run(backend: str, *arguments: str, by=warm.run) -> str:
     """Returns what a Python on a backend prints."""
     # As on a machine without accelerators, and compiled in half the time.
     quick = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     environment = {**os.environ, **quick, "KERAS_BACKEND": backend}
     command = [sys.executable, *arguments]
-    done = warm.run(command, capture_output=True, text=True, env=environment)
+    done = by(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -105,7 +106,7 @@ print(model.count_params(), {"tensorflow", "jax"} & set(sys.modules))
 def test_the_zoo_is_traced_on_jax_without_tensorflow_or_a_warning():
     # Embedding, attention, feed-forward and three norms.
     parameters = 8 * 8 + 4 * 8 * 8 + 3 * 8 * 8 + 3 * 8
-    shape, warnings, printed = run("jax", "-c", TINY_LLAMA).splitlines()
+    shape, warnings, printed = run("jax", "-c", TINY_LLAMA, by=subprocess.run).splitlines()
     assert shape == "(2, 5, 8)"
     assert printed == f"{parameters} {{'jax'}}"
     assert warnings == ""
