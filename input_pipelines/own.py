@@ -102,8 +102,8 @@ def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
             due *= 2
             _log.warning(
                 "%s.evaluation() does not say how many batches it has. After %s batches and %.0f "
-                "s it has not ended yet; all of them are held in memory. If it never ends, limit "
-                "it with .take(batches).",
+                "s it has not ended yet, and memory holds all of these batches. If it never ends, "
+                "limit it with .take(batches).",
                 *(name, f"{number:,}", seconds),
             )
 

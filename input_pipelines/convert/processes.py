@@ -4,11 +4,14 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from tftpu import fork_server
 
 Map = Callable[[Callable[[int], Any], Iterable[int]], list[Any]]
 
@@ -24,11 +27,14 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     if min(workers, tasks) <= 1:
         yield lambda function, numbers: [function(number) for number in numbers]
         return
-    # The processes fork from one that has imported TensorFlow, because the import takes longer than
-    # a small conversion. It has not started TensorFlow's threads, which a fork does not copy.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tensorflow", __name__])
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_end_with_parent)
+    context = fork_server.start(["tensorflow", __name__])
+    # Waits for the imports: after an interrupt, the server would still start the processes of the
+    # pool, and they would not find its locks.
+    first = context.Process(target=int)
+    with _hide_main():
+        first.start()
+    first.join()
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_prepare_process)
 
     def run(function: Callable[[int], Any], numbers: Iterable[int]) -> list[Any]:
         with _hide_main():
@@ -52,9 +58,10 @@ def _hide_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _end_with_parent() -> None:
-    """Ends a pool process if its parent is killed; otherwise it would wait for work forever."""
+def _prepare_process() -> None:
+    """Ends a pool process with its parent, which may be killed, and silently at Ctrl-C."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # its parent says that it was interrupted
     parent = multiprocessing.parent_process()
     if not parent:
         return

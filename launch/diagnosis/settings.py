@@ -64,8 +64,8 @@ def find_problems(machine: Machine) -> list[Problem]:
             Problem(
                 "keras-settings",
                 f"{file} sets {', '.join(changed)}.",
-                "Layers and losses of Keras that are not told compute something else than on "
-                "other machines; the models of the zoo do not.",
+                "Keras layers and losses take these settings as defaults, so they compute "
+                "something else than on other machines. The models of the zoo do not.",
                 f"rm {file}",
             )
         )

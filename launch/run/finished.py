@@ -66,8 +66,8 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
         options: options with the config, for a run that a script made or whose code has moved.
 
     Raises:
-        UserError: there is no run in the workdir, its code is not found, or it names a program that
-            the user has not named.
+        UserError: there is no run in the workdir, its code is not found, or its config.json
+            names a program that the command would run.
     """
     config = options.config if options else None
     overrides = list(options.overrides) if options else []

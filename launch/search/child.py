@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
+
+from tftpu import fork_server
 
 PRELOADED = ("tensorflow", "keras", "tftpu.launch.run.training", "tftpu.launch.search.child")
 PRUNE = "prune"
@@ -25,16 +26,8 @@ _PATIENCE = 120.0  # seconds in which the process of a killed worker may save an
 
 
 def start_server() -> None:
-    """Starts the server that forks the processes. Must be called in the main thread.
-
-    Ctrl-C in a terminal also reaches the server, and would end it while it imports.
-    """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOADED))
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server inherits this setting
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    """Starts the server that forks the processes. Must be called in the main thread."""
+    fork_server.start(PRELOADED)
 
 
 class TrialProcess:
@@ -54,8 +47,7 @@ class TrialProcess:
     """
 
     def __init__(self, argv: Sequence[str], run: str, metric: str, log: str):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOADED))
+        context = multiprocessing.get_context("forkserver")  # `start_server` has started it
         self.connection, theirs = context.Pipe()
         # The process is not a daemon, because daemons are killed before they save.
         arguments = (list(argv), run, metric, log, theirs)

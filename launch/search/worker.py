@@ -44,7 +44,7 @@ class Workers:
         self._logs, self._say = logs, say
         # Needed because two claims of one process do not exclude one another.
         self._lock = threading.Lock()
-        # By the trial's number; None: its process has not started yet.
+        # The processes of trials, by number; None while a process starts.
         self._running: dict[int, TrialProcess | None] = {}
         self._stopped = threading.Event()
         self._errors: list[BaseException] = []

@@ -29,7 +29,7 @@ class TokenModel(BlockModel):
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any):
         super().__init__(inputs, outputs, name, **kwargs)
-        # A clone that Keras makes has required inputs, and a head with a matrix of its own.
+        # Keras's clone makes every input required and gives the head a separate matrix.
         for layer in self.layers:
             if isinstance(layer, keras.layers.InputLayer):
                 layer.optional = layer.name != TOKENS

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm
+from tests.support.fakes.host_processes import free_ports
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.errors import UserError
 from tftpu.runtime import hosts
@@ -27,14 +27,6 @@ COMMAND = [
         "--config.train.ema_momentum=0.9",
     ),
 ]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def start(workdir: Path, count: int, *flags: str) -> list[subprocess.Popen]:

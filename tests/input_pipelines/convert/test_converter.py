@@ -203,15 +203,20 @@ def test_an_option_that_is_not_allowed_writes_nothing(pictures, tmp_path, change
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_path, monkeypatch):
-    """`tftpu data convert` itself, two workers, killed once in each stage; and one worker."""
-    pictures = tmp_path / "pictures" / "cat"
+def write_many_images(folder) -> str:
+    """Writes images of several parts; returns their source."""
+    pictures = folder / "pictures" / "cat"
     pictures.mkdir(parents=True)
     for number in range(3000):
         pixels = np.random.default_rng(number).integers(0, 256, (9, 8, 3), np.uint8)
         (pictures / f"{number}.png").write_bytes(tf.io.encode_png(pixels).numpy())
-    source = f"images:{pictures.parent}"
+    return f"images:{pictures.parent}"
+
+
+@pytest.mark.slow
+def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_path, monkeypatch):
+    """`tftpu data convert` itself, two workers, killed once in each stage; and one worker."""
+    source = write_many_images(tmp_path)
     arguments = (f"--source={source}", "--min_shards=20", "--workers=2")
 
     def start(output):
@@ -245,6 +250,24 @@ def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_p
     alone = Conversion(source, str(tmp_path / "alone"), min_shards=20)
     converter.run(alone, workers=1, say=silent)
     assert content(tmp_path / "alone") == content(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("working", [False, True], ids=["while it starts", "while it works"])
+def test_ctrl_c_ends_a_conversion_and_its_workers_with_one_line(tmp_path, working):
+    output = tmp_path / "out"
+    arguments = (f"--source={write_many_images(tmp_path)}", f"--output={output}", "--workers=2")
+    command = [sys.executable, "-m", "tftpu.launch.main", "data", "convert", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        while "parts to read" not in process.stdout.readline():
+            assert process.poll() is None
+        while working and not list(output.glob(".converting-train/part-*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of its processes
+        said = process.stdout.read()  # to the end of the last process
+    assert (process.returncode, said) == (130, "tftpu: interrupted\n")
 
 
 @pytest.mark.slow

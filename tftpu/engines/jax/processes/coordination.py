@@ -62,7 +62,7 @@ def start(task: Task, seconds: float) -> Watch:
 
     Args:
         task: the place of this process among several.
-        seconds: a host that shows no sign of life for so many seconds is lost.
+        seconds: the seconds without a sign of life after which a host is lost.
 
     Raises:
         UserError: the port of the first host is in use.

@@ -62,7 +62,7 @@ class Watch:
         store: the store that all hosts see.
         index: the index of this host.
         count: the number of hosts.
-        seconds: a host that shows no sign of life for so many seconds is lost.
+        seconds: the seconds without a sign of life after which a host is lost.
 
     Attributes:
         store, index, count: the arguments.

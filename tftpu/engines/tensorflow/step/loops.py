@@ -86,7 +86,7 @@ def build_device_loop(
 
 
 def build_repeat_loop(strategy: tf.distribute.Strategy, step: Callable[..., None]) -> Any:
-    """Returns a `tf.function` of a batch and a number, which runs so many steps on the batch."""
+    """Returns a `tf.function` of a batch and a count, which repeats the step on that batch."""
 
     def loop(batch, count):
         def body(index):
