@@ -17,7 +17,7 @@ def start(modules: Sequence[str]) -> ForkServerContext:
     """Starts the server of this process, unless it runs already; returns the context to fork from.
 
     Args:
-        modules: the modules that the server imports.
+        modules: the modules that the server imports; one that runs already keeps its own.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))

@@ -1,4 +1,4 @@
-"""Runs a trial in its own process, which reports every evaluation and may be told to stop.
+"""Runs a trial in its own process, which reports every evaluation and may be asked to stop.
 
 The processes are forked from a server that has imported TensorFlow but not started it. The import
 is most of the time that a small run takes to start.

@@ -61,9 +61,9 @@ def _attend_one_token(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tenso
 def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
     """Computes attention with one matrix product for all heads of a row.
 
-    A product for each head has one query or a few, which do not fill a TPU's matrix unit. So each
-    query stands in the columns of its own head, among zeros: more work than needed, by a unit that
-    waits for memory.
+    A product for each head has one query or a few, which do not fill a TPU's matrix unit. Here each
+    query fills the columns of its head, and zeros those of the other heads. This multiplies by zeros
+    as well, but the matrix unit would otherwise wait for memory.
 
     Args:
         query: (batch, key_heads, queries, head_dim), scaled.

@@ -314,7 +314,7 @@ def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
             assert gate.wait(30)
             yield Chunk([[2]] * len(rows), [True] * len(rows))
 
-    async def told() -> tuple[list[int], str]:
+    async def read_until_the_end() -> tuple[list[int], str]:
         texts = Texts(cast(Any, Slow()), 8, 8, lambda size: None)
         working = asyncio.create_task(texts.run())
         [parts] = texts.submit([Row([0], 5, Sampling())])
@@ -326,7 +326,7 @@ def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
         working.cancel()
         return found, str(stopped.value)
 
-    assert asyncio.run(told()) == ([1], "the server stops")
+    assert asyncio.run(read_until_the_end()) == ([1], "the server stops")
 
 
 @pytest.mark.slow

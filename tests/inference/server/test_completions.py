@@ -138,11 +138,11 @@ def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
             found = pool.submit(ask, port, "POST", "/v1/completions", asked)
             assert waiting.wait(30)
         gate.set()
-        status, told = found.result()
+        status, answer = found.result()
     if stream:
-        assert status == 200 and last_error(told) == "The text ends here: the server stops."
+        assert status == 200 and last_error(answer) == "The text ends here: the server stops."
     else:
-        assert status == 503 and told["error"] == "the server stops"
+        assert status == 503 and answer["error"] == "the server stops"
 
 
 @pytest.mark.slow
