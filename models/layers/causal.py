@@ -62,8 +62,8 @@ def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
     """Computes attention with one matrix product for all heads of a row.
 
     A product for each head has one query or a few, which do not fill a TPU's matrix unit. Here each
-    query fills the columns of its head, and zeros those of the other heads. This multiplies by zeros
-    as well, but the matrix unit would otherwise wait for memory.
+    query fills the columns of its head, and zeros fill those of the other heads. The products with
+    zeros cost nothing, because the matrix unit would wait for memory meanwhile.
 
     Args:
         query: (batch, key_heads, queries, head_dim), scaled.
