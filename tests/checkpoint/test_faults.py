@@ -66,6 +66,7 @@ def place(request, tmp_path):
         yield lambda n: os.path.join(folder, str(n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["EIO", "ENOSPC", "EROFS", "kill", "torn"])
 def test_the_nth_operation_of_a_save_fails_for_every_n(how, place, caplog):
     for n in itertools.count(1):

@@ -14,6 +14,7 @@ def _marked(name: str):
     return pytest.param(name, marks=[] if SCRIPTS[name].quick else [pytest.mark.slow])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", map(_marked, NAMES))
 def test_trains_as_under_keras_on_one_and_on_four_devices(name):
     script = SCRIPTS[name]

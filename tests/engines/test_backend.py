@@ -68,6 +68,7 @@ def test_the_jax_engine_without_jax_is_refused(monkeypatch):
         selection.choose_backend(ClusterConfig(engine="jax"))
 
 
+@pytest.mark.slow
 def test_jax_does_not_look_for_a_tpu_where_there_is_none():
     code = (
         "import tftpu; e = tftpu.connect(engine='jax'); import jax; print(jax.config.jax_platforms)"

@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 from tests.support import warm
 from tftpu.engines.lowered import find_layer_path
 
@@ -37,6 +39,7 @@ print((resident() - before) / (8 * 2048 * 2049))
 """
 
 
+@pytest.mark.slow
 def test_a_model_is_lowered_without_its_values():
     done = warm.run(
         [sys.executable, "-c", HELD], capture_output=True, text=True, check=True, timeout=200

@@ -43,6 +43,7 @@ def whole(tmp_path_factory):
     return weights(fit(trainer(tmp_path_factory.mktemp("whole")), STEPS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 8), pytest.param(4, 1, marks=pytest.mark.slow)])
 def test_on_another_number_of_replicas_the_run_is_the_same(before, after, whole, tmp_path):
     fit(trainer(tmp_path, before), HALF)
@@ -51,6 +52,7 @@ def test_on_another_number_of_replicas_the_run_is_the_same(before, after, whole,
     assert relative(weights(again), whole) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [

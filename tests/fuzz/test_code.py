@@ -73,6 +73,7 @@ def opened(workdir) -> None:
         keras_objects.build_objects(getattr(found, name), name)
 
 
+@pytest.mark.slow
 def test_no_config_json_runs_code(tmp_path, ran):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(whole()))
@@ -315,6 +316,7 @@ def test_no_features_within_a_text_run_code(tmp_path, ran, packed):
         assert not found and not ran.exists(), hostile
 
 
+@pytest.mark.slow
 def test_no_keras_file_runs_code(tmp_path, ran):
     inputs = keras.Input((2,))
     rescaled = keras.layers.Rescaling(1.0)(inputs)

@@ -59,6 +59,7 @@ def show(workdir) -> None:
         assert all(len(c.steps) == len(c.values) for c in curves.curves.values())
 
 
+@pytest.mark.slow
 @fuzzed(60, data=content(BEST))
 def test_any_mark_of_the_best(run, data):
     path = run / "checkpoints/best"

@@ -33,6 +33,7 @@ def on_jax() -> Any:
     return json.loads(jax_process.output("models.generation"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
 def test_the_likeliest_tokens_are_those_of_a_pass_over_the_whole_row(family):
     model = model_of(family)
@@ -139,6 +140,7 @@ def test_a_row_that_ended_does_not_hold_the_others_back():
     assert found == [[], alone[0]]
 
 
+@pytest.mark.slow
 def test_values_that_are_not_finite_are_an_error():
     model = language_model("gpt")
     model.get_layer("tokens_embed").embeddings.assign(np.full((97, 48), np.nan))
@@ -222,6 +224,7 @@ def recurrent(layer: keras.layers.Layer, time: int | None = 24) -> Any:
     return keras.Sequential([*shape, keras.layers.Dense(50)])
 
 
+@pytest.mark.slow
 def test_any_causal_model_continues_texts():
     model = recurrent(keras.layers.GRU(16, return_sequences=True))
     found = generate(model, [[1, 2, 3], [4]], length=12, sampling=LIKELIEST)

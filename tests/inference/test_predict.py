@@ -138,6 +138,7 @@ def test_many_devices_give_the_same_files(tmp_path, devices):
     )
 
 
+@pytest.mark.slow
 def test_records_of_shards_are_named_by_file_and_number(tmp_path):
     features = {
         "x": Feature("float32", X.shape[1:]),

@@ -30,6 +30,7 @@ def first(dataset: tf.data.Dataset, batches: int) -> list[list[int]]:
     return [list(map(int, batch)) for batch, _ in dataset.take(batches).as_numpy_iterator()]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     count=st.integers(1, 30),

@@ -89,6 +89,7 @@ def test_the_command_serves_a_config(tmp_path):
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_bad_record_is_named_across_the_service(tmp_path, serve):
     write(tmp_path, bad=[14])
     served = input_pipelines.training(data(tmp_path, service=serve(data(tmp_path))))

@@ -103,6 +103,7 @@ print(model.count_params(), {"tensorflow", "jax"} & set(sys.modules))
 """
 
 
+@pytest.mark.slow
 def test_the_zoo_is_traced_on_jax_without_tensorflow_or_a_warning():
     # Embedding, attention, feed-forward and three norms.
     parameters = 8 * 8 + 4 * 8 * 8 + 3 * 8 * 8 + 3 * 8

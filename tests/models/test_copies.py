@@ -68,6 +68,7 @@ def step(model: keras.Model, family: str) -> collections.Counter:
     return collections.Counter(op.type for op in function.graph.get_operations())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "fields"), CASES, ids=str)
 def test_a_copy_has_the_outputs_and_class_and_remat_and_step_of_the_original(
     family, fields, tmp_path
@@ -90,6 +91,7 @@ def test_a_copy_has_the_outputs_and_class_and_remat_and_step_of_the_original(
     assert products["block"] > 1.1 * products["none"], products
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_tied_model_learns_one_matrix(tmp_path):
     for family, fields in (("bert", {}), ("gpt", {}), ("llama", {"tied": True})):
         copy = copied(original(family, "none", fields), tmp_path / "model.keras")

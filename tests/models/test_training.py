@@ -36,6 +36,7 @@ def cases() -> list:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "policy"), cases())
 def test_the_loss_on_a_few_examples_falls_to_less_than_a_tenth(family, policy):
     keras.utils.set_random_seed(1)
@@ -52,6 +53,7 @@ def test_the_loss_on_a_few_examples_falls_to_less_than_a_tenth(family, policy):
 RANDOM = {"convnext": 0.5, "efficientnetv2": 0.5, "vit": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [f if f in ("resnet", "gpt") else pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY],

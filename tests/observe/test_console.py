@@ -208,6 +208,7 @@ def test_the_flops_of_products_and_convolutions_are_those_on_paper():
     assert counted(tf.add, (4, 5), (4, 5)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config", ["digits_resnet", pytest.param("python_gpt", marks=pytest.mark.slow)]
 )

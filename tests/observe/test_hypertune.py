@@ -89,6 +89,7 @@ def test_a_file_that_cannot_be_used_is_an_error_that_names_it(tmp_path, monkeypa
         Hypertune("loss")
 
 
+@pytest.mark.slow
 def test_a_run_reports_every_evaluation_once_also_after_a_resume(tmp_path, file):
     def fit(steps: int) -> None:
         options = {"writers": ("hypertune",), "best_metric": "accuracy", "checkpoint_every": 10}

@@ -26,6 +26,7 @@ from tftpu.observe import samples, services, writers
 from tftpu.runtime.goodput import Clock
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_every_scalar_and_the_learning_rate_curve(tmp_path):
     rates = keras.optimizers.schedules.PolynomialDecay(0.1, 40, 0.02)
     trainer = make_trainer(compiled(optimizer=keras.optimizers.SGD(rates)), tmp_path, log_every=10)
@@ -87,6 +88,7 @@ def events(folder) -> EventAccumulator:
     return EventAccumulator(str(folder), size_guidance=sizes).Reload()
 
 
+@pytest.mark.slow
 def test_the_weight_norm_is_that_of_the_weights_on_one_replica_and_on_four(tmp_path):
     norms = []
     for replicas in (1, 4):
@@ -322,6 +324,7 @@ def test_weights_and_biases_holds_the_run(tmp_path, monkeypatch):
     assert list(tmp_path.rglob("media/images/samples*.png"))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines_that_are_written(tmp_path):
     process, tensorboard = psutil.Process(), writers.TensorBoard(str(tmp_path))
     held = []

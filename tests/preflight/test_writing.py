@@ -58,6 +58,7 @@ def test_what_cannot_write_is_refused():
         check_writing(gpt, ["v5e-1"], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_a_context_shorter_than_the_loop_is_priced():
     [found] = check_writing(lambda: gpt(context=32), ["v5e-1"], 8)

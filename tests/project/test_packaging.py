@@ -23,6 +23,7 @@ def wheel(tmp_path_factory) -> Path:
     return wheels.build(tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.slow
 def test_nothing_top_level_but_tftpu(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names}
@@ -48,6 +49,7 @@ def python(wheel, tmp_path_factory) -> Path:
     return wheels.install(wheel, tmp_path_factory.mktemp("outside") / "venv")
 
 
+@pytest.mark.slow
 def test_the_wheel_works_outside_the_checkout(python, tmp_path):
     code = "import tftpu.models; print(tftpu.models.__file__, *tftpu.models.names())"
     done = subprocess.run(

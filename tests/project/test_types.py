@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.repository.checkout import ROOT
 
 SCRIPT = """
@@ -57,6 +59,7 @@ def errors(folder: Path, script: str) -> list[str]:
     return [item["rule"] for item in found if item["severity"] == "error"]
 
 
+@pytest.mark.slow
 def test_a_script_of_the_public_api_checks_in_strict_mode(tmp_path):
     assert [rule for rule in errors(tmp_path, SCRIPT) if rule not in THEIRS] == []
 

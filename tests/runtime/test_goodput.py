@@ -98,6 +98,7 @@ def test_time_lost_to_a_kill_counts_as_restart(killed_and_resumed):
     assert record.seconds["step"] > 45 * 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_input_wait_equals_the_time_of_a_slow_pipeline(replicas, tmp_path):
     """A pipeline that takes 20 ms or more for a batch."""

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import warm
 from tftpu.errors import ExitCode
 from tftpu.runtime import watchdog
@@ -38,6 +40,7 @@ def test_a_hang_ends_the_process_with_the_stacks_and_the_last_step():
     assert done.stderr.count("most recent call first") >= 3
 
 
+@pytest.mark.slow
 def test_a_hang_that_holds_the_interpreter_is_ended_from_c():
     """No Python runs in such a process: a regular expression that never ends."""
     done = run("dog.beat(1)\nimport re\nre.match('(a+)+$', 'a' * 60 + 'b')")

@@ -174,6 +174,7 @@ def test_a_cache_with_room_for_concurrent_reads_only_downloads_again(
         batches(epochs, cache_gb=0.9 * room / 2**30, **cached)
 
 
+@pytest.mark.slow
 def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
     shard = rows.list_shards("train")[3]
     service.overwrite(f"rows/{shard.name}", bytes(shard.bytes))
@@ -181,6 +182,7 @@ def test_a_shard_that_changed_stops_a_run_that_caches(service, rows, tmp_path):
         batches(2 * rows.count_examples("train") // 16, cache_dir=str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "message"),
     [
@@ -200,6 +202,7 @@ def test_a_read_error_of_the_bucket_is_no_bad_record(
     assert "Skipped" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [2, None])
 def test_an_image_in_a_bucket_that_is_away_for_a_while_is_read_again(service, times, caplog):
     for number in range(4):

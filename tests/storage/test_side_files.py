@@ -125,6 +125,7 @@ def test_a_checkpoint_with_a_damaged_manifest_is_skipped_with_a_warning(content,
     assert caplog.text.count("checkpoints/2 is damaged") == 1
 
 
+@pytest.mark.slow
 def test_a_run_starts_and_ends_with_every_side_file_damaged(tmp_path, caplog):
     """Each is reported once and set aside; the run writes new ones."""
     content = b'\xff\xfe\x00{"step": {}}\n'

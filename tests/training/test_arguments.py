@@ -94,6 +94,7 @@ def test_evaluate_and_predict_say_what_to_write():
         trainer.evaluate(X, Y, banana=1)
 
 
+@pytest.mark.slow
 def test_steps_of_arrays_see_all_examples_as_in_keras():
     x, y = examples(70)
     trainer, theirs = make_trainer(compiled()), compiled()
@@ -150,6 +151,7 @@ def test_a_model_outside_the_scope_of_the_connected_engine_fails():
         tftpu.Trainer(model)
 
 
+@pytest.mark.slow
 def test_a_trainer_may_be_made_and_used_inside_the_scope():
     with tftpu.connect(virtual_devices=4).scope():
         trainer = make_trainer(compiled())
@@ -188,6 +190,7 @@ def recurrent() -> keras.Model:
     )
 
 
+@pytest.mark.slow
 def test_unknown_axes_are_those_of_the_first_batch():
     trainer = make_trainer(recurrent())
     trainer.fit(sequences([5, 5]), steps=3, validation_data=sequences([5]))
@@ -209,6 +212,7 @@ def test_an_endless_py_dataset_trains_for_steps():
     assert trainer.step == 3
 
 
+@pytest.mark.slow
 def test_a_timeseries_dataset_trains_as_in_keras():
     series = np.sin(np.arange(60, dtype=np.float32) / 5)[:, None]
     batches = keras.utils.timeseries_dataset_from_array(

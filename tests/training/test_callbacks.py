@@ -18,6 +18,7 @@ def trained(workdir, callbacks, epochs: int):
     return trainer
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_holds_the_weights_that_early_stopping_restored(tmp_path):
     def stopped():
         stop = keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True)
@@ -77,6 +78,7 @@ def test_counters_of_callbacks_go_on_over_a_restart(tmp_path):
     assert rates("resumed", (3, 5, 9)) == whole
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_on_over_a_restart_and_anew_after_it_stopped(tmp_path):
     def stop():
         return keras.callbacks.EarlyStopping(patience=3)

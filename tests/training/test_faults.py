@@ -43,6 +43,7 @@ def whole(tmp_path_factory):
     return outcome(untouched, workdir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ENOSPC", "EROFS"])
 def test_a_run_outlives_a_disk_that_fails_for_a_while(how, whole, tmp_path, monkeypatch, caplog):
     disk = DiskOfCheckpoints(how, 13, 25)
@@ -56,6 +57,7 @@ def test_a_run_outlives_a_disk_that_fails_for_a_while(how, whole, tmp_path, monk
     assert Checkpoints(str(tmp_path)).list_steps()[-1] == STEPS
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_fails_with_a_clear_error_and_the_run_resumes(
     whole, tmp_path, monkeypatch
 ):
@@ -73,6 +75,7 @@ def test_a_disk_that_stays_full_fails_with_a_clear_error_and_the_run_resumes(
     assert outcome(again, tmp_path) == whole
 
 
+@pytest.mark.slow
 def test_a_preempted_run_that_cannot_save_names_the_step_it_resumes_from(tmp_path, monkeypatch):
     disk = DiskOfCheckpoints("ENOSPC", 18, STEPS + 1)
     monkeypatch.setattr(files, "_operate", disk)
@@ -94,6 +97,7 @@ def test_a_preempted_run_that_cannot_save_names_the_step_it_resumes_from(tmp_pat
     assert Checkpoints(str(tmp_path)).list_steps()[-1] in (12, 16)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_neither_stops_nor_floods_the_saves(tmp_path, monkeypatch):
     """A day forward, a day back: checkpoints due every few minutes follow the monotonic clock."""
     jumps = iter([0, 86_400, -86_400] * 10_000)
@@ -117,6 +121,7 @@ def test_minutes_make_checkpoints_too(tmp_path):
     assert len(run.checkpoints.list_steps()) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [20, pytest.param(STEPS, marks=pytest.mark.slow)])
 def test_an_evaluation_skipped_by_a_notice_is_made_up_when_the_run_resumes(
     step, whole, tmp_path, monkeypatch

@@ -30,6 +30,7 @@ def on_devices(count: int, **options) -> keras.Model:
         return compiled(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", DEVICES)
 def test_fit_on_arrays_equals_keras_fit_with_a_smaller_last_batch(count):
     x, y = examples()
@@ -98,6 +99,7 @@ CHANGING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", DEVICES)
 @pytest.mark.parametrize(("kind", "workers"), [*((kind, 1) for kind in CHANGING), ("PyDataset", 3)])
 def test_what_a_callback_changes_in_the_data_is_in_the_next_epoch_as_in_keras(kind, workers, count):
@@ -131,6 +133,7 @@ def test_a_data_set_is_told_of_its_passes_by_evaluate_and_predict_as_in_keras():
     assert ours.events == theirs.events and ours.events.count("begins") == 2
 
 
+@pytest.mark.slow
 def test_a_trainer_that_fits_and_predicts_again_and_again_keeps_nothing():
     x, y = examples(48)
     trainer, held = make_trainer(compiled()), []
@@ -146,6 +149,7 @@ def given_again(given, x):
     return given() if not isinstance(x, tf.data.Dataset) else (x, None)
 
 
+@pytest.mark.slow
 def test_validation_data_callbacks_and_initial_epoch_work_as_in_keras():
     x, y = examples(48)
     weights = np.linspace(0.5, 2, 20)
@@ -179,6 +183,7 @@ def test_validation_data_callbacks_and_initial_epoch_work_as_in_keras():
     assert calls["ours"] == calls["theirs"] and ("begin", 2) in calls["ours"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_evaluate_and_predict_take_arrays(count):
     x, y = examples(77)
@@ -232,6 +237,7 @@ class StopAfter(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [None, "PyDataset"])
 def test_a_shuffled_run_resumes_to_the_bit(tmp_path, given):
     make = (lambda: (Batches(88, 20), None)) if given else (lambda: None)
@@ -253,6 +259,7 @@ def test_a_shuffled_run_is_the_same_on_four_devices(tmp_path):
     np.testing.assert_allclose(history.history["loss"], expected.history["loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_callback_ended_stays_ended_until_it_gets_longer(tmp_path, capsys):
     shuffled_run(tmp_path, 4, [StopAfter(10, False)])
     again, history = shuffled_run(tmp_path, 4)

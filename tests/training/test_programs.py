@@ -17,6 +17,7 @@ ONE_HOT = np.eye(4, dtype=np.float32)[Y]
 # Features without labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"metrics": []}], ids=["metrics", "a loss only"])
 def test_a_new_trainer_predicts_for_features_alone(options):
     model = compiled(**options)
@@ -34,6 +35,7 @@ def test_a_new_trainer_builds_the_model_to_predict():
     assert make_trainer(model).predict(X).shape == (32, 4)
 
 
+@pytest.mark.slow
 def test_a_new_process_restores_for_arrays_alone(tmp_path):
     options = {"ema_momentum": 0.5}
     earlier = make_trainer(compiled(), str(tmp_path), **options)
@@ -145,6 +147,7 @@ def pair_loss(model, batch, training):
     return keras.ops.mean(keras.ops.square(model(x) - more), -1)
 
 
+@pytest.mark.slow
 def test_arrays_in_a_list_reach_a_loss_function_as_a_data_set_gives_them():
     losses = []
     pairs = tf.data.Dataset.from_tensor_slices((X, ONE_HOT)).batch(8)

@@ -52,6 +52,7 @@ def uninterrupted(tmp_path_factory):
 RARE = pytest.mark.exhaustive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cut",
     [
@@ -96,6 +97,7 @@ class PreemptAt(keras.callbacks.Callback):
             time.sleep(0.5)  # for the thread that receives it
 
 
+@pytest.mark.slow
 def test_an_evaluation_left_to_the_next_run_can_be_the_best(tmp_path):
     """A run stopped at the end of an epoch saves at once; the next run evaluates."""
     with pytest.raises(Preempted):
@@ -107,6 +109,7 @@ def test_an_evaluation_left_to_the_next_run_can_be_the_best(tmp_path):
     assert Checkpoints(str(tmp_path)).find_best() == 10
 
 
+@pytest.mark.slow
 def test_new_metrics_start_where_the_run_resumes(tmp_path, caplog):
     with pytest.raises(Preempted):
         fit(trainer(tmp_path, 1), [PreemptAt(6)])
@@ -121,6 +124,7 @@ def test_new_metrics_start_where_the_run_resumes(tmp_path, caplog):
     assert len(history["loss"]) == 4
 
 
+@pytest.mark.slow
 def test_values_that_callbacks_add_to_the_logs_are_saved_with_the_history(tmp_path):
     class Own(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -145,6 +149,7 @@ def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
     assert bits == uninterrupted[1][0]
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):
     """The comparison can fail."""
     other = trainer(tmp_path, 1, seed=1)
@@ -188,6 +193,7 @@ def test_the_same_command_resumes_after_a_kill(tmp_path):
     assert weights(killed) == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_preempted_run_saves_says_so_and_exits_with_75(tmp_path):
     victim = run_command("--config.train.steps=100000", f"--workdir={tmp_path}")
     for line in victim.stdout:

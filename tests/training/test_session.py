@@ -31,6 +31,7 @@ def best_after(workdir, steps: int, metric: str, feature: float = 1.0) -> dict |
     return json.loads(path.read_text()) if path.exists() else None
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_of_its_metric_also_when_a_restart_changes_it(tmp_path):
     best = best_after(tmp_path, 2, "loss")
     assert (best["step"], best["metric"]) == (2, "loss")
@@ -40,6 +41,7 @@ def test_the_best_checkpoint_is_of_its_metric_also_when_a_restart_changes_it(tmp
     assert changed["value"] < best["value"]  # which is not a reason to keep the other
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path, caplog):
     assert best_after(tmp_path, 2, "", math.nan) is None
     assert "The evaluation's loss is nan at step 2" in caplog.text

@@ -18,6 +18,7 @@ from tftpu.errors import UserError
 from tftpu.optim import optimizers
 
 
+@pytest.mark.slow
 def test_fit_equals_keras_fit_on_one_device():
     """Keras's own trainer on the same batches in the same order is the reference."""
     ours, theirs = compiled(), compiled()
@@ -33,6 +34,7 @@ def test_fit_equals_keras_fit_on_one_device():
 QUICK = ("adamw", "lamb", "sgd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in OPTIMIZERS],
@@ -48,6 +50,7 @@ def test_every_optimizer_equals_keras_fit_on_four_replicas(name):
         assert relative(a, e) < 2e-5
 
 
+@pytest.mark.slow
 def test_sample_weights_work_as_in_keras():
     x, y = examples()
     w = np.random.default_rng(2).uniform(0.1, 3.0, len(y)).astype(np.float32)
@@ -82,6 +85,7 @@ def test_class_weights_work_as_in_keras(one_hot, kind):
         assert relative(a, e) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_step_is_traced_once_over_a_fit_with_evaluation():
     traces = []
 
@@ -103,6 +107,7 @@ def test_the_step_is_traced_once_over_a_fit_with_evaluation():
     assert len(traces) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 8])
 def test_evaluation_counts_every_example_once(count):
     with tftpu.connect(virtual_devices=count).scope():
@@ -172,6 +177,7 @@ def test_evaluation_uses_the_ema():
     assert abs(live["loss"] - expected["loss"]) > 1e-3
 
 
+@pytest.mark.slow
 def test_callbacks_are_called_and_obeyed(tmp_path):
     calls = []
 
@@ -211,6 +217,7 @@ def test_callbacks_are_called_and_obeyed(tmp_path):
     assert any((tmp_path / "board").rglob("events*"))
 
 
+@pytest.mark.slow
 def test_early_stopping_and_reduce_on_plateau_act():
     model = compiled(optimizer=keras.optimizers.SGD(0.0))  # learns nothing: a plateau
     stop = keras.callbacks.EarlyStopping("val_loss", patience=3)

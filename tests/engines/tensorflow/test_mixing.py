@@ -58,6 +58,7 @@ def test_a_model_that_mixes_its_examples_is_warned_of():
             make_trainer(sequential(layer)).fit(batches(), steps=1, verbose=False)
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_mix_its_examples_is_not(recwarn):
     dropout = keras.layers.Lambda(lambda x: ops.tanh(x)), keras.layers.Dropout(0.5)
     make_trainer(sequential(*dropout)).fit(batches(), steps=1, verbose=False)
@@ -68,6 +69,7 @@ def test_a_model_that_does_not_mix_its_examples_is_not(recwarn):
     assert not [w for w in recwarn if "other numbers" in str(w.message)]
 
 
+@pytest.mark.slow
 def test_activity_regularizers_are_exact_on_four_replicas_and_do_not_see_padding():
     def make():
         keras.utils.set_random_seed(6)
@@ -143,6 +145,7 @@ def test_what_mixes_its_examples_is_evaluated_in_the_batches_of_keras(layer):
     assert trainer.evaluate(batches()) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_added_loss_that_is_no_mean_is_refused_where_a_batch_is_divided():
     for devices, microbatches in ((4, 1), (1, 2)):
         with engines(devices).scope():
@@ -169,6 +172,7 @@ class Sampling(keras.layers.Layer):
         return z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_mean_of_random_numbers_is_neither_refused_nor_evaluated_undivided(replicas, recwarn):
     with engines(replicas).scope():

@@ -48,6 +48,7 @@ def mostly_slow(*quick: str) -> list:
     return [f if f in quick else pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", mostly_slow("resnet"))
 def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(family, tmp_path):
     made = serving(family)
@@ -195,6 +196,7 @@ def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
     assert about == {"classes": str(NAMES).replace("'", '"'), "step": "7"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", mostly_slow("vit"))
 def test_every_family_is_the_same_model_for_litert(family, tmp_path):
     from ai_edge_litert import schema_py_generated as schema
@@ -234,6 +236,7 @@ def test_the_gelu_of_litert_is_exact(tmp_path):
             np.testing.assert_allclose(found.reshape(-1), exact, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_a_litert_file_says_of_itself(tmp_path):
     made = serving("resnet", labels=False)
     export.litert(made, str(tmp_path / "m.tflite"), {"step": 7})
@@ -326,6 +329,7 @@ def test_what_is_there_is_not_replaced(tmp_path):
     assert (tmp_path / "m.onnx").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
     a, b = keras.Input((3,), name="z"), keras.Input((2,), name="b")
     total = keras.layers.Add()([keras.layers.Dense(2)(a), b])
@@ -340,6 +344,7 @@ def test_a_model_of_ones_own_with_several_inputs_and_outputs(tmp_path):
     assert set(made.output_specs()) == {"sum", "twice", "above"}
 
 
+@pytest.mark.slow
 def test_a_keras_file_of_inputs_and_outputs_without_names(tmp_path):
     a, b = keras.Input((3,)), keras.Input((2,))
     model = keras.Model([a, b], [keras.layers.Dense(2)(a), b * 2.0])
@@ -347,6 +352,7 @@ def test_a_keras_file_of_inputs_and_outputs_without_names(tmp_path):
     assert export.keras_file(made, str(tmp_path / "m.keras")).difference < 1e-6
 
 
+@pytest.mark.slow
 def test_one_class_is_a_class(tmp_path):
     x = keras.Input((3,), name="x")
     model = keras.Model(x, keras.layers.Dense(1)(x))

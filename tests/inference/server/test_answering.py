@@ -212,6 +212,7 @@ def test_a_large_request_ends_with_its_client():
         assert seen == [2, 1]
 
 
+@pytest.mark.slow
 def test_other_models_and_addresses_that_redirect_are_refused():
     with running(serving.letters()) as port:
         body = {"prompt": "a", "max_tokens": 1}

@@ -36,6 +36,7 @@ def _flipped(image: np.ndarray, seed: tf.Tensor) -> tf.Tensor:
     )["image"]
 
 
+@pytest.mark.slow
 def test_half_of_the_images_are_flipped_and_the_others_are_not():
     image = photos.pixels(6, 6)
     made = over(seeds(2000), lambda seed: _flipped(image, seed))
@@ -87,6 +88,7 @@ def test_jitter_is_drawn_from_its_ranges_and_applied_in_its_order():
     assert colors.jitter(grey, seeds(1)[0], 0.4, 0.1).shape == (16, 16, 1)
 
 
+@pytest.mark.slow
 def test_a_rectangle_is_erased_as_often_and_as_large_as_the_paper_says():
     image = np.zeros((100, 100, 3), np.uint8)
     made = over(seeds(2000), lambda seed: image_ops.erase(tf.constant(image), seed, 0.25))
@@ -204,6 +206,7 @@ def test_space_to_depth_is_numpys_reshape():
     assert (made == blocks.reshape(2, 12, 12, 12)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["JPEG", None])
 def test_an_example_depends_only_on_its_seed(kind):
     image = photos.pixels(90, 120)

@@ -85,6 +85,7 @@ def test_an_image_of_one_level_is_unchanged(name):
     assert (ra.OPERATIONS[name](tf.constant(image)).numpy() == image).all()
 
 
+@pytest.mark.slow
 def test_the_operations_are_drawn_uniformly_in_both_directions():
     seeds = tf.random.stateless_uniform((4000, 2), (1, 2), -(2**31), 2**31 - 1, tf.int32)
     mark = photo(12, 12)

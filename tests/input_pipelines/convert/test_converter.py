@@ -95,6 +95,7 @@ def killed(conversion: Conversion, delay: float) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 def test_a_conversion_killed_at_20_random_points_gives_the_same_bytes(pictures, tmp_path):
     def conversion(folder):
         return Conversion(f"images:{pictures}", str(tmp_path / folder), min_shards=9)

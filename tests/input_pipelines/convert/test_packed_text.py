@@ -93,6 +93,7 @@ def test_mistakes_fail_with_clear_errors(folder):
             input_pipelines.training(data)
 
 
+@pytest.mark.slow
 def test_text_files_are_packed_once_and_again_when_they_change(tmp_path, monkeypatch):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
     texts = [f"This is the text {i}, " + "x" * i for i in range(20)]

@@ -107,6 +107,7 @@ def test_the_order_of_a_source_without_one_is_made_of_whole_hashes(texts, tmp_pa
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

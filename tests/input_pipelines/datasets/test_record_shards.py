@@ -45,6 +45,7 @@ def test_the_spec_describes_the_features():
     assert parse_features(SPEC) == FEATURES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 @pytest.mark.parametrize("sidecar", [True, False])
 def test_shards_with_and_without_a_manifest_and_compressed(

@@ -80,6 +80,7 @@ def test_augmentation_is_the_same_on_any_number_of_hosts(folder):
         pipeline.starting_at(0, 0, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [{}, {"image_dtype": "bfloat16"}, {"augment": Augment(mixup=1.0)}]
 )
@@ -94,11 +95,13 @@ def test_batches_match_the_spec(folder, changes):
         assert (found.dtype, found.shape[1:]) == (spec.dtype, spec.shape[1:])
 
 
+@pytest.mark.slow
 def test_evaluation_sees_every_image_once(folder):
     levels = chain(*seen(input_pipelines.evaluation(settings(folder)), 100))
     assert sorted(levels) == list(range(40))
 
 
+@pytest.mark.slow
 def test_the_engine_feeds_it(folder):
     pipeline = input_pipelines.training(settings(folder, image_dtype="float32"))
     assert isinstance(pipeline, Pipeline)
@@ -137,6 +140,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     example, message = BAD[kind]
@@ -151,6 +155,7 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     assert "--config.data.on_bad_record=skip" in line
 
 
+@pytest.mark.slow
 def test_a_corrupt_record_is_named(tmp_path):
     bad_folder(tmp_path)
     path = tmp_path / "train-00002"
@@ -195,6 +200,7 @@ def test_skipped_records_have_weight_0_and_shift_no_others(tmp_path, folder, cap
     assert len(warnings) == 4 and "(4 so far)" in warnings[-1].getMessage()
 
 
+@pytest.mark.slow
 def test_too_many_skipped_records_stop_the_run(tmp_path):
     bad = {f"n{n}": {"image": b"hello", "label": 1} for n in range(5, 9)}
     data = settings(bad_folder(tmp_path, **bad), on_bad_record="skip", max_bad_records=3)
@@ -214,6 +220,7 @@ def test_shards_that_are_missing_or_changed_are_named(tmp_path):
         input_pipelines.training(settings(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_shard_removed_while_it_is_read_ends_the_run(tmp_path):
     """The error names the file, instead of retrying forever."""
     bad_folder(tmp_path)
@@ -285,6 +292,7 @@ def imagenet(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_imagenet_as_tfds_prepares_it(imagenet):
     data = settings(imagenet, format="tfds", name="imagenet2012", num_classes=1000)
     data.eval_split = "validation"
@@ -365,6 +373,7 @@ def as_files(folder: Path, kind: str) -> None:
             (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folder", "csv", "jsonl"])
 def test_files_of_images(tmp_path, kind):
     as_files(tmp_path, kind)
@@ -377,6 +386,7 @@ def test_files_of_images(tmp_path, kind):
     assert sorted(chain(*seen(input_pipelines.evaluation(data), 9))) == list(range(20, 40))
 
 
+@pytest.mark.slow
 def test_mistakes_in_files_of_images_are_named(tmp_path):
     as_files(tmp_path, "folder")
     bad = tmp_path / "train" / "class4" / "14.jpg"

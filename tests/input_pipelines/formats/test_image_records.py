@@ -92,6 +92,7 @@ IMAGENET = {"image_feature": "image/encoded", "label_feature": "image/class/labe
 TEXTS = {**IMAGENET, "label_feature": "image/class/text", "classes": CLASSES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "names", "compression", "features"),
     [
@@ -111,6 +112,7 @@ def test_records_of_other_writers(tmp_path, make, names, compression, features):
     assert input_pipelines.class_names(data) == (list(data.classes) or None)
 
 
+@pytest.mark.slow
 def test_a_class_that_is_not_known_names_the_record(tmp_path):
     write(tmp_path / "in", imagenet, ("train-0",))
     with pytest.raises(tf.errors.OpError, match=r"record 4 of .*'image/class/label' is not in \[0"):
@@ -120,6 +122,7 @@ def test_a_class_that_is_not_known_names_the_record(tmp_path):
         labels_of(settings(tmp_path / "in", **names))
 
 
+@pytest.mark.slow
 def test_what_each_error_advises_works(tmp_path):
     """From records that nobody described to training on them, by the errors' words alone."""
     folder = write(tmp_path / "in", flowers)
@@ -166,6 +169,7 @@ def test_names_with_slashes_are_described(tmp_path):
     assert sorted(labels) == sorted(n % 5 + 1 for n in range(COUNT))
 
 
+@pytest.mark.slow
 def test_the_command_line_converts_them(tmp_path, capsys):
     folder = write(tmp_path / "in", imagenet)
     words = [f"--source=tfrecord:{folder}", f"--output={tmp_path}/out", "--workers=1"]
@@ -214,6 +218,7 @@ def test_a_conversion_names_an_image_that_cannot_be_decoded(tmp_path):
         list(reader.read_examples(reader.parts[0]))
 
 
+@pytest.mark.slow
 def test_images_without_labels_are_predicted(tmp_path):
     def unlabelled(number: int) -> bytes:
         return record(id=str(number).encode(), image__encoded=data_sets.picture(number))

@@ -90,6 +90,7 @@ def kept(request):
     return upload_folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_length_that_the_file_does_not_have_stops_training(tmp_path, length, compression, kept):
@@ -100,6 +101,7 @@ def test_a_length_that_the_file_does_not_have_stops_training(tmp_path, length, c
         trained(settings(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", LENGTHS)
 def test_it_and_the_records_behind_it_are_skipped(tmp_path, length, caplog, kept):
     shards(tmp_path, length)
@@ -207,6 +209,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
         trained(settings(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_whole_data_set_is_still_read(tmp_path, kept):
     shards(tmp_path)
     folder = kept(tmp_path)
@@ -214,6 +217,7 @@ def test_the_whole_data_set_is_still_read(tmp_path, kept):
     assert np.sum(trained(settings(folder, on_bad_record="skip"))) == 190
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_bucket")
 @pytest.mark.parametrize("step", [0, 3, 40])
 def test_shards_that_are_not_on_a_disk_are_read_in_the_same_order(tmp_path, step):

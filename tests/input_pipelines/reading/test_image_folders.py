@@ -380,6 +380,7 @@ def levels(data: StreamedImages) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_images_of_all_formats_are_streamed_and_converted_alike(kinds, tmp_path, capsys, caplog):
     plain = {"image_size": 8, "num_classes": 9, "image_dtype": "uint8", "global_batch_size": 4}
     plain |= {"augment": Augment(crop=False, flip=False, eval_crop=1.0), "eval_split": "train"}

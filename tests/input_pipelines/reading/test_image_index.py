@@ -129,6 +129,7 @@ def labels_of(batches) -> dict[int, int]:
     }
 
 
+@pytest.mark.slow
 def test_a_split_may_lack_the_highest_class_id(tmp_path, caplog):
     write(tmp_path / "train.csv", [0, 4, 2])
     write(tmp_path / "val.ndjson", [3, 0], first=10)
@@ -157,6 +158,7 @@ def test_a_class_id_that_the_model_does_not_have_is_named(tmp_path):
         input_pipelines.evaluation(settings(tmp_path, 5))
 
 
+@pytest.mark.slow
 def test_the_names_of_the_training_split_number_those_of_all_splits(tmp_path):
     write(tmp_path / "train.tsv", ["owl", "cat", "dog", "7"])
     write(tmp_path / "val.csv", ["owl", "7"], first=10)

@@ -101,6 +101,7 @@ class Opened:
                 found += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [10, 100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_files_opened_grow_with_the_shards_and_not_with_the_epoch(tmp_path, shards):
     number, pieces = 0, []

@@ -234,6 +234,7 @@ def run_doctor(*flags: str, **environ: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_this_machine_has_no_problems_and_tensorflow_runs_in_a_child():
     done = run_doctor("--json")
     report = json.loads(done.stdout)

@@ -47,6 +47,7 @@ def test_a_slice_that_cannot_share_the_batch_is_reported_with_the_reason(tmp_pat
     assert "None of the slices v3-32 is known to run the step" in said.err
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_the_report_is_written_to_the_workdir_and_to_the_json_file(tmp_path, capsys):
     wanted = tmp_path / "report.json"
@@ -96,6 +97,7 @@ def test_train_shows_the_prediction_next_to_the_measured_step(tmp_path, capsys):
     assert "v5e-1: 12.3 ms" in line and "v3-8" not in line and "v2-8" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_text_that_the_model_writes_is_priced(capsys, tmp_path):
     path = tmp_path / "text.json"

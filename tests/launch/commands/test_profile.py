@@ -11,6 +11,7 @@ from tftpu.errors import UserError
 from tftpu.launch.commands import profile
 
 
+@pytest.mark.slow
 def test_a_profile_names_its_steps_and_the_ops_of_the_model(finished_run):
     found = profile.read(str(finished_run))
     assert found.steps == 5
@@ -21,6 +22,7 @@ def test_a_profile_names_its_steps_and_the_ops_of_the_model(finished_run):
     assert [p.suffix for p in (finished_run / "plugins").rglob("*") if p.is_file()] == [".pb"]
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_starved_run_says_that_it_waits_for_its_input(finished_run, starved_run):
     waits = profile.read(str(starved_run))
     assert waits.input_share > 0.3  # nearly all, except on a busy machine
@@ -61,6 +63,7 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog)
     assert trainer.checkpoints.list_steps() == [20]
 
 
+@pytest.mark.slow
 def test_a_slow_device_loop_is_followed_by_a_profile(tmp_path, capfd):
     class Stall(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

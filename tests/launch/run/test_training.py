@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tftpu.launch import main as command_line
 
 TINY = (
@@ -11,6 +13,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_that_has_its_steps_keeps_the_config_it_was_trained_with(tmp_path, capsys):
     def config(steps: int) -> dict:
         flags = (f"--config.train.steps={steps}", f"--workdir={tmp_path}")

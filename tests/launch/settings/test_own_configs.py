@@ -50,6 +50,7 @@ def fitted(epochs: int) -> tuple[dict[str, float], list[np.ndarray]]:
     return model.evaluate(*data.sums(40, seed=1), return_dict=True, verbose=0), model.get_weights()
 
 
+@pytest.mark.slow
 def test_a_config_of_own_parts_trains_as_keras_does_and_every_step_of_it_is_recorded(
     tmp_path, capsys
 ):
@@ -89,6 +90,7 @@ def old_names(text: str) -> str:
     return re.sub(r"(tftpu\.config\.\w+\.)(Cluster|Optimizer|Train)Config", r"\1\2", text)
 
 
+@pytest.mark.slow
 def test_a_run_that_holds_old_names_is_evaluated_and_resumes(tmp_path, capsys):
     rest = "loss='mse', optimizer=tftpu.OptimizerConfig(warmup_steps=2), {train}"
     train = "train=tftpu.TrainConfig(steps={}, checkpoint_every=3)"
@@ -134,6 +136,7 @@ OBJECTIVES = """
 """
 
 
+@pytest.mark.slow
 def test_a_model_brings_loss_functions_of_its_own(tmp_path, capsys):
     rest = "train=tftpu.TrainConfig(epochs=4)"
     path = write(tmp_path, rest, model=projects.MODEL + OBJECTIVES)
@@ -324,6 +327,7 @@ def test_a_config_file_without_its_ending_is_pointed_to(words, tmp_path, capsys)
     assert "but there is a file of that name: write --config=mine.py" in (capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_script_made_is_evaluated_with_a_config(tmp_path, capsys):
     path = write(tmp_path, "loss='mse'")
     settings = config_flags.load(path, [])
@@ -346,6 +350,7 @@ def test_a_run_that_a_script_made_is_evaluated_with_a_config(tmp_path, capsys):
     assert main(["evaluate", "--workdir=run", f"--config={path}", *wide]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_code_has_moved_is_evaluated_from_there(tmp_path, capsys):
     rest = "loss='mse', train=tftpu.TrainConfig(steps=6)"
     path = write(tmp_path / "here", rest)
@@ -362,6 +367,7 @@ def test_a_run_whose_code_has_moved_is_evaluated_from_there(tmp_path, capsys):
     assert main(["evaluate", "--workdir=run", f"--config={tmp_path / 'there' / 'mine.py'}"]) == 0
 
 
+@pytest.mark.slow
 def test_a_workdir_from_elsewhere_imports_no_file_that_was_not_named(tmp_path, capsys, monkeypatch):
     """Nor one beside the config that this does not import; what it imports later, it does."""
     rest = "loss='mse', train=tftpu.TrainConfig(steps=6)"

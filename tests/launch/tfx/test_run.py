@@ -208,6 +208,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_scratch_project")
 def test_a_pipeline_without_transform_is_read_by_its_schema(artifacts, tmp_path):
     (tmp_path / "mine.py").write_text(MEASURES)

@@ -50,6 +50,7 @@ def cases() -> list:
     return [*float32, *half]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "policy"), cases())
 def test_gradients_and_statistics_are_those_of_the_model_that_keeps_activations(family, policy):
     weights = zoo.compiled(family).get_weights()
@@ -82,6 +83,7 @@ def test_segments_reach_the_blocks():
     assert relative(again(x, training=True), expected) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt", pytest.param("resnet", marks=pytest.mark.slow)])
 def test_a_model_with_remat_traces_on_a_slice(family, slice_of_eight):
     keras.config.set_dtype_policy("mixed_bfloat16")

@@ -118,6 +118,7 @@ def compiled_for(name, time, width, heads, implementation="flash"):
     return cost.price(program, compiled, target).instructions
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     "name",

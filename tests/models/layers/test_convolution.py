@@ -133,6 +133,7 @@ def test_adapters_above_integers_are_saved_and_read_again(family, tmp_path):
     assert relative(output(read, family), output(model, family)) < 5e-6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(SAID)
 def test_a_quantized_model_trains_adapters_above_its_integers():
     model = built("resnet")
@@ -146,6 +147,7 @@ def test_a_quantized_model_trains_adapters_above_its_integers():
     tftpu.Trainer(compiled(model)).fit(x, y, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["", "int8", "int4"])
 def test_adapters_of_convolutions_train_above_integers_and_are_merged(base, tmp_path):
     model = built("resnet")

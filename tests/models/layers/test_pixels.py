@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tftpu
@@ -33,6 +34,7 @@ def test_pixels_become_bfloat16_in_a_mixed_precision_model():
     np.testing.assert_allclose(tf.cast(made, tf.float32), [[-1.2, 0.003, 2.78]], atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_model_of_pixels_trains_on_replicas_with_soft_labels():
     from tftpu.optim.losses import SmoothedCrossentropy
     from tftpu.optim.metrics import Accuracy

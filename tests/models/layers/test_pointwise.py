@@ -99,6 +99,7 @@ def test_the_product_is_read_once_and_that_of_one_group_never():
     assert len(readers(keras.layers.Conv2D, BATCH)) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_batch", [64, 128])
 def test_a_resnet_of_large_groups_trains_as_one_of_plain_convolutions(norm_batch, monkeypatch):
     """Shortcuts have strides 1 and 2, and their products are added to those of the branch."""

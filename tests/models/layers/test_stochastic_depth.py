@@ -43,6 +43,7 @@ def kept(count: int, gradient_accumulation_steps: int, steps: int = 1, seed: int
     return np.stack(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts", [pytest.param((8, 1), marks=pytest.mark.slow), (1, 4), (4, 4)], ids=str
 )
@@ -50,6 +51,7 @@ def test_an_example_draws_the_same_however_the_batch_is_shared(parts):
     np.testing.assert_array_equal(kept(*parts, steps=2), kept(1, 1, steps=2))
 
 
+@pytest.mark.slow
 def test_steps_layers_and_seeds_draw_independently():
     found = np.concatenate([kept(1, 1, steps=6), kept(1, 1, steps=6, seed=1)]).reshape(-1, BATCH)
     assert len({row.tobytes() for row in found}) == len(found)
@@ -59,6 +61,7 @@ def test_steps_layers_and_seeds_draw_independently():
     assert abs(agree - (RATE**2 + (1 - RATE) ** 2)) < 0.05
 
 
+@pytest.mark.slow
 def test_the_numbers_are_uniform_and_unrelated():
     draws = np.stack([ExampleSeed(seed).draw_uniform(500).numpy() for seed in range(500)])
     assert draws.min() >= 0 and draws.max() < 1

@@ -220,6 +220,7 @@ def test_the_report_names_both_sides(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_older_names_of_bert_and_gpt_are_known(tmp_path):
     for family, change in (
         ("bert", lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma")),
@@ -248,6 +249,7 @@ def test_a_head_of_another_shape_fails_or_keeps_its_values(tmp_path):
         assert (before[path] == after[path]).all() == path.startswith("head/")
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_loaded_or_saved_fails_with_the_reason(tmp_path):
     models.save_weights(build("gpt", 1), tmp_path / "gpt.safetensors")
     for model, path, said in (

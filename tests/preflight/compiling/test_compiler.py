@@ -286,6 +286,7 @@ def test_random_numbers_are_priced_as_the_tpu_draws_them(slice_name):
     assert cycles(0.0) < cycles(0.1) < 1.6 * cycles(0.0)
 
 
+@pytest.mark.slow
 def test_a_layer_that_augments_in_the_step_is_named():
     # Unlike most random layers, RandomFlip compiles: it is a waste, not an error.
     model_fn = with_layer(lambda: layers.RandomFlip(name="augment"))
@@ -294,6 +295,7 @@ def test_a_layer_that_augments_in_the_step_is_named():
     assert any("input pipeline" in text for text in item.lints)
 
 
+@pytest.mark.slow
 def test_lints_name_the_layer_and_the_fix():
     def model_fn():
         body = [
@@ -312,6 +314,7 @@ def test_lints_name_the_layer_and_the_fix():
     assert "'exact'" in found and "float32 under a bfloat16 policy" in found
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_shared_fails_only_on_that_slice():
     report = preflight.check(mlp(), classified(8, 1024), ["v3-8", "v3-32"])
     small, large = report.slices
@@ -328,6 +331,7 @@ def test_a_dynamic_shape_and_an_unknown_slice_fail_before_compiling():
         preflight.check(mlp(), classified(8, 1024), ["v5-8"])
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_compiler_is_reported_and_not_cached(monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     good = sys.executable
@@ -352,6 +356,7 @@ def test_a_compiler_that_takes_too_long_is_stopped(monkeypatch, tmp_path):
     assert 0.2 <= item.compile_seconds < 20
 
 
+@pytest.mark.slow
 def test_a_compiled_program_is_cached(monkeypatch, tmp_path):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     first = examine(mlp(1, 128), classified(64, 128))
@@ -359,6 +364,7 @@ def test_a_compiled_program_is_cached(monkeypatch, tmp_path):
     assert examine(mlp(1, 128), classified(64, 128)) == first
 
 
+@pytest.mark.slow
 def test_a_damaged_program_in_the_cache_is_compiled_again(monkeypatch, tmp_path):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     first = examine(mlp(1, 128), classified(64, 128))
@@ -401,6 +407,7 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     assert re.fullmatch(fits, said)
 
 
+@pytest.mark.slow
 def test_what_a_conversion_needed_is_free_for_the_compiler():
     def deep():
         layers = [keras.layers.Dense(16, "gelu") for _ in range(60)]

@@ -40,6 +40,7 @@ RARE, LONG = pytest.mark.exhaustive, ("densenet", "xception")  # half a minute e
 FAST = ("bilstm", "convlstm", "unet", "gan")  # the others have hundreds of layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,6 +84,7 @@ def test_a_step_that_xla_cannot_compile_is_explained():
         compiler.compile_program(step, parse_slice("v5e-1"))
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_a_bilinear_resizing_in_float32_compiles():
     spec = tf.TensorSpec((8, 8, 8, 3)), tf.TensorSpec((8, 12, 12, 5))

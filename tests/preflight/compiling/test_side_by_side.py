@@ -89,6 +89,7 @@ def test_the_second_waits_for_a_core_and_for_memory(stand_in, jobs, monkeypatch,
     assert first[1] <= second[0]
 
 
+@pytest.mark.slow
 def test_each_compiler_has_its_own_time_limit(stand_in, jobs):
     stand_in(1_000_000, "i=0; while [ $i -lt {} ]; do i=$((i+1)); done")  # some seconds
     (slow, seconds), (done, _) = run_both(jobs, Processes(Progress()), (0.3, 60.0))

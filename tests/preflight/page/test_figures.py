@@ -73,6 +73,7 @@ def perceptron():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.parametrize("microbatches", [1, 4], ids=["whole", "loop"])
 def test_the_peak_of_a_compiled_program_is_the_compilers_own(microbatches):

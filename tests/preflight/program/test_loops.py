@@ -263,6 +263,7 @@ def spec(name: str) -> tuple:
     return x if len(x) > 1 else x[0], tf.TensorSpec((BATCH, *output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_model_flops_of_recurrent_layers_are_those_on_paper(name):
     build, *_, forward = CASES[name]

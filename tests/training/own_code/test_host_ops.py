@@ -22,6 +22,7 @@ def images_model(*first: keras.Layer) -> keras.Model:
     return keras.Sequential([keras.Input((6, 6, 1)), *first, *rest])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_rotation_by_a_quarter_trains_as_rotated_images_do(replicas):
     rng = np.random.default_rng(0)
@@ -37,6 +38,7 @@ def test_a_rotation_by_a_quarter_trains_as_rotated_images_do(replicas):
     np.testing.assert_allclose(found[:3], expected[:3], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_lookup_trains_as_the_looked_up_ids_do(replicas):
     rng = np.random.default_rng(0)

@@ -133,6 +133,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("case", CASES)
 def test_loss_functions_train_as_in_plain_tensorflow(case, replicas):
@@ -143,6 +144,7 @@ def test_loss_functions_train_as_in_plain_tensorflow(case, replicas):
     assert history["val_loss"]
 
 
+@pytest.mark.slow
 def test_named_values_are_means_over_examples():
     trainer, history = trained(4, Autoencoder, loss_fn=vae_loss, steps=1)
     found = trainer.evaluate(batches(41))
@@ -201,6 +203,7 @@ def test_overflow_of_one_objective_skips_only_its_own_update():
     assert any((v.numpy() != b).any() for v, b in zip(model.critic.variables, before[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_a_compute_loss_of_each_example_is_exact(replicas):
     class Robust(keras.Sequential):
@@ -332,6 +335,7 @@ def test_a_value_that_is_not_finite_ends_no_run():
     assert np.isfinite(history["loss"]).all()
 
 
+@pytest.mark.slow
 def test_a_batch_of_any_parts_goes_to_a_loss_function(tmp_path):
     def loss_fn(model, batch, training):
         x, noise, more, images = batch

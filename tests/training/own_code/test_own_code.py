@@ -35,6 +35,7 @@ def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
     assert relative(found[-1], expected[-1]) < 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "microbatches"), [(1, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("case", CASES)
 def test_trains_as_in_keras(expected, case, devices, microbatches):
@@ -161,6 +162,7 @@ class Table(keras.layers.Layer):
         return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_tables_are_read_and_summaries_written_in_functions_and_branches(devices, tmp_path):
     keras_model = own_code.dense(Table(str(tmp_path)))
@@ -254,6 +256,7 @@ def test_gradients_by_the_models_own_variables():
     assert found == pytest.approx(closed, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_under_deterministic_ops_is_the_same():
     usual = own_code.fitted("masked", tftpu.connect(virtual_devices=2))
     tf.config.experimental.enable_op_determinism()

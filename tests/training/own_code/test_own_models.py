@@ -110,6 +110,7 @@ def from_keras_hub() -> tuple[keras.Model, tf.data.Dataset]:
     return compiled(model), batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bring",
     [

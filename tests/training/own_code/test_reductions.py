@@ -62,6 +62,7 @@ def trained(case: str, count: int) -> tuple[list[np.ndarray], dict[str, float], 
         return model.get_weights(), trainer.evaluate(X, Y, batch_size=32), history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LOSSES)
 def test_a_loss_that_calls_keras_own_is_the_same_on_four_devices(case):
     (one, evaluated, history), (four, evaluated_4, history_4) = trained(case, 1), trained(case, 4)

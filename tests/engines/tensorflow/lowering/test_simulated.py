@@ -52,6 +52,7 @@ def test_every_option_of_the_step_traces(case, slice_of_eight):
     assert_one_reduction_and_no_host_op(step, ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("gradient_accumulation_steps", [1, 4])
 def test_dropout_and_norms_trace_in_every_precision(
@@ -96,6 +97,7 @@ def test_global_statistics_trace_and_communicate(slice_of_eight):
     assert sum(op.type == "CrossReplicaSum" for op in ops) > len(model.trainable_variables) + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config", ["digits_resnet", pytest.param("python_gpt", marks=pytest.mark.slow)]
 )

@@ -1,6 +1,7 @@
 """Own loss functions and objectives, traced through the real TPUStrategy on a simulated slice."""
 
 import keras
+import pytest
 import tensorflow as tf
 
 import tftpu
@@ -32,6 +33,7 @@ def traced(engine, model, objectives) -> list[tf.Operation]:
     return replica_ops(graph)
 
 
+@pytest.mark.slow
 def test_objectives_that_take_turns_trace_with_a_program_for_each_turn():
     engine = tftpu.simulated_slice("v3-8")
     with engine.scope():

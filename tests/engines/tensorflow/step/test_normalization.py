@@ -65,6 +65,7 @@ def assert_equal(actual, expected):
     assert relative(actual[2], expected[2]) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts",
     [pytest.param(p, marks=pytest.mark.slow if p[0] == 8 or p == (4, 4) else []) for p in PARTS],
@@ -83,6 +84,7 @@ def test_global_statistics_equal_one_device(count):
     assert_equal(trained(1, 1, norm_batch=BATCH), one)
 
 
+@pytest.mark.slow
 def test_groups_matter():
     assert relative(trained(1, 1, 4)[1][0], trained(1, 1, BATCH)[1][0]) > 1e-3
 
@@ -133,6 +135,7 @@ def test_keras_own_statistics_are_the_mean_over_the_parts(parts):
         assert all((copy == copies[0]).all() for copy in copies)
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_depend_on_the_share():
     """Moving statistics do not depend on the current batch."""
     data = dataset(images(1)).unbatch().batch(64)

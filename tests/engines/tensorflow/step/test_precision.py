@@ -41,6 +41,7 @@ def trained(
     return engine, step, before, stepping.train(engine, step, batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ROUNDOFF)
 @pytest.mark.parametrize("parts", [(8, 1), (2, 4)], ids=str)
 def test_equals_float32_up_to_rounding(policy, parts):

@@ -49,6 +49,7 @@ def test_no_two_examples_share_a_mask_and_the_keep_rate_is_right(parts):
     assert abs(agree - (KEEP**2 + (1 - KEEP) ** 2)) < 0.02
 
 
+@pytest.mark.slow
 def test_a_repeated_run_draws_the_same_masks():
     first, again, other = masks(4, 2), masks(4, 2), masks(4, 2, seed=1)
     np.testing.assert_array_equal(first, again)

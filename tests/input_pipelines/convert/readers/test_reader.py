@@ -40,6 +40,7 @@ def test_text_is_tokenised_once_packed_and_reads_back(tmp_path):
     assert predicted == Counter(b for row in rows for b in row["text"].encode()[1:])
 
 
+@pytest.mark.slow
 def test_a_tfds_data_set_split_by_split_and_converted_again(tmp_path):
     from sklearn.datasets import load_digits
 

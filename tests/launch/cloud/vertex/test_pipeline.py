@@ -140,6 +140,7 @@ def without_names(spec: dict) -> dict:
     return json.loads(json.dumps(spec).replace(payload_of(spec)["display_name"], "NAME"))
 
 
+@pytest.mark.slow
 def test_the_dry_run_prints_the_pipeline_that_is_sent(service, capsys):
     flags = "--spot", "--labels=team=vision", "--service_account=s@p.com", "--timeout=2h"
     assert launch(*flags, "--dry_run") == 0
@@ -320,6 +321,7 @@ def test_a_lost_connection_names_the_pipeline_that_may_run(service, capsys):
     assert f"/runs/{service.created[0].pipeline_job_id}?project=p" in error
 
 
+@pytest.mark.slow
 def test_it_outlasts_a_connection_that_comes_back_and_gives_up_on_one_that_does_not(
     service, capsys, monkeypatch
 ):
@@ -345,6 +347,7 @@ def test_a_refusal_is_one_clear_line(service, capsys):
     assert denied in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_no_secret_leaves_this_machine(service, capsys, monkeypatch):
     for name in SECRETS:
         monkeypatch.setenv(name, SECRET)

@@ -44,6 +44,7 @@ def test_the_sheet_shows_the_images_that_the_model_receives(tmp_path, capsys, mo
         assert (page[y : y + 192 : 24, x : x + 192 : 24, 0] == levels[number]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image_dtype", ["float32", "uint8"])
 @pytest.mark.parametrize("space_to_depth", [False, True])
 def test_images_look_the_same_for_every_input_format_of_the_model(
@@ -59,6 +60,7 @@ def test_images_look_the_same_for_every_input_format_of_the_model(
     assert set(names) == set(base)
 
 
+@pytest.mark.slow
 def test_a_mixed_image_lists_its_classes(folder):
     data = flowers(folder, augment={"mixup": 8.0}, image_dtype="uint8")
     images, labels = data_show.read_examples(data, 0, 0, 12)
@@ -71,6 +73,7 @@ def test_a_mixed_image_lists_its_classes(folder):
             assert float(lines[0].split()[0]) >= float(lines[1].split()[0])
 
 
+@pytest.mark.slow
 def test_fewer_examples_are_the_first_of_the_step(folder):
     data = flowers(folder, global_batch_size=8, image_dtype="uint8", augment={"mixup": 0.4})
     whole = next(input_pipelines.training(data, 5).starting_at(2).as_numpy_iterator())
@@ -88,6 +91,7 @@ def test_a_long_caption_is_cut_to_the_width_of_its_image():
     assert below[:, 12 : 12 + 100].min() < 100
 
 
+@pytest.mark.slow
 def test_packed_text_is_printed_document_by_document(tmp_path):
     texts = ["the first one", "and the second", "a third that is longer than any other" * 30]
     for number, text in enumerate(texts):

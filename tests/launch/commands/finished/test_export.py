@@ -20,6 +20,7 @@ def run(tmp_path_factory) -> str:
     return workdir
 
 
+@pytest.mark.slow
 def test_onnx_takes_pixels_and_is_as_accurate_as_the_evaluation(run, tmp_path, capsys):
     to = str(tmp_path / "digits.onnx")
     assert main(["export", f"--workdir={run}", "--format=onnx", f"--to={to}"]) == 0

@@ -32,6 +32,7 @@ def printed(capsys, *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_prompt_is_continued_and_the_same_seed_writes_the_same(run, capsys):
     words = [f"--workdir={run}", "--prompt=def f(", "--tokens=80"]
     found = printed(capsys, *words)
@@ -96,6 +97,7 @@ def test_a_file_without_prompts_is_refused(run, capsys, tmp_path, text, message)
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_prompt_may_be_longer_than_the_context_and_hold_any_byte(run, capsys):
     found = printed(capsys, f"--workdir={run}", f"--prompt={'a' * 100}\udcff", "--tokens=5")
     assert found.startswith("a" * 100)

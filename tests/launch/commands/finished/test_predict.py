@@ -56,6 +56,7 @@ def test_files_are_predicted_as_the_split_that_they_come_from(run, folder, tmp_p
     np.testing.assert_allclose([row["logits"] for row in files], logits, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys):
     (tmp_path / "in").mkdir()
     for path in list(folder.iterdir())[:3]:
@@ -72,6 +73,7 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
     assert set(json.loads(bad)) == {"file", "record", "error"}
 
 
+@pytest.mark.slow
 def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, capsys):
     given = ["predict", f"--workdir={run}", f"--input=images:{folder}", f"--output={tmp_path}/out"]
     given += ["--records_per_shard=20"]

@@ -191,6 +191,7 @@ def test_a_variable_that_is_no_port_is_refused(tmp_path, monkeypatch, capsys, po
     assert f"AIP_HTTP_PORT={port} is not a port" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", [True, False])
 def test_a_gpu_that_stays_idle_is_said(exported, tmp_path, monkeypatch, capsys, gpu):
     monkeypatch.setattr(device, "_NVIDIA", str(tmp_path if gpu else tmp_path / "none"))
