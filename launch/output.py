@@ -10,7 +10,8 @@ def outlive_readers() -> None:
     """Lets the command continue when its output can no longer be written.
 
     Hours of training must not end because a pager was closed. Later output is lost, and standard
-    error says so once. Metrics and checkpoints are in the workdir as always.
+    error says so once. Metrics and checkpoints are in the workdir as always. Characters that the
+    terminal cannot show are printed as escapes.
     """
     if sys.stdout is not None:
         sys.stdout = _wrap_stream(sys.stdout, os.dup(2) if sys.stderr is not None else None)
@@ -29,7 +30,7 @@ def _wrap_stream(stream: TextIO, notices: int | None) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_LossyDescriptor(stream.fileno(), notices)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace",
         line_buffering=getattr(stream, "line_buffering", False),
         write_through=getattr(stream, "write_through", False),
     )

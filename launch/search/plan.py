@@ -157,6 +157,8 @@ def read_recorded(workdir: str) -> Plan | None:
         return None
     try:
         found: dict[str, Any] = json.loads(files.read(path))
+        # Raises for half of a surrogate pair, which cannot be printed.
+        json.dumps(found, ensure_ascii=False).encode()
         for name in ("overrides", "space"):
             if not isinstance(found[name], list):
                 raise TypeError(f"{name} is {found[name]!r}, not a list")

@@ -50,3 +50,15 @@ def test_a_command_into_a_closed_pipe_prints_no_traceback():
     command = f"{sys.executable} -m tftpu.launch.main configs | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
+
+
+def test_characters_that_a_terminal_cannot_show_are_printed_as_escapes():
+    code = (
+        "from tftpu.launch import main\n"
+        "main.main = lambda arguments: print('wait \\u2026 \\ud800', flush=True)\n"
+        "main.run()"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "wait \\u2026 \\ud800\n"), done.stderr

@@ -154,6 +154,7 @@ def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, st
         ({"fields": []}, "fields is []"),
         ({"sampler": "tp"}, "choose tpe"),
         ({"more": 1}, "more"),
+        ({"slice": "\ud800"}, "surrogates not allowed"),
     ],
 )
 def test_a_damaged_plan_is_named(tmp_path, capsys, change, said):
