@@ -27,13 +27,16 @@ test: $(VENV)/.dev lint
 # Everything that CI runs, in about an hour on two cores.
 test-all: docs test test-slow test-parity
 
-# In two parts, as a process that has traced hundreds of models holds several GB; the second by three
-# processes, as its tests often wait for others.
+# In three parts, as a process that has traced hundreds of models holds several GB; two of them by three
+# processes, as their tests often wait for others.
 LARGE := tests/compatibility tests/models
+TRACED := tests/engines tests/inference tests/preflight tests/training
+OTHER := $(LARGE:%=--ignore=%) $(TRACED:%=--ignore=%)
 SLOW := -m 'slow and not exhaustive'
 test-slow: $(VENV)/.dev
 	$(PYTEST) $(SLOW) $(TWO) $(LARGE)
-	$(PYTEST) $(SLOW) $(TWO:2=3) $(LARGE:%=--ignore=%)
+	$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED)
+	$(PYTEST) $(SLOW) $(TWO:2=3) $(OTHER)
 
 # The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
@@ -43,9 +46,10 @@ test-parity: $(VENV)/.parity
 durations: $(VENV)/.parity
 	-$(PYTEST) $(TWO) --junitxml=build/fast.xml
 	-$(PYTEST) $(SLOW) $(TWO) $(LARGE) --junitxml=build/slow1.xml
-	-$(PYTEST) $(SLOW) $(TWO:2=3) $(LARGE:%=--ignore=%) --junitxml=build/slow2.xml
+	-$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED) --junitxml=build/slow2.xml
+	-$(PYTEST) $(SLOW) $(TWO:2=3) $(OTHER) --junitxml=build/slow3.xml
 	-$(PYTEST) -m parity $(TWO) --junitxml=build/parity.xml
-	$(BIN)/python -m tests.support.repository.durations $(addprefix build/,fast.xml slow1.xml slow2.xml parity.xml)
+	$(BIN)/python -m tests.support.repository.durations $(addprefix build/,fast.xml slow1.xml slow2.xml slow3.xml parity.xml)
 
 # The packages that are installed, against the public database of vulnerabilities: over the network.
 audit: $(VENV)/.dev
