@@ -4,6 +4,8 @@ import gc
 import os
 import tempfile
 
+from tests.support.programs.jax_process import QUICK
+
 # Python's own dropped caches stay between runs: preparing a data set takes seconds.
 os.environ.setdefault("TFTPU_CACHE", os.path.join(tempfile.gettempdir(), "tftpu-test-cache"))
 # Nothing of what tests name as their configs is trusted by the developer's own commands.
@@ -15,8 +17,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Most of what tests compile runs once: compiling it well takes longer than it runs.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("XLA_FLAGS", QUICK)
 
 import keras
 import pytest

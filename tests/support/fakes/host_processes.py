@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from tests.support import warm
-from tests.support.programs.jax_process import QUICK
 
 
 def free_ports(count: int) -> list[int]:
@@ -32,7 +31,7 @@ def start(folder: Path, count: int, *words: str) -> list[subprocess.Popen]:
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
     processes = []
     for index in range(count):
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "XLA_FLAGS": QUICK}
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
         environment["KERAS_BACKEND"] = "jax"
         if count > 1:
             task = {"type": "worker", "index": index}

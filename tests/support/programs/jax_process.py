@@ -5,7 +5,7 @@ import sys
 
 from tests.support import warm
 
-# Compiling takes longer than these programs run.
+# Most of what tests compile runs once: compiling it well takes longer than it runs.
 QUICK = "--xla_backend_optimization_level=0"
 
 
