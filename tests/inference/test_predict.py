@@ -34,16 +34,16 @@ def content(folder) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("batch", [16, 7, 100])
 def test_every_record_once_with_the_values_of_the_trainer(tmp_path, batch):
-    trainer, told = trainer_of(), []
+    trainer, reported = trainer_of(), []
     assert predict(
-        trainer, records(batch), job(tmp_path, keep=["place"]), lambda *n: told.append(n)
+        trainer, records(batch), job(tmp_path, keep=["place"]), lambda *n: reported.append(n)
     )
     found = rows(tmp_path)
     assert [row["record"] for row in found] == list(range(COUNT))
     assert {row["file"] for row in found} == {"x"}
     assert [row["place"] for row in found] == [2 * n for n in range(COUNT)]
     np.testing.assert_allclose([row["logits"] for row in found], trainer.predict(X), atol=1e-6)
-    assert told == [(0, 96), (20, 96), (40, 96), (60, 96), (80, 96), (96, 96)]
+    assert reported == [(0, 96), (20, 96), (40, 96), (60, 96), (80, 96), (96, 96)]
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert [shard["records"] for shard in manifest["shards"]] == [20, 20, 20, 20, 16]
     assert manifest["of"] == "x" and manifest["records"] == COUNT

@@ -1,4 +1,4 @@
-"""The server answers programs and pages of its own names, and no page of others."""
+"""The server answers programs, and of web pages only those from its own host names."""
 
 import pytest
 
