@@ -30,6 +30,10 @@ class UserError(Exception):
         super().__init__(message.encode(errors="backslashreplace").decode())
 
 
+class OwnStepsNeeded(UserError):  # noqa: N818 (names what is needed)
+    """A model whose batches cannot be divided among devices; its own steps may train it."""
+
+
 class DivergedError(UserError):
     """The loss of a run is no longer finite, and going back to a checkpoint did not help."""
 

@@ -48,7 +48,7 @@ def trained(experiment: Experiment, devices: int, steps: int) -> Run:
     trainer.fit(data, steps=steps, callbacks=callbacks, verbose=0)
     evaluation = build.build_evaluation_data(experiment)
     if evaluation is not None:
-        run.evaluation.update(trainer.evaluate(evaluation))
+        run.evaluation.update(trainer.evaluate(evaluation, return_dict=True))
     return run
 
 

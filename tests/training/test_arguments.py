@@ -83,15 +83,15 @@ def test_a_wrong_call_says_what_to_write(case):
 def test_evaluate_and_predict_say_what_to_write():
     trainer = make_trainer(compiled())
     with pytest.raises(UserError, match="y works only with arrays"):
-        trainer.evaluate(data(), Y)
+        trainer.evaluate(data(), Y, return_dict=True)
     with pytest.raises(UserError, match="steps is 0"):
-        trainer.evaluate(X, Y, steps=0)
+        trainer.evaluate(X, Y, steps=0, return_dict=True)
     with pytest.raises(UserError, match="batch_size works only with arrays"):
         trainer.predict(data(), batch_size=8)
     with pytest.raises(UserError, match="evaluate always returns a dictionary"):
         trainer.evaluate(X, Y, return_dict=False)
     with pytest.raises(TypeError, match="unexpected keyword argument 'banana'"):
-        trainer.evaluate(X, Y, banana=1)
+        trainer.evaluate(X, Y, banana=1, return_dict=True)
 
 
 @pytest.mark.slow

@@ -75,9 +75,9 @@ def test_data_sets_are_not_read_for_their_values_before_training(make):
     kinds = tf.type_spec_from_value(features[:16]), tf.type_spec_from_value(Y[:16])
     dataset = tf.data.Dataset.from_generator(batches, output_signature=kinds)
     trainer = make_trainer(make())
-    trainer.evaluate(dataset, steps=2)
+    trainer.evaluate(dataset, steps=2, return_dict=True)
     first = len(seen)
-    trainer.evaluate(dataset, steps=2)
+    trainer.evaluate(dataset, steps=2, return_dict=True)
     again = len(seen) - first
     seen.clear()
     list(dataset.take(2))  # what reading alone takes
@@ -186,8 +186,8 @@ def test_tags_at_masked_positions_may_be_any():
     tokens[:, 3:], tags[:, 3:] = 0, -1
     model = tagger(loss, mask_zero=True)
     trainer = make_trainer(model)
-    found = trainer.evaluate(**as_arrays(tokens, tags))
-    expected = trainer.evaluate(**as_arrays(tokens, np.maximum(tags, 0)))
+    found = trainer.evaluate(**as_arrays(tokens, tags), return_dict=True)
+    expected = trainer.evaluate(**as_arrays(tokens, np.maximum(tags, 0)), return_dict=True)
     assert found == expected
     assert np.isfinite(found["loss"])
 

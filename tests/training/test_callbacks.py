@@ -23,7 +23,11 @@ def test_the_last_checkpoint_holds_the_weights_that_early_stopping_restored(tmp_
     def stopped():
         stop = keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True)
         trainer = trained(tmp_path, stop, epochs=20)
-        return trainer.step, trainer.evaluate(X, OTHER), trainer.model.get_weights()
+        return (
+            trainer.step,
+            trainer.evaluate(X, OTHER, return_dict=True),
+            trainer.model.get_weights(),
+        )
 
     steps, results, weights = stopped()
     assert steps < 40

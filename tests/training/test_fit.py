@@ -126,7 +126,7 @@ def test_a_data_set_is_told_of_its_passes_by_evaluate_and_predict_as_in_keras():
     model, other = compiled(), compiled()
     trainer = make_trainer(model)
     expected = other.evaluate(theirs, verbose=0, return_dict=True, steps=2)
-    found = trainer.evaluate(ours, steps=2)
+    found = trainer.evaluate(ours, steps=2, return_dict=True)
     np.testing.assert_allclose(found["loss"], expected["loss"], atol=ATOL)
     outputs = other.predict(theirs, verbose=0)
     np.testing.assert_allclose(trainer.predict(ours), outputs, atol=ATOL)
@@ -201,14 +201,18 @@ def test_evaluate_and_predict_take_arrays(count):
             calls.append("end")
 
     trainer = make_trainer(on_devices(count))
-    results = trainer.evaluate(x, y, batch_size=20, sample_weight=weights, callbacks=Record())
+    results = trainer.evaluate(
+        x, y, batch_size=20, sample_weight=weights, callbacks=Record(), return_dict=True
+    )
     outputs = trainer.predict(x, batch_size=20, callbacks=[Record()])
     theirs = compiled()
     expected = theirs.evaluate(x, y, 77, 0, sample_weight=weights, return_dict=True)
     assert results == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(outputs, theirs.predict(x, verbose=0), atol=1e-6)
     assert calls[0] == results and calls[1] is outputs and calls[2] == "end"
-    assert trainer.evaluate(x, y, batch_size=11, steps=7) == trainer.evaluate(x, y, batch_size=7)
+    assert trainer.evaluate(x, y, batch_size=11, steps=7, return_dict=True) == trainer.evaluate(
+        x, y, batch_size=7, return_dict=True
+    )
 
 
 # Order and resuming
@@ -309,9 +313,9 @@ def test_verbose_2_prints_lines_and_0_nothing(capsys):
 def test_evaluate_and_predict_print_if_they_are_asked_to(capsys):
     x, y = examples(32)
     trainer = make_trainer(compiled())
-    results = trainer.evaluate(x, y, 16, 0)
+    results = trainer.evaluate(x, y, 16, 0, return_dict=True)
     trainer.predict(x, verbose=0)
     assert capsys.readouterr().out == ""
-    trainer.evaluate(x, y, verbose=1)
+    trainer.evaluate(x, y, verbose=1, return_dict=True)
     trainer.predict(x, verbose="auto")
     assert f"accuracy {results['accuracy']:.4g}"[:12] in capsys.readouterr().out

@@ -27,7 +27,7 @@ def test_a_new_trainer_predicts_for_features_alone(options):
     np.testing.assert_allclose(trainer.predict(batches), model(X), atol=1e-6)
     trainer.fit(X, Y)  # the same trainer trains and evaluates afterwards
     np.testing.assert_allclose(trainer.predict(X), model(X), atol=1e-6)
-    assert trainer.step == 1 and trainer.evaluate(X, Y)["loss"] > 0
+    assert trainer.step == 1 and trainer.evaluate(X, Y, return_dict=True)["loss"] > 0
 
 
 def test_a_new_trainer_builds_the_model_to_predict():
@@ -44,7 +44,7 @@ def test_a_new_process_restores_for_arrays_alone(tmp_path):
     assert later.restore_for_evaluation(X).step == later.step == 6
     np.testing.assert_array_equal(later.predict(X), earlier.predict(X))
     # The weights' averages are still those of the checkpoint once labels are there.
-    assert later.evaluate(X, Y) == earlier.evaluate(X, Y)
+    assert later.evaluate(X, Y, return_dict=True) == earlier.evaluate(X, Y, return_dict=True)
     assert later.step == 6
 
 
@@ -55,7 +55,7 @@ def test_missing_labels_are_named(options):
     for call in (
         lambda: trainer.fit(X),
         lambda: trainer.fit(features),
-        lambda: trainer.evaluate(X),
+        lambda: trainer.evaluate(X, return_dict=True),
         lambda: trainer.fit(X, Y, validation_data=features),
     ):
         with pytest.raises(UserError, match="need labels, but the data has none: pass x and y"):
@@ -91,7 +91,7 @@ def test_validation_data_of_another_shape_fail_before_a_step_is_trained(wrong, s
         trainer.fit(X, Y, epochs=2, validation_data=wrong)
     assert trainer.step == 0
     with pytest.raises(UserError, match=sentence):
-        trainer.evaluate(*wrong)
+        trainer.evaluate(*wrong, return_dict=True)
 
 
 # The model
@@ -121,7 +121,7 @@ def test_a_model_that_was_changed_needs_a_new_trainer(change):
     change(model)
     for call in (
         lambda: trainer.fit(X, Y, epochs=2),
-        lambda: trainer.evaluate(X, Y),
+        lambda: trainer.evaluate(X, Y, return_dict=True),
         lambda: trainer.predict(X),
     ):
         with pytest.raises(UserError, match=r"make a new Trainer\(model"):
@@ -156,7 +156,12 @@ def test_arrays_in_a_list_reach_a_loss_function_as_a_data_set_gives_them():
         model.compile("sgd")
         trainer = tftpu.Trainer(model, loss_fn=pair_loss)
         history = trainer.fit(given, batch_size=batch_size, shuffle=False, verbose=0).history
-        losses.append((history["loss"], trainer.evaluate(given, batch_size=batch_size)["loss"]))
+        losses.append(
+            (
+                history["loss"],
+                trainer.evaluate(given, batch_size=batch_size, return_dict=True)["loss"],
+            )
+        )
     assert losses[0] == losses[1]
 
 

@@ -200,7 +200,7 @@ def test_an_unknown_best_metric_fails_before_a_step_is_trained():
 
 def test_endless_evaluation_data_fails():
     with pytest.raises(UserError, match="never end"):
-        make_trainer(compiled()).evaluate(data().repeat())
+        make_trainer(compiled()).evaluate(data().repeat(), return_dict=True)
 
 
 def generated(parts, until=lambda: False) -> tf.data.Dataset:
@@ -265,7 +265,7 @@ def test_growing_evaluation_batches_fail_with_a_clear_error():
     spec = tuple(tf.TensorSpec((None, *a.shape[1:]), a.dtype) for a in (x, y))
     batches = tf.data.Dataset.from_generator(growing, output_signature=spec)
     with pytest.raises(UserError, match=r"larger than the first one.*rebatch"):
-        make_trainer(compiled()).evaluate(batches)
+        make_trainer(compiled()).evaluate(batches, return_dict=True)
 
 
 def test_a_batch_that_the_replicas_do_not_divide_fails():

@@ -114,7 +114,7 @@ def test_evaluation_counts_every_example_once(count):
         model = compiled()
     odd = data(batch=64, count=77)  # 64 + 13, and 13 is not a multiple of 8
     expected = compiled().evaluate(odd, verbose=0, return_dict=True)
-    assert make_trainer(model).evaluate(odd) == pytest.approx(expected, rel=1e-6)
+    assert make_trainer(model).evaluate(odd, return_dict=True) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_the_digits_give_the_same_accuracy_on_eight_replicas_as_keras_on_one_dev
     one = compiled(mlp(64, 10))
     one.set_weights(model.get_weights())
     expected = one.evaluate(everything, verbose=0, return_dict=True)
-    results = make_trainer(model).evaluate(everything)
+    results = make_trainer(model).evaluate(everything, return_dict=True)
     assert round(results["accuracy"] * 1797) == round(expected["accuracy"] * 1797)
     assert 0.3 < results["accuracy"] < 1.0
     assert results["loss"] == pytest.approx(expected["loss"], rel=1e-5)
@@ -173,7 +173,7 @@ def test_evaluation_uses_the_ema():
     averaged.set_weights([v.numpy() for v in trainer.executor.variables.averages])
     expected = averaged.evaluate(data(), verbose=0, return_dict=True)
     live = model.evaluate(data(), verbose=0, return_dict=True)
-    assert trainer.evaluate(data()) == pytest.approx(expected, rel=1e-5)
+    assert trainer.evaluate(data(), return_dict=True) == pytest.approx(expected, rel=1e-5)
     assert abs(live["loss"] - expected["loss"]) > 1e-3
 
 

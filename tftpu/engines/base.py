@@ -84,7 +84,7 @@ class BaseState:
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ):
-        checks.refuse_model(model, objectives)
+        checks.refuse_model(model, objectives, labelled)
         keras.tree.map_structure(checks.refuse_spec, batch_spec)
         symbolic = keras.tree.map_structure(
             lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
@@ -186,6 +186,12 @@ class BaseExecutor:
     def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch."""
         return self.training(shard_spec).bare(batch)
+
+    def begin_epoch(self) -> None:
+        """Does nothing, because sums over different steps are apart."""
+
+    def finish_training(self) -> None:
+        """Does nothing, because a step leaves nothing undone."""
 
     def check_evaluation(self, batch_spec: Nest) -> None:
         """Traces an evaluation, so that an error appears before training starts."""

@@ -12,67 +12,68 @@ import tensorflow as tf
 from tftpu.engines import keras_internals
 from tftpu.engines.objectives.losses import Computed, Term
 from tftpu.engines.objectives.objective import Objective
-from tftpu.errors import UserError
+from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.engines.objectives.parameter_groups import ParameterGroup
 
-# Methods of a model that the step does not call, and what to do instead of overriding them.
-_OVERRIDES = {
-    "train_step": "write the same logic as loss_fn(model, batch, training), which returns the loss "
-    "of each example: Trainer(model, loss_fn=loss_fn), or with several optimizers "
-    "Trainer(model, objectives=[...]); where only the loss is your own, override "
-    "compute_loss(x, y, y_pred, sample_weight, training)",
-    "test_step": "write the same logic as loss_fn(model, batch, training), which evaluation calls "
-    "as well: Trainer(model, loss_fn=loss_fn); or put what it measures into compile(metrics=...)",
-    "compute_metrics": "put the metrics into compile(metrics=...)",
-}
+# Methods of Keras's models that only their own steps call.
+_OWN = (
+    *("train_step", "test_step", "predict_step", "compute_metrics", "get_metrics_result"),
+    *("reset_metrics", "make_train_function", "make_test_function", "make_predict_function"),
+    *("compute_loss_and_updates", "stateless_compute_loss", "stateless_call"),
+)
 
 
-def refuse_model(model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
-    """Raises `UserError` for a model with settings that the step would ignore."""
-    stateful = [layer for layer in keras_internals.list_layers(model) if _is_stateful(layer)]
-    if stateful:
-        raise UserError(
-            f"The layer {stateful[0].name!r} is stateful: it keeps a state from batch to batch, "
-            "which replicas cannot share. Build it with stateful=False."
-        )
+def refuse_model(
+    model: keras.Model, objectives: Sequence[Objective] = (), labelled: bool = True
+) -> None:
+    """Raises `UserError` for a model that the exact step cannot train.
+
+    Args:
+        model: the model.
+        objectives: the objectives that replace the compiled loss and optimizer.
+        labelled: whether the model is trained or evaluated, for which it must be compiled.
+
+    Raises:
+        OwnStepsNeeded: the model's own steps can train it.
+    """
     if keras.backend.backend() == "jax":
         _refuse_lookups(model)
     if objectives:
+        _refuse_stateful(model, UserError)
         _refuse_compiled_parts(model)
         for objective in objectives:
             optimizer: Any = keras.optimizers.get(objective.optimizer)
-            _refuse_optimizer(getattr(optimizer, "inner_optimizer", optimizer))
+            _refuse_optimizer(getattr(optimizer, "inner_optimizer", optimizer), UserError)
         return
-    if not getattr(model, "compiled", False):
+    if labelled and not getattr(model, "compiled", False):
         raise UserError(
             f"The model {model.name!r} is not compiled: call model.compile(optimizer=..., "
             "loss=...) first, or give objectives with your own losses."
         )
-    for method, instead in _OVERRIDES.items():
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise UserError(
-                f"{type(model).__name__} overrides {method}, which tftpu does not call: {instead}."
-            )
+    for method in _OWN:
+        if keras_internals.overrides(model, method):
+            raise OwnStepsNeeded(f"{type(model).__name__} overrides {method}.")
+    if model.run_eagerly:
+        raise OwnStepsNeeded("The model was compiled with run_eagerly=True.")
+    _refuse_stateful(model, OwnStepsNeeded)
     tracked = keras_internals.list_tracked_metrics(model)
     if tracked:
-        raise UserError(
-            f"The model updates the metric {tracked[0].name!r} within itself, which tftpu does not "
-            "read: put it into compile(metrics=...)."
+        raise OwnStepsNeeded(f"The model updates the metric {tracked[0].name!r} within itself.")
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        _refuse_optimizer(getattr(optimizer, "inner_optimizer", optimizer), OwnStepsNeeded)
+
+
+def _refuse_stateful(model: keras.Model, error: type[UserError]) -> None:
+    stateful = [layer for layer in keras_internals.list_layers(model) if _is_stateful(layer)]
+    if stateful:
+        raise error(
+            f"The layer {stateful[0].name!r} is stateful: it keeps a state from batch to batch, "
+            "which replicas cannot share."
         )
-    if model.run_eagerly:
-        raise UserError(
-            "The model was compiled with run_eagerly=True, but a TPU runs only compiled "
-            "programs: leave run_eagerly out."
-        )
-    if model.steps_per_execution > 1:
-        raise UserError(
-            f"The model was compiled with steps_per_execution={model.steps_per_execution}: leave "
-            "that out, and pass TrainConfig(steps_per_loop=N) to the Trainer instead."
-        )
-    _refuse_optimizer(getattr(model.optimizer, "inner_optimizer", model.optimizer))
 
 
 def refuse_updates(
@@ -97,11 +98,7 @@ def refuse_updates(
     known = {id(v) for v in [*own, *keras_internals.list_compiled_states(model)]}
     for variable in updated:
         if id(variable) in measured:
-            raise UserError(
-                f"The loss updates the metric {measured[id(variable)]!r}, which tftpu does not "
-                "read: return its value for each example from loss_fn, (loss, {name: values}), or "
-                "put the metric into compile(metrics=...)."
-            )
+            raise OwnStepsNeeded(f"The loss updates the metric {measured[id(variable)]!r}.")
         if id(variable) not in known:
             raise UserError(
                 f"The loss changes the variable {variable.path!r}, which is not part of the "
@@ -227,11 +224,9 @@ def refuse_states(names: Sequence[str], once: Sequence[Tensor], twice: Sequence[
     for name, *values in zip(names, once, twice):
         first, second = (ops.convert_to_numpy(value) for value in values)
         if not np.allclose(2 * first, second, rtol=1e-3, atol=1e-6, equal_nan=True):
-            raise UserError(
-                f"The state {name!r} of a metric is not a sum over examples. tftpu adds up the "
-                "states of batches and devices, which would give a wrong number here. Build the "
-                "metric from sums and counts, as keras.metrics.Mean does, or compute it in a "
-                "callback."
+            raise OwnStepsNeeded(
+                f"The state {name!r} of a metric is not a sum over examples, so the states of "
+                "devices cannot be added up."
             )
 
 
@@ -275,23 +270,22 @@ def _refuse_compiled_parts(model: keras.Model) -> None:
         )
 
 
-def _refuse_optimizer(optimizer: Any) -> None:
+def _refuse_optimizer(optimizer: Any, error: type[UserError]) -> None:
     if optimizer.gradient_accumulation_steps:
-        raise UserError(
-            "The optimizer has gradient_accumulation_steps. Pass "
-            "TrainConfig(gradient_accumulation_steps=N) to the Trainer instead, which divides "
-            "each global batch into N microbatches."
+        raise error(
+            "The optimizer has gradient_accumulation_steps. (TrainConfig("
+            "gradient_accumulation_steps=N) divides each global batch into N microbatches on any "
+            "number of devices.)"
         )
     if optimizer.use_ema:
-        raise UserError(
-            "The optimizer has use_ema=True. Pass TrainConfig(ema_momentum=0.999) to the Trainer "
-            "instead, whose average is correct on any number of replicas."
+        raise error(
+            "The optimizer has use_ema=True. (TrainConfig(ema_momentum=0.999) keeps an average on "
+            "any number of devices.)"
         )
     if keras_internals.has_own_apply(optimizer):
-        raise UserError(
+        raise error(
             f"The optimizer {type(optimizer).__name__} changes variables outside of its "
-            "update_step, which cannot be split over replicas: use adamw, sgd, lamb, lars, lion, "
-            "adafactor or muon."
+            "update_step."
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tftpu.config import TrainConfig
 from tftpu.engines.leaf import Leaf
+from tftpu.errors import UserError
 from tftpu.tpu.hardware import Hardware
 
 if TYPE_CHECKING:  # checkpoints import this file, and must not load Keras
@@ -25,6 +26,24 @@ if TYPE_CHECKING:  # checkpoints import this file, and must not load Keras
 Nest = Any  # the same as in tftpu.tensors, which loads Keras
 # A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, or a pipeline of `tftpu.input_pipelines`.
 Dataset = Any
+
+
+class BatchHooks(Protocol):
+    """Is called before and after each execution of an evaluation.
+
+    Attributes:
+        every: the number of batches of an execution.
+    """
+
+    every: int
+
+    def begin(self, batch: int) -> None:
+        """Is called before the execution that begins with a batch."""
+        ...
+
+    def end(self, batch: int, sums: Any) -> bool:
+        """Is called after it, with the sums so far; returns whether to end the evaluation."""
+        ...
 
 
 class LoopResult(NamedTuple):
@@ -204,18 +223,35 @@ class Executor(Protocol):
         ...
 
     def evaluate(
-        self, dataset: Dataset, compiling: Callable[[], contextlib.AbstractContextManager[Any]]
-    ) -> np.ndarray:
+        self,
+        dataset: Dataset,
+        compiling: Callable[[], contextlib.AbstractContextManager[Any]],
+        hooks: BatchHooks | None = None,
+    ) -> Any:
         """Evaluates a finite data set; returns the sums, which `eval_sums` reads.
 
         Args:
             dataset: a data set with batches of `(x, y)` or `(x, y, sample_weight)`.
             compiling: a function that returns a context to enter while the loop is compiled.
+            hooks: is called before and after each execution; None: the devices run on alone.
         """
         ...
 
-    def predictions(self, dataset: Dataset) -> Iterator[Nest]:
-        """Yields the outputs of each batch of a finite data set, in order, as NumPy arrays."""
+    def predictions(self, dataset: Dataset, ahead: bool = True) -> Iterator[Nest]:
+        """Yields the outputs of each batch of a finite data set, in order, as NumPy arrays.
+
+        Args:
+            dataset: the data set.
+            ahead: whether the devices compute a batch ahead of the reader.
+        """
+        ...
+
+    def begin_epoch(self) -> None:
+        """Is called when the sums of an epoch begin."""
+        ...
+
+    def finish_training(self) -> None:
+        """Is called after the last step of a run."""
         ...
 
     def predict_batch(self, x: Nest) -> Nest:
@@ -242,8 +278,8 @@ class TrainLoop(Protocol):
     """Training steps of an `Executor` for one shape of batches."""
 
     @property
-    def model_flops(self) -> int:
-        """The model FLOPs of a global batch, forward and backward."""
+    def model_flops(self) -> int | None:
+        """The model FLOPs of a global batch, forward and backward; None if unknown."""
         ...
 
     def compiled(self, batches: Iterator[Any]) -> bool:
@@ -369,6 +405,21 @@ class Engine(Protocol):
         """
         ...
 
+    def whole_batches(
+        self,
+        dataset: Dataset,
+        position: int,
+        class_weight: dict[int, float] | None,
+        epoch: Epoch | None,
+        gate: "Gate | None" = None,
+    ) -> Iterator[Any]:
+        """Returns an endless iterator over whole batches, for the steps of `prepare_own_steps`.
+
+        Args:
+            dataset, position, class_weight, epoch, gate: as for `batches`; no batch is padded.
+        """
+        ...
+
     def evaluation_spec(self, dataset: Dataset) -> Nest:
         """Returns the spec of the padded global batches of an evaluation.
 
@@ -398,5 +449,21 @@ class Engine(Protocol):
 
         Raises:
             UserError: the model cannot be trained or evaluated as it is.
+        """
+        ...
+
+    def prepare_own_steps(
+        self, model: "keras.Model", batch_spec: Nest, reason: UserError, labelled: bool = True
+    ) -> Executor:
+        """Prepares a model whose own steps train it, each on a whole batch.
+
+        Args:
+            model: a model that was built in `scope`, and compiled if batches have labels.
+            batch_spec: the spec of a batch, which builds the model if needed.
+            reason: why the exact step cannot train it.
+            labelled: whether batches have labels; without them the executor only predicts.
+
+        Raises:
+            UserError: own steps cannot run on these devices.
         """
         ...

@@ -246,6 +246,26 @@ def compute_metric_results(model: keras.Model) -> dict[str, Tensor]:
     return model._compile_metrics.result() if model._compile_metrics is not None else {}
 
 
+def select_metric_results(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the results of a model's metrics if the logs have their names, or the logs."""
+    return model._get_metrics_result_or_logs(logs)
+
+
+def overrides(model: keras.Model, method: str) -> bool:
+    """Returns whether a model has its own version of a method of Keras's models."""
+    own = getattr(type(model), method, None)
+    return own is not None and not _is_keras(own)
+
+
+def _is_keras(method: Any) -> bool:
+    return getattr(method, "__module__", "").startswith("keras.")
+
+
+def list_results(model: keras.Model, results: dict[str, float]) -> list[float] | float:
+    """Returns results in the order of `compile`, as Keras does; a number if there is only one."""
+    return model._flatten_metrics_in_order(results)
+
+
 def flatten_outputs(model: keras.Model, y: Nest) -> list[Tensor]:
     """Returns labels or predictions as a flat list, in the order of `BoundMetric.output`."""
     compiled: Any = model._compile_metrics
@@ -393,6 +413,11 @@ def build_callback_list(
     return keras.callbacks.CallbackList(
         callbacks, add_history=True, model=model, epochs=epochs, steps=steps, verbose=0
     )
+
+
+def traces_batches(callback: Any) -> bool:
+    """Returns whether a `keras.callbacks.TensorBoard` profiles some batches."""
+    return bool(callback._should_trace)
 
 
 def has_direction(callback: Any) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from tftpu.config import TrainConfig
 from tftpu.errors import UserError
 from tftpu.storage.files import StrPath, check_folder
+from tftpu.training.batch_methods import count_execution_steps, watches_batches
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +73,27 @@ def check_length(options: TrainConfig, epochs: int | None, steps: int | None) ->
             f"The options say {shown}, but a Trainer takes the length of a run from fit() only: "
             f"pass fit(…, {shown})."
         )
+
+
+def set_loop_length(
+    options: TrainConfig, model: Any, callbacks: Sequence[keras.callbacks.Callback]
+) -> TrainConfig:
+    """Returns the options with the number of steps of a device loop.
+
+    It is the model's `steps_per_execution`, and 1 without one if a callback has batch methods.
+
+    Raises:
+        UserError: the options and the model name different numbers.
+    """
+    execution = count_execution_steps(model)
+    if execution > 1 and options.steps_per_loop not in (TrainConfig.steps_per_loop, execution):
+        raise UserError(
+            f"The model was compiled with steps_per_execution={execution}, but the options have "
+            f"steps_per_loop={options.steps_per_loop}, which means the same: leave one of them out."
+        )
+    if execution > 1 or watches_batches(callbacks, "train"):
+        return dataclasses.replace(options, steps_per_loop=execution)
+    return options
 
 
 def validate_workdir(workdir: StrPath | None) -> str | None:
@@ -150,12 +172,6 @@ def check_labels_and_weights(y: Any, sample_weight: Any, class_weight: Any, own_
                 f"class_weight has the weight {weight!r} for the label {label}: it must be a "
                 "finite number, 0 or more."
             )
-
-
-def check_return_dict(return_dict: bool) -> None:
-    """Raises `UserError` if results are requested as a list, which is Keras's default."""
-    if not return_dict:
-        raise UserError("evaluate always returns a dictionary: leave return_dict out.")
 
 
 def parse_verbosity(verbose: Any) -> int:

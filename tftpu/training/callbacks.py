@@ -1,17 +1,23 @@
-"""Keras callbacks in a run of device loops. Batch methods are called once per loop."""
+"""Keras callbacks in a run of device loops.
 
+A callback with batch methods makes every execution a device loop: a batch, or `steps_per_execution`
+batches.
+"""
+
+import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 
 from tftpu.amounts import format_metric
 from tftpu.engines import keras_internals
-from tftpu.engines.data.outputs import join_outputs
-from tftpu.engines.engine import Executor
+from tftpu.engines.data.outputs import group_batches, join_outputs
+from tftpu.engines.engine import BatchHooks, Executor
 from tftpu.errors import UserError, did_you_mean
+from tftpu.training.batch_methods import count_execution_steps, watches_batches
 from tftpu.training.progress import RunProgress
 from tftpu.training.timetable import Timetable
 
@@ -24,6 +30,12 @@ _REMEMBERING = (
 )
 
 
+# Builds hooks for the batches of an evaluation from a function that reads its sums.
+BuildHooks = Callable[[Callable[[Any], dict[str, float]]], BatchHooks]
+# Evaluates, with hooks or None; returns the results.
+Evaluate = Callable[[BuildHooks | None], dict[str, float]]
+
+
 class Callbacks:
     """Keras's own fan-out of callbacks, and its `History`.
 
@@ -34,7 +46,7 @@ class Callbacks:
 
     Attributes:
         history: the `History` of the run.
-        read_batch_logs: whether a callback reads the logs of batches, which cost milliseconds.
+        watches_batches: whether a callback has batch methods of training.
     """
 
     def __init__(
@@ -44,8 +56,10 @@ class Callbacks:
         timetable: Timetable,
     ):
         self._model: Any = model
-        self._ended = False
+        self._begun = self._ended = False
         self._error: Exception | None = None
+        self._logs: dict[str, float] | None = None  # of the last epoch
+        self._execution = count_execution_steps(model)
         self._remembering = [one for one in callbacks if _is_remembering(one)]
         self.stopped = False
         self._timetable = timetable
@@ -53,7 +67,7 @@ class Callbacks:
             list(callbacks), model, timetable.epochs, timetable.epoch_steps
         )
         self.history = keras_internals.find_history(self._list)
-        self.read_batch_logs = any(map(_is_reading_batch_logs, callbacks))
+        self.watches_batches = watches_batches(callbacks, "train")
 
     @property
     def stopped(self) -> bool:
@@ -74,9 +88,10 @@ class Callbacks:
         Raises:
             UserError: Keras would raise after the first epoch.
         """
-        evaluated = executor.eval_sums.result_names if evaluates else []
-        names = [*executor.train_sums.result_names, "learning_rate"]
-        names += [f"val_{name}" for name in evaluated]
+        trained, evaluated = executor.train_sums.result_names, executor.eval_sums.result_names
+        if trained is None or evaluated is None:  # own steps may log anything
+            return
+        names = [*trained, *(f"val_{name}" for name in evaluated if evaluates)]
         for callback in self._list.callbacks:
             if _has_user_code(callback):
                 return
@@ -102,6 +117,7 @@ class Callbacks:
             progress: the progress of the run.
             over: whether nothing is left to train.
         """
+        self._begun = True
         self._list.on_train_begin()  # also empties the epochs of the history
         self.restore_history(progress)
         for key, callback in self._list_named():
@@ -115,12 +131,27 @@ class Callbacks:
         self.history.history, self.history.epoch = progress.history, progress.epochs
 
     def begin_batch(self, step: int) -> None:
-        """Tells the callbacks that a device loop begins after a given step."""
-        self._list.on_train_batch_begin(step % self._timetable.epoch_steps)
+        """Tells the callbacks that an execution begins, if it begins after a given step."""
+        first = step % self._timetable.epoch_steps
+        if not self.watches_batches or first % self._execution == 0:
+            self._list.on_train_batch_begin(first)
 
-    def end_batch(self, step: int, logs: dict[str, float] | None) -> None:
-        """Tells the callbacks that a device loop ended with a given step."""
-        self._list.on_train_batch_end((step - 1) % self._timetable.epoch_steps, logs)
+    def end_batch(self, step: int, read_logs: Callable[[], dict[str, float]]) -> None:
+        """Tells the callbacks that an execution ended, if one ends with a given step.
+
+        Args:
+            step: the number of steps done.
+            read_logs: a function that returns the means since the beginning of the epoch.
+        """
+        last = (step - 1) % self._timetable.epoch_steps
+        if not self.watches_batches:
+            self._list.on_train_batch_end(last)
+            return
+        count = last % self._execution + 1
+        ends = count == self._execution or last + 1 == self._timetable.epoch_steps
+        if ends or step == self._timetable.steps:
+            # As in Keras, an execution has its full length, also where the data end earlier.
+            self._list.on_train_batch_end(last - count + self._execution, read_logs())
 
     def end_epoch(self, step: int, over: bool, logs: dict[str, float]) -> None:
         """Tells the callbacks that an epoch ended with a given step.
@@ -131,6 +162,7 @@ class Callbacks:
             logs: the logs of the epoch; those of the evaluation have Keras's prefix "val_".
         """
         self._list.on_epoch_end(self._count_ended_epochs(step, over) - 1, logs)
+        self._logs = logs
 
     def begin_epoch(self, step: int) -> None:
         """Tells the callbacks that an epoch begins after a given step."""
@@ -141,11 +173,11 @@ class Callbacks:
 
         Callbacks may change the weights, so the last checkpoint is saved afterwards.
         """
-        if self._ended:
+        if self._ended or not self._begun:
             return
         self._ended = True
         try:
-            self._list.on_train_end()
+            self._list.on_train_end(self._logs)
         except Exception as error:
             self._error = error
 
@@ -166,9 +198,9 @@ class Callbacks:
             for key, callback in self._list_named()
         }
 
-    def run_evaluation(self, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def run_evaluation(self, evaluate: Evaluate) -> dict[str, float]:
         """Returns the results of an evaluation, and tells the callbacks before and after."""
-        return _run_evaluation(self._list, evaluate)
+        return _run_evaluation(self._list, self._model, evaluate)
 
     def _list_named(self) -> list[tuple[str, keras.callbacks.Callback]]:
         """Returns the callbacks that remember numbers, with keys that a resumed run shares."""
@@ -187,21 +219,19 @@ class Callbacks:
 def evaluate_with(
     callbacks: Sequence[keras.callbacks.Callback],
     model: keras.Model,
-    evaluate: Callable[[], dict[str, float]],
+    evaluate: Evaluate,
     prints: bool,
 ) -> dict[str, float]:
     """Returns the results of an evaluation, and tells callbacks before and after.
 
-    The evaluation is one device loop, so that its batch methods are called once.
-
     Args:
         callbacks: the Keras callbacks.
         model: the model that they see.
-        evaluate: a function that returns the results.
+        evaluate: a function from hooks for batches, or None, to the results.
         prints: whether to print them.
     """
     listed = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
-    results = _run_evaluation(listed, evaluate)
+    results = _run_evaluation(listed, model, evaluate)
     if prints:
         print("  ".join(f"{name} {format_metric(v)}" for name, v in results.items()), flush=True)
     return results
@@ -210,7 +240,7 @@ def evaluate_with(
 def predict_with(
     callbacks: Sequence[keras.callbacks.Callback],
     model: keras.Model,
-    predict: Callable[[], Iterable[Any]],
+    predict: Callable[[bool], Iterable[Any]],
     prints: bool,
 ) -> Any:
     """Returns the outputs of a prediction, and tells callbacks before and after.
@@ -218,25 +248,66 @@ def predict_with(
     Args:
         callbacks: the Keras callbacks.
         model: the model that they see.
-        predict: a function that yields the outputs of each batch.
+        predict: a function that yields the outputs of each batch; its argument says whether the
+            devices may compute ahead.
         prints: whether to print their shapes.
     """
-    listed = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
+    listed: Any = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
+    watched: Any = model
+    watched.stop_predicting = False
     listed.on_predict_begin()
-    listed.on_predict_batch_begin(0)
-    outputs = join_outputs(predict())
-    listed.on_predict_batch_end(0, {"outputs": outputs})
+    if watches_batches(callbacks, "predict"):
+        outputs = join_outputs(_predict_each(listed, watched, predict(False)))
+    else:
+        outputs = join_outputs(predict(True))
     listed.on_predict_end()
     if prints:
         print(f"outputs {keras.tree.map_structure(lambda a: a.shape, outputs)}", flush=True)
     return outputs
 
 
-def _run_evaluation(listed: Any, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+def _predict_each(listed: Any, model: Any, outputs: Iterable[Any]) -> Iterator[Any]:
+    """Yields the outputs of executions, and tells callbacks before and after each."""
+    size = count_execution_steps(model)
+    for first, group in group_batches(outputs, size):
+        listed.on_predict_batch_begin(first)
+        joined = join_outputs(group)
+        listed.on_predict_batch_end(first + size - 1, {"outputs": joined})
+        yield joined
+        if model.stop_predicting:
+            return
+
+
+class _TestHooks:
+    """See `tftpu.engines.engine.BatchHooks`.
+
+    Args:
+        listed: Keras's list of callbacks.
+        model: the model, whose `stop_evaluating` ends an evaluation.
+        read: a function from sums to logs.
+    """
+
+    def __init__(self, listed: Any, model: Any, read: Callable[[Any], dict[str, float]]):
+        self._list, self._model, self._read = listed, model, read
+        self.every = count_execution_steps(model)
+
+    def begin(self, batch: int) -> None:
+        """Tells the callbacks that an execution begins with a batch."""
+        self._list.on_test_batch_begin(batch)
+
+    def end(self, batch: int, sums: Any) -> bool:
+        """Tells the callbacks that it ended; returns whether one ended the evaluation."""
+        self._list.on_test_batch_end(batch + self.every - 1, self._read(sums))
+        return self._model.stop_evaluating
+
+
+def _run_evaluation(listed: Any, model: Any, evaluate: Evaluate) -> dict[str, float]:
+    model.stop_evaluating = False
     listed.on_test_begin()
-    listed.on_test_batch_begin(0)
-    results = evaluate()
-    listed.on_test_batch_end(0, dict(results))
+    build_hooks = None
+    if watches_batches(listed.callbacks, "test"):
+        build_hooks = functools.partial(_TestHooks, listed, model)
+    results = evaluate(build_hooks)
     listed.on_test_end(dict(results))
     return results
 
@@ -255,12 +326,4 @@ def _is_remembering(callback: keras.callbacks.Callback) -> bool:
     """
     return isinstance(callback, _REMEMBERING) and not getattr(
         callback, "restore_best_weights", False
-    )
-
-
-def _is_reading_batch_logs(callback: keras.callbacks.Callback) -> bool:
-    plain = keras.callbacks.Callback
-    methods = ("on_train_batch_end", "on_batch_end")
-    return any(getattr(type(callback), m) is not getattr(plain, m) for m in methods) or isinstance(
-        callback, keras.callbacks.LambdaCallback
     )

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.data.conversion import find_gate
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import PyBatches
-from tftpu.engines.engine import Dataset, Engine, Epoch, LoopResult, TrainLoop
+from tftpu.engines.engine import Dataset, Epoch, LoopResult, TrainLoop
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.training import batch_values
 
@@ -101,18 +101,19 @@ class Feed:
     """The batches of a run. An epoch is read when it begins, after the previous one's callbacks.
 
     Args:
-        engine: the engine whose devices get the batches.
         dataset, class_weight, epoch: as for `Engine.batches`.
+        open_batches: a function that returns the batches from a position on, as
+            `Programs.open_batches` does.
     """
 
     def __init__(
         self,
-        engine: Engine,
         dataset: Dataset,
         class_weight: dict[int, float] | None,
         epoch: Epoch | None,
+        open_batches: Callable[..., Any],
     ):
-        self._engine = engine
+        self._open_batches = open_batches
         self._dataset = dataset
         self._class_weight = class_weight
         self._epoch = epoch
@@ -126,12 +127,9 @@ class Feed:
         """Returns the batches from a position on, for the train loop; closes earlier ones."""
         self.close()
         self._gate, self._admitted = find_gate(self._dataset), False
-        batches = self._engine.batches(
+        return self._open_batches(
             self._dataset, position, self._class_weight, self._epoch, self._gate
         )
-        if self._epoch is None or self._epoch.last is None:
-            return batches
-        return EpochBatches(batches, position, self._epoch)
 
     def begin_epoch(self, steps: int) -> None:
         """Begins an epoch with this number of steps left; does nothing within an epoch."""

@@ -9,16 +9,20 @@ import keras
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.arrays import Arrays
+from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import one_pass
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
-from tftpu.errors import UserError
+from tftpu.engines.own_steps import check_options
+from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.runtime.goodput import Clock
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.tensors import Nest
 from tftpu.training import agreement, batch_values
 from tftpu.training.agreement import explained
-from tftpu.training.epoch_loop import EpochLoop
+from tftpu.training.callbacks import BuildHooks
+from tftpu.training.epoch_loop import EpochBatches, EpochLoop
 
 
 class Programs:
@@ -46,6 +50,7 @@ class Programs:
         self.model = model
         self.options = options
         self._executor: Executor | None = None
+        self._own_steps: Executor | None = None  # the executor that only the model's steps need
         self._predictor: Executor | None = None  # the executor for data without labels
         self._setup: tuple[Any, ...] | None = None  # the model's setup when its executor was made
         self._loops: dict[str, TrainLoop] = {}
@@ -57,7 +62,7 @@ class Programs:
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
         """
-        executor = self._executor or self._predictor
+        executor = self._own_steps or self._executor or self._predictor
         if executor is None:
             raise UserError(
                 "The model is not on the devices yet: call fit, evaluate, predict or "
@@ -68,24 +73,23 @@ class Programs:
     @property
     def step(self) -> int:
         """The number of training steps done; 0 before `fit`."""
-        executor = self._executor or self._predictor
+        executor = self._own_steps or self._executor or self._predictor
         return executor.step if executor is not None else 0
 
     def prepare_executor(self, spec: Nest) -> Executor:
         """Returns the executor; the first call creates it, for a batch of this spec.
 
         Raises:
+            OwnStepsNeeded: only the model's own steps can train it.
             UserError: the model cannot be trained, or not with such batches.
         """
         self._check_model_unchanged()
+        if self._own_steps is not None:
+            return self._own_steps
         self._check_spec(spec)
         if self._executor is None:
             self._executor = self._prepare(spec)
-            if self._predictor is not None:  # the predictor may hold restored values
-                before, now = self._predictor.state(), self._executor.state()
-                for group in ("step", "ema"):
-                    for old, new in zip(before[group], now[group]):
-                        new.assign({region: old.read(region) for region in new.held})
+            self._take_over(self._executor)
         return self._executor
 
     def prepare_for_evaluation(self, dataset: Dataset) -> Executor:
@@ -95,10 +99,13 @@ class Programs:
             UserError: the model cannot be evaluated with such data.
         """
         spec = self.engine.evaluation_spec(dataset)
-        executor = self.prepare_executor(spec)
-        self._check_values(dataset)
-        with explained(spec, "evaluate"):
-            executor.check_evaluation(spec)
+        try:
+            executor = self.prepare_executor(spec)
+            self._check_values(dataset)
+            with explained(spec, "evaluate"):
+                executor.check_evaluation(spec)
+        except OwnStepsNeeded as reason:
+            executor = self._prepare_own_steps(spec, reason)
         return executor
 
     def prepare_for_prediction(self, dataset: Dataset) -> Executor:
@@ -110,18 +117,26 @@ class Programs:
         spec = self.engine.evaluation_spec(dataset)
         self._check_model_unchanged()
         self._check_spec(spec, labels=False)
-        if self._executor is not None:
-            return self._executor
-        if self.objectives or not agreement.is_unlabelled(spec):
-            return self.prepare_executor(spec)
-        if self._predictor is None:
-            self._predictor = self._prepare(spec, labelled=False)
+        executor = self._own_steps or self._executor
+        if executor is not None:
+            return executor
+        compiled = bool(getattr(self.model, "compiled", False))
+        labelled = bool(self.objectives) or (compiled and not agreement.is_unlabelled(spec))
+        try:
+            if labelled:
+                return self.prepare_executor(spec)
+            if self._predictor is None:
+                self._predictor = self._prepare(spec, labelled=False)
+        except OwnStepsNeeded as reason:
+            if labelled:
+                return self._prepare_own_steps(spec, reason)
+            self._predictor = self.engine.prepare_own_steps(self.model, spec, reason, False)
         return self._predictor
 
     def prepare_training(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
-    ) -> tuple[TrainLoop, Nest]:
-        """Returns the train loop for a data set, and the spec of a shard of its batches.
+    ) -> tuple[TrainLoop, int]:
+        """Returns the train loop for a data set, and the number of examples of a global batch.
 
         Args:
             dataset: the data set to train on.
@@ -131,6 +146,41 @@ class Programs:
         Raises:
             UserError: the model cannot be trained, or not with such data.
         """
+        try:
+            if self._own_steps is None:
+                return self._prepare_loop_of_shards(dataset, class_weight, epoch)
+            spec = self.engine.evaluation_spec(dataset)
+        except OwnStepsNeeded as reason:
+            spec = self.engine.training_spec(dataset, 1, class_weight)
+            check_options(self.options, reason)
+            self._prepare_own_steps(spec, reason)
+        return self.executor.training(spec), count_examples(spec) * self.engine.data_shards
+
+    def open_batches(
+        self,
+        dataset: Dataset,
+        position: int,
+        class_weight: dict[int, float] | None,
+        epoch: Epoch | None,
+        gate: Gate | None,
+    ) -> Any:
+        """Returns the batches of a run from a position on, for its train loop.
+
+        Args:
+            dataset, position, class_weight, epoch, gate: as for `Engine.batches`.
+        """
+        arguments = (dataset, position, class_weight, epoch, gate)
+        if self._own_steps is not None:
+            return self.engine.whole_batches(*arguments)
+        batches = self.engine.batches(*arguments)
+        if epoch is None or epoch.last is None:
+            return batches
+        return EpochBatches(batches, position, epoch)
+
+    def _prepare_loop_of_shards(
+        self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
+    ) -> tuple[TrainLoop, int]:
+        """Does what `prepare_training` does, with the exact step."""
         microbatches = self.options.gradient_accumulation_steps
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
         executor = self.prepare_executor(spec)
@@ -141,20 +191,50 @@ class Programs:
         if epoch is not None and epoch.last is not None:
             last = self.engine.last_spec(spec, epoch.last, microbatches)
             loop = EpochLoop(loop, self._prepare_loop(last), epoch, executor.train_sums)
-        return loop, spec
+        return loop, count_examples(spec) * self.engine.data_shards
 
-    def evaluate(self, dataset: Dataset, clock: Clock, watchdog: Watchdog) -> dict[str, float]:
+    def _prepare_own_steps(self, spec: Nest, reason: OwnStepsNeeded) -> Executor:
+        """Returns the executor of the model's own steps, which the exact step cannot replace."""
+        if self._own_steps is None:
+            self._check_spec(spec)
+            with explained(spec):
+                self._own_steps = self.engine.prepare_own_steps(self.model, spec, reason)
+            self._setup = keras_internals.describe_training_setup(self.model)
+            self._take_over(self._own_steps)
+        return self._own_steps
+
+    def _take_over(self, executor: Executor) -> None:
+        """Gives a new executor what an earlier one may have restored."""
+        earlier = self._predictor
+        if self._executor is not None and self._executor is not executor:
+            earlier = self._executor
+        if earlier is None:
+            return
+        before, now = earlier.state(), executor.state()
+        for group in ("step", "ema"):
+            for old, new in zip(before[group], now[group]):
+                new.assign({region: old.read(region) for region in new.held})
+
+    def evaluate(
+        self,
+        dataset: Dataset,
+        clock: Clock,
+        watchdog: Watchdog,
+        build_hooks: BuildHooks | None = None,
+    ) -> dict[str, float]:
         """Returns the results of an evaluation of a finite data set that was already checked.
 
         Args:
             dataset: the data set to evaluate.
             clock: the clock of the run, for the time of compiling.
             watchdog: the watchdog of the run, paused while the evaluation is compiled.
+            build_hooks: builds the hooks that are called for every execution; None: there are none.
         """
         executor = self.executor
         paused = contextlib.nullcontext() if executor.evaluation_compiled else watchdog.paused()
         with paused, one_pass(dataset, evaluates=True):
-            sums = executor.evaluate(dataset, lambda: clock.spend("compiling"))
+            hooks = build_hooks(executor.eval_sums.read) if build_hooks is not None else None
+            sums = executor.evaluate(dataset, lambda: clock.spend("compiling"), hooks)
         return executor.eval_sums.read(sums)
 
     def _prepare_loop(self, spec: Nest) -> TrainLoop:

@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 
 from tftpu.checkpoint.store import Best
+from tftpu.engines.own_steps import Logs
 
 logger = logging.getLogger(__name__)
+
+
+def parse_sums(saved: Any) -> Any:
+    """Returns sums that were saved as JSON: a vector, or the logs of own steps."""
+    return Logs(saved) if isinstance(saved, dict) else np.array(saved)
 
 
 @dataclasses.dataclass
@@ -126,7 +132,7 @@ class RunProgress:
                 those of the state, its sums are dropped with a warning.
         """
         window, epoch = (
-            np.array(state[key]) if state[key] else None for key in ("window", "epoch")
+            parse_sums(state[key]) if state[key] else None for key in ("window", "epoch")
         )
         if state["totals"] != names:
             logger.warning(

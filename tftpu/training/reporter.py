@@ -88,6 +88,7 @@ class Reporter:
         sinks = [*self._build_sinks(), *writers]
         self._writers = Writers(sinks)
         self._seen = bool(sinks)
+        self._writes = workdir is not None or bool(writers)
         self._facts = Facts(
             step=start,
             steps=steps,
@@ -112,7 +113,10 @@ class Reporter:
         self._update_facts(self._start)
         self.write_account()
         self._writers.begin(self._build_config())
-        self._writers.write_text(self._start, "model", f"```\n{_summarize_model(self._model)}\n```")
+        if self._writes:
+            summary = _summarize_model(self._model)
+            if summary:
+                self._writers.write_text(self._start, "model", f"```\n{summary}\n```")
         if self._seen:
             self._telemetry.start()
 
@@ -233,8 +237,8 @@ class Reporter:
             eta = round(each * (self._steps - step), 1)
         rate = clock.compute_current_rate()
         if rate and hardware.generation is not None:  # counting FLOPs has to trace the model
-            each = self._loop.model_flops / self.global_batch_size
-            mfu = hardware.compute_mfu(each * rate)
+            flops = self._loop.model_flops
+            mfu = flops and hardware.compute_mfu(flops / self.global_batch_size * rate)
         usd = hardware.compute_price(sum(self._account.sum_seconds().values()))
         self._facts = dataclasses.replace(
             self._facts,
@@ -271,9 +275,12 @@ class Reporter:
 
 
 def _summarize_model(model: keras.Model) -> str:
-    """Returns Keras's summary of a model."""
+    """Returns Keras's summary of a model; "" if there is none, which must not end a run."""
     text = io.StringIO()
-    model.summary(print_fn=lambda line, **_: text.write(line + "\n"))
+    try:
+        model.summary(print_fn=lambda line, **_: text.write(line + "\n"))
+    except Exception:  # a model may have its own `summary`, or none
+        logger.info("The model has no summary.", exc_info=True)
     return text.getvalue()
 
 

@@ -163,6 +163,8 @@ class Session:
         profiler, first = self._profiler, not self._loop.compiled(batches)
         stop = self._timetable.find_next_stop(self._step, profiler.list_boundaries(self._step))
         self._feed.begin_epoch(self._timetable.count_left_of_epoch(self._step))
+        if self.progress.epoch is None:
+            self._executor.begin_epoch()
         self._callbacks.begin_batch(self._step)
         count, start = stop - self._step, time.monotonic()
         part = "compiling" if first else "profiling" if profiler.running else self._part
@@ -196,8 +198,9 @@ class Session:
         with self._clock.spend("profiling"):
             self._profiler.start_or_stop(self._step)
         self._reporter.advance(self._step, self._executor.train_sums.compute_loss(sums))
-        logs = self._executor.train_sums.read(sums) if self._callbacks.read_batch_logs else None
-        self._callbacks.end_batch(self._step, logs)
+        self._callbacks.end_batch(
+            self._step, lambda: self._executor.train_sums.read(self.progress.epoch)
+        )
 
     def _is_any_asking(self, notice: PreemptionNotice) -> bool:
         """Returns whether any host was asked to stop; `stop_training` on one ends it on all.
@@ -219,7 +222,8 @@ class Session:
         window = self.progress.window
         if window is None or not (self._timetable.is_log_due(self._step) or self.over):
             return
-        scalars = self._executor.train_sums.read(window)
+        sums = self._executor.train_sums
+        scalars = sums.read(window) | sums.read_gradients(window)
         scalars["learning_rate"] = self._executor.learning_rate
         scalars["weight_norm"] = self._executor.weight_norm
         rate = self._clock.compute_window_rate()
@@ -246,17 +250,17 @@ class Session:
         if self._validation_data is not None:
             with self._reporter.doing("evaluating", "evaluation"):
                 results = self._callbacks.run_evaluation(
-                    lambda: self._programs.evaluate(
-                        self._validation_data, self._clock, self._watchdog
+                    lambda build_hooks: self._programs.evaluate(
+                        self._validation_data, self._clock, self._watchdog, build_hooks
                     )
                 )
                 self._reporter.log_evaluation(self._step, results, self._validation_data)
             logs.update({f"val_{name}": value for name, value in results.items()})
-        logs["learning_rate"] = self._executor.learning_rate
         self.progress.epoch = None
         self._callbacks.end_epoch(self._step, self.over, logs)
         self.progress.callbacks = self._callbacks.get_state()
         if self.over:
+            self._executor.finish_training()
             self._callbacks.finish()
         if results:
             self._mark_best(results)
@@ -411,7 +415,7 @@ class Session:
             raise UserError(
                 f"best_metric is {metric!r}, but nothing is evaluated: pass validation_data."
             )
-        if metric and metric not in known:
+        if metric and known is not None and metric not in known:
             raise UserError(
                 f"best_metric is {metric!r}, but the evaluation has no such "
                 f"metric.{did_you_mean(metric, known)}"

@@ -3,13 +3,14 @@
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import keras
 
 from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainConfig
+from tftpu.engines import keras_internals
 from tftpu.engines.data.py_dataset import one_pass
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest
 from tftpu.engines.objectives.objective import LossFunction, Objective, list_objectives
@@ -24,7 +25,7 @@ from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import locks
 from tftpu.training import arguments, data_arguments, restoring
 from tftpu.training.arguments import CallbackArgument, check_keras_arguments
-from tftpu.training.callbacks import Callbacks, evaluate_with, predict_with
+from tftpu.training.callbacks import BuildHooks, Callbacks, evaluate_with, predict_with
 from tftpu.training.epoch_loop import Feed
 from tftpu.training.programs import Programs
 from tftpu.training.progress import RunProgress
@@ -225,6 +226,20 @@ class Trainer:
         )
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
+    @overload
+    def evaluate(
+        self, x: Any = ..., y: Nest = ..., batch_size: int | None = ..., verbose: str | int = ...,
+        sample_weight: Nest = ..., steps: int | None = ..., callbacks: CallbackArgument = ...,
+        *, return_dict: Literal[True],
+    ) -> dict[str, float]: ...  # fmt: skip
+
+    @overload
+    def evaluate(
+        self, x: Any = ..., y: Nest = ..., batch_size: int | None = ..., verbose: str | int = ...,
+        sample_weight: Nest = ..., steps: int | None = ..., callbacks: CallbackArgument = ...,
+        return_dict: bool = ...,
+    ) -> dict[str, float] | list[float] | float: ...  # fmt: skip
+
     @check_keras_arguments
     def evaluate(
         self,
@@ -235,8 +250,8 @@ class Trainer:
         sample_weight: Nest = None,
         steps: int | None = None,
         callbacks: CallbackArgument = None,
-        return_dict: bool = True,
-    ) -> dict[str, float]:
+        return_dict: bool = False,
+    ) -> dict[str, float] | list[float] | float:
         """Returns the loss and the metrics over a data set, counting every example once.
 
         Args:
@@ -246,27 +261,28 @@ class Trainer:
             steps: number of batches; None: all. Without a batch size, arrays are divided into this
                 number of batches.
             callbacks: their `on_test_*` methods are called.
-            return_dict: must be True: a dictionary is always returned.
+            return_dict: whether to return a dictionary.
 
         Returns:
-            Means over all examples, by name.
+            Means over all examples, by name; or without `return_dict`, as in Keras, a list in the
+            order of `compile`, or a number if there is only the loss.
 
         Raises:
             UserError: the data cannot be used.
         """
-        arguments.check_return_dict(return_dict)
         dataset = data_arguments.prepare_evaluation_data(
             x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
         )
         self._programs.prepare_for_evaluation(dataset)
 
-        def evaluate() -> dict[str, float]:
-            return self._programs.evaluate(dataset, self.account.clock, self._watchdog)
+        def evaluate(build_hooks: BuildHooks | None) -> dict[str, float]:
+            return self._programs.evaluate(dataset, self.account.clock, self._watchdog, build_hooks)
 
         listed = arguments.list_callbacks(callbacks)
         prints = arguments.parse_verbosity(verbose) > 0 and self.hosts.chief
         with self.hosts.together():
-            return evaluate_with(listed, self.model, evaluate, prints)
+            results = evaluate_with(listed, self.model, evaluate, prints)
+        return results if return_dict else keras_internals.list_results(self.model, results)
 
     @check_keras_arguments
     def predict(
@@ -298,7 +314,9 @@ class Trainer:
         executor = self._programs.prepare_for_prediction(dataset)
         listed, prints = arguments.list_callbacks(callbacks), arguments.parse_verbosity(verbose) > 0
         with self.hosts.together(), one_pass(dataset):
-            return predict_with(listed, self.model, lambda: executor.predictions(dataset), prints)
+            return predict_with(
+                listed, self.model, lambda ahead: executor.predictions(dataset, ahead), prints
+            )
 
     def predict_batches(self, x: Any, batch_size: int | None = None) -> Iterator[Nest]:
         """Yields the model's outputs batch by batch, for data that are larger than memory.
@@ -383,21 +401,21 @@ class Trainer:
         with locks.locked(self._writes_to) if self._writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")
             epoch = self.engine.epoch(dataset) if length.whole_epochs else None
-            timetable = length.build_timetable(self.options, epoch)
+            options = arguments.set_loop_length(self.options, self.model, callbacks)
+            timetable = length.build_timetable(options, epoch)
             with self.hosts.together():
-                loop, spec = self._programs.prepare_training(dataset, class_weight, epoch)
+                loop, batch_size = self._programs.prepare_training(dataset, class_weight, epoch)
                 if validation_data is not None:  # finds mistakes before training
                     self._programs.prepare_for_evaluation(validation_data)
             writers = ()
             if self._writes_to is not None:
                 writers = (*self._writers, *background.open_services(self.options, self._writes_to))
-            shard_size = keras.tree.flatten(spec)[0].shape[0]
             self._base.begin(self.model)
             session = Session(
                 self._programs,
                 loop,
                 timetable,
-                Feed(self.engine, dataset, class_weight, epoch),
+                Feed(dataset, class_weight, epoch, self._programs.open_batches),
                 validation_data,
                 Callbacks(callbacks, self.model, timetable),
                 Saver(self.checkpoints, self._base, self.hosts, timetable),
@@ -409,7 +427,7 @@ class Trainer:
                     self._programs,
                     self.account,
                     loop,
-                    shard_size * self.engine.data_shards,
+                    batch_size,
                     timetable.steps,
                     start,
                     workdir=self._writes_to,

@@ -53,7 +53,7 @@ def run(options: Options) -> None:
             f"{type(experiment.data).__name__}.evaluation() returns None: the data of the run in "
             f"{options.workdir!r} have no evaluation split."
         )
-    results = trainer.evaluate(evaluation)
+    results = trainer.evaluate(evaluation, return_dict=True)
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     print(f"step {step}  {numbers}")
     if options.output:

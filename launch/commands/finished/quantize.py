@@ -45,7 +45,7 @@ def run(options: Options) -> None:
     variables = {v.path: v for v in trainer.model.weights}
     whole = {path: np.asarray(v) for path, v in variables.items()}
     floats = sum(value.size * 4 for value in whole.values())
-    before = trainer.evaluate(restored.evaluation)
+    before = trainer.evaluate(restored.evaluation, return_dict=True)
     print(f"step {restored.step}")
     print(f"{'weights':8}  {'MiB':>8}  {'of it':>5}  " + _format_heads(before))
     print(
@@ -56,7 +56,7 @@ def run(options: Options) -> None:
         found = quantizing.quantize_weights(trainer.model, bits)
         for path, value in found.items():
             variables[path].assign(value.values)
-        results = trainer.evaluate(restored.evaluation)
+        results = trainer.evaluate(restored.evaluation, return_dict=True)
         size = sum(q.bytes for q in found.values())
         size += sum(value.size * 4 for path, value in whole.items() if path not in found)
         numbers = _format_numbers(results, before)

@@ -86,7 +86,7 @@ def test_activity_regularizers_are_exact_on_four_replicas_and_do_not_see_padding
         trainer = make_trainer(make())
     trainer.fit(data, steps=STEPS, verbose=False)
     assert relative(values(trainer.model), values(expected)) < 2e-6
-    assert trainer.evaluate(data)["loss"] == pytest.approx(
+    assert trainer.evaluate(data, return_dict=True)["loss"] == pytest.approx(
         expected.evaluate(data, verbose=0), rel=1e-5
     )
 
@@ -108,7 +108,7 @@ def test_a_metric_that_ignores_weights_does_not_see_padding():
         model = sequential()
         model.compile("sgd", "mse", metrics=[Count()])
         trainer = make_trainer(model)
-    assert trainer.evaluate(batches(41))["count"] == 41
+    assert trainer.evaluate(batches(41), return_dict=True)["count"] == 41
 
 
 def centred(y_true, y_pred):
@@ -142,7 +142,7 @@ def test_what_mixes_its_examples_is_evaluated_in_the_batches_of_keras(layer):
     expected = make().evaluate(batches(), verbose=0, return_dict=True)
     with engines(4).scope():
         trainer = make_trainer(make())
-    assert trainer.evaluate(batches()) == pytest.approx(expected, rel=1e-5)
+    assert trainer.evaluate(batches(), return_dict=True) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow

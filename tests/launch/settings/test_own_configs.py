@@ -197,7 +197,7 @@ def test_losses_and_metrics_by_name_object_and_flag(rest, flags, names, tmp_path
     with tftpu.connect().scope():
         trainer = experiment.build_trainer(settings, None)
     positive = tf.data.Dataset.from_tensor_slices((tf.zeros((8, 4)), tf.ones((8, 1)))).batch(8)
-    found = trainer.evaluate(positive)
+    found = trainer.evaluate(positive, return_dict=True)
     assert sorted(found) == sorted(names or ["loss", "MeanSquaredError"])
 
 
@@ -338,7 +338,7 @@ def test_a_run_that_a_script_made_is_evaluated_with_a_config(tmp_path, capsys):
     data = settings.data.training(tftpu.DataContext(0, 16))
     evaluation = settings.data.evaluation(tftpu.DataContext(0, 16))
     trainer.fit(data, steps=12)
-    loss = trainer.evaluate(evaluation)["loss"]
+    loss = trainer.evaluate(evaluation, return_dict=True)["loss"]
     assert main(["evaluate", "--workdir=run"]) == 2
     said = capsys.readouterr().err
     assert "was made by a script with tftpu.Trainer" in said and "--config=FILE.py" in said

@@ -254,7 +254,7 @@ def main(folder: Path) -> dict[str, Any]:
         f"{name} {i}": weight for name, all_ in found.items() for i, weight in enumerate(all_)
     }
     results["predicted"] = straight.predict(x, batch_size=16)
-    evaluated = straight.evaluate(x, y, batch_size=16)
+    evaluated = straight.evaluate(x, y, batch_size=16, return_dict=True)
     results["evaluated"] = [evaluated["loss"], evaluated["accuracy"]]
     for variable, value in zip(straight.model.trainable_variables, found["straight"][4:]):
         variable.assign(value)  # Keras evaluates with the weights, not with their averages

@@ -147,7 +147,7 @@ def test_loss_functions_train_as_in_plain_tensorflow(case, replicas):
 @pytest.mark.slow
 def test_named_values_are_means_over_examples():
     trainer, history = trained(4, Autoencoder, loss_fn=vae_loss, steps=1)
-    found = trainer.evaluate(batches(41))
+    found = trainer.evaluate(batches(41), return_dict=True)
     loss, named = vae_loss(trainer.model, (X[:41], NOISE[:41]), False)
     expected = {"loss": loss, **named}
     assert found.keys() == expected.keys() <= history.keys()
@@ -226,7 +226,7 @@ def test_a_compute_loss_of_each_example_is_exact(replicas):
         batches().repeat().rebatch(BATCH, drop_remainder=True), steps_per_epoch=STEPS, verbose=0
     )
     assert relative(values(trainer.model), values(expected)) < 2e-6
-    found = trainer.evaluate(batches(41))
+    found = trainer.evaluate(batches(41), return_dict=True)
     kept = expected.evaluate(batches(41), return_dict=True, verbose=0)
     assert found["loss"] == pytest.approx(kept["loss"], rel=1e-5)
     assert found["mae"] == pytest.approx(kept["mae"], rel=1e-5)
@@ -252,7 +252,7 @@ def test_a_compute_loss_that_is_one_number_warns_and_equals_keras_on_one_device(
         trainer.fit(data, steps=3, verbose=False)
     expected.fit(data, verbose=0)
     assert relative(values(model), values(expected)) < 2e-6
-    assert trainer.evaluate(batches(41))["loss"] == pytest.approx(
+    assert trainer.evaluate(batches(41), return_dict=True)["loss"] == pytest.approx(
         expected.evaluate(batches(41), verbose=0), rel=1e-5
     )
 
@@ -276,7 +276,7 @@ def test_losses_of_keras_that_are_one_number_train_and_are_evaluated_without_pad
     expected.fit(data.take(3), verbose=0)
     assert relative(values(model), values(expected)) < 2e-6
     kept = expected.evaluate(data, verbose=0)  # the last batch has 8 of 16 examples
-    assert trainer.evaluate(data)["loss"] == pytest.approx(kept, rel=1e-5)
+    assert trainer.evaluate(data, return_dict=True)["loss"] == pytest.approx(kept, rel=1e-5)
 
 
 def test_microbatches_cannot_gather():

@@ -249,7 +249,7 @@ def test_gradients_by_the_models_own_variables():
     trainer = tftpu.Trainer(
         model, loss_fn=penalty(lambda model: [v.value for v in model.trainable_variables])
     )
-    found = trainer.evaluate(X, Y, batch_size=64)["loss"]
+    found = trainer.evaluate(X, Y, batch_size=64, return_dict=True)["loss"]
     error = X @ kernel + bias - Y
     slope, offset = 2 * X.T @ error / 64, 2 * error.mean()
     closed = (error**2).mean() + (slope**2).sum() + offset**2

@@ -145,7 +145,7 @@ def test_users_models_train_as_in_keras_and_the_same_on_four_replicas(bring):
             np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
         # The last batch is smaller than the others, and not divisible.
         last = batches.unbatch().take(23).batch(16)
-        trained = make_trainer(ours).evaluate(last)
+        trained = make_trainer(ours).evaluate(last, return_dict=True)
         assert trained.keys() == theirs.evaluate(last, return_dict=True, verbose=0).keys()
 
 
@@ -154,7 +154,7 @@ def test_one_batch_is_predicted_with_named_inputs_and_outputs_on_two_replicas():
     with tftpu.connect(virtual_devices=2).scope():
         model, batches = several_inputs_and_outputs()
     trainer = make_trainer(model)
-    trainer.evaluate(batches)
+    trainer.evaluate(batches, return_dict=True)
     features = {name: values[:3] for name, values in next(iter(batches))[0].items()}
     found = trainer.predict_same(features)
     for name, expected in model(features).items():

@@ -16,6 +16,6 @@ def test_integers_without_adapters_are_not_trained():
     with pytest.raises(tftpu.UserError, match="out' is quantized to int8, and integers cannot"):
         trainer.fit(x, y)
     np.testing.assert_allclose(trainer.predict(x), model(x), atol=1e-6)
-    assert trainer.evaluate(x, y)["loss"] > 0
+    assert trainer.evaluate(x, y, return_dict=True)["loss"] > 0
     model.get_layer("out").enable_lora(2)
     tftpu.Trainer(compiled(model)).fit(x, y, verbose=0)

@@ -59,7 +59,7 @@ def trained(case: str, count: int) -> tuple[list[np.ndarray], dict[str, float], 
         warnings.simplefilter("ignore")  # of what is one number for a batch
         trainer = tftpu.Trainer(model, loss_fn=loss_fn)
         history = trainer.fit(X, Y, batch_size=32, epochs=2, shuffle=False, verbose=0).history
-        return model.get_weights(), trainer.evaluate(X, Y, batch_size=32), history
+        return model.get_weights(), trainer.evaluate(X, Y, batch_size=32, return_dict=True), history
 
 
 @pytest.mark.slow
@@ -88,7 +88,9 @@ def test_a_sum_over_ragged_batches_is_evaluated_as_in_keras(count, weights):
         model = summed()
     x, y, options = X[:50], Y[:50], {"batch_size": 16, "sample_weight": weights}
     expected = summed().evaluate(x, y, verbose=0, **options)
-    assert tftpu.Trainer(model).evaluate(x, y, **options)["loss"] == pytest.approx(expected, 1e-6)
+    assert tftpu.Trainer(model).evaluate(x, y, **options, return_dict=True)[
+        "loss"
+    ] == pytest.approx(expected, 1e-6)
 
 
 def test_kerass_own_scaling_is_untouched_outside():
@@ -144,14 +146,16 @@ def test_a_metric_of_sums_of_a_user_is_taken():
     trainer = linear([Total()])
     model = trainer.model
     expected = np.abs(model.predict(X[:50], verbose=0)).sum()
-    assert trainer.evaluate(X[:50], np.zeros((50, 3)))["largest"] == pytest.approx(expected)
+    assert trainer.evaluate(X[:50], np.zeros((50, 3)), return_dict=True)[
+        "largest"
+    ] == pytest.approx(expected)
 
 
 def test_a_model_that_keras_has_used_before_is_taken():
     trainer = linear([keras.metrics.MeanAbsoluteError()])
     y = np.zeros((64, 3))
     expected = trainer.model.evaluate(X, y, return_dict=True, verbose=0)
-    found = trainer.evaluate(X, y)
+    found = trainer.evaluate(X, y, return_dict=True)
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 

@@ -135,6 +135,38 @@ def build_epochs(
     return narrow(build_epoch_batches(batches, epoch, start, shards))
 
 
+def build_whole(
+    dataset: Any,
+    start: int,
+    epoch: Epoch | None,
+    class_weight: dict[int, float] | None = None,
+    gate: Gate | None = None,
+) -> tf.data.Dataset:
+    """Returns an endless data set from step `start`, whose batches are as the user made them.
+
+    Args:
+        dataset, start, class_weight, gate: as for `build_training`.
+        epoch: the epoch of the data set; None: its batches are complete.
+    """
+    if epoch is None or isinstance(dataset, Pipeline):
+        return build_training(dataset, start, class_weight, gate=gate)
+    if isinstance(dataset, Epochs):
+        batches = dataset.from_step(start)
+    else:
+        batches = check_dataset(dataset).repeat().skip(start)
+    batches = gate.guard(batches) if gate is not None else batches
+    return narrow(_weigh_batches(batches, class_weight))
+
+
+def build_whole_evaluation(dataset: Any) -> tf.data.Dataset:
+    """Returns a finite data set whose batches are as the user made them.
+
+    Raises:
+        UserError: the argument is not a data set, or never ends.
+    """
+    return narrow(build_finite_dataset(dataset))
+
+
 def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     """Returns a data set of `(batch, valid)`: every example once, the last batch padded.
 

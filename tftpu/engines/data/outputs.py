@@ -1,5 +1,6 @@
 """Joins the outputs of many batches, which are computed one batch ahead of the reader."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -23,6 +24,21 @@ def iterate_ahead(computed: Iterable[_T]) -> Iterator[_T]:
         yield from before
         before = [item]
     yield from before
+
+
+def group_batches(batches: Iterable[_T], size: int) -> Iterator[tuple[int, list[_T]]]:
+    """Yields groups of batches, each with the number of its first batch.
+
+    Args:
+        batches: the batches.
+        size: the number of batches of a group; the last one may have fewer.
+    """
+    given = iter(batches)
+    for first in itertools.count(0, size):
+        group = list(itertools.islice(given, size))
+        if not group:
+            return
+        yield first, group
 
 
 def join_outputs(parts: Iterable[Nest]) -> Nest:

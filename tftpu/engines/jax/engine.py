@@ -11,17 +11,20 @@ from jax.sharding import Mesh
 from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
+from tftpu.engines.data import conversion
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch, Hosts
 from tftpu.engines.jax import feed
 from tftpu.engines.jax.executor import JaxExecutor
+from tftpu.engines.jax.own_steps import JaxOwnSteps
 from tftpu.engines.jax.placement import creation, initial
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.processes.hosts import JaxHosts, OneHost
 from tftpu.engines.jax.tracer import JaxTracer
 from tftpu.engines.jax.tracing import building_for
 from tftpu.engines.objectives.objective import Objective
+from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
@@ -78,7 +81,10 @@ class JaxEngine(BaseEngine):
 
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
         """Raises `UserError` for a model that cannot be trained as it is."""
-        checks.refuse_model(model, objectives)
+        try:
+            checks.refuse_model(model, objectives, labelled=False)
+        except OwnStepsNeeded as reason:
+            self._check_own_steps(model, reason)
 
     def batches(
         self,
@@ -92,6 +98,43 @@ class JaxEngine(BaseEngine):
         return feed.iterate_training_batches(
             dataset, position, self.data_shards, self._part, class_weight, epoch, gate
         )
+
+    def whole_batches(
+        self,
+        dataset: Any,
+        position: int,
+        class_weight: dict[int, float] | None = None,
+        epoch: Epoch | None = None,
+        gate: Gate | None = None,
+    ) -> Iterator[Any]:
+        """Returns an endless iterator over whole batches."""
+        return feed.iterate_arrays(
+            conversion.build_whole(dataset, position, epoch, class_weight, gate)
+        )
+
+    def prepare_own_steps(
+        self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True
+    ) -> JaxOwnSteps:
+        """Prepares a model whose own steps train it, as one program over the mesh."""
+        self._check_own_steps(model, reason)
+        with self.scope():
+            return JaxOwnSteps(
+                self.mesh,
+                self._part,
+                self._platform,
+                model,
+                batch_spec,
+                labelled,
+                self.compiler_options,
+            )
+
+    def _check_own_steps(self, model: keras.Model, reason: UserError) -> None:
+        """Raises `UserError` unless the model's own steps can run on these devices."""
+        if model.run_eagerly and (self._platform == "tpu" or self.mesh.size > 1):
+            raise UserError(
+                f"{reason} That works on one CPU or GPU: a TPU and several devices run only "
+                "compiled programs. Leave run_eagerly out."
+            )
 
     def prepare(
         self,

@@ -16,8 +16,8 @@ from tftpu.engines import checks
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import build_finite_dataset, narrow, warn_if_endless
-from tftpu.engines.data.outputs import iterate_ahead
-from tftpu.engines.engine import LoopResult
+from tftpu.engines.data.outputs import group_batches, iterate_ahead
+from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.jax import feed, functions
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement import placing
@@ -117,6 +117,7 @@ class JaxExecutor(BaseExecutor):
         self,
         dataset: Any,
         compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        hooks: BatchHooks | None = None,
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
         padded = conversion.build_evaluation(dataset, self._shards)
@@ -131,34 +132,40 @@ class JaxExecutor(BaseExecutor):
             self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(whole)))
         values, sums = self._eval_step.read_values(), self._make_zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
-            for batch, valid in warn_if_endless(
-                batches, int(padded.cardinality()), dataset=dataset
-            ):
-                placed = (
-                    self._place_batch(batch),
-                    None if valid is None else self._place_batch(valid),
-                )
-                before, sums = sums, self._evaluate(values, sums, *placed)
-                # On a CPU, devices that are many batches apart would wait for each other forever.
-                jax.block_until_ready(before)
+            items = warn_if_endless(batches, int(padded.cardinality()), dataset=dataset)
+            for first, group in group_batches(items, hooks.every if hooks else 1):
+                if hooks is not None:
+                    hooks.begin(first)
+                    values = self._eval_step.read_values()  # a callback may have changed them
+                for batch, valid in group:
+                    placed = (
+                        self._place_batch(batch),
+                        None if valid is None else self._place_batch(valid),
+                    )
+                    before, sums = sums, self._evaluate(values, sums, *placed)
+                    # On a CPU, devices that are many batches apart would wait for each other
+                    # forever.
+                    jax.block_until_ready(before)
+                if hooks is not None and hooks.end(first, np.asarray(sums, np.float64)):
+                    break
             self.evaluation_compiled = True
         return np.asarray(sums, np.float64)
 
-    def predictions(self, dataset: Any) -> Iterator[Nest]:
+    def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
         """Yields the outputs of each batch of a finite data set, in order, as NumPy arrays."""
-        values = self._eval_step.read_values()
         padded = conversion.build_evaluation(dataset, self._shards)
         batches = feed.iterate_arrays(padded)
 
         def compute_outputs() -> Iterator[tuple[Nest, Any]]:
             for batch, valid in batches:
+                values = self._eval_step.read_values()  # a callback may have changed them
                 yield (
                     self._predict(values, self._place_batch(conversion.extract_features(batch))),
                     valid,
                 )
 
-        ahead = iterate_ahead(compute_outputs())
-        for outputs, valid in warn_if_endless(ahead, int(padded.cardinality()), dataset=dataset):
+        found = iterate_ahead(compute_outputs()) if ahead else compute_outputs()
+        for outputs, valid in warn_if_endless(found, int(padded.cardinality()), dataset=dataset):
             kept = np.asarray(valid) > 0
             yield jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs)
 

@@ -14,7 +14,7 @@ from tftpu.engines.objectives.losses import (
     count_examples,
     sum_of_own,
 )
-from tftpu.errors import UserError
+from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.tensors import Nest, Tensor, ops
 
@@ -98,10 +98,9 @@ class CompiledLosses:
             # Replicas add up the metrics' states, which is correct only for sums and counts.
             bound.metric.reset_state()  # Keras may have used the metric before
             if any(v.numpy().any() for v in bound.metric.variables):
-                raise UserError(
+                raise OwnStepsNeeded(
                     f"The metric {bound.metric.name!r} has a state that does not start at zero, "
-                    "so it cannot be added up over replicas: use a metric that consists of sums "
-                    "and counts."
+                    "so it cannot be added up over devices."
                 )
 
     @property
@@ -231,10 +230,10 @@ def _compute_term(
     known = _find_known_classes(term.loss, labels, y_pred, ops.shape(values))
     if len(values.shape) == 0:
         if sample_weight is not None or mask is not None:
-            raise UserError(
+            raise OwnStepsNeeded(
                 f"The loss {term.name!r} returns one number for the whole batch, so weights and "
-                "masks of examples cannot be applied to it: let it return one value for each "
-                "example, of shape (batch,), or leave the weights out."
+                "masks of examples cannot be applied to it. (A loss of one value per example, "
+                "(batch,), can be divided.)"
             )
         return Elements(values, factor=_read_factor(term))
     count = compute_product(values.shape, mask, out_mask, valid)
@@ -313,7 +312,7 @@ def _read_factor(term: keras_internals.CompiledTerm) -> Tensor | None:
 def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
     values = keras_internals.compute_metric_values(metric, y, y_pred)
     if values is not None and len(values.shape) == 0:
-        raise UserError(
+        raise OwnStepsNeeded(
             f"The metric {metric.name!r} returns one number for the whole batch, so padding "
-            "cannot be left out. Return one value per example, of shape (batch,)."
+            "cannot be left out. (A metric of one value per example, (batch,), can be divided.)"
         )

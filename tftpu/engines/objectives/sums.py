@@ -133,11 +133,10 @@ class TrainSums(_Sums):
         return sum(means) if means else float("nan")
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
-        """Returns the means of the loss, its terms, the metrics and the gradient's norm.
+        """Returns the means of the loss, its terms and the metrics, under Keras's names.
 
         A mean is NaN if nothing was summed up, as when all steps overflowed.
         """
-        steps, norm, skipped = sums[:3]
         results, parts = {"loss": self.compute_loss(sums)}, self._read_parts(sums)
         for one, (taken, _, terms) in zip(self._losses, parts):
             named = zip(one.terms, terms)
@@ -147,7 +146,12 @@ class TrainSums(_Sums):
         metrics = self._read_metrics(sums[len(sums) - sum(self._sizes) :])
         seen = any(taken for taken, *_ in parts)
         results.update({name: value if seen else np.nan for name, value in metrics.items()})
-        results["grad_norm"] = _compute_mean(norm, steps - skipped)
+        return results
+
+    def read_gradients(self, sums: np.ndarray) -> dict[str, float]:
+        """Returns the mean of the gradients' norms, and the steps that a loss scale skipped."""
+        steps, norm, skipped = sums[:3]
+        results = {"grad_norm": _compute_mean(norm, steps - skipped)}
         if self._may_skip:
             results["skipped_steps"] = float(skipped)
         return results

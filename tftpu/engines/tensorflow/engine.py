@@ -11,6 +11,7 @@ from tftpu import sharding
 from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
+from tftpu.engines.data import conversion
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch
@@ -18,8 +19,9 @@ from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.tensorflow import feed
 from tftpu.engines.tensorflow.executor import TensorFlowExecutor
 from tftpu.engines.tensorflow.hosts import StrategyHosts
+from tftpu.engines.tensorflow.own_steps import TensorFlowOwnSteps
 from tftpu.engines.tensorflow.tracer import TensorFlowTracer
-from tftpu.errors import UserError
+from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 
@@ -71,11 +73,17 @@ class TensorFlowEngine(BaseEngine):
 
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
         """Raises `UserError` for a model that cannot be trained as it is."""
-        checks.refuse_model(model, objectives)
+        try:
+            checks.refuse_model(model, objectives, labelled=False)
+        except OwnStepsNeeded as reason:
+            self._check_own_steps(model, reason)
         created = self.strategy.extended.variable_created_in_scope
         owners: list[tuple[str, Any]] = [("model", model)]
-        for optimizer in [one.optimizer for one in objectives] or [model.optimizer]:
-            if not isinstance(optimizer, str):  # the scope turns a name into an optimizer
+        own = [getattr(model, "optimizer", None)]
+        for optimizer in [one.optimizer for one in objectives] or own:
+            if optimizer is not None and not isinstance(
+                optimizer, str
+            ):  # the scope turns a name into an optimizer
                 owners.append(("optimizer", optimizer))
         for what, owner in owners:
             if not all(created(variable.value) for variable in owner.variables):
@@ -93,6 +101,37 @@ class TensorFlowEngine(BaseEngine):
         return feed.iterate_training_batches(
             dataset, position, self.strategy, class_weight, epoch, gate
         )
+
+    def whole_batches(
+        self,
+        dataset: Any,
+        position: int,
+        class_weight: dict[int, float] | None = None,
+        epoch: Epoch | None = None,
+        gate: Gate | None = None,
+    ) -> Iterator[Any]:
+        """Returns an endless iterator over whole batches."""
+        batches = conversion.build_whole(dataset, position, epoch, class_weight, gate)
+        return iter(batches.prefetch(tf.data.AUTOTUNE))
+
+    def prepare_own_steps(
+        self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True
+    ) -> TensorFlowOwnSteps:
+        """Prepares a model whose own steps train it, on one device."""
+        self._check_own_steps(model, reason)
+        return TensorFlowOwnSteps(model, batch_spec, labelled)
+
+    def _check_own_steps(self, model: keras.Model, reason: UserError) -> None:
+        """Raises `UserError` unless the model's own steps can run on these devices."""
+        if self._platform == "tpu" and model.run_eagerly:
+            raise UserError(f"{reason} A TPU runs only compiled programs: leave run_eagerly out.")
+        if self.distributes:
+            raise UserError(
+                f"{reason} On the TensorFlow engine, that trains on one device only, because a "
+                "step sees one part of the batch. To train on several, use the JAX engine, whose "
+                "steps see the whole batch (engine='jax'); or write the loss as "
+                "loss_fn(model, batch, training), or objectives=[...], for the Trainer."
+            )
 
     def prepare(
         self,

@@ -1,7 +1,9 @@
 """A compiled Keras model on a TensorFlow strategy: training, evaluation, prediction, state."""
 
+import collections
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import build_finite_dataset, data_errors, narrow, warn_if_endless
 from tftpu.engines.data.outputs import iterate_ahead
-from tftpu.engines.engine import LoopResult
+from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.objectives.sums import EvalSums, TrainSums
@@ -118,6 +120,7 @@ class TensorFlowExecutor(BaseExecutor):
         self,
         dataset: Any,
         compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        hooks: BatchHooks | None = None,
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
         accumulator = self._eval_step.accumulator
@@ -135,24 +138,27 @@ class TensorFlowExecutor(BaseExecutor):
         if self._mixes or not self._is_separable(padded[0]):
             accumulator.drain()
             with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
-                self._eval_whole.run(dataset, divides=not self._mixes)
+                batches = self._eval_whole.run(dataset, divides=not self._mixes)
+                sums = self._add_up(batches, None, hooks)
             self.evaluation_compiled = True
-            return accumulator.drain()
+            return sums
         batches, count = feed.build_evaluation_batches(dataset, self._strategy)
         iterator = iter(feed.distribute(batches, self._strategy))
         accumulator.drain()
         with compiling():
             self._eval_loop.get_concrete_function(iterator, tf.constant(1))
         with data_errors():
-            if count is not None:
+            if count is not None and hooks is None:
                 self._eval_loop(iterator, tf.constant(count))
+                sums = accumulator.drain()
             else:
-                for _ in warn_if_endless(self._evaluate_each(iterator), count, dataset=dataset):
-                    pass
+                batches = self._evaluate_each(iterator, count)
+                counted = warn_if_endless(batches, count, dataset=dataset)
+                sums = self._add_up(counted, count, hooks)
         self.evaluation_compiled = True
-        return accumulator.drain()
+        return sums
 
-    def predictions(self, dataset: Any) -> Iterator[Nest]:
+    def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
         """Yields the outputs of each batch of a finite data set, in order, as NumPy arrays.
 
         Raises:
@@ -169,12 +175,12 @@ class TensorFlowExecutor(BaseExecutor):
                     while True:
                         yield self._predict(iterator)
 
-        ahead = iterate_ahead(compute_outputs())
-        for found in warn_if_endless(ahead, int(batches.cardinality()), dataset=dataset):
+        outputs = iterate_ahead(compute_outputs()) if ahead else compute_outputs()
+        for found in warn_if_endless(outputs, int(batches.cardinality()), dataset=dataset):
             parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
-            outputs, valid = parts
+            computed, valid = parts
             kept = valid > 0
-            yield keras.tree.map_structure(lambda t, kept=kept: t[kept], outputs)
+            yield keras.tree.map_structure(lambda t, kept=kept: t[kept], computed)
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch, which every replica receives in full."""
@@ -193,13 +199,38 @@ class TensorFlowExecutor(BaseExecutor):
         variables = self.variables.model.trainable_variables
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
 
-    def _evaluate_each(self, iterator: Any) -> Iterator[None]:
+    def _evaluate_each(self, iterator: Any, count: int | None) -> Iterator[None]:
         """Evaluates the batches of an iterator; yields after each."""
         one = tf.constant(1)
         with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
-            while True:
+            for _ in itertools.count() if count is None else range(count):
                 self._eval_loop(iterator, one)
                 yield
+
+    def _add_up(
+        self, batches: Iterator[None], count: int | None, hooks: BatchHooks | None
+    ) -> np.ndarray:
+        """Evaluates batches one by one; returns their sums.
+
+        Args:
+            batches: an iterator that evaluates a batch for each item.
+            count: the number of batches; None: unknown.
+            hooks: is called before and after each execution.
+        """
+        drain = self._eval_step.accumulator.drain
+        if hooks is None:
+            collections.deque(batches, maxlen=0)
+            return drain()
+        sums, first = drain(), 0
+        while count is None or first < count:
+            hooks.begin(first)
+            if not list(itertools.islice(batches, hooks.every)):
+                break
+            sums = sums + drain()
+            if hooks.end(first, sums):
+                break
+            first += hooks.every
+        return sums
 
     def _is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether padding leaves every result of an evaluation unchanged."""

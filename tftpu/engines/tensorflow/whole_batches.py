@@ -32,8 +32,10 @@ class WholeBatches:
         self._run_shared = self._compile_step(shared)
         self._run_alike = self._compile_step(alike)
 
-    def run(self, dataset: Any, divides: bool = True) -> None:
-        """Evaluates a finite data set; the step's accumulator holds the sums.
+    def run(self, dataset: Any, divides: bool = True) -> Iterator[None]:
+        """Evaluates a finite data set; yields after each batch.
+
+        The step's accumulator holds the sums.
 
         Args:
             dataset: a data set of batches.
@@ -48,6 +50,7 @@ class WholeBatches:
                 self._run_alike(batch)
             else:
                 self._run_shared(self._split_shards(batch, count_examples(batch) // replicas))
+            yield
 
     def _compile_step(self, step: Any) -> Any:
         # `strategy.run` gets the batch as one argument, because a batch may be a tuple.

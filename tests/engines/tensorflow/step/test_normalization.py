@@ -154,5 +154,5 @@ def test_evaluation_does_not_depend_on_the_share():
             )
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile("sgd", loss, metrics=["accuracy"])
-        results.append(make_trainer(model).evaluate(data))
+        results.append(make_trainer(model).evaluate(data, return_dict=True))
     assert results[0] == pytest.approx(results[1], rel=1e-6)

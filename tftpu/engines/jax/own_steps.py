@@ -1,0 +1,289 @@
+"""A model's own steps as one program over the whole mesh, whose view is global.
+
+Every device sees the whole batch in the program, and XLA divides it: losses, metrics and statistics
+of a batch are those of one device.
+"""
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh
+
+from tftpu.engines import keras_internals
+from tftpu.engines.data import conversion
+from tftpu.engines.data.batches import warn_if_endless
+from tftpu.engines.data.outputs import group_batches, join_outputs
+from tftpu.engines.engine import BatchHooks, LoopResult
+from tftpu.engines.jax import feed, internals
+from tftpu.engines.jax.functions import compile_function
+from tftpu.engines.jax.placement import leaves, placing
+from tftpu.engines.jax.placement.gathering import Gathering
+from tftpu.engines.jax.placement.mesh import BatchShard
+from tftpu.engines.jax.placement.sharding import Layout
+from tftpu.engines.jax.tracing import tracing_for
+from tftpu.engines.leaf import Leaf
+from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_own_variables, to_logs
+from tftpu.tensors import Nest
+
+Arrays = list[Any]  # a list of jax.Array
+
+
+class StateValues(NamedTuple):
+    """The values of all variables, in the order of the `state` of Keras's `train_step` on JAX.
+
+    Attributes:
+        trainable, untrained: the values of the model's variables, seeds included.
+        optimizer, metrics: the values of the variables of its optimizer and of its metrics.
+    """
+
+    trainable: Arrays
+    untrained: Arrays
+    optimizer: Arrays
+    metrics: Arrays
+
+
+class JaxOwnSteps(OwnStepsExecutor):
+    """See `tftpu.engines.engine.Executor`.
+
+    Args:
+        mesh: the devices.
+        part: the part of each global batch that this process feeds.
+        platform: the platform of the devices, as `tftpu.sharding` names it.
+        model: the model.
+        batch_spec: the spec of a batch, which builds the model if needed.
+        labelled: whether batches have labels; without them the model only predicts.
+        compiler_options: XLA's options for the train step, by name.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        part: BatchShard,
+        platform: str,
+        model: keras.Model,
+        batch_spec: Nest,
+        labelled: bool,
+        compiler_options: dict[str, str],
+    ):
+        super().__init__(model)
+        self._part = part
+        self._platform = platform
+        self.step = 0
+        with tracing_for(platform, mesh):
+            _build(model, batch_spec, labelled)
+        self.layout = Layout(mesh, model)
+        self._groups = [
+            model.trainable_variables,
+            model.non_trainable_variables,
+            list(model.optimizer.variables) if labelled and model.optimizer is not None else [],
+            list(model.metrics_variables) if labelled else [],
+        ]
+        self._gathering = Gathering(self.layout, [*self._groups[0], *self._groups[1]])
+        weight, whole = self.layout.find_weight_sharding, self.layout.whole
+        self._shardings = StateValues(
+            [weight(v) for v in self._groups[0]],
+            [weight(v) for v in self._groups[1]],
+            [self.layout.find_slot_sharding(v) for v in self._groups[2]],
+            [whole for _ in self._groups[3]],
+        )
+        self._place_variables()
+        self._train = self._compile(
+            model.train_step,
+            tuple(self._shardings),
+            donate_argnums=0,
+            compiler_options=compiler_options,
+        )
+        self._test = self._compile(model.test_step, self._select_tested(self._shardings))
+        self._predict = self._compile(model.predict_step, self._shardings.untrained)
+        self._norm = jax.jit(_compute_norm, out_shardings=whole)
+
+    @property
+    def weight_norm(self) -> float:
+        """The global norm of the trainable weights."""
+        return float(self._norm(self._read().trainable))
+
+    def begin_at(self, step: int) -> None:
+        """Counts the steps before this one as done, although they were not trained."""
+        self.step = step
+
+    def training(self, shard_spec: Nest) -> "OwnTrainLoop":
+        """Returns the train loop, for batches of any shape."""
+        return OwnTrainLoop(self)
+
+    def train(self, batches: Iterator[Nest], steps: int) -> LoopResult:
+        """Runs training steps, each while the host prepares the next batch.
+
+        Args:
+            batches: an iterator over whole batches.
+            steps: the number of steps.
+        """
+        waited, logs, values = 0.0, {}, self._read()
+        try:
+            for _ in range(steps):
+                asked = time.monotonic()
+                found = next(batches)
+                waited += time.monotonic() - asked
+                logs, given = self._train(tuple(values), self._place(found))
+                values = StateValues(*map(list, given))
+                self.step += 1
+        finally:
+            self._assign(values)
+        return LoopResult(to_logs(logs), waited)
+
+    def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of training steps on one batch."""
+        return lambda steps: self.train(itertools.repeat(batch), steps) and None
+
+    def evaluate(
+        self,
+        dataset: Any,
+        compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        hooks: BatchHooks | None = None,
+    ) -> Logs:
+        """Returns the logs of an evaluation."""
+        self.model.reset_metrics()
+        logs: Any = {}
+        for first, group in self._iterate_groups(dataset):
+            if hooks is not None:
+                hooks.begin(first)
+            values = self._read()
+            for batch in group:
+                logs, tested = self._test(self._select_tested(values), self._place(batch))
+                trainable, untrained, metrics = map(list, tested)
+                values = StateValues(trainable, untrained, values.optimizer, metrics)
+            self._assign(values)
+            if hooks is not None and hooks.end(first, to_logs(logs)):
+                break
+        self.evaluation_compiled = True
+        return self.finish_epoch(to_logs(logs))
+
+    def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
+        """Yields the outputs of each execution, in order, as NumPy arrays."""
+        for _, group in self._iterate_groups(dataset):
+            yield join_outputs(self._predict_batch(batch) for batch in group)
+
+    def predict_batch(self, x: Nest) -> Nest:
+        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
+        return self._predict_batch((keras.tree.map_structure(np.asarray, x),))
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that runs as one program."""
+        tracing = functools.partial(tracing_for, self._platform, self.layout.mesh)
+        return compile_function(self.model, function, tracing)
+
+    def state(self) -> dict[str, list[Leaf]]:
+        """Returns all variables that a checkpoint holds, by group."""
+        groups = {
+            group: [leaves.from_variable(v) for v in variables]
+            for group, variables in list_own_variables(self.model).items()
+        }
+        chief = jax.process_index() == 0
+        done = Leaf.undivided(
+            "step", (), "int64", lambda: np.array(self.step, np.int64),
+            lambda value: self.begin_at(int(value)), writes=chief,
+        )  # fmt: skip
+        return {**groups, "step": [done], "ema": []}
+
+    def _predict_batch(self, batch: Nest) -> Nest:
+        values = self._read()
+        outputs, untrained = self._predict((values.trainable, values.untrained), self._place(batch))
+        self._assign(values._replace(untrained=list(untrained)))
+        return jax.tree.map(np.asarray, outputs)
+
+    def _compile(self, step: Callable[..., Any], shardings: Any, **options: Any) -> Any:
+        """Returns a step as one program, or as it is if the model was compiled to run eagerly."""
+
+        def run(state, batch):
+            with tracing_for(self._platform, self.layout.mesh), self._gathering.reading():
+                return step(state, batch)
+
+        if self.model.run_eagerly:
+            return jax.disable_jit()(run)
+        if not self.model.jit_compile:
+            return run
+        return jax.jit(run, out_shardings=(self.layout.whole, shardings), **options)
+
+    def _read(self) -> StateValues:
+        return StateValues(*([v.value for v in group] for group in self._groups))
+
+    def _assign(self, values: StateValues) -> None:
+        for group, new in zip(self._groups, values):
+            for variable, value in zip(group, new):
+                variable.assign(value)
+
+    def _select_tested(self, values: StateValues) -> tuple[Arrays, Arrays, Arrays]:
+        """Returns the parts of the state that Keras's `test_step` takes."""
+        return values.trainable, values.untrained, values.metrics
+
+    def _place_variables(self) -> None:
+        for group, shardings in zip(self._groups, self._shardings):
+            for variable, sharding in zip(group, shardings):
+                value = placing.place_value(variable.value, sharding)
+                internals.set_layout(variable, sharding)
+                variable.assign(value)
+
+    def _place(self, batch: Nest) -> Nest:
+        return feed.place_batch(batch, self.layout, self._part)
+
+    def _iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
+        batches = conversion.build_whole_evaluation(dataset)
+        items = warn_if_endless(
+            feed.iterate_arrays(batches), int(batches.cardinality()), dataset=dataset
+        )
+        return group_batches(items, self.steps_per_execution)
+
+
+class OwnTrainLoop:
+    """See `tftpu.engines.engine.TrainLoop`.
+
+    Args:
+        executor: the executor, which runs the steps.
+
+    Attributes:
+        model_flops: None, because an own step may compute anything.
+    """
+
+    model_flops: int | None = None
+
+    def __init__(self, executor: JaxOwnSteps):
+        self._executor = executor
+        self._compiled = False
+
+    def compiled(self, batches: Iterator[Any]) -> bool:
+        """Returns whether the step is compiled, at least for complete batches."""
+        return self._compiled
+
+    def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on the devices."""
+        result = self._executor.train(batches, steps)
+        self._compiled = True
+        return result
+
+    def diverged(self, logs: Logs) -> bool:
+        """Returns whether the loss is no longer finite."""
+        return not np.isfinite(logs.get("loss", 0.0))
+
+
+def _build(model: keras.Model, batch_spec: Nest, labelled: bool) -> None:
+    """Creates the variables of a model and of its step."""
+    symbolic = keras.tree.map_structure(
+        lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
+    )
+    if labelled:
+        keras_internals.build(model, symbolic)
+        return
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
+    keras_internals.build_by(lambda given: model(given, training=False), x)
+
+
+def _compute_norm(weights: Arrays) -> Any:
+    return jax.numpy.sqrt(
+        sum(jax.numpy.sum(jax.numpy.square(w.astype("float32"))) for w in weights)
+    )

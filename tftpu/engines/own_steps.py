@@ -1,0 +1,186 @@
+"""A model's own steps: `train_step`, `test_step` and `predict_step`, each for a whole batch.
+
+The engines' exact step divides a batch among devices, and adds up losses and metrics over its
+parts. Some models do not allow that: those with a `train_step` of their own, with metrics that they
+update themselves, or with losses that are not means over examples. Their own steps run instead, as
+under Keras's `fit`: on one device, or in one program over all devices of a mesh.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tftpu.config import TrainConfig
+from tftpu.engines import keras_internals
+from tftpu.errors import OwnStepsNeeded, UserError
+
+
+class Logs(dict[str, float]):
+    """The logs of an own step, which are means since the beginning of an epoch.
+
+    The sum of the logs of two device loops is therefore the later one.
+    """
+
+    def __add__(self, later: "Logs") -> "Logs":
+        return later
+
+    def tolist(self) -> dict[str, float]:
+        """Returns the logs for JSON."""
+        return dict(self)
+
+
+class LogsLayout:
+    """Reads the logs of own steps, as `tftpu.engines.objectives.sums` reads sums.
+
+    Attributes:
+        names: the names of what is summed up, which is nothing.
+        result_names: None, because only a step tells the names of its logs.
+    """
+
+    names: Sequence[str] = ()
+    result_names: Sequence[str] | None = None
+
+    def read(self, logs: Logs) -> dict[str, float]:
+        """Returns the logs."""
+        return dict(logs)
+
+    def read_gradients(self, logs: Logs) -> dict[str, float]:
+        """Returns nothing, because the step does not give its gradients away."""
+        return {}
+
+    def compute_loss(self, logs: Logs) -> float:
+        """Returns the loss, or NaN if the logs have none."""
+        return logs.get("loss", float("nan"))
+
+
+def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
+    """Raises `UserError` for options that only the exact step can follow.
+
+    Args:
+        options: the options of training.
+        reason: why the model's own steps run.
+    """
+    instead = {
+        "gradient_accumulation_steps": "pass gradient_accumulation_steps=N to the optimizer",
+        "ema_momentum": "pass use_ema=True and ema_momentum=… to the optimizer",
+        "global_clipnorm": "pass global_clipnorm=… to the optimizer",
+    }
+    default = TrainConfig()
+    for name, advice in instead.items():
+        value = getattr(options, name)
+        if value != getattr(default, name):
+            raise UserError(f"{reason} {name}={value} needs that, too: {advice}.")
+
+
+def list_own_variables(model: keras.Model) -> dict[str, list[Any]]:
+    """Returns the variables of a built model and of what it holds, by group of a checkpoint."""
+    seeds = keras_internals.list_seed_states(model)
+    groups = {
+        "seeds": seeds,
+        "metrics": list(model.metrics_variables),
+        "optimizer": [v for one in _list_optimizers(model) for v in one.variables],
+        "model": list(model.variables),
+    }
+    listed: set[int] = set()
+    for group, variables in groups.items():
+        groups[group] = [v for v in variables if id(v) not in listed]
+        listed.update(map(id, variables))
+    return groups
+
+
+def _list_optimizers(model: keras.Model) -> list[Any]:
+    """Returns the optimizers that a model holds, directly or in lists and dictionaries."""
+    kind = keras.optimizers.Optimizer
+    found = {
+        id(value): value
+        for value in keras.tree.flatten([v for v in vars(model).values() if _is_container(v)])
+        if isinstance(value, kind)
+    }
+    return list(found.values())
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, keras.optimizers.Optimizer | list | tuple | dict)
+
+
+class OwnStepsExecutor:
+    """The part of `tftpu.engines.engine.Executor` that both engines share for own steps.
+
+    Args:
+        model: the compiled and built model.
+
+    Attributes:
+        model: the argument.
+        train_sums, eval_sums: the layouts of the logs of training and of an evaluation.
+        evaluation_compiled: whether an evaluation has run.
+    """
+
+    def __init__(self, model: keras.Model):
+        self.model: Any = model
+        self.train_sums = self.eval_sums = LogsLayout()
+        self.evaluation_compiled = False
+
+    @property
+    def optimizer_name(self) -> str:
+        """The class name of the optimizer."""
+        return type(self._optimizer).__name__
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the optimizer at this step; NaN if there is no optimizer."""
+        if self._optimizer is None:
+            return float("nan")
+        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+
+    @property
+    def _optimizer(self) -> Any:
+        optimizer: Any = getattr(self.model, "optimizer", None)
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
+    @property
+    def steps_per_execution(self) -> int:
+        """The number of batches of one call of the model's compiled functions."""
+        return self.model.steps_per_execution
+
+    def begin_epoch(self) -> None:
+        """Starts the running means of the logs again."""
+        self.model.reset_metrics()
+
+    def finish_epoch(self, logs: Logs) -> Logs:
+        """Returns the logs of a whole epoch: the results of the metrics with these names."""
+        return to_logs(keras_internals.select_metric_results(self.model, logs))
+
+    def finish_training(self) -> None:
+        """Overwrites the weights by their averages, if the optimizer is to do so at the end."""
+        if self._optimizer is not None:
+            self._optimizer.finalize_variable_values(self.model.trainable_variables)
+
+    def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
+        """Does nothing, because no batch is divided."""
+
+    def check_evaluation(self, batch_spec: Any) -> None:
+        """Does nothing, because the step itself finds mistakes."""
+
+    def averaged_weights(self) -> dict[str, Any]:
+        """Returns nothing: an optimizer's averages are its own."""
+        return {}
+
+
+def to_logs(given: Any) -> Logs:
+    """Returns what a step returned as logs of numbers."""
+    if not isinstance(given, dict):
+        raise UserError(
+            f"The model's own step returns a {type(given).__name__}: it must return a dictionary "
+            "of logs, such as {'loss': loss}."
+        )
+    return Logs({name: _to_number(name, value) for name, value in given.items()})
+
+
+def _to_number(name: str, value: Any) -> float:
+    array = keras.ops.convert_to_numpy(value)
+    if array.size != 1:
+        raise UserError(
+            f"The log {name!r} of the model's own step has {array.size} numbers, not 1."
+        )
+    return float(array.reshape(()))

@@ -1,0 +1,178 @@
+"""A model's own steps on one device, by the functions that Keras makes of them.
+
+They are compiled, compiled by XLA or run eagerly, as the model was compiled.
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines import keras_internals
+from tftpu.engines.data import conversion
+from tftpu.engines.data.batches import data_errors, warn_if_endless
+from tftpu.engines.data.outputs import group_batches
+from tftpu.engines.engine import BatchHooks, LoopResult
+from tftpu.engines.leaf import Leaf
+from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_own_variables, to_logs
+from tftpu.engines.tensorflow import functions
+from tftpu.engines.tensorflow.leaves import build_leaves
+from tftpu.tensors import Nest
+
+
+class TensorFlowOwnSteps(OwnStepsExecutor):
+    """See `tftpu.engines.engine.Executor`.
+
+    Args:
+        model: the model.
+        batch_spec: the spec of a batch, which builds the model if needed.
+        labelled: whether batches have labels; without them the model only predicts.
+    """
+
+    def __init__(self, model: keras.Model, batch_spec: Nest, labelled: bool = True):
+        super().__init__(model)
+        self._labelled = labelled
+        self._step = tf.Variable(0, trainable=False, dtype=tf.int64, name="step")
+        if labelled:
+            _build(self.model, batch_spec)
+
+    @property
+    def step(self) -> int:
+        """The number of training steps done."""
+        return int(self._step.numpy())
+
+    @property
+    def weight_norm(self) -> float:
+        """The global norm of the trainable weights."""
+        return float(
+            tf.linalg.global_norm([tf.cast(v, "float32") for v in self.model.trainable_variables])
+        )
+
+    def begin_at(self, step: int) -> None:
+        """Counts the steps before this one as done, although they were not trained."""
+        self._step.assign(step)
+
+    def training(self, shard_spec: Nest) -> "OwnTrainLoop":
+        """Returns the train loop, for batches of any shape."""
+        return OwnTrainLoop(self.model, self._step)
+
+    def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of training steps on one batch."""
+        loop = self.training(shard_spec)
+        return lambda steps: loop.run(itertools.repeat(batch), steps) and None
+
+    def evaluate(
+        self,
+        dataset: Any,
+        compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        hooks: BatchHooks | None = None,
+    ) -> Logs:
+        """Returns the logs of an evaluation."""
+        batches = conversion.build_whole_evaluation(dataset)
+        self.model.reset_metrics()
+        self.model.make_test_function()
+        logs: Any = {}
+        with data_errors():
+            for first, group in self._iterate_groups(batches, dataset):
+                if hooks is not None:
+                    hooks.begin(first)
+                logs = self.model.test_function(iter(group))
+                if hooks is not None and hooks.end(first, to_logs(logs)):
+                    break
+        self.evaluation_compiled = True
+        return self.finish_epoch(to_logs(logs))
+
+    def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
+        """Yields the outputs of each execution, in order, as NumPy arrays or ragged tensors."""
+        batches = conversion.build_whole_evaluation(dataset)
+        self.model.make_predict_function()
+        with data_errors():
+            for _, group in self._iterate_groups(batches, dataset):
+                yield keras.tree.map_structure(_to_numpy, self.model.predict_function(group))
+
+    def predict_batch(self, x: Nest) -> Nest:
+        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
+        return self.model.predict_on_batch(x)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that runs as one program."""
+        return functions.compile_function(self.model, function)
+
+    def state(self) -> dict[str, list[Leaf]]:
+        """Returns all variables that a checkpoint holds, by group."""
+        groups = (
+            list_own_variables(self.model)
+            if self._labelled
+            else {"model": list(self.model.variables)}
+        )
+        return build_leaves({**groups, "step": [self._step], "ema": []})
+
+    def _iterate_groups(
+        self, batches: tf.data.Dataset, dataset: Any
+    ) -> Iterator[tuple[int, list[Nest]]]:
+        items = warn_if_endless(iter(batches), int(batches.cardinality()), dataset=dataset)
+        return group_batches(items, self.steps_per_execution)
+
+
+class OwnTrainLoop:
+    """See `tftpu.engines.engine.TrainLoop`.
+
+    Args:
+        model: the built model.
+        step: the variable that counts the steps.
+
+    Attributes:
+        model_flops: None, because an own step may compute anything.
+    """
+
+    model_flops: int | None = None
+
+    def __init__(self, model: Any, step: tf.Variable):
+        self._model = model
+        self._step: Any = step
+        self._compiled = False
+
+    def compiled(self, batches: Iterator[Any]) -> bool:
+        """Returns whether the step is compiled, at least for complete batches."""
+        return self._compiled
+
+    def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps."""
+        model, waited, logs = self._model, 0.0, {}
+        model.make_train_function()
+        with data_errors():
+            while steps:
+                count = min(steps, model.steps_per_execution)
+                asked = time.monotonic()
+                group = list(itertools.islice(batches, count))
+                waited += time.monotonic() - asked
+                logs = model.train_function(iter(group))
+                self._step.assign_add(count)
+                steps -= count
+        self._compiled = True
+        return LoopResult(to_logs(logs), waited)
+
+    def diverged(self, logs: Logs) -> bool:
+        """Returns whether the loss is no longer finite."""
+        return not np.isfinite(logs.get("loss", 0.0))
+
+
+def _build(model: Any, batch_spec: Nest) -> None:
+    """Creates the variables of a model and of its step, before a checkpoint is restored."""
+    own = keras_internals.overrides(model, "train_step")
+    if not own or model.run_eagerly:
+        symbolic = keras.tree.map_structure(
+            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
+        )
+        keras_internals.build(model, symbolic)
+        return
+    tf.function(model.train_step, autograph=False).get_concrete_function(batch_spec)
+
+
+def _to_numpy(value: Any) -> Any:
+    return value if isinstance(value, tf.RaggedTensor) else np.asarray(value)

@@ -1,0 +1,45 @@
+"""Which callbacks have batch methods, and how many batches lie between two calls of them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+
+from tftpu.engines import keras_internals
+
+
+def count_execution_steps(model: Any) -> int:
+    """Returns the number of batches between two calls of batch methods."""
+    given = model.steps_per_execution
+    return given if isinstance(given, int) else 1  # "auto"
+
+
+def watches_batches(callbacks: Iterable[keras.callbacks.Callback], phase: str) -> bool:
+    """Returns whether a callback has batch methods.
+
+    Args:
+        callbacks: the callbacks.
+        phase: "train", "test" or "predict", as in the methods' names.
+    """
+    names = [f"on_{phase}_batch_begin", f"on_{phase}_batch_end"]
+    names += ["on_batch_begin", "on_batch_end"] if phase == "train" else []
+    return any(_watches(callback) and _has(callback, names) for callback in callbacks)
+
+
+def _watches(callback: Any) -> bool:
+    """Returns whether a callback uses its batch methods, as it is set up if it is Keras's."""
+    kinds = keras.callbacks
+    if type(callback) in (kinds.ModelCheckpoint, kinds.BackupAndRestore):
+        return callback.save_freq != "epoch"
+    if type(callback) is kinds.TensorBoard:
+        return callback.update_freq != "epoch" or keras_internals.traces_batches(callback)
+    return not isinstance(callback, kinds.ProgbarLogger | kinds.History)
+
+
+def _has(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
+    """Returns whether a callback has its own version of one of some methods."""
+    plain = keras.callbacks.Callback
+    return any(
+        getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)
+        for name in names
+    )
