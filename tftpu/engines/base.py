@@ -10,6 +10,7 @@ import numpy as np
 from tftpu.config import TrainConfig
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data import conversion
+from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import Epoch
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.objectives.losses import Losses
@@ -28,8 +29,10 @@ class BaseEngine:
 
     data_shards: int
 
-    def epoch(self, dataset: Any) -> Epoch:
+    def epoch(self, dataset: Any, endless: bool = False) -> Epoch | None:
         """Returns the length of one pass over a data set; this may read all of it."""
+        if isinstance(dataset, Stream) or (endless and conversion.is_endless(dataset)):
+            return None
         return conversion.measure_length(dataset)
 
     def training_spec(
@@ -39,8 +42,11 @@ class BaseEngine:
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
         """Returns the spec of one shard of the global batches that `batches` would give."""
-        batches = conversion.build_training(dataset, 0, class_weight)
-        return conversion.build_shard_spec(batches, self.data_shards, microbatches)
+        if isinstance(dataset, Stream):
+            spec = dataset.spec
+        else:
+            spec = conversion.build_training(dataset, 0, class_weight).element_spec
+        return conversion.build_shard_spec(spec, self.data_shards, microbatches)
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
         """Returns the spec of one shard of the smaller batch that an epoch ends with."""
@@ -48,8 +54,19 @@ class BaseEngine:
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""
+        if isinstance(dataset, Stream):
+            return conversion.round_up(dataset.spec, self.data_shards)
         spec: Any = conversion.build_evaluation(dataset, self.data_shards).element_spec
         return spec[0]  # leaves out the mask of valid examples
+
+    def whole_spec(self, dataset: Any, class_weight: dict[int, float] | None = None) -> Nest:
+        """Returns a whole batch as `keras.KerasTensor`s, for a model's own steps."""
+        if isinstance(dataset, Stream):
+            return dataset.symbols
+        batches = conversion.build_whole(dataset, 0, None, class_weight)
+        return keras.tree.map_structure(
+            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batches.element_spec
+        )
 
 
 class BaseState:
@@ -189,6 +206,10 @@ class BaseExecutor:
 
     def begin_epoch(self) -> None:
         """Does nothing, because sums over different steps are apart."""
+
+    def finish_epoch(self, sums: np.ndarray) -> np.ndarray:
+        """Returns the sums of a whole epoch, which are those of its steps."""
+        return sums
 
     def finish_training(self) -> None:
         """Does nothing, because a step leaves nothing undone."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # checkpoints import this file, and must not load Keras
     from tftpu.engines.objectives.sums import EvalSums, TrainSums
 
 Nest = Any  # the same as in tftpu.tensors, which loads Keras
-# A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, or a pipeline of `tftpu.input_pipelines`.
+# A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, `Stream`, or a pipeline of
+# `tftpu.input_pipelines`.
 Dataset = Any
 
 
@@ -54,10 +55,12 @@ class LoopResult(NamedTuple):
             them.
         input_wait: the seconds that the loop waited for its input. Where the host runs ahead of the
             devices, as on a TPU, the devices waited at most this long.
+        steps: the number of steps, fewer than asked for if the data ended.
     """
 
-    sums: np.ndarray
+    sums: Any
     input_wait: float
+    steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +253,10 @@ class Executor(Protocol):
         """Is called when the sums of an epoch begin."""
         ...
 
+    def finish_epoch(self, sums: Any) -> Any:
+        """Returns the sums of a whole epoch, from the sums of its steps."""
+        ...
+
     def finish_training(self) -> None:
         """Is called after the last step of a run."""
         ...
@@ -295,7 +302,16 @@ class TrainLoop(Protocol):
         """
         ...
 
-    def diverged(self, sums: np.ndarray) -> bool:
+    def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on whole batches of the host.
+
+        Args:
+            batches: an iterator over batches as nested NumPy arrays, all of one size.
+            steps: the number of steps; fewer are run if there are fewer batches.
+        """
+        ...
+
+    def diverged(self, sums: Any) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""
         ...
 
@@ -345,8 +361,15 @@ class Engine(Protocol):
         """Raises `UserError` for a model that cannot be trained as it is."""
         ...
 
-    def epoch(self, dataset: Dataset) -> Epoch:
+    def epoch(self, dataset: Dataset, endless: bool = False) -> Epoch | None:
         """Returns the length of one pass over a data set; this may read all of it.
+
+        Args:
+            dataset: the data set.
+            endless: whether it may be endless.
+
+        Returns:
+            The length; None for a stream, and for an endless data set if that is allowed.
 
         Raises:
             UserError: the argument is not a data set, or never ends.
@@ -417,6 +440,14 @@ class Engine(Protocol):
 
         Args:
             dataset, position, class_weight, epoch, gate: as for `batches`; no batch is padded.
+        """
+        ...
+
+    def whole_spec(self, dataset: Dataset, class_weight: dict[int, float] | None = None) -> Nest:
+        """Returns a whole batch as `keras.KerasTensor`s, for a model's own steps.
+
+        Args:
+            dataset, class_weight: as for `batches`.
         """
         ...
 

@@ -15,6 +15,7 @@ from keras.src.initializers import random_initializers
 from keras.src.losses import loss as losses_module
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
+from keras.src.trainers.data_adapters import data_adapter_utils
 
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
@@ -261,6 +262,35 @@ def _is_keras(method: Any) -> bool:
     return getattr(method, "__module__", "").startswith("keras.")
 
 
+def is_sparse_or_ragged(value: Any) -> bool:
+    """Returns whether a value is a sparse or ragged tensor of SciPy, TensorFlow or JAX."""
+    kinds: Any = data_adapter_utils
+    return any(
+        test(value)
+        for test in (
+            kinds.is_scipy_sparse,
+            kinds.is_jax_sparse,
+            kinds.is_tensorflow_sparse,
+            kinds.is_tensorflow_ragged,
+        )
+    )
+
+
+def to_tensorflow(value: Any) -> Any:
+    """Returns an array or a sparse or ragged tensor of any library as one of TensorFlow."""
+    kinds: Any = data_adapter_utils
+    if kinds.is_scipy_sparse(value):
+        return kinds.scipy_sparse_to_tf_sparse(value)
+    return kinds.jax_sparse_to_tf_sparse(value) if kinds.is_jax_sparse(value) else value
+
+
+def to_jax(batch: Nest) -> Nest:
+    """Returns a batch of any library as arrays and sparse arrays of JAX."""
+    kinds: Any = data_adapter_utils
+    (converted,) = kinds.get_jax_iterator([batch])
+    return converted
+
+
 def list_results(model: keras.Model, results: dict[str, float]) -> list[float] | float:
     """Returns results in the order of `compile`, as Keras does; a number if there is only one."""
     return model._flatten_metrics_in_order(results)
@@ -406,8 +436,13 @@ def draw_seed(seed: Any) -> Tensor:
     return seed_generator.draw_seed(seed)
 
 
+def find_initial_epoch(model: Any) -> int:
+    """Returns the epoch that a `keras.callbacks.BackupAndRestore` has restored; 0 for none."""
+    return getattr(model, "_initial_epoch", None) or 0
+
+
 def build_callback_list(
-    callbacks: list[keras.callbacks.Callback], model: keras.Model, epochs: int, steps: int
+    callbacks: list[keras.callbacks.Callback], model: keras.Model, epochs: int, steps: int | None
 ) -> keras.callbacks.CallbackList:
     """Returns Keras's list of callbacks, with its `History` added."""
     return keras.callbacks.CallbackList(

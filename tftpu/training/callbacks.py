@@ -19,7 +19,6 @@ from tftpu.engines.engine import BatchHooks, Executor
 from tftpu.errors import UserError, did_you_mean
 from tftpu.training.batch_methods import count_execution_steps, watches_batches
 from tftpu.training.progress import RunProgress
-from tftpu.training.timetable import Timetable
 
 # Attributes of Keras's callbacks that change from epoch to epoch and are plain numbers.
 _REMEMBERED = ("best", "wait", "cooldown_counter")
@@ -42,7 +41,8 @@ class Callbacks:
     Args:
         callbacks: Keras's own or a user's.
         model: the model that they see.
-        timetable: the timetable of the run; an epoch is the interval between two evaluations.
+        epochs: the number of epochs; an epoch is the interval between two evaluations.
+        steps: the number of steps of an epoch; None: it is unknown.
 
     Attributes:
         history: the `History` of the run.
@@ -53,7 +53,8 @@ class Callbacks:
         self,
         callbacks: Sequence[keras.callbacks.Callback],
         model: keras.Model,
-        timetable: Timetable,
+        epochs: int,
+        steps: int | None,
     ):
         self._model: Any = model
         self._begun = self._ended = False
@@ -62,10 +63,7 @@ class Callbacks:
         self._execution = count_execution_steps(model)
         self._remembering = [one for one in callbacks if _is_remembering(one)]
         self.stopped = False
-        self._timetable = timetable
-        self._list = keras_internals.build_callback_list(
-            list(callbacks), model, timetable.epochs, timetable.epoch_steps
-        )
+        self._list = keras_internals.build_callback_list(list(callbacks), model, epochs, steps)
         self.history = keras_internals.find_history(self._list)
         self.watches_batches = watches_batches(callbacks, "train")
 
@@ -110,12 +108,11 @@ class Callbacks:
                 without = "" if evaluates else " There are no validation data."
                 warnings.warn(f"{unlogged}{without} It will do nothing.", stacklevel=2)
 
-    def begin(self, progress: RunProgress, over: bool) -> None:
+    def begin(self, progress: RunProgress) -> None:
         """Tells the callbacks that training begins, with the history of a resumed run.
 
         Args:
             progress: the progress of the run.
-            over: whether nothing is left to train.
         """
         self._begun = True
         self._list.on_train_begin()  # also empties the epochs of the history
@@ -123,50 +120,46 @@ class Callbacks:
         for key, callback in self._list_named():
             for name, value in progress.callbacks.get(key, {}).items():
                 setattr(callback, name, value)
-        if not over:
-            self._list.on_epoch_begin(self._count_epochs(progress.step))
 
     def restore_history(self, progress: RunProgress) -> None:
         """Sets the history to that of the progress."""
         self.history.history, self.history.epoch = progress.history, progress.epochs
 
-    def begin_batch(self, step: int) -> None:
-        """Tells the callbacks that an execution begins, if it begins after a given step."""
-        first = step % self._timetable.epoch_steps
-        if not self.watches_batches or first % self._execution == 0:
-            self._list.on_train_batch_begin(first)
+    def begin_batch(self, batch: int) -> None:
+        """Tells the callbacks that an execution begins, if it begins with a batch of an epoch."""
+        if not self.watches_batches or batch % self._execution == 0:
+            self._list.on_train_batch_begin(batch)
 
-    def end_batch(self, step: int, read_logs: Callable[[], dict[str, float]]) -> None:
-        """Tells the callbacks that an execution ended, if one ends with a given step.
+    def end_batch(self, batch: int, ends: bool, read_logs: Callable[[], dict[str, float]]) -> None:
+        """Tells the callbacks that an execution ended, if one ends with a batch of an epoch.
 
         Args:
-            step: the number of steps done.
+            batch: the batch.
+            ends: whether the epoch or the run ends with it.
             read_logs: a function that returns the means since the beginning of the epoch.
         """
-        last = (step - 1) % self._timetable.epoch_steps
         if not self.watches_batches:
-            self._list.on_train_batch_end(last)
+            self._list.on_train_batch_end(batch)
             return
-        count = last % self._execution + 1
-        ends = count == self._execution or last + 1 == self._timetable.epoch_steps
-        if ends or step == self._timetable.steps:
+        first = batch // self._execution * self._execution
+        last = first + self._execution - 1
+        if ends or batch == last:
             # As in Keras, an execution has its full length, also where the data end earlier.
-            self._list.on_train_batch_end(last - count + self._execution, read_logs())
+            self._list.on_train_batch_end(last, read_logs())
 
-    def end_epoch(self, step: int, over: bool, logs: dict[str, float]) -> None:
-        """Tells the callbacks that an epoch ended with a given step.
+    def begin_epoch(self, number: int) -> None:
+        """Tells the callbacks that an epoch begins."""
+        self._list.on_epoch_begin(number)
+
+    def end_epoch(self, number: int, logs: dict[str, float]) -> None:
+        """Tells the callbacks that an epoch ended.
 
         Args:
-            step: steps done.
-            over: whether the run is over.
+            number: the number of the epoch.
             logs: the logs of the epoch; those of the evaluation have Keras's prefix "val_".
         """
-        self._list.on_epoch_end(self._count_ended_epochs(step, over) - 1, logs)
+        self._list.on_epoch_end(number, logs)
         self._logs = logs
-
-    def begin_epoch(self, step: int) -> None:
-        """Tells the callbacks that an epoch begins after a given step."""
-        self._list.on_epoch_begin(self._count_epochs(step))
 
     def finish(self) -> None:
         """Tells the callbacks once that training ended; `end` raises the error of a callback.
@@ -208,12 +201,6 @@ class Callbacks:
             (f"{index} {type(one).__name__} {getattr(one, 'monitor', '')}", one)
             for index, one in enumerate(self._remembering)
         ]
-
-    def _count_epochs(self, step: int) -> int:
-        return step // self._timetable.epoch_steps
-
-    def _count_ended_epochs(self, step: int, over: bool) -> int:
-        return -(-step // self._timetable.epoch_steps) if over else self._count_epochs(step)
 
 
 def evaluate_with(

@@ -4,9 +4,11 @@ import math
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tftpu.engines.data.arrays import as_arrays
 from tftpu.engines.data.py_dataset import PyBatches
+from tftpu.engines.data.streams import Stream, is_stream
 from tftpu.engines.engine import Dataset
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -40,6 +42,9 @@ def prepare_training_data(
         _check_dataset(x, y, sample_weight, batch_size, "fit")
         if isinstance(x, keras.utils.PyDataset):
             return PyBatches(x, shuffle, seed)
+        unknown = isinstance(x, tf.data.Dataset) and x.cardinality() == tf.data.UNKNOWN_CARDINALITY
+        if is_stream(x) or (unknown and steps_per_epoch is not None):
+            return Stream(x)
         return x
     if y is None and sample_weight is None and _is_like_pair(x):
         raise UserError(
@@ -79,7 +84,11 @@ def prepare_evaluation_data(
         dataset = as_arrays(x, y, sample_weight, batch_size=batch_size or BATCH_SIZE)
     else:
         _check_dataset(x, y, sample_weight, batch_size, name)
-        dataset = PyBatches(x) if isinstance(x, keras.utils.PyDataset) else x
+        dataset = x
+        if isinstance(x, keras.utils.PyDataset):
+            dataset = PyBatches(x)
+        elif is_stream(x):
+            dataset = Stream(x)
     if steps is None:
         return dataset
     if not hasattr(dataset, "take"):
@@ -174,11 +183,6 @@ def _check_dataset(x: Any, y: Any, sample_weight: Any, batch_size: Any, name: st
     kind = type(x).__name__
     if isinstance(x, type) or x is None or isinstance(x, str | bytes | int | float):
         raise UserError(f"The data is {x!r}: pass arrays or a data set, {name}(x, y).")
-    if hasattr(x, "__next__"):
-        raise UserError(
-            f"The data is a {kind}, which cannot resume at a given step: wrap it in a "
-            "keras.utils.PyDataset, or in tf.data.Dataset.from_generator(...).batch(size)."
-        )
     for argument, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise UserError(

@@ -1,5 +1,7 @@
 """Epochs as in Keras, which are read one after the other and may end with a smaller batch."""
 
+import collections
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.data.conversion import find_gate
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import PyBatches
+from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import Dataset, Epoch, LoopResult, TrainLoop
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.training import batch_values
@@ -68,7 +71,7 @@ class EpochLoop:
         self._sums = sums
 
     @property
-    def model_flops(self) -> int:
+    def model_flops(self) -> int | None:
         """The model FLOPs of a complete global batch, forward and backward."""
         return self._full.model_flops
 
@@ -78,19 +81,23 @@ class EpochLoop:
 
     def run(self, batches: Any, steps: int) -> LoopResult:
         """Runs training steps on the devices."""
-        results = []
+        results, asked = [], steps
         while steps:
             if batches.left:
                 count = min(steps, batches.left)
                 results.append(self._full.run(batches.batches, count))
             else:
                 count = 1
-                sums, waited = self._last.run(batches.batches, 1)
-                results.append(LoopResult(self._sums.scale(sums, self._weight), waited))
+                result = self._last.run(batches.batches, 1)
+                results.append(result._replace(sums=self._sums.scale(result.sums, self._weight)))
             batches.advance(count)
             steps -= count
         sums = np.sum([result.sums for result in results], axis=0)
-        return LoopResult(sums, sum(result.input_wait for result in results))
+        return LoopResult(sums, sum(result.input_wait for result in results), asked)
+
+    def run_each(self, batches: Any, steps: int) -> LoopResult:
+        """Runs training steps on complete batches of the host."""
+        return self._full.run_each(batches, steps)
 
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""
@@ -123,9 +130,33 @@ class Feed:
         if isinstance(dataset, PyBatches):
             dataset.end_epoch()  # Keras also ends an epoch before the first one
 
-    def open(self, position: int) -> Any:
-        """Returns the batches from a position on, for the train loop; closes earlier ones."""
+    @property
+    def begins_again(self) -> bool:
+        """True if the data can be read again after they have ended."""
+        return not isinstance(self._dataset, Stream) or self._dataset.again
+
+    @property
+    def must_skip(self) -> bool:
+        """True if earlier batches must be read to start at a later one."""
+        return isinstance(self._dataset, Stream)
+
+    def open(self, position: int, pass_steps: int | None = None, new: bool = True) -> Any:
+        """Returns the batches from a position on, for the train loop; closes earlier ones.
+
+        Args:
+            position: the number of batches before.
+            pass_steps: the number of batches of a pass over a stream, if it is known.
+            new: whether this process has not read them yet; a stream that can be read only once
+                goes on otherwise.
+        """
         self.close()
+        if isinstance(self._dataset, Stream):
+            batches = self._dataset.iterate()
+            if self._dataset.again and pass_steps is not None:
+                position %= pass_steps
+            if self._dataset.again or new:
+                collections.deque(itertools.islice(batches, position), maxlen=0)
+            return batches
         self._gate, self._admitted = find_gate(self._dataset), False
         return self._open_batches(
             self._dataset, position, self._class_weight, self._epoch, self._gate
@@ -148,13 +179,15 @@ class Feed:
     def describe_damage(self, model: keras.Model, position: int, count: int) -> str:
         """Returns a sentence about what is wrong with the values of some batches; otherwise "".
 
-        The batches are read again, if possible, for a limited number of seconds.
+        The batches are read again, if possible, for a limited number of seconds; a stream is not.
 
         Args:
             model: the model that is trained on them.
             position: the number of batches before.
             count: the number of batches.
         """
+        if isinstance(self._dataset, Stream):
+            return ""
         try:
             for number, batch in self._read_again(position, count):
                 found = batch_values.describe_damage(model, batch)

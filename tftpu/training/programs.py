@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
+from tftpu.engines.data import conversion
 from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import one_pass
+from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
@@ -23,6 +26,7 @@ from tftpu.training import agreement, batch_values
 from tftpu.training.agreement import explained
 from tftpu.training.callbacks import BuildHooks
 from tftpu.training.epoch_loop import EpochBatches, EpochLoop
+from tftpu.training.stream_loop import StreamLoop
 
 
 class Programs:
@@ -98,14 +102,16 @@ class Programs:
         Raises:
             UserError: the model cannot be evaluated with such data.
         """
-        spec = self.engine.evaluation_spec(dataset)
+        if self._own_steps is not None:
+            return self._own_steps
         try:
+            spec = self.engine.evaluation_spec(dataset)
             executor = self.prepare_executor(spec)
             self._check_values(dataset)
             with explained(spec, "evaluate"):
                 executor.check_evaluation(spec)
         except OwnStepsNeeded as reason:
-            executor = self._prepare_own_steps(spec, reason)
+            executor = self._prepare_own_steps(dataset, reason)
         return executor
 
     def prepare_for_prediction(self, dataset: Dataset) -> Executor:
@@ -114,23 +120,27 @@ class Programs:
         Raises:
             UserError: the model cannot predict for such data.
         """
-        spec = self.engine.evaluation_spec(dataset)
         self._check_model_unchanged()
-        self._check_spec(spec, labels=False)
         executor = self._own_steps or self._executor
         if executor is not None:
+            self._check_spec(self.engine.whole_spec(dataset), labels=False)
             return executor
-        compiled = bool(getattr(self.model, "compiled", False))
-        labelled = bool(self.objectives) or (compiled and not agreement.is_unlabelled(spec))
+        labelled = bool(self.objectives) or (
+            bool(getattr(self.model, "compiled", False))
+            and not agreement.is_unlabelled(self.engine.whole_spec(dataset))
+        )
         try:
+            spec = self.engine.evaluation_spec(dataset)
+            self._check_spec(spec, labels=False)
             if labelled:
                 return self.prepare_executor(spec)
             if self._predictor is None:
                 self._predictor = self._prepare(spec, labelled=False)
         except OwnStepsNeeded as reason:
             if labelled:
-                return self._prepare_own_steps(spec, reason)
-            self._predictor = self.engine.prepare_own_steps(self.model, spec, reason, False)
+                return self._prepare_own_steps(dataset, reason)
+            symbols = self.engine.whole_spec(dataset)
+            self._predictor = self.engine.prepare_own_steps(self.model, symbols, reason, False)
         return self._predictor
 
     def prepare_training(
@@ -149,12 +159,11 @@ class Programs:
         try:
             if self._own_steps is None:
                 return self._prepare_loop_of_shards(dataset, class_weight, epoch)
-            spec = self.engine.evaluation_spec(dataset)
         except OwnStepsNeeded as reason:
-            spec = self.engine.training_spec(dataset, 1, class_weight)
             check_options(self.options, reason)
-            self._prepare_own_steps(spec, reason)
-        return self.executor.training(spec), count_examples(spec) * self.engine.data_shards
+            self._prepare_own_steps(dataset, reason)
+        spec = self.engine.whole_spec(dataset, class_weight)
+        return self.executor.training(spec), count_examples(spec)
 
     def open_batches(
         self,
@@ -186,16 +195,29 @@ class Programs:
         executor = self.prepare_executor(spec)
         self._check_values(dataset)
         new, loop = not self._loops, self._prepare_loop(spec)
-        if new:  # checked here, because now it is known that the step changes nothing but the model
+        # Checked here, because now it is known that the step changes nothing but the model.
+        if new and not isinstance(dataset, Stream):
             executor.warn_of_mixing(dataset, class_weight)
         if epoch is not None and epoch.last is not None:
             last = self.engine.last_spec(spec, epoch.last, microbatches)
             loop = EpochLoop(loop, self._prepare_loop(last), epoch, executor.train_sums)
-        return loop, count_examples(spec) * self.engine.data_shards
+        size = count_examples(spec) * self.engine.data_shards
+        if isinstance(dataset, Stream):
+            loop = StreamLoop(loop, size, self._prepare_loop_for, executor.train_sums)
+        return loop, size
 
-    def _prepare_own_steps(self, spec: Nest, reason: OwnStepsNeeded) -> Executor:
+    def _prepare_loop_for(self, batch: Nest) -> TrainLoop:
+        """Returns the train loop for batches like one of the host."""
+        spec = keras.tree.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), batch)
+        microbatches = self.options.gradient_accumulation_steps
+        return self._prepare_loop(
+            conversion.build_shard_spec(spec, self.engine.data_shards, microbatches)
+        )
+
+    def _prepare_own_steps(self, dataset: Dataset, reason: OwnStepsNeeded) -> Executor:
         """Returns the executor of the model's own steps, which the exact step cannot replace."""
         if self._own_steps is None:
+            spec = self.engine.whole_spec(dataset)
             self._check_spec(spec)
             with explained(spec):
                 self._own_steps = self.engine.prepare_own_steps(self.model, spec, reason)

@@ -36,6 +36,7 @@ class RunProgress:
         epochs: numbers of the epochs.
         ended: the length that the run had when a callback ended it; None: no callback did.
         callbacks: the numbers that Keras's own callbacks remember, by callback.
+        pass_steps: the number of batches of a stream; None: unknown.
     """
 
     step: int = 0
@@ -48,6 +49,7 @@ class RunProgress:
     epochs: list[int] = dataclasses.field(default_factory=list)
     ended: int | None = None
     callbacks: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    pass_steps: int | None = None
 
     @property
     def position(self) -> int:
@@ -66,12 +68,12 @@ class RunProgress:
         known.callbacks, known.skipped_batches = {}, self.skipped_batches
         return known
 
-    def extend(self, steps: int) -> None:
+    def extend(self, steps: int | None) -> None:
         """Lets a run that a callback ended continue if the length of the run has grown since.
 
         The same command does not continue a run that a callback ended.
         """
-        if self.ended is not None and self.ended < steps:
+        if self.ended is not None and steps is not None and self.ended < steps:
             self.ended, self.callbacks = None, {}
 
     def add(self, sums: np.ndarray, steps: int) -> None:
@@ -119,6 +121,7 @@ class RunProgress:
             "epochs": self.epochs,
             "ended": self.ended,
             "callbacks": self.callbacks,
+            "pass_steps": self.pass_steps,
         }
 
     @classmethod
@@ -152,4 +155,5 @@ class RunProgress:
             epochs=state["epochs"],
             ended=state["ended"],
             callbacks=state.get("callbacks", {}),
+            pass_steps=state.get("pass_steps"),
         )

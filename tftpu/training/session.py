@@ -13,6 +13,8 @@ import numpy as np
 from tftpu.amounts import format_metric
 from tftpu.checkpoint.store import Best
 from tftpu.config.keras_names import smaller_is_better
+from tftpu.engines import keras_internals
+from tftpu.engines.data.streams import Lookahead
 from tftpu.engines.engine import Dataset, TrainLoop
 from tftpu.errors import DivergedError, HostLost, Preempted, UserError, did_you_mean
 from tftpu.observe.profiler import Profiler
@@ -94,11 +96,15 @@ class Session:
         self._check_best_metric()
         callbacks.check_monitored(self._executor, validation_data is not None)
         check_profile(self._options.profile, timetable.steps)
-        self.progress = self._restore_newest() or before.continue_from(self._executor.step)
+        restored = self._restore_newest()
+        self._resumes = restored is not None
+        self.progress = restored or before.continue_from(self._executor.step)
+        if self.progress.pass_steps is not None and timetable.pass_steps is None:
+            self._timetable = timetable.end_data(self.progress.pass_steps, feed.begins_again)
         if self.progress.step < timetable.first_step:
             self._executor.begin_at(timetable.first_step)
             self.progress.step = timetable.first_step
-        self.progress.extend(timetable.steps)
+        self.progress.extend(self._timetable.steps)
         self._reporter = build_reporter(self.progress.step)
 
     @property
@@ -109,7 +115,7 @@ class Session:
     def over(self) -> bool:
         """True if the run has all its steps, or a callback has ended it."""
         ended = self.progress.ended is not None or self._callbacks.stopped
-        return ended or self._step >= self._timetable.steps
+        return ended or self._timetable.is_over(self._step)
 
     def run(self) -> keras.callbacks.History:
         """Trains until the run is over.
@@ -122,7 +128,7 @@ class Session:
         ended = goodput.FAILED
         try:
             self._begin()
-            batches = self._feed.open(self.progress.position)
+            batches = self._open_feed(new=self._resumes)
             with (
                 self._hosts.together(),
                 PreemptionNotice(self._options.grace_seconds, self._saver.find_newest) as notice,
@@ -131,11 +137,15 @@ class Session:
             ):
                 self._evaluate()  # a run that was asked to stop may have left out this evaluation
                 while not self.over:
+                    if isinstance(batches, Lookahead) and batches.ended:
+                        batches = self._open_feed()
                     sums, steps = self._advance(batches, notice)
                     if self._loop.diverged(sums):
                         self._roll_back(steps)
-                        batches = self._feed.open(self.progress.position)
+                        batches = self._open_feed()
                         continue
+                    if isinstance(batches, Lookahead) and batches.ended:
+                        self._end_data(self._step + steps)
                     self._count(sums, steps)
                     asked = self._is_any_asking(notice)
                     self._log()
@@ -165,19 +175,20 @@ class Session:
         self._feed.begin_epoch(self._timetable.count_left_of_epoch(self._step))
         if self.progress.epoch is None:
             self._executor.begin_epoch()
-        self._callbacks.begin_batch(self._step)
+        epoch = self._timetable.locate(self._step)
+        self._callbacks.begin_batch(self._step - epoch.first)
         count, start = stop - self._step, time.monotonic()
         part = "compiling" if first else "profiling" if profiler.running else self._part
         with self._clock.spend(part), profiler.marker(self._step):
             result = self._loop.run(batches, count)
-        seconds = time.monotonic() - start
+        seconds, count = time.monotonic() - start, result.steps
         profiler.note_wait(result.input_wait)
         if part in ("compiling", "step"):
             self._clock.move(result.input_wait, part, "input_wait")
         if part in ("step", "restart"):
             self._clock.count(count * self._reporter.global_batch_size, seconds)
             profiler.observe(seconds / count)
-        self._watchdog.beat(stop)
+        self._watchdog.beat(self._step + count)
         if not first:
             notice.check_loop_time(count, seconds)
         return result.sums, count
@@ -198,8 +209,11 @@ class Session:
         with self._clock.spend("profiling"):
             self._profiler.start_or_stop(self._step)
         self._reporter.advance(self._step, self._executor.train_sums.compute_loss(sums))
+        epoch = self._timetable.locate(self._step - 1)
         self._callbacks.end_batch(
-            self._step, lambda: self._executor.train_sums.read(self.progress.epoch)
+            self._step - 1 - epoch.first,
+            self._timetable.is_evaluation_due(self._step) or self.over,
+            lambda: self._executor.train_sums.read(self.progress.epoch),
         )
 
     def _is_any_asking(self, notice: PreemptionNotice) -> bool:
@@ -214,6 +228,27 @@ class Session:
         )
         asked, self._callbacks.stopped, self._save_due = self._hosts.any(*flags)
         return asked
+
+    def _open_feed(self, new: bool = False) -> Any:
+        """Returns the batches from the run's position on.
+
+        Args:
+            new: whether this process has read none yet.
+        """
+        return self._feed.open(self.progress.position, self._timetable.pass_steps, new)
+
+    def _end_data(self, step: int) -> None:
+        """Takes note of the length of a stream, whose first pass ended with a given step."""
+        if self._timetable.pass_steps is not None:
+            return
+        before, self.progress.pass_steps = self._timetable, step
+        self._timetable = before.end_data(step, self._feed.begins_again)
+        if not self._feed.begins_again and (before.epochs > 1 or before.limit is not None):
+            logger.warning(
+                "The data ended after %s batches and cannot begin again, so the run ends there. "
+                "A keras.utils.PyDataset or a tf.data.Dataset can begin again.",
+                step,
+            )
 
     # Tasks between device loops
 
@@ -243,9 +278,10 @@ class Session:
         sums = self.progress.epoch
         if sums is None or not self._evaluation_due:
             return
-        if self._timetable.is_evaluation_due(self._step) or self._step >= self._timetable.steps:
+        if self._timetable.is_evaluation_due(self._step) or self._timetable.is_over(self._step):
             self._feed.end_epoch()
-        logs = self._executor.train_sums.read(sums)
+        number = self._timetable.locate(self._step - 1).number
+        logs = self._executor.train_sums.read(self._executor.finish_epoch(sums))
         results: dict[str, float] = {}
         if self._validation_data is not None:
             with self._reporter.doing("evaluating", "evaluation"):
@@ -257,7 +293,7 @@ class Session:
                 self._reporter.log_evaluation(self._step, results, self._validation_data)
             logs.update({f"val_{name}": value for name, value in results.items()})
         self.progress.epoch = None
-        self._callbacks.end_epoch(self._step, self.over, logs)
+        self._callbacks.end_epoch(number, logs)
         self.progress.callbacks = self._callbacks.get_state()
         if self.over:
             self._executor.finish_training()
@@ -265,7 +301,7 @@ class Session:
         if results:
             self._mark_best(results)
         if not self.over:
-            self._callbacks.begin_epoch(self._step)
+            self._callbacks.begin_epoch(number + 1)
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
@@ -352,9 +388,24 @@ class Session:
             self._reporter.write_message(message, always=self.over)
         if not self.over:
             self._saver.reserve()
-        self._callbacks.begin(self.progress, self.over)
+            if self._resumes and self._feed.must_skip:
+                self._reporter.write_message(
+                    f"The data start at their first batch: {self.progress.position:,} batches are "
+                    "drawn and thrown away."
+                )
+        self._callbacks.begin(self.progress)
+        self._begin_at_epoch(keras_internals.find_initial_epoch(self._programs.model))
         if not self.over:
+            self._callbacks.begin_epoch(self._timetable.locate(self._step).number)
             self._profiler.start_or_stop(self._step)
+
+    def _begin_at_epoch(self, epoch: int) -> None:
+        """Counts earlier epochs as done, if a callback has restored the model."""
+        if epoch and self._timetable.lengths:
+            first = self._timetable.count_steps(epoch)
+            if first > self._step:
+                self._executor.begin_at(first)
+                self.progress.step = first
 
     def _finish_saving(self) -> None:
         """Waits for the last checkpoint. Raises `UserError` if it could not be saved."""

@@ -1,12 +1,30 @@
 """The length of a run, and the steps at which a log line, an evaluation or a checkpoint is due."""
 
 import dataclasses
-import math
+import itertools
+import warnings
+from typing import NamedTuple
+
+import keras
 
 from tftpu.config import TrainConfig, profile_plan
 from tftpu.engines.engine import Epoch
 from tftpu.errors import UserError
 from tftpu.training.arguments import check_whole_number
+
+
+class EpochPlace(NamedTuple):
+    """The epoch that a step belongs to.
+
+    Attributes:
+        number: the index of the epoch.
+        first: the number of steps before the epoch.
+        length: the number of its steps; None: it lasts until the data end.
+    """
+
+    number: int
+    first: int
+    length: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,22 +33,53 @@ class Timetable:
 
     Attributes:
         options: how often things are due.
-        steps: the total length of the run.
-        epoch_steps: the number of steps between two evaluations.
+        epochs: the number of epochs; the last one may be shorter.
+        lengths: the steps of the epochs, in turn; empty: an epoch lasts until the data end.
+        limit: the total length of the run; None: all of its epochs.
         first_step: the first step of the run; steps before it count as done.
-        last_alone: whether the last step of an epoch is its own device loop.
+        pass_steps: the steps of one pass over data that begin again; None: unknown, or endless.
+        last_alone: whether the last step of a pass is its own device loop.
     """
 
     options: TrainConfig
-    steps: int
-    epoch_steps: int
+    epochs: int
+    lengths: tuple[int, ...]
+    limit: int | None = None
     first_step: int = 0
+    pass_steps: int | None = None
     last_alone: bool = False
 
     @property
-    def epochs(self) -> int:
-        """The number of epochs; the last one may be shorter."""
-        return math.ceil(self.steps / self.epoch_steps)
+    def steps(self) -> int | None:
+        """The total length of the run; None if it depends on data of unknown length."""
+        if self.limit is not None or not self.lengths:
+            return self.limit
+        return self.count_steps(self.epochs)
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """The steps of the first epoch; None if they are unknown."""
+        return self.lengths[0] if self.lengths else None
+
+    def count_steps(self, epochs: int) -> int:
+        """Returns the number of steps of the first epochs."""
+        rounds, rest = divmod(epochs, len(self.lengths))
+        return rounds * sum(self.lengths) + sum(self.lengths[:rest])
+
+    def locate(self, step: int) -> EpochPlace:
+        """Returns the epoch of the next step, after some steps are done."""
+        if not self.lengths:
+            return EpochPlace(0, 0, None)
+        rounds, rest = divmod(step, sum(self.lengths))
+        ends = list(itertools.accumulate(self.lengths))
+        place = next(i for i, end in enumerate(ends) if rest < end)
+        length = self.lengths[place]
+        number = rounds * len(self.lengths) + place
+        return EpochPlace(number, step - rest + ends[place] - length, length)
+
+    def is_over(self, step: int) -> bool:
+        """Returns whether the run has all its steps."""
+        return self.steps is not None and step >= self.steps
 
     def find_next_stop(self, step: int, boundaries: tuple[int, ...] = ()) -> int:
         """Returns the step at which the next device loop ends: the first at which something is due.
@@ -39,23 +88,26 @@ class Timetable:
             step: steps done.
             boundaries: further steps at which to stop.
         """
-        options = self.options
-        every = (
-            options.steps_per_loop,
-            options.log_every,
-            options.checkpoint_every,
-            self.epoch_steps,
-        )
+        options, epoch = self.options, self.locate(step)
+        every = (options.log_every, options.checkpoint_every)
         stops = [(step // n + 1) * n for n in every if n]
+        loops = (step - epoch.first) // options.steps_per_loop + 1
+        stops.append(epoch.first + loops * options.steps_per_loop)
         stops += [boundary for boundary in boundaries if boundary > step]
-        before_last = (step // self.epoch_steps + 1) * self.epoch_steps - 1
-        if self.last_alone and before_last > step:
-            stops.append(before_last)
-        return min(self.steps, *stops)
+        if epoch.length is not None:
+            stops.append(epoch.first + epoch.length)
+        if self.last_alone and self.pass_steps is not None:
+            before_last = (step // self.pass_steps + 1) * self.pass_steps - 1
+            stops += [before_last] if before_last > step else []
+        return min(stops if self.steps is None else [self.steps, *stops])
 
     def count_left_of_epoch(self, step: int) -> int:
-        """Returns the number of steps from a given step to the end of its epoch."""
-        return min(self.steps, (step // self.epoch_steps + 1) * self.epoch_steps) - step
+        """Returns the steps from a given step to the end of its epoch, or of its device loop."""
+        epoch = self.locate(step)
+        if epoch.length is None:
+            return self.find_next_stop(step) - step
+        end = epoch.first + epoch.length
+        return (end if self.steps is None else min(self.steps, end)) - step
 
     def is_log_due(self, step: int) -> bool:
         """Returns whether a line of metrics is due after a step."""
@@ -63,7 +115,7 @@ class Timetable:
 
     def is_evaluation_due(self, step: int) -> bool:
         """Returns whether an epoch ends with the given step."""
-        return step % self.epoch_steps == 0
+        return bool(self.lengths) and self.locate(step).first == step
 
     def is_checkpoint_due(self, step: int, seconds_since: float) -> bool:
         """Returns whether a checkpoint is due after a step.
@@ -75,6 +127,30 @@ class Timetable:
         every, minutes = self.options.checkpoint_every, self.options.checkpoint_minutes
         return bool(every and step % every == 0) or bool(minutes and seconds_since >= 60 * minutes)
 
+    def end_data(self, step: int, again: bool) -> "Timetable":
+        """Returns the timetable after the first pass over data of unknown length.
+
+        Args:
+            step: the number of steps of the pass.
+            again: whether the data can begin again; without that, the run is over.
+        """
+        if self.limit is not None:  # the length of a run by steps= does not depend on the data
+            return dataclasses.replace(self, pass_steps=step)
+        lengths = divide_pass(self.epoch_steps, step)
+        found = dataclasses.replace(self, lengths=lengths, pass_steps=step)
+        return found if again else dataclasses.replace(found, limit=step)
+
+
+def divide_pass(steps_per_epoch: int | None, steps: int) -> tuple[int, ...]:
+    """Returns the lengths of the epochs of one pass over the data, as in Keras.
+
+    An epoch ends with the data, also before it has `steps_per_epoch` steps.
+    """
+    if steps_per_epoch is None or steps_per_epoch >= steps:
+        return (steps,)
+    full, rest = divmod(steps, steps_per_epoch)
+    return (steps_per_epoch,) * full + ((rest,) if rest else ())
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Length:
@@ -84,7 +160,7 @@ class Length:
         epochs: the index of the epoch before which the run ends; None: `steps` sets the length, or
             there is one epoch.
         steps: the total length of the run; None: `epochs` sets the length.
-        steps_per_epoch: the number of steps in an epoch; None: an epoch is one pass over the data.
+        steps_per_epoch: the most steps of an epoch; None: an epoch is one pass over the data.
         initial_epoch: the index of the epoch with which the run begins.
         eval_every: the number of steps between two evaluations, if `steps` is given.
 
@@ -125,29 +201,47 @@ class Length:
             raise UserError("initial_epoch works only with epochs=: leave it out with steps=.")
 
     @property
-    def whole_epochs(self) -> bool:
-        """True if an epoch is one pass over the data."""
-        return self.steps is None and self.steps_per_epoch is None
+    def by_epochs(self) -> bool:
+        """True if the data begin again with an epoch, rather than being one endless stream."""
+        return self.steps is None
 
     def build_timetable(self, options: TrainConfig, epoch: Epoch | None) -> Timetable:
         """Returns the timetable of the run.
 
         Args:
             options: the options of training.
-            epoch: the epoch of the data, if `whole_epochs` is True.
+            epoch: one pass over the data; None: the data are endless, or their length is unknown.
         """
         if self.steps is not None:
-            return Timetable(options, self.steps, self.eval_every or self.steps)
-        each = epoch.steps if epoch is not None else self.steps_per_epoch or 1
-        first = self.initial_epoch * each
-        alone = epoch is not None and epoch.last is not None
-        return Timetable(options, (self.epochs or 1) * each, each, first, alone)
+            each = self.eval_every or self.steps
+            return Timetable(options, -(-self.steps // each), (each,), self.steps)
+        epochs, steps_per_epoch = self.epochs or 1, self.steps_per_epoch
+        limits = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
+        epochs = min(filter(None, (epochs, limits[0])))
+        if limits[1] is not None:
+            steps_per_epoch = min(filter(None, (steps_per_epoch, limits[1])))
+        if epoch is None:
+            lengths = (steps_per_epoch,) if steps_per_epoch is not None else ()
+            table = Timetable(options, epochs, lengths)
+        else:
+            lengths = divide_pass(steps_per_epoch, epoch.steps)
+            alone = epoch.last is not None
+            table = Timetable(options, epochs, lengths, None, 0, epoch.steps, alone)
+            if steps_per_epoch is not None and {*lengths} != {steps_per_epoch}:
+                warnings.warn(
+                    f"One pass over the data has {epoch.steps} batches, so some epochs end before "
+                    f"steps_per_epoch={steps_per_epoch}. Add .repeat() to a tf.data.Dataset for "
+                    "epochs of one length.",
+                    stacklevel=2,
+                )
+        first = table.count_steps(self.initial_epoch) if lengths else 0
+        return dataclasses.replace(table, first_step=first)
 
 
-def check_profile(profile: str, steps: int) -> None:
+def check_profile(profile: str, steps: int | None) -> None:
     """Raises `UserError` if the steps to profile begin after the last step of a run."""
     for first, last in profile_plan(profile).windows:
-        if first >= steps:
+        if steps is not None and first >= steps:
             raise UserError(
                 f"profile={first}:{last} begins after the last of the run's {steps} steps."
             )

@@ -400,7 +400,9 @@ class Trainer:
         quantizing.refuse_quantized(self.model)
         with locks.locked(self._writes_to) if self._writes_to else contextlib.nullcontext():
             self.account.clock.turn_to("starting")
-            epoch = self.engine.epoch(dataset) if length.whole_epochs else None
+            epoch = None
+            if length.by_epochs:
+                epoch = self.engine.epoch(dataset, endless=length.steps_per_epoch is not None)
             options = arguments.set_loop_length(self.options, self.model, callbacks)
             timetable = length.build_timetable(options, epoch)
             with self.hosts.together():
@@ -417,7 +419,7 @@ class Trainer:
                 timetable,
                 Feed(dataset, class_weight, epoch, self._programs.open_batches),
                 validation_data,
-                Callbacks(callbacks, self.model, timetable),
+                Callbacks(callbacks, self.model, timetable.epochs, timetable.epoch_steps),
                 Saver(self.checkpoints, self._base, self.hosts, timetable),
                 self.account,
                 self._profiler,

@@ -20,6 +20,8 @@ from tftpu.engines.data.batches import (
     weigh,
 )
 from tftpu.engines.data.gate import Gate
+from tftpu.engines.data.py_dataset import PyBatches
+from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import Epoch
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.errors import UserError
@@ -56,7 +58,7 @@ def find_gate(dataset: Any) -> Gate | None:
     Arrays were copied, and a pipeline draws records of files that do not change during a run. What
     is behind a `tf.data.Dataset` (a generator, a variable, a file) it does not tell.
     """
-    return None if isinstance(dataset, Pipeline) else Gate()
+    return None if isinstance(dataset, Pipeline | Stream) else Gate()
 
 
 def measure_length(dataset: Any) -> Epoch:
@@ -190,18 +192,33 @@ def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     return narrow(dataset).map(padded)
 
 
-def build_shard_spec(batches: tf.data.Dataset, replicas: int, microbatches: int = 1) -> Nest:
+def round_up(spec: Nest, replicas: int) -> Nest:
+    """Returns a batch spec whose number of examples is the next multiple of the replicas."""
+    return replace_examples(spec, -(-count_examples(spec) // replicas) * replicas)
+
+
+def is_endless(dataset: Any) -> bool:
+    """Returns whether a data set never ends, as far as it says so."""
+    if isinstance(dataset, Pipeline):
+        return True  # its epochs run into each other
+    if isinstance(dataset, PyBatches):
+        return dataset.dataset.num_batches is None
+    return isinstance(dataset, tf.data.Dataset) and (
+        dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+    )
+
+
+def build_shard_spec(spec: Nest, replicas: int, microbatches: int = 1) -> Nest:
     """Returns the spec of one replica's shard of a batch, as `tf.TensorSpec`s.
 
     Args:
-        batches: a data set of global batches of static shape.
+        spec: the spec of global batches of static shape.
         replicas: number of replicas that share a batch.
         microbatches: number of microbatches that each shard is divided into.
 
     Raises:
         UserError: the replicas and microbatches do not divide the global batch.
     """
-    spec = batches.element_spec
     size = count_examples(spec)
     shard = PerReplicaBatch(size, replicas, microbatches).examples * microbatches
     keras.tree.map_structure(checks.refuse_spec, spec)

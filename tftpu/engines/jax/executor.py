@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import build_finite_dataset, narrow, warn_if_endless
 from tftpu.engines.data.outputs import group_batches, iterate_ahead
+from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.jax import feed, functions
 from tftpu.engines.jax.placement import mesh as meshes
@@ -120,19 +122,12 @@ class JaxExecutor(BaseExecutor):
         hooks: BatchHooks | None = None,
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
-        padded = conversion.build_evaluation(dataset, self._shards)
-        spec: Any = padded.element_spec
-        if self._is_separable(spec[0]):
-            batches = feed.iterate_arrays(padded)
-        else:  # padding would change the results
-            whole = narrow(build_finite_dataset(dataset))
-            batches = ((batch, None) for batch in feed.iterate_arrays(whole))
-        if not self.evaluation_compiled:
+        items = self._iterate_evaluated(dataset)
+        if not self.evaluation_compiled and not isinstance(dataset, Stream):
             whole = narrow(build_finite_dataset(dataset))
             self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(whole)))
         values, sums = self._eval_step.read_values(), self._make_zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
-            items = warn_if_endless(batches, int(padded.cardinality()), dataset=dataset)
             for first, group in group_batches(items, hooks.every if hooks else 1):
                 if hooks is not None:
                     hooks.begin(first)
@@ -153,6 +148,10 @@ class JaxExecutor(BaseExecutor):
 
     def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
         """Yields the outputs of each batch of a finite data set, in order, as NumPy arrays."""
+        if isinstance(dataset, Stream):
+            for batch in dataset.iterate():
+                yield self.predict_batch(conversion.extract_features(to_arrays(batch)))
+            return
         padded = conversion.build_evaluation(dataset, self._shards)
         batches = feed.iterate_arrays(padded)
 
@@ -195,6 +194,19 @@ class JaxExecutor(BaseExecutor):
             )
         variables = self.variables.model.trainable_variables
         return {v.path: np.asarray(a) for v, a in zip(variables, self.variables.averages)}
+
+    def _iterate_evaluated(self, dataset: Any) -> Iterator[tuple[Nest, Any]]:
+        """Returns an iterator over batches with their masks; None: nothing is padded."""
+        if isinstance(dataset, Stream):
+            return ((to_arrays(batch), None) for batch in dataset.iterate())
+        padded = conversion.build_evaluation(dataset, self._shards)
+        spec: Any = padded.element_spec
+        if self._is_separable(spec[0]):
+            batches = feed.iterate_arrays(padded)
+        else:  # padding would change the results
+            whole = narrow(build_finite_dataset(dataset))
+            batches = ((batch, None) for batch in feed.iterate_arrays(whole))
+        return warn_if_endless(batches, int(padded.cardinality()), dataset=dataset)
 
     def _is_separable(self, batch_spec: Nest) -> bool:
         """Returns whether padding leaves every result of an evaluation unchanged."""
@@ -267,10 +279,9 @@ class JaxTrainLoop(BaseTrainLoop):
         self.step.check_constants()
         values = state.read_values()
         sums = self._make_no_sums()
+        done, asked = 0, time.monotonic()
         try:
-            for _ in range(steps):
-                asked = time.monotonic()
-                found = next(batches)
+            for found in itertools.islice(batches, steps):
                 waited += time.monotonic() - asked
                 batch = feed.place_shard(found, state.layout, self._part)
                 number = np.int32(state.step)
@@ -278,10 +289,15 @@ class JaxTrainLoop(BaseTrainLoop):
                     values, sums, number, batch, self.step.select_due(state.step)
                 )
                 state.step += 1
+                done, asked = done + 1, time.monotonic()
         finally:
             state.assign(values)
         self._compiled = True
-        return LoopResult(np.asarray(sums, np.float64), waited)
+        return LoopResult(np.asarray(sums, np.float64), waited, done)
+
+    def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on whole batches of the host."""
+        return self.run((feed.slice_shard(batch, self._part) for batch in batches), steps)
 
     def bare(self, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of steps on one batch, and waits for them."""

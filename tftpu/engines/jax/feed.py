@@ -55,7 +55,7 @@ def iterate_training_batches(
         )
     else:
         batches = iterate_arrays(conversion.build_training(dataset, start, class_weight, gate=gate))
-    return (_slice_shard(batch, part) for batch in batches)
+    return (slice_shard(batch, part) for batch in batches)
 
 
 def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
@@ -86,11 +86,11 @@ def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
         part: the part that this process feeds.
     """
     if count_examples(batch) % meshes.count_batch_shards(layout.mesh) == 0:
-        return place_shard(_slice_shard(batch, part), layout, part)
+        return place_shard(slice_shard(batch, part), layout, part)
     return keras.tree.map_structure(lambda array: placing.place_value(array, layout.whole), batch)
 
 
-def _slice_shard(batch: Nest, part: BatchShard) -> Nest:
+def slice_shard(batch: Nest, part: BatchShard) -> Nest:
     """Returns a part of a global batch."""
     size = count_examples(batch) // part.count
     first = part.index * size

@@ -20,6 +20,7 @@ from tftpu.engines import keras_internals
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import warn_if_endless
 from tftpu.engines.data.outputs import group_batches, join_outputs
+from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.jax import feed, internals
 from tftpu.engines.jax.functions import compile_function
@@ -57,7 +58,7 @@ class JaxOwnSteps(OwnStepsExecutor):
         part: the part of each global batch that this process feeds.
         platform: the platform of the devices, as `tftpu.sharding` names it.
         model: the model.
-        batch_spec: the spec of a batch, which builds the model if needed.
+        batch_spec: a batch as `keras.KerasTensor`s, which builds the model if needed.
         labelled: whether batches have labels; without them the model only predicts.
         compiler_options: XLA's options for the train step, by name.
     """
@@ -125,17 +126,17 @@ class JaxOwnSteps(OwnStepsExecutor):
             steps: the number of steps.
         """
         waited, logs, values = 0.0, {}, self._read()
+        done, asked = 0, time.monotonic()
         try:
-            for _ in range(steps):
-                asked = time.monotonic()
-                found = next(batches)
+            for found in itertools.islice(batches, steps):
                 waited += time.monotonic() - asked
                 logs, given = self._train(tuple(values), self._place(found))
                 values = StateValues(*map(list, given))
                 self.step += 1
+                done, asked = done + 1, time.monotonic()
         finally:
             self._assign(values)
-        return LoopResult(to_logs(logs), waited)
+        return LoopResult(to_logs(logs), waited, done)
 
     def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch."""
@@ -230,9 +231,14 @@ class JaxOwnSteps(OwnStepsExecutor):
                 variable.assign(value)
 
     def _place(self, batch: Nest) -> Nest:
+        batch = keras_internals.to_jax(batch)
+        if any(map(keras_internals.is_sparse_or_ragged, keras.tree.flatten(batch))):
+            return batch  # not divided: see `JaxEngine`
         return feed.place_batch(batch, self.layout, self._part)
 
     def _iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
+        if isinstance(dataset, Stream):
+            return group_batches(dataset.iterate(), self.steps_per_execution)
         batches = conversion.build_whole_evaluation(dataset)
         items = warn_if_endless(
             feed.iterate_arrays(batches), int(batches.cardinality()), dataset=dataset
@@ -266,6 +272,10 @@ class OwnTrainLoop:
         self._compiled = True
         return result
 
+    def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on batches of the host."""
+        return self.run(batches, steps)
+
     def diverged(self, logs: Logs) -> bool:
         """Returns whether the loss is no longer finite."""
         return not np.isfinite(logs.get("loss", 0.0))
@@ -273,13 +283,10 @@ class OwnTrainLoop:
 
 def _build(model: keras.Model, batch_spec: Nest, labelled: bool) -> None:
     """Creates the variables of a model and of its step."""
-    symbolic = keras.tree.map_structure(
-        lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
-    )
     if labelled:
-        keras_internals.build(model, symbolic)
+        keras_internals.build(model, batch_spec)
         return
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
     keras_internals.build_by(lambda given: model(given, training=False), x)
 
 

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import build_finite_dataset, data_errors, narrow, warn_if_endless
 from tftpu.engines.data.outputs import iterate_ahead
+from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
@@ -124,7 +126,7 @@ class TensorFlowExecutor(BaseExecutor):
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
         accumulator = self._eval_step.accumulator
-        if not self.evaluation_compiled:
+        if not self.evaluation_compiled and not isinstance(dataset, Stream):
 
             def build_dataset():
                 return narrow(build_finite_dataset(dataset))
@@ -132,10 +134,11 @@ class TensorFlowExecutor(BaseExecutor):
             with sharding.compiling_for(self._platform), self._strategy.scope():
                 mixing.check_metrics(self.variables, build_dataset)
                 self._mixes = mixing.is_mixed_in_evaluation(self.variables, build_dataset)
-        padded: Any = conversion.build_evaluation(
-            dataset, self._strategy.num_replicas_in_sync
-        ).element_spec
-        if self._mixes or not self._is_separable(padded[0]):
+        if (
+            isinstance(dataset, Stream)
+            or self._mixes
+            or not self._is_separable(self._build_padded_spec(dataset))
+        ):
             accumulator.drain()
             with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
                 batches = self._eval_whole.run(dataset, divides=not self._mixes)
@@ -166,6 +169,10 @@ class TensorFlowExecutor(BaseExecutor):
         """
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             raise UserError("predict works on one host only: restore the checkpoint there.")
+        if isinstance(dataset, Stream):
+            for batch in dataset.iterate():
+                yield self.predict_batch(conversion.extract_features(to_arrays(batch)))
+            return
         batches = conversion.build_evaluation(dataset, self._strategy.num_replicas_in_sync)
 
         def compute_outputs() -> Iterator[Any]:
@@ -198,6 +205,12 @@ class TensorFlowExecutor(BaseExecutor):
         """Returns the averages of the trainable weights by path; empty if none are kept."""
         variables = self.variables.model.trainable_variables
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
+
+    def _build_padded_spec(self, dataset: Any) -> Nest:
+        spec: Any = conversion.build_evaluation(
+            dataset, self._strategy.num_replicas_in_sync
+        ).element_spec
+        return spec[0]
 
     def _evaluate_each(self, iterator: Any, count: int | None) -> Iterator[None]:
         """Evaluates the batches of an iterator; yields after each."""
@@ -291,14 +304,27 @@ class TensorFlowTrainLoop(BaseTrainLoop):
         with data_errors():
             waited = self._loop(batches, tf.constant(steps))
         self._compiled = True
-        return LoopResult(self.step.accumulator.drain(), float(waited))
+        return LoopResult(self.step.accumulator.drain(), float(waited), steps)
+
+    def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on whole batches of the host."""
+        waited, done, asked = 0.0, 0, time.monotonic()
+        for batch in itertools.islice(batches, steps):
+            waited += time.monotonic() - asked
+            self._repeat(feed.split_shards(batch, self._strategy), tf.constant(1))
+            done, asked = done + 1, time.monotonic()
+        self._compiled = True
+        return LoopResult(self.step.accumulator.drain(), waited, done)
+
+    @functools.cached_property
+    def _repeat(self) -> Any:
+        return build_repeat_loop(self._strategy, self._train, self.step.synchronise)
 
     def bare(self, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of steps on one batch, and waits for them."""
-        repeat = build_repeat_loop(self._strategy, self._train)
 
         def run(steps: int) -> None:
-            repeat(batch, tf.constant(steps))
+            self._repeat(batch, tf.constant(steps))
             self.step.accumulator.drain()  # waits until the devices are done
 
         return run

@@ -83,6 +83,21 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
     return strategy.experimental_distribute_dataset(dataset)
 
 
+def split_shards(batch: Any, strategy: tf.distribute.Strategy) -> Any:
+    """Divides a batch of the host into consecutive shards, one per replica."""
+    if strategy.num_replicas_in_sync == 1:
+        return keras.tree.map_structure(tf.convert_to_tensor, batch)
+    size = count_examples(batch) // strategy.num_replicas_in_sync
+
+    def slice_shard(context: Any) -> Any:
+        first = context.replica_id_in_sync_group * size
+        return keras.tree.map_structure(
+            lambda t: tf.convert_to_tensor(t[first : first + size]), batch
+        )
+
+    return strategy.experimental_distribute_values_from_function(slice_shard)
+
+
 def _select_part_of_host(
     dataset: tf.data.Dataset, context: tf.distribute.InputContext
 ) -> tf.data.Dataset:

@@ -17,6 +17,7 @@ from tftpu.engines import keras_internals
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import data_errors, warn_if_endless
 from tftpu.engines.data.outputs import group_batches
+from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_own_variables, to_logs
@@ -30,7 +31,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     Args:
         model: the model.
-        batch_spec: the spec of a batch, which builds the model if needed.
+        batch_spec: a batch as `keras.KerasTensor`s, which builds the model if needed.
         labelled: whether batches have labels; without them the model only predicts.
     """
 
@@ -73,15 +74,14 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         hooks: BatchHooks | None = None,
     ) -> Logs:
         """Returns the logs of an evaluation."""
-        batches = conversion.build_whole_evaluation(dataset)
         self.model.reset_metrics()
         self.model.make_test_function()
         logs: Any = {}
         with data_errors():
-            for first, group in self._iterate_groups(batches, dataset):
+            for first, group in self._iterate_groups(dataset):
                 if hooks is not None:
                     hooks.begin(first)
-                logs = self.model.test_function(iter(group))
+                logs = self.model.test_function(map(_to_tensors, group))
                 if hooks is not None and hooks.end(first, to_logs(logs)):
                     break
         self.evaluation_compiled = True
@@ -89,11 +89,12 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
         """Yields the outputs of each execution, in order, as NumPy arrays or ragged tensors."""
-        batches = conversion.build_whole_evaluation(dataset)
         self.model.make_predict_function()
         with data_errors():
-            for _, group in self._iterate_groups(batches, dataset):
-                yield keras.tree.map_structure(_to_numpy, self.model.predict_function(group))
+            for _, group in self._iterate_groups(dataset):
+                yield keras.tree.map_structure(
+                    _to_numpy, self.model.predict_function([*map(_to_tensors, group)])
+                )
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
@@ -112,9 +113,10 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         )
         return build_leaves({**groups, "step": [self._step], "ema": []})
 
-    def _iterate_groups(
-        self, batches: tf.data.Dataset, dataset: Any
-    ) -> Iterator[tuple[int, list[Nest]]]:
+    def _iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
+        if isinstance(dataset, Stream):
+            return group_batches(dataset.iterate(), self.steps_per_execution)
+        batches = conversion.build_whole_evaluation(dataset)
         items = warn_if_endless(iter(batches), int(batches.cardinality()), dataset=dataset)
         return group_batches(items, self.steps_per_execution)
 
@@ -143,19 +145,25 @@ class OwnTrainLoop:
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps."""
-        model, waited, logs = self._model, 0.0, {}
+        model, waited, logs, done = self._model, 0.0, {}, 0
         model.make_train_function()
         with data_errors():
-            while steps:
-                count = min(steps, model.steps_per_execution)
+            while done < steps:
                 asked = time.monotonic()
+                count = min(steps - done, model.steps_per_execution)
                 group = list(itertools.islice(batches, count))
                 waited += time.monotonic() - asked
-                logs = model.train_function(iter(group))
-                self._step.assign_add(count)
-                steps -= count
+                if not group:
+                    break
+                logs = model.train_function(map(_to_tensors, group))
+                self._step.assign_add(len(group))
+                done += len(group)
         self._compiled = True
-        return LoopResult(to_logs(logs), waited)
+        return LoopResult(to_logs(logs), waited, done)
+
+    def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on batches of the host."""
+        return self.run(batches, steps)
 
     def diverged(self, logs: Logs) -> bool:
         """Returns whether the loss is no longer finite."""
@@ -166,12 +174,14 @@ def _build(model: Any, batch_spec: Nest) -> None:
     """Creates the variables of a model and of its step, before a checkpoint is restored."""
     own = keras_internals.overrides(model, "train_step")
     if not own or model.run_eagerly:
-        symbolic = keras.tree.map_structure(
-            lambda s: keras.KerasTensor(tuple(s.shape), s.dtype.name), batch_spec
-        )
-        keras_internals.build(model, symbolic)
+        keras_internals.build(model, batch_spec)
         return
-    tf.function(model.train_step, autograph=False).get_concrete_function(batch_spec)
+    specs = keras.tree.map_structure(lambda s: tf.TensorSpec(s.shape, s.dtype), batch_spec)
+    tf.function(model.train_step, autograph=False).get_concrete_function(specs)
+
+
+def _to_tensors(batch: Nest) -> Nest:
+    return keras.tree.map_structure(keras_internals.to_tensorflow, batch)
 
 
 def _to_numpy(value: Any) -> Any:

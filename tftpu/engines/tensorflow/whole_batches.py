@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tftpu.engines.data.batches import build_finite_dataset, narrow, warn_if_endless
+from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.objectives.losses import count_examples
+from tftpu.engines.tensorflow import feed
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
 from tftpu.engines.tensorflow.step.loops import wrap_for_platform
 
@@ -42,14 +43,11 @@ class WholeBatches:
             divides: whether to divide batches into shards if possible.
         """
         replicas = self._strategy.num_replicas_in_sync
-        batches = narrow(build_finite_dataset(dataset))
-        for batch in warn_if_endless(
-            _iterate_items(batches), int(batches.cardinality()), dataset=dataset
-        ):
+        for batch in _iterate_batches(dataset):
             if not divides or count_examples(batch) % replicas:
                 self._run_alike(batch)
             else:
-                self._run_shared(self._split_shards(batch, count_examples(batch) // replicas))
+                self._run_shared(feed.split_shards(batch, self._strategy))
             yield
 
     def _compile_step(self, step: Any) -> Any:
@@ -59,16 +57,12 @@ class WholeBatches:
 
         return tf.function(run, autograph=False)
 
-    def _split_shards(self, batch: Any, size: int) -> Any:
-        """Divides a batch into consecutive shards, one per replica."""
-        if self._strategy.num_replicas_in_sync == 1:
-            return batch
 
-        def slice_shard(context: Any) -> Any:
-            first = context.replica_id_in_sync_group * size
-            return keras.tree.map_structure(lambda t: t[first : first + size], batch)
-
-        return self._strategy.experimental_distribute_values_from_function(slice_shard)
+def _iterate_batches(dataset: Any) -> Iterator[Any]:
+    if isinstance(dataset, Stream):
+        return map(to_arrays, dataset.iterate())
+    batches = narrow(build_finite_dataset(dataset))
+    return warn_if_endless(_iterate_items(batches), int(batches.cardinality()), dataset=dataset)
 
 
 def _iterate_items(batches: tf.data.Dataset) -> Iterator[Any]:

@@ -85,7 +85,11 @@ def build_device_loop(
     return internals.build_graph_function(loop)
 
 
-def build_repeat_loop(strategy: tf.distribute.Strategy, step: Callable[..., None]) -> Any:
+def build_repeat_loop(
+    strategy: tf.distribute.Strategy,
+    step: Callable[..., None],
+    afterwards: Callable[[], None] | None = None,
+) -> Any:
     """Returns a `tf.function` of a batch and a count, which repeats the step on that batch."""
 
     def loop(batch, count):
@@ -93,7 +97,9 @@ def build_repeat_loop(strategy: tf.distribute.Strategy, step: Callable[..., None
             strategy.run(step, args=(batch,))
             return index + 1
 
-        return tf.while_loop(lambda index: index < count, body, [tf.constant(0)])
+        tf.while_loop(lambda index: index < count, body, [tf.constant(0)])
+        if afterwards is not None:
+            strategy.run(afterwards)
 
     return internals.build_graph_function(loop)
 

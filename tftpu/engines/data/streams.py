@@ -1,0 +1,186 @@
+"""Batches of a Python iterable: generators, and loaders of other libraries.
+
+Their length is unknown until they end, and most of them start at their beginning only.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.engines import keras_internals
+from tftpu.engines.data.arrays import unwrap_features
+from tftpu.errors import OwnStepsNeeded, UserError
+from tftpu.tensors import Nest
+
+
+class Stream:
+    """A Python iterable of batches, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+
+    Args:
+        source: the iterable; an iterator can be read once.
+        limit: the number of batches of a pass; None: all.
+
+    Attributes:
+        again: whether the source can be read again.
+    """
+
+    def __init__(self, source: Iterable[Any], limit: int | None = None):
+        self._source = source
+        self._limit = limit
+        self.again = not hasattr(source, "__next__")
+        self._begun: tuple[Any, Iterator[Any]] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The class of the source."""
+        return type(self._source).__name__
+
+    def take(self, batches: int) -> "Stream":
+        """Returns the stream with passes of at most this number of batches."""
+        taken = Stream(self._source, batches)
+        taken._begun = self._begun
+        return taken
+
+    @property
+    def first(self) -> Nest:
+        """The first batch of the next pass, which this reads.
+
+        Raises:
+            UserError: there is none.
+        """
+        if self._begun is None:
+            batches = iter(self._source)
+            found = next(batches, None)
+            if found is None:
+                raise UserError(
+                    f"The {self.kind} has no batches"
+                    + (" left: it can be read only once." if not self.again else ".")
+                )
+            self._begun = found, batches
+        return _to_batch(self._begun[0], self.kind)
+
+    @property
+    def spec(self) -> Nest:
+        """The specs of the first batch.
+
+        Raises:
+            OwnStepsNeeded: it has sparse or ragged tensors, or None for an optional input.
+        """
+        return keras.tree.map_structure(_to_spec, to_arrays(self.first))
+
+    @property
+    def symbols(self) -> Nest:
+        """The first batch as `keras.KerasTensor`s, also where it has sparse or ragged tensors."""
+        return keras.tree.map_structure(
+            lambda part: (
+                None
+                if part is None
+                else keras.KerasTensor(
+                    tuple(part.shape), keras.backend.standardize_dtype(part.dtype)
+                )
+            ),
+            self.first,
+        )
+
+    def iterate(self) -> "Lookahead":
+        """Returns an iterator over the batches of a pass, as the source gives them."""
+        first, (_, batches) = self.first, self._begun  # pyright: ignore[reportGeneralTypeIssues]
+        self._begun = None
+        return Lookahead(first, (_to_batch(one, self.kind) for one in batches), self._limit)
+
+
+class Lookahead:
+    """An iterator that knows whether it has ended.
+
+    Args:
+        first: the first item.
+        rest: the other items.
+        limit: the number of items after which it ends; None: all.
+    """
+
+    def __init__(self, first: Any, rest: Iterator[Any], limit: int | None = None):
+        self._next = [first]
+        self._rest = rest
+        self._left = limit
+
+    def __iter__(self) -> "Lookahead":
+        return self
+
+    def __next__(self) -> Any:
+        if self.ended:
+            raise StopIteration
+        if self._left is not None:
+            self._left -= 1
+        return self._next.pop()
+
+    @property
+    def ended(self) -> bool:
+        """True if there is no further item; this reads the next one."""
+        if self._left == 0:
+            return True
+        if not self._next:
+            self._next += [item for item in [next(self._rest, _END)] if item is not _END]
+        return not self._next
+
+    def peek(self) -> Any:
+        """Returns the next item, which stays the next one; there must be one."""
+        return None if self.ended else self._next[0]
+
+
+_END = object()
+
+
+def is_stream(data: Any) -> bool:
+    """Returns whether data are an iterable of batches, and nothing that tells its length."""
+    known = str | bytes | dict | list | tuple | tf.data.Dataset | keras.utils.PyDataset
+    if isinstance(data, known) or hasattr(data, "shape") or isinstance(data, type):
+        return False
+    return hasattr(data, "__iter__") and not hasattr(data, "starting_at")
+
+
+def to_arrays(batch: Nest) -> Nest:
+    """Returns a batch of a stream as NumPy arrays.
+
+    Raises:
+        OwnStepsNeeded: it has sparse or ragged tensors, or None for an optional input.
+    """
+    if any(keras_internals.is_sparse_or_ragged(part) for part in keras.tree.flatten(batch)):
+        raise OwnStepsNeeded("The data have sparse or ragged tensors.")
+    if any(part is None for part in keras.tree.flatten(batch)):
+        raise OwnStepsNeeded("The data have None for an optional input.")
+    return keras.tree.map_structure(_to_array, batch)
+
+
+def _to_array(part: Any) -> np.ndarray:
+    array = np.asarray(part.cpu() if hasattr(part, "cpu") else part)
+    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+
+
+def _to_batch(found: Any, kind: str) -> Nest:
+    """Returns what a source yields as a tuple of its parts; lists become tuples."""
+    batch = _to_tuples(found) if isinstance(found, list | tuple) else (found,)
+    while batch and batch[-1] is None:
+        batch = batch[:-1]
+    if not 1 <= len(batch) <= 3:
+        raise UserError(
+            f"The {kind} yields batches of {len(batch)} parts: yield (x,), (x, y) or (x, y, "
+            "sample_weight)."
+        )
+    return unwrap_features(batch)
+
+
+def _to_tuples(part: Any) -> Any:
+    if isinstance(part, list | tuple):
+        return tuple(map(_to_tuples, part))
+    if isinstance(part, dict):
+        return {key: _to_tuples(value) for key, value in part.items()}
+    return part
+
+
+def _to_spec(array: np.ndarray) -> tf.TensorSpec:
+    if array.ndim == 0:
+        raise UserError("The data yield single numbers: yield batches of examples.")
+    return tf.TensorSpec(array.shape, array.dtype)
