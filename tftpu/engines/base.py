@@ -10,10 +10,10 @@ import numpy as np
 from tftpu.config import TrainConfig
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data import conversion
-from tftpu.engines.data.streams import Stream
+from tftpu.engines.data.streams import SlicedArrays, Stream
 from tftpu.engines.engine import Epoch
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.objectives.losses import Losses
+from tftpu.engines.objectives.losses import Losses, count_examples
 from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.objectives.parameter_groups import build_compiled_group, build_parameter_groups
 from tftpu.engines.objectives.sums import TrainSums
@@ -31,6 +31,8 @@ class BaseEngine:
 
     def epoch(self, dataset: Any, endless: bool = False) -> Epoch | None:
         """Returns the length of one pass over a data set; this may read all of it."""
+        if isinstance(dataset, SlicedArrays):
+            return Epoch(dataset.steps, count_examples(dataset.symbols))
         if isinstance(dataset, Stream) or (endless and conversion.is_endless(dataset)):
             return None
         return conversion.measure_length(dataset)
@@ -83,6 +85,7 @@ class BaseState:
     Attributes:
         model: the Keras model.
         options: options of the step.
+        compiled: whether the only objective is the compiled loss.
         groups: the objectives in the order of a step; a compiled loss counts as one.
         drawn_apart: the states of the seed generators whose numbers differ by replica and
             microbatch.
@@ -108,6 +111,7 @@ class BaseState:
         )
         self.model = model
         self.options = options
+        self.compiled = not objectives
         if objectives:
             self.groups = build_parameter_groups(model, objectives, symbolic)
         elif not labelled:

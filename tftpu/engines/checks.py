@@ -148,10 +148,20 @@ def refuse_outside(changed: Sequence[str]) -> None:
         )
 
 
-def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"]) -> None:
-    """Raises `UserError` if an objective has nothing to train."""
+def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"], compiled: bool) -> None:
+    """Raises `UserError` if an objective has nothing to train.
+
+    Args:
+        model: the model.
+        groups: the objectives.
+        compiled: whether the only objective is the compiled loss.
+
+    Raises:
+        OwnStepsNeeded: it is the compiled loss; as in Keras, its steps change nothing.
+    """
     if not all(group.variables for group in groups):
-        raise UserError(
+        error = OwnStepsNeeded if compiled else UserError
+        raise error(
             f"The model {model.name!r} has no trainable variables: the model or all of its layers "
             "have trainable=False. A layer trains only if its model is trainable too: set "
             "model.trainable = True, and freeze single layers."

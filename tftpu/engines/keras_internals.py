@@ -15,7 +15,7 @@ from keras.src.initializers import random_initializers
 from keras.src.losses import loss as losses_module
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
-from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
@@ -260,6 +260,25 @@ def overrides(model: keras.Model, method: str) -> bool:
 
 def _is_keras(method: Any) -> bool:
     return getattr(method, "__module__", "").startswith("keras.")
+
+
+def is_torch_tensor(value: Any) -> bool:
+    """Returns whether a value is a tensor of PyTorch."""
+    return data_adapter_utils.is_torch_tensor(value)
+
+
+def build_slicer(arrays: Nest) -> Callable[[Any], Nest]:
+    """Returns a function from the numbers of examples to these examples of arrays.
+
+    Args:
+        arrays: arrays, and sparse or ragged tensors of any library.
+    """
+    sliceable: Any = array_slicing.convert_to_sliceable(arrays)
+
+    def take(numbers: Any) -> Nest:
+        return keras.tree.map_structure(lambda part: part and part[numbers], sliceable)
+
+    return take
 
 
 def is_sparse_or_ragged(value: Any) -> bool:

@@ -47,13 +47,15 @@ class Console(writers.Writer):
     """A live line on a terminal, plain lines elsewhere.
 
     Args:
-        steps: total steps of the run.
+        steps: total steps of the run; None: unknown.
         start: the step that the run starts at.
         chips: TPU chips, to show throughput per chip; None: no TPU, so the total is shown.
         live: whether a terminal shows the live line; else it gets plain lines, too.
     """
 
-    def __init__(self, steps: int, start: int = 0, chips: int | None = None, *, live: bool = True):
+    def __init__(
+        self, steps: int | None, start: int = 0, chips: int | None = None, *, live: bool = True
+    ):
         self._console = RichConsole(file=sys.stdout, soft_wrap=True, highlight=False)
         self._steps = steps
         self._live: Live | None = None
@@ -95,7 +97,7 @@ class Console(writers.Writer):
         """Draws the live line for the last time."""
         if self._live:
             self._line.over = True
-            done = self._line.progress.step >= self._steps
+            done = self._steps is None or self._line.progress.step >= self._steps
             self._line.set_phase("trained" if done else "stopped at")
             self._live.stop()
 
@@ -104,7 +106,7 @@ class LiveLine:
     """The live line, as wide as the terminal is when it is drawn.
 
     Args:
-        steps: total steps of the run.
+        steps: total steps of the run; None: unknown.
         start: the step that the run starts at.
         chips: TPU chips, to show throughput per chip; None: the total is shown.
 
@@ -114,7 +116,7 @@ class LiveLine:
         over: whether the run has ended.
     """
 
-    def __init__(self, steps: int, start: int, chips: int | None = None):
+    def __init__(self, steps: int | None, start: int, chips: int | None = None):
         self._steps = steps
         self._chips = chips
         self._phase, self._since = "compiling", time.monotonic()
@@ -130,9 +132,10 @@ class LiveLine:
     def format_text(self, width: int) -> str:
         """Returns the line, at most `width` characters long."""
         p = self.progress
-        here = f"{self._phase} {p.step}/{self._steps}"
+        here = f"{self._phase} {writers.format_step(p.step, self._steps)}"
         if self._phase == "training" or self.over:
-            here += f" {100 * min(p.step, self._steps) // self._steps}%"
+            if self._steps is not None:
+                here += f" {100 * min(p.step, self._steps) // self._steps}%"
         else:
             # A clock shows that the run is alive.
             here += f" {format_clock(time.monotonic() - self._since)}"
@@ -152,7 +155,7 @@ class LiveLine:
         order = ("loss", "metric", "rate", "mfu", "eta", "usd")
         line = "  ".join([here, *(shown[name] for name in order if name in shown)])
         room = width - len(line) - 2
-        if room >= _SHORTEST_BAR:
+        if room >= _SHORTEST_BAR and self._steps is not None:
             room = min(room, _LONGEST_BAR)
             done = round(room * min(1.0, p.step / self._steps))
             line += "  " + "━" * done + "╌" * (room - done)

@@ -144,10 +144,10 @@ class LogFile(Writer):
 
     Args:
         path: local or `gs://`; lines are appended.
-        steps: total steps of the run.
+        steps: total steps of the run; None: unknown.
     """
 
-    def __init__(self, path: str, steps: int):
+    def __init__(self, path: str, steps: int | None):
         self._lines = Lines(path)
         self._steps = steps
 
@@ -282,14 +282,19 @@ def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
             nothing.set_as_default()
 
 
-def format_line(step: int, steps: int, split: str, scalars: Mapping[str, float]) -> str:
+def format_step(step: int, steps: int | None) -> str:
+    """Returns a step beside the total of the run, if that is known."""
+    return str(step) if steps is None else f"{step}/{steps}"
+
+
+def format_line(step: int, steps: int | None, split: str, scalars: Mapping[str, float]) -> str:
     """Formats scalars as a line of the log."""
     numbers = "  ".join(
         f"{name} {format_metric(value)}"
         for name, value in scalars.items()
         if name not in CURVES_ONLY
     )
-    return f"{split:5} step {step}/{steps}  {numbers}"
+    return f"{split:5} step {format_step(step, steps)}  {numbers}"
 
 
 def _build_column(name: str) -> str:

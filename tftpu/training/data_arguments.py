@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tftpu.engines import keras_internals
 from tftpu.engines.data.arrays import as_arrays
 from tftpu.engines.data.py_dataset import PyBatches
-from tftpu.engines.data.streams import Stream, is_stream
+from tftpu.engines.data.streams import SlicedArrays, Stream, is_stream
 from tftpu.engines.engine import Dataset
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -38,6 +39,8 @@ def prepare_training_data(
     """
     if shuffle not in (True, False):
         raise UserError(f"shuffle is {shuffle!r}: it must be True or False.")
+    if _has_sparse((x, y, sample_weight)):
+        return _slice_sparse(x, y, sample_weight, batch_size, shuffle, seed)
     if not _is_arrays(x):
         _check_dataset(x, y, sample_weight, batch_size, "fit")
         if isinstance(x, keras.utils.PyDataset):
@@ -77,7 +80,9 @@ def prepare_evaluation_data(
         UserError: the data are neither arrays nor a data set, or other arguments do not fit them.
     """
     check_whole_number("steps", steps, 1)
-    if _is_arrays(x):
+    if _has_sparse((x, y, sample_weight)):
+        dataset = _slice_sparse(x, y, sample_weight, batch_size)
+    elif _is_arrays(x):
         check_whole_number("batch_size", batch_size, 1)
         if batch_size is None and steps is not None:  # the batches hold all examples, as in Keras
             batch_size, steps = math.ceil(_count(x) / steps), None
@@ -155,6 +160,19 @@ def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[t
         return tuple(None if p is None else _slice_part(p, start, end) for p in given)
 
     return slice_all(0, at), slice_all(at, count)
+
+
+def _has_sparse(parts: Any) -> bool:
+    """Returns whether arrays have sparse or ragged tensors among them."""
+    return any(map(keras_internals.is_sparse_or_ragged, keras.tree.flatten(parts)))
+
+
+def _slice_sparse(
+    x: Any, y: Any, sample_weight: Any, batch_size: int | None, shuffle: bool = False, seed: int = 0
+) -> SlicedArrays:
+    check_whole_number("batch_size", batch_size, 1)
+    parts = tuple(part for part in (x, y, sample_weight) if part is not None)
+    return SlicedArrays(parts, batch_size or BATCH_SIZE, shuffle, seed)
 
 
 def _is_arrays(x: Any) -> bool:

@@ -1,7 +1,5 @@
 """Epochs as in Keras, which are read one after the other and may end with a smaller batch."""
 
-import collections
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.data.conversion import find_gate
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import PyBatches
-from tftpu.engines.data.streams import Stream
+from tftpu.engines.data.streams import SlicedArrays, Stream
 from tftpu.engines.engine import Dataset, Epoch, LoopResult, TrainLoop
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.training import batch_values
@@ -138,7 +136,7 @@ class Feed:
     @property
     def must_skip(self) -> bool:
         """True if earlier batches must be read to start at a later one."""
-        return isinstance(self._dataset, Stream)
+        return isinstance(self._dataset, Stream) and not isinstance(self._dataset, SlicedArrays)
 
     def open(self, position: int, pass_steps: int | None = None, new: bool = True) -> Any:
         """Returns the batches from a position on, for the train loop; closes earlier ones.
@@ -151,12 +149,7 @@ class Feed:
         """
         self.close()
         if isinstance(self._dataset, Stream):
-            batches = self._dataset.iterate()
-            if self._dataset.again and pass_steps is not None:
-                position %= pass_steps
-            if self._dataset.again or new:
-                collections.deque(itertools.islice(batches, position), maxlen=0)
-            return batches
+            return self._dataset.iterate(position, pass_steps, new)
         self._gate, self._admitted = find_gate(self._dataset), False
         return self._open_batches(
             self._dataset, position, self._class_weight, self._epoch, self._gate

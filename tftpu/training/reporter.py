@@ -37,7 +37,7 @@ class Reporter:
         account: the account of the run's time.
         loop: the train loop, whose model FLOPs are used.
         global_batch_size: the number of examples per step.
-        steps: the total length of the run.
+        steps: the total length of the run; None: unknown.
         start: the step at which the call begins.
         workdir: the folder to write to; None: nothing is written.
         writers: further destinations.
@@ -56,7 +56,7 @@ class Reporter:
         account: Account,
         loop: TrainLoop,
         global_batch_size: int,
-        steps: int,
+        steps: int | None,
         start: int,
         *,
         workdir: str | None,
@@ -160,7 +160,7 @@ class Reporter:
                 locks.check_lock(self._workdir)
         self._writers.write(step, "train", scalars)
         now = time.monotonic()
-        if now - self._host_at < HOST_EVERY and step < self._steps:
+        if now - self._host_at < HOST_EVERY and step != self._steps:
             return
         self._host_at = now
         seconds = self._account.clock.sum_seconds()
@@ -234,7 +234,7 @@ class Reporter:
             self._seconds = clock.sum_seconds()
         elif self._pace and step > self._pace[1]:
             each = (now - self._pace[0]) / (step - self._pace[1])
-            eta = round(each * (self._steps - step), 1)
+            eta = None if self._steps is None else round(each * (self._steps - step), 1)
         rate = clock.compute_current_rate()
         if rate and hardware.generation is not None:  # counting FLOPs has to trace the model
             flops = self._loop.model_flops
@@ -269,8 +269,8 @@ class Reporter:
             "learning_rate": float(f"{self._executor.learning_rate:.7g}"),
             "global_batch_size": self.global_batch_size,
             "replicas": self._engine.data_shards,
-            "steps": self._steps,
         }
+        known |= {} if self._steps is None else {"steps": self._steps}
         return known | {k: _to_plain(v) for k, v in self._hyperparameters.items()}
 
 

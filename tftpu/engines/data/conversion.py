@@ -182,6 +182,8 @@ def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     dataset = build_finite_dataset(dataset)
     size = -(-infer_batch_size(dataset) // replicas) * replicas
     known = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
+    if None in known and dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+        dataset = dataset.rebatch(size)  # some batches may be larger than the first one
 
     # Skips AutoGraph, which takes time and has nothing to convert here.
     @tf.autograph.experimental.do_not_convert
@@ -199,10 +201,10 @@ def round_up(spec: Nest, replicas: int) -> Nest:
 
 def is_endless(dataset: Any) -> bool:
     """Returns whether a data set never ends, as far as it says so."""
-    if isinstance(dataset, Pipeline):
-        return True  # its epochs run into each other
     if isinstance(dataset, PyBatches):
         return dataset.dataset.num_batches is None
+    if isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs):
+        return True  # its epochs run into each other
     return isinstance(dataset, tf.data.Dataset) and (
         dataset.cardinality() == tf.data.INFINITE_CARDINALITY
     )

@@ -2,10 +2,11 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -50,4 +51,10 @@ def join_outputs(parts: Iterable[Nest]) -> Nest:
     collected = list(parts)
     if not collected:
         raise UserError("The dataset is empty.")
-    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *collected)
+    return keras.tree.map_structure(_join, *collected)
+
+
+def _join(*parts: Any) -> Any:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return tf.concat(parts, 0)  # ragged tensors

@@ -3,6 +3,9 @@
 Their length is unknown until they end, and most of them start at their beginning only.
 """
 
+import collections
+import copy
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -85,11 +88,74 @@ class Stream:
             self.first,
         )
 
-    def iterate(self) -> "Lookahead":
-        """Returns an iterator over the batches of a pass, as the source gives them."""
+    def iterate(
+        self, position: int = 0, pass_steps: int | None = None, new: bool = True
+    ) -> "Lookahead":
+        """Returns an iterator over the batches of a pass, as the source gives them.
+
+        Args:
+            position: the number of batches of the run before; those of the pass are read and thrown
+                away.
+            pass_steps: the number of batches of a pass, if it is known.
+            new: whether this process has not read the batches before; a source that can be read
+                only once goes on otherwise.
+        """
         first, (_, batches) = self.first, self._begun  # pyright: ignore[reportGeneralTypeIssues]
         self._begun = None
-        return Lookahead(first, (_to_batch(one, self.kind) for one in batches), self._limit)
+        found = Lookahead(first, (_to_batch(one, self.kind) for one in batches), self._limit)
+        if self.again and pass_steps is not None:
+            position %= pass_steps
+        if self.again or new:
+            collections.deque(itertools.islice(found, position), maxlen=0)
+        return found
+
+
+class SlicedArrays(Stream):
+    """Arrays of which some are sparse or ragged, in batches that can start at any step.
+
+    Args:
+        parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        batch_size: the number of examples of a batch.
+        shuffle: whether each epoch has another order.
+        seed: the seed of the order.
+    """
+
+    def __init__(self, parts: tuple[Nest, ...], batch_size: int, shuffle: bool, seed: int):
+        super().__init__(())
+        self._take = keras_internals.build_slicer(parts)
+        self._count = int(keras.tree.flatten(parts)[0].shape[0])
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+
+    @property
+    def steps(self) -> int:
+        """The number of batches of an epoch."""
+        return -(-self._count // self._batch_size)
+
+    def take(self, batches: int) -> "SlicedArrays":
+        """Returns the first batches."""
+        taken = copy.copy(self)
+        taken._limit = batches
+        return taken
+
+    @property
+    def first(self) -> Nest:
+        """The first batch."""
+        return _to_batch(self._take(np.arange(min(self._batch_size, self._count))), "array")
+
+    def iterate(
+        self, position: int = 0, pass_steps: int | None = None, new: bool = True
+    ) -> "Lookahead":
+        """Returns an iterator over the batches of an epoch, from a position of the run on."""
+        epoch, done = divmod(position, self.steps)
+        order = np.arange(self._count)
+        if self._shuffle:
+            order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
+        size = self._batch_size
+        cuts = (order[start : start + size] for start in range(done * size, self._count, size))
+        batches = (_to_batch(self._take(cut), "array") for cut in cuts)
+        return Lookahead(next(batches), batches, self._limit)
 
 
 class Lookahead:
@@ -155,7 +221,7 @@ def to_arrays(batch: Nest) -> Nest:
 
 
 def _to_array(part: Any) -> np.ndarray:
-    array = np.asarray(part.cpu() if hasattr(part, "cpu") else part)
+    array = np.asarray(part.cpu() if keras_internals.is_torch_tensor(part) else part)
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 
 

@@ -157,11 +157,8 @@ class JaxExecutor(BaseExecutor):
 
         def compute_outputs() -> Iterator[tuple[Nest, Any]]:
             for batch, valid in batches:
-                values = self._eval_step.read_values()  # a callback may have changed them
-                yield (
-                    self._predict(values, self._place_batch(conversion.extract_features(batch))),
-                    valid,
-                )
+                x = self._place_batch(conversion.extract_features(batch))
+                yield self._compute_outputs(x), valid
 
         found = iterate_ahead(compute_outputs()) if ahead else compute_outputs()
         for outputs, valid in warn_if_endless(found, int(padded.cardinality()), dataset=dataset):
@@ -171,7 +168,16 @@ class JaxExecutor(BaseExecutor):
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
         given = keras.tree.map_structure(np.asarray, x)
-        return jax.tree.map(np.asarray, self._predict(self._eval_step.read_values(), given))
+        return jax.tree.map(np.asarray, self._compute_outputs(given))
+
+    def _compute_outputs(self, x: Nest) -> Nest:
+        """Returns the outputs on the devices; random layers draw other numbers next time."""
+        states = self.variables.seed_states
+        seeds = [v.value for v in states]
+        outputs, new = self._predict(self._eval_step.read_values(), seeds, x)
+        for variable, value in zip(states, new):
+            variable.assign(value)
+        return outputs
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that runs as one program, with the weights that evaluation uses."""

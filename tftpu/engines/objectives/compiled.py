@@ -95,12 +95,11 @@ class CompiledLosses:
                     f"{', '.join(MEANS)} or sum, so that it is one number per step."
                 )
         for bound in self._metrics:
-            # Replicas add up the metrics' states, which is correct only for sums and counts.
-            bound.metric.reset_state()  # Keras may have used the metric before
-            if any(v.numpy().any() for v in bound.metric.variables):
+            # Devices add up the metrics' states, which is correct only for sums and counts.
+            if not _resets_to_zero(bound.metric):
                 raise OwnStepsNeeded(
-                    f"The metric {bound.metric.name!r} has a state that does not start at zero, "
-                    "so it cannot be added up over devices."
+                    f"The metric {bound.metric.name!r} has a state that does not start at zero in "
+                    "each epoch, so it cannot be added up over devices."
                 )
 
     @property
@@ -195,6 +194,19 @@ class CompiledLosses:
             metric.update_state(
                 y[output], y_pred[output], sample_weight=compute_product(shape, *given)
             )
+
+
+def _resets_to_zero(metric: keras.Metric) -> bool:
+    """Returns whether `reset_state` sets all states of a metric to zero; it has done so then."""
+    before = [v.numpy() for v in metric.variables]
+    for variable in metric.variables:
+        variable.assign(ops.ones(variable.shape, variable.dtype))
+    metric.reset_state()
+    if not any(v.numpy().any() for v in metric.variables):
+        return True
+    for variable, value in zip(metric.variables, before):
+        variable.assign(value)
+    return False
 
 
 def call(model: keras.Model, x: Nest, training: bool) -> Outputs:

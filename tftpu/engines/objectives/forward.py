@@ -179,8 +179,14 @@ class RecordingScope(keras.StatelessScope):
             self.updated.append(variable)
 
 
-def predict(state: Variables, x: Nest) -> Nest:
-    """Returns the model's output with the weights that evaluation uses."""
+def predict(state: Variables, x: Nest) -> tuple[Nest, list[tuple[keras.Variable, Tensor]]]:
+    """Returns the model's output with the weights that evaluation uses.
+
+    Returns:
+        The output, and the new states of seed generators from which the model has drawn.
+    """
     pairs = list(zip(state.model.trainable_variables, state.select_evaluated_weights()))
-    with RecordingScope(pairs):
-        return state.model(x, training=False)
+    with RecordingScope(pairs) as scope:
+        outputs = state.model(x, training=False)
+    new = [(v, scope.get_current_value(v)) for v in state.seed_states]
+    return outputs, [(v, value) for v, value in new if value is not None]

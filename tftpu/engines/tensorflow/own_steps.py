@@ -5,6 +5,7 @@ They are compiled, compiled by XLA or run eagerly, as the model was compiled.
 
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,8 @@ from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_own_variables, 
 from tftpu.engines.tensorflow import functions
 from tftpu.engines.tensorflow.leaves import build_leaves
 from tftpu.tensors import Nest
+
+logger = logging.getLogger(__name__)
 
 
 class TensorFlowOwnSteps(OwnStepsExecutor):
@@ -172,10 +175,13 @@ class OwnTrainLoop:
 
 def _build(model: Any, batch_spec: Nest) -> None:
     """Creates the variables of a model and of its step, before a checkpoint is restored."""
-    own = keras_internals.overrides(model, "train_step")
-    if not own or model.run_eagerly:
+    if not keras_internals.overrides(model, "train_step") or model.run_eagerly:
         keras_internals.build(model, batch_spec)
         return
+    try:
+        keras_internals.build(model, batch_spec)
+    except Exception:  # a model with its own step may have no `call`
+        logger.info("The model cannot be called on a batch.", exc_info=True)
     specs = keras.tree.map_structure(lambda s: tf.TensorSpec(s.shape, s.dtype), batch_spec)
     tf.function(model.train_step, autograph=False).get_concrete_function(specs)
 

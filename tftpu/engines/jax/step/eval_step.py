@@ -100,15 +100,23 @@ class EvalStep:
             names = [v.path for v in one.losses.metric_variables]
             checks.refuse_states(names, *jax.jit(run_twice)(self.read_values(), first()))
 
-    def predict(self, values: StateValues, x: Nest) -> Nest:
-        """Returns the model's output for a batch of features."""
+    def predict(self, values: StateValues, seeds: list[Any], x: Nest) -> tuple[Nest, list[Any]]:
+        """Returns the model's output for a batch of features, and the new states of its seeds.
+
+        Args:
+            values: the values that evaluation uses.
+            seeds: the states of the seed generators.
+            x: the features.
+        """
         model = self._state.model
         pairs = [
             *zip(model.trainable_variables, values.trainable),
             *zip(self._untrained, values.untrained),
+            *zip(self._state.seed_states, seeds),
         ]
-        with self._state.gathering.reading(), RecordingScope(pairs):
-            return model(x, training=False)
+        with self._state.gathering.reading(), RecordingScope(pairs) as scope:
+            outputs = model(x, training=False)
+            return outputs, [scope.get_current_value(v) for v in self._state.seed_states]
 
     def compute_weight_norm(self, weights: list[Any]) -> Tensor:
         """Returns the global norm of the trainable weights, ()."""

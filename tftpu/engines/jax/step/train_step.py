@@ -40,7 +40,7 @@ class TrainStep:
 
     def __init__(self, state: JaxState, shard_spec: Nest):
         keras.tree.map_structure(checks.refuse_spec, shard_spec)
-        checks.refuse_frozen(state.model, state.groups)
+        checks.refuse_frozen(state.model, state.groups, state.compiled)
         self.state = state
         self.microbatching = MicrobatchLayout(
             state.layout, shard_spec, state.options.gradient_accumulation_steps

@@ -76,7 +76,11 @@ class EvalStep:
 
     def predict(self, x: Nest) -> Nest:
         """Returns the model's output for one replica's shard of the features."""
-        return forward.predict(self._state, x)
+        outputs, seeds = forward.predict(self._state, x)
+        if self._state.replicas == 1:  # several replicas would draw the same numbers
+            for variable, value in seeds:
+                variable.value.assign(value)
+        return outputs
 
     def compute_weight_norm(self) -> tf.Tensor:
         """Returns the global norm of the trainable weights, ()."""

@@ -56,7 +56,7 @@ class TrainStep:
 
     def __init__(self, state: ModelState, batch_spec: Nest):
         keras.tree.map_structure(checks.refuse_spec, batch_spec)
-        checks.refuse_frozen(state.model, state.groups)
+        checks.refuse_frozen(state.model, state.groups, state.compiled)
         self.state = state
         microbatches = state.options.gradient_accumulation_steps
         self._microbatch = keras.tree.map_structure(
