@@ -30,6 +30,10 @@ class UserError(Exception):
         super().__init__(message.encode(errors="backslashreplace").decode())
 
 
+class KerasError(UserError, ValueError):
+    """What Keras raises as a `ValueError`, with the sizes of the data."""
+
+
 class OwnStepsNeeded(UserError):  # noqa: N818 (names what is needed)
     """A model whose batches cannot be divided among devices; its own steps may train it."""
 

@@ -203,10 +203,14 @@ def list_tracked_metrics(model: keras.Model) -> list[keras.Metric]:
 
 def list_compiled_states(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of the compiled metrics, and of Keras's means for several losses."""
-    compiled: Any = model._compile_loss if getattr(model, "compiled", False) else None
-    means = compiled.metrics if compiled is not None else []
     metrics = [bound.metric for bound in list_bound_metrics(model)]
-    return [v for metric in (*metrics, *means) for v in metric.variables]
+    return [v for metric in (*metrics, *list_loss_means(model)) for v in metric.variables]
+
+
+def list_loss_means(model: keras.Model) -> list[keras.Metric]:
+    """Returns Keras's means of the losses of a compiled model that has several."""
+    compiled: Any = model._compile_loss if getattr(model, "compiled", False) else None
+    return list(compiled.metrics) if compiled is not None else []
 
 
 def describe_compiled_parts(model: keras.Model) -> list[str]:

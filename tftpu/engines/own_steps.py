@@ -91,17 +91,17 @@ def list_own_variables(model: keras.Model) -> dict[str, list[Any]]:
 
 def _list_optimizers(model: keras.Model) -> list[Any]:
     """Returns the optimizers that a model holds, directly or in lists and dictionaries."""
-    kind = keras.optimizers.Optimizer
-    found = {
-        id(value): value
-        for value in keras.tree.flatten([v for v in vars(model).values() if _is_container(v)])
-        if isinstance(value, kind)
-    }
+    found: dict[int, Any] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, keras.optimizers.Optimizer):
+            found[id(value)] = value
+        elif isinstance(value, list | tuple | dict):
+            for item in value.values() if isinstance(value, dict) else value:
+                visit(item)
+
+    visit(dict(vars(model)))
     return list(found.values())
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, keras.optimizers.Optimizer | list | tuple | dict)
 
 
 class OwnStepsExecutor:

@@ -8,7 +8,7 @@ import keras
 
 from tftpu.engines import keras_internals
 from tftpu.engines.objectives.own import has_own_compute_loss
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import KerasError, UserError, did_you_mean
 from tftpu.tensors import Nest
 
 
@@ -94,7 +94,7 @@ def check_features(model: keras.Model, spec: Nest) -> None:
         # The model was built with other keys than the names of its inputs.
         if not wanted.keys() <= x.keys():
             return
-        pairs = [(f" {name!r}", shape, x[name].shape) for name, shape in wanted.items()]
+        pairs = [(f" {name!r}", shape, x[name]) for name, shape in wanted.items()]
     else:
         given = keras.tree.flatten(x)
         if len(given) > len(inputs):
@@ -105,9 +105,10 @@ def check_features(model: keras.Model, spec: Nest) -> None:
             )
         if len(given) < len(inputs):  # some inputs may be optional, which Keras checks itself
             return
-        pairs = [("", tensor.shape, part.shape) for tensor, part in zip(inputs, given)]
-    for name, wanted, given in pairs:
-        if not _is_fitting(tuple(wanted), tuple(given)):
+        pairs = [("", tensor.shape, part) for tensor, part in zip(inputs, given)]
+    for name, wanted, part in pairs:
+        given = tuple(wanted) if part is None else tuple(part.shape)  # an input may be optional
+        if not _is_fitting(tuple(wanted), given):
             raise UserError(
                 f"The model {model.name!r} takes features{name} of shape "
                 f"{_format_example(wanted)} for each example, but the data has "
@@ -124,7 +125,7 @@ def explained(spec: Nest, purpose: str = "train") -> Iterator[None]:
         purpose: the verb for what is done with the model, such as "train".
 
     Raises:
-        UserError: the block raised a `ValueError`, as Keras does for shapes that do not fit.
+        KerasError: the block raised a `ValueError`, as Keras does for shapes that do not fit.
     """
     try:
         yield
@@ -132,7 +133,7 @@ def explained(spec: Nest, purpose: str = "train") -> Iterator[None]:
         given = spec if isinstance(spec, tuple) else (spec,)
         names = ("x", "y", "sample_weight") if len(given) <= 3 else range(1, len(given) + 1)
         data = ", ".join(f"{name} {_describe_part(part)}" for name, part in zip(names, given))
-        raise UserError(
+        raise KerasError(
             f"Keras cannot {purpose} the model with batches of {data}: {str(error).strip()}"
         ) from error
 
@@ -153,4 +154,4 @@ def _format_example(shape: Any) -> str:
 
 
 def _describe_part(part: Nest) -> Nest:
-    return keras.tree.map_structure(lambda s: str((*s.shape,)), part)
+    return keras.tree.map_structure(lambda s: str(s and (*s.shape,)), part)

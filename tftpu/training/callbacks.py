@@ -47,6 +47,7 @@ class Callbacks:
     Attributes:
         history: the `History` of the run.
         watches_batches: whether a callback has batch methods of training.
+        ends_on_nan: whether a callback ends the run if the loss is not finite.
     """
 
     def __init__(
@@ -66,6 +67,9 @@ class Callbacks:
         self._list = keras_internals.build_callback_list(list(callbacks), model, epochs, steps)
         self.history = keras_internals.find_history(self._list)
         self.watches_batches = watches_batches(callbacks, "train")
+        # Such a callback decides what follows a loss that is not finite.
+        kind = keras.callbacks.TerminateOnNaN
+        self.ends_on_nan = any(isinstance(callback, kind) for callback in callbacks)
 
     @property
     def stopped(self) -> bool:
@@ -174,9 +178,14 @@ class Callbacks:
         except Exception as error:
             self._error = error
 
-    def end(self) -> None:
-        """Tells the callbacks that training ended, and raises the error that one of them raised."""
-        self.finish()
+    def end(self, failed: bool) -> None:
+        """Tells the callbacks that training ended, and raises the error that one of them raised.
+
+        Args:
+            failed: whether an error ended it, of which Keras does not tell them either.
+        """
+        if not failed:
+            self.finish()
         if self._error is not None:
             raise self._error
 

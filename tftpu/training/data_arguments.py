@@ -163,7 +163,10 @@ def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[t
 
 
 def _has_sparse(parts: Any) -> bool:
-    """Returns whether arrays have sparse or ragged tensors among them."""
+    """Returns whether arrays have sparse or ragged tensors, or None for an optional input."""
+    x = parts[0]
+    if isinstance(x, dict | list | tuple) and any(p is None for p in keras.tree.flatten(x)):
+        return True
     return any(map(keras_internals.is_sparse_or_ragged, keras.tree.flatten(parts)))
 
 

@@ -140,7 +140,7 @@ class Session:
                     if isinstance(batches, Lookahead) and batches.ended:
                         batches = self._open_feed()
                     sums, steps = self._advance(batches, notice)
-                    if self._loop.diverged(sums):
+                    if self._loop.diverged(sums) and not self._callbacks.ends_on_nan:
                         self._roll_back(steps)
                         batches = self._open_feed()
                         continue
@@ -423,7 +423,7 @@ class Session:
         with contextlib.ExitStack() as last_first:
             last_first.callback(self._clock.turn_to, None)
             last_first.callback(self._reporter.end, state)
-            last_first.callback(self._callbacks.end)
+            last_first.callback(self._callbacks.end, state == goodput.FAILED)
             last_first.callback(self._profiler.stop)
             last_first.callback(self._feed.close)
             self._wait_for_saves()

@@ -123,7 +123,8 @@ class SlicedArrays(Stream):
     def __init__(self, parts: tuple[Nest, ...], batch_size: int, shuffle: bool, seed: int):
         super().__init__(())
         self._take = keras_internals.build_slicer(parts)
-        self._count = int(keras.tree.flatten(parts)[0].shape[0])
+        given = [part for part in keras.tree.flatten(parts) if part is not None]
+        self._count = int(given[0].shape[0])
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
@@ -141,7 +142,11 @@ class SlicedArrays(Stream):
 
     @property
     def first(self) -> Nest:
-        """The first batch."""
+        """The first batch.
+
+        Raises:
+            UserError: the arrays hold different numbers of examples.
+        """
         return _to_batch(self._take(np.arange(min(self._batch_size, self._count))), "array")
 
     def iterate(

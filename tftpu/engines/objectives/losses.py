@@ -234,5 +234,6 @@ def sum_of_own(model: keras.Model, own: list[Tensor]) -> Tensor:
 
 
 def count_examples(batch: Nest) -> int:
-    """Returns the number of examples of a batch of static shape."""
-    return int(np.shape(keras.tree.flatten(batch)[0])[0])
+    """Returns the number of examples of a batch of static shape; optional inputs may be None."""
+    first = next(part for part in keras.tree.flatten(batch) if part is not None)
+    return int((first.shape if hasattr(first, "shape") else np.shape(first))[0])

@@ -111,7 +111,11 @@ class ComputedLoss:
     def __init__(self, model: keras.Model, compiled: CompiledLosses):
         self._model = model
         self._compiled = compiled
-        self.metric_variables = compiled.metric_variables
+        # Keras's own `compute_loss` measures each of several losses.
+        means = keras_internals.list_loss_means(model)
+        own = [v for mean in means for v in mean.variables]
+        self.metric_variables = [*own, *compiled.metric_variables]
+        self._means = means
         self.terms = [Term("loss", MEAN, 1.0, None)]
 
     @property
@@ -143,7 +147,8 @@ class ComputedLoss:
 
     def compute_metric_results(self) -> dict[str, Tensor]:
         """Returns the results of the metrics, inside a scope that holds their states."""
-        return self._compiled.compute_metric_results()
+        means = {mean.name: mean.result() for mean in self._means}
+        return means | self._compiled.compute_metric_results()
 
 
 @contextlib.contextmanager
