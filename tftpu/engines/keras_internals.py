@@ -280,7 +280,9 @@ def build_slicer(arrays: Nest) -> Callable[[Any], Nest]:
     sliceable: Any = array_slicing.convert_to_sliceable(arrays)
 
     def take(numbers: Any) -> Nest:
-        return keras.tree.map_structure(lambda part: part and part[numbers], sliceable)
+        return keras.tree.map_structure(
+            lambda part: None if part is None else part[numbers], sliceable
+        )
 
     return take
 

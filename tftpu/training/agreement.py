@@ -154,4 +154,4 @@ def _format_example(shape: Any) -> str:
 
 
 def _describe_part(part: Nest) -> Nest:
-    return keras.tree.map_structure(lambda s: str(s and (*s.shape,)), part)
+    return keras.tree.map_structure(lambda s: str(None if s is None else (*s.shape,)), part)

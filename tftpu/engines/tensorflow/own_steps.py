@@ -182,7 +182,9 @@ def _build(model: Any, batch_spec: Nest) -> None:
         keras_internals.build(model, batch_spec)
     except Exception:  # a model with its own step may have no `call`
         logger.info("The model cannot be called on a batch.", exc_info=True)
-    specs = keras.tree.map_structure(lambda s: s and tf.TensorSpec(s.shape, s.dtype), batch_spec)
+    specs = keras.tree.map_structure(
+        lambda s: None if s is None else tf.TensorSpec(s.shape, s.dtype), batch_spec
+    )
     tf.function(model.train_step, autograph=False).get_concrete_function(specs)
 
 
