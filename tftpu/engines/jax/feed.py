@@ -74,7 +74,7 @@ def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
         shape = (part.count * len(array), *array.shape[1:])
         return jax.make_array_from_process_local_data(sharding, array, shape)
 
-    return keras.tree.map_structure(place, batch)
+    return jax.tree.map(place, batch)
 
 
 def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
@@ -87,14 +87,14 @@ def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
     """
     if count_examples(batch) % meshes.count_batch_shards(layout.mesh) == 0:
         return place_shard(slice_shard(batch, part), layout, part)
-    return keras.tree.map_structure(lambda array: placing.place_value(array, layout.whole), batch)
+    return jax.tree.map(lambda array: placing.place_value(array, layout.whole), batch)
 
 
 def slice_shard(batch: Nest, part: BatchShard) -> Nest:
     """Returns a part of a global batch."""
     size = count_examples(batch) // part.count
     first = part.index * size
-    return keras.tree.map_structure(lambda array: array[first : first + size], batch)
+    return jax.tree.map(lambda array: array[first : first + size], batch)
 
 
 def to_shapes(spec: Nest) -> Nest:
