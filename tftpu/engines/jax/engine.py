@@ -130,10 +130,10 @@ class JaxEngine(BaseEngine):
 
     def _check_own_steps(self, model: keras.Model, reason: UserError) -> None:
         """Raises `UserError` unless the model's own steps can run on these devices."""
-        if model.run_eagerly and (self._platform == "tpu" or self.mesh.size > 1):
+        if model.run_eagerly and (self._platform == "tpu" or self.hosts.count > 1):
             raise UserError(
-                f"{reason} That works on one CPU or GPU: a TPU and several devices run only "
-                "compiled programs. Leave run_eagerly out."
+                f"{reason} That works on the CPUs or GPUs of one machine: a TPU and several hosts "
+                "run only compiled programs. Leave run_eagerly out."
             )
 
     def prepare(
