@@ -30,7 +30,7 @@ def main() -> float:
     options = tftpu.TrainConfig(global_clipnorm=1.0, gradient_accumulation_steps=2)
     trainer = tftpu.Trainer(model, "runs/mine", options)
     trainer.fit(dataset(), steps=10, validation_data=dataset(), eval_every=5)
-    results: dict[str, float] = trainer.evaluate(dataset())
+    results: dict[str, float] = trainer.evaluate(dataset(), return_dict=True)
     return results["loss"]
 """
 WRONG = """

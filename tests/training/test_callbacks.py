@@ -103,7 +103,7 @@ def test_early_stopping_counts_on_over_a_restart_and_anew_after_it_stopped(tmp_p
             keras.callbacks.ModelCheckpoint("a.keras", "val_f1", save_best_only=True),
             "ModelCheckpoint monitors 'val_f1', which is not logged",
         ),
-        (keras.callbacks.EarlyStopping("grad_norm"), "pass mode='max' or mode='min'"),
+        (keras.callbacks.EarlyStopping("grad_norm"), "'grad_norm', which is not logged"),
     ],
 )
 def test_what_a_callback_monitors_is_checked_before_training(callback, message):

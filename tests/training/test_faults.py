@@ -81,7 +81,7 @@ def test_a_preempted_run_that_cannot_save_names_the_step_it_resumes_from(tmp_pat
     monkeypatch.setattr(files, "_operate", disk)
 
     def preempt(batch, logs):
-        if again.model.optimizer.iterations.numpy() == 18:
+        if again.model.optimizer.iterations.numpy() == 19:
             signal.raise_signal(signal.SIGTERM)
             while "SIGTERM" not in heard:
                 pass
@@ -92,7 +92,7 @@ def test_a_preempted_run_that_cannot_save_names_the_step_it_resumes_from(tmp_pat
     )
     again = trainer(tmp_path, 1)
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=preempt)
-    with pytest.raises(Preempted, match=r"step 18, which could not be saved: .* from step 1"):
+    with pytest.raises(Preempted, match=r"step 19, which could not be saved: .* from step 1"):
         fit(again, [disk.callback, callback])
     assert Checkpoints(str(tmp_path)).list_steps()[-1] in (12, 16)
 

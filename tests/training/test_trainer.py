@@ -162,7 +162,7 @@ def test_a_ragged_last_batch_is_carried_over():
 
     make_trainer(model, steps_per_loop=1).fit(numbered, steps=8, callbacks=[Record()])
     stream = np.tile(np.arange(77), 3)[: 8 * 20].reshape(8, 20).sum(1)
-    np.testing.assert_allclose(seen, stream)
+    np.testing.assert_allclose(seen, np.cumsum(stream) / np.arange(1, 9))  # logs are means so far
 
 
 def test_evaluation_uses_the_ema():
@@ -207,7 +207,7 @@ def test_callbacks_are_called_and_obeyed(tmp_path):
         data(), steps=18, validation_data=data(), eval_every=6, callbacks=callbacks
     )
     assert calls[0] == "begin" and calls[-1] == "end" and len(calls) == 5
-    assert {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"} <= set(calls[1][1])
+    assert {"loss", "accuracy", "val_loss", "val_accuracy"} == set(calls[1][1])
     assert rates == pytest.approx([0.1, 0.05, 0.1 / 3])
     rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
     assert [float(r["loss"]) for r in rows] == pytest.approx(history.history["loss"])

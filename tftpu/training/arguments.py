@@ -80,7 +80,8 @@ def set_loop_length(
 ) -> TrainConfig:
     """Returns the options with the number of steps of a device loop.
 
-    It is the model's `steps_per_execution`, and 1 without one if a callback has batch methods.
+    It is the model's `steps_per_execution` or the options' `steps_per_loop`, whichever is set; if
+    none is and a callback has batch methods, it is 1.
 
     Raises:
         UserError: the options and the model name different numbers.
@@ -91,7 +92,8 @@ def set_loop_length(
             f"The model was compiled with steps_per_execution={execution}, but the options have "
             f"steps_per_loop={options.steps_per_loop}, which means the same: leave one of them out."
         )
-    if execution > 1 or watches_batches(callbacks, "train"):
+    unset = options.steps_per_loop == TrainConfig.steps_per_loop
+    if execution > 1 or (unset and watches_batches(callbacks, "train")):
         return dataclasses.replace(options, steps_per_loop=execution)
     return options
 

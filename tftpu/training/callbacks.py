@@ -43,6 +43,7 @@ class Callbacks:
         model: the model that they see.
         epochs: the number of epochs; an epoch is the interval between two evaluations.
         steps: the number of steps of an epoch; None: it is unknown.
+        execution: the number of batches between two calls of batch methods.
 
     Attributes:
         history: the `History` of the run.
@@ -56,12 +57,13 @@ class Callbacks:
         model: keras.Model,
         epochs: int,
         steps: int | None,
+        execution: int,
     ):
         self._model: Any = model
         self._begun = self._ended = False
         self._error: Exception | None = None
         self._logs: dict[str, float] | None = None  # of the last epoch
-        self._execution = count_execution_steps(model)
+        self._execution = execution
         self._remembering = [one for one in callbacks if _is_remembering(one)]
         self.stopped = False
         self._list = keras_internals.build_callback_list(list(callbacks), model, epochs, steps)

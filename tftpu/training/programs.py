@@ -125,13 +125,12 @@ class Programs:
         if executor is not None:
             self._check_spec(self.engine.whole_spec(dataset), labels=False)
             return executor
-        labelled = bool(self.objectives) or (
-            bool(getattr(self.model, "compiled", False))
-            and not agreement.is_unlabelled(self.engine.whole_spec(dataset))
-        )
+        whole = self.engine.whole_spec(dataset)
+        self._check_spec(whole, labels=False)
+        compiled = bool(getattr(self.model, "compiled", False))
+        labelled = bool(self.objectives) or (compiled and not agreement.is_unlabelled(whole))
         try:
             spec = self.engine.evaluation_spec(dataset)
-            self._check_spec(spec, labels=False)
             if labelled:
                 return self.prepare_executor(spec)
             if self._predictor is None:
@@ -139,8 +138,7 @@ class Programs:
         except OwnStepsNeeded as reason:
             if labelled:
                 return self._prepare_own_steps(dataset, reason)
-            symbols = self.engine.whole_spec(dataset)
-            self._predictor = self.engine.prepare_own_steps(self.model, symbols, reason, False)
+            self._predictor = self.engine.prepare_own_steps(self.model, whole, reason, False)
         return self._predictor
 
     def prepare_training(
@@ -252,7 +250,20 @@ class Programs:
             watchdog: the watchdog of the run, paused while the evaluation is compiled.
             build_hooks: builds the hooks that are called for every execution; None: there are none.
         """
-        executor = self.executor
+        try:
+            return self._evaluate(self.executor, dataset, clock, watchdog, build_hooks)
+        except OwnStepsNeeded as reason:  # only a batch showed it
+            own = self._prepare_own_steps(dataset, reason)
+            return self._evaluate(own, dataset, clock, watchdog, build_hooks)
+
+    def _evaluate(
+        self,
+        executor: Executor,
+        dataset: Dataset,
+        clock: Clock,
+        watchdog: Watchdog,
+        build_hooks: BuildHooks | None,
+    ) -> dict[str, float]:
         paused = contextlib.nullcontext() if executor.evaluation_compiled else watchdog.paused()
         with paused, one_pass(dataset, evaluates=True):
             hooks = build_hooks(executor.eval_sums.read) if build_hooks is not None else None

@@ -48,7 +48,8 @@ def _trained(case: Case, weights: dict[str, np.ndarray]) -> dict[str, Any]:
     executor = engine.prepare(model, options, spec)
     loop = executor.training(spec)
     fed = engine.batches(data, 0)
-    found = [executor.train_sums.read(loop.run(fed, 1).sums) for _ in batches]
+    layout, sums = executor.train_sums, [loop.run(fed, 1).sums for _ in batches]
+    found = [layout.read(one) | layout.read_gradients(one) for one in sums]
     results: dict[str, Any] = {"losses": [result["loss"] for result in found]}
     results["metrics"] = [result.get("accuracy", 0.0) for result in found]
     results["evaluation"] = executor.eval_sums.read(executor.evaluate(data))["loss"]

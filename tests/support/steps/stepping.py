@@ -42,7 +42,8 @@ def train(engine, step: TrainStep, batches) -> list[dict]:
     results = []
     for _ in batches:
         loop(iterator)
-        results.append(step.sums.read(step.accumulator.drain()))
+        sums = step.accumulator.drain()
+        results.append(step.sums.read(sums) | step.sums.read_gradients(sums))
     return results
 
 
