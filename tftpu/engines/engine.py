@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # checkpoints import this file, and must not load Keras
 
     from tftpu.engines.data.gate import Gate
     from tftpu.engines.objectives.objective import Objective
-    from tftpu.engines.objectives.sums import EvalSums, TrainSums
 
 Nest = Any  # the same as in tftpu.tensors, which loads Keras
 # A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, `Stream`, or a pipeline of
@@ -146,16 +145,50 @@ class Tracer(Protocol):
         ...
 
 
+class SumsLayout(Protocol):
+    """The layout of the sums of losses and metrics."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of what is summed up. Only sums with equal names can be added."""
+        ...
+
+    @property
+    def result_names(self) -> Sequence[str] | None:
+        """The names of the results; None: only a step tells them."""
+        ...
+
+    def read(self, sums: Any) -> dict[str, float]:
+        """Returns the means of losses and metrics."""
+        ...
+
+
+class TrainSumsLayout(SumsLayout, Protocol):
+    """The layout of the sums of training steps."""
+
+    def read_gradients(self, sums: Any) -> dict[str, float]:
+        """Returns what is known of the gradients."""
+        ...
+
+    def compute_loss(self, sums: Any) -> float:
+        """Returns only the mean of the loss."""
+        ...
+
+    def scale(self, sums: Any, weight: float) -> Any:
+        """Scales the sums of steps with smaller batches, which count for less."""
+        ...
+
+
 class Executor(Protocol):
     """A compiled Keras model, prepared for an engine's devices."""
 
     @property
-    def train_sums(self) -> "TrainSums":
+    def train_sums(self) -> TrainSumsLayout:
         """The layout of the sums of training steps."""
         ...
 
     @property
-    def eval_sums(self) -> "EvalSums":
+    def eval_sums(self) -> SumsLayout:
         """The layout of the sums of an evaluation."""
         ...
 

@@ -14,6 +14,7 @@ import keras
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.errors import OwnStepsNeeded, UserError
+from tftpu.tensors import ops
 
 
 class Logs(dict[str, float]):
@@ -41,17 +42,21 @@ class LogsLayout:
     names: Sequence[str] = ()
     result_names: Sequence[str] | None = None
 
-    def read(self, logs: Logs) -> dict[str, float]:
+    def read(self, sums: Logs) -> dict[str, float]:
         """Returns the logs."""
-        return dict(logs)
+        return dict(sums)
 
-    def read_gradients(self, logs: Logs) -> dict[str, float]:
+    def scale(self, sums: Logs, weight: float) -> Logs:
+        """Returns the logs, because each batch already has its own weight in them."""
+        return sums
+
+    def read_gradients(self, sums: Logs) -> dict[str, float]:
         """Returns nothing, because the step does not give its gradients away."""
         return {}
 
-    def compute_loss(self, logs: Logs) -> float:
+    def compute_loss(self, sums: Logs) -> float:
         """Returns the loss, or NaN if the logs have none."""
-        return logs.get("loss", float("nan"))
+        return sums.get("loss", float("nan"))
 
 
 def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
@@ -131,7 +136,7 @@ class OwnStepsExecutor:
         """The learning rate of the optimizer at this step; NaN if there is no optimizer."""
         if self._optimizer is None:
             return float("nan")
-        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+        return float(ops.convert_to_numpy(self._optimizer.learning_rate))
 
     @property
     def _optimizer(self) -> Any:
@@ -147,9 +152,9 @@ class OwnStepsExecutor:
         """Starts the running means of the logs again."""
         self.model.reset_metrics()
 
-    def finish_epoch(self, logs: Logs) -> Logs:
+    def finish_epoch(self, sums: Logs) -> Logs:
         """Returns the logs of a whole epoch: the results of the metrics with these names."""
-        return to_logs(keras_internals.select_metric_results(self.model, logs))
+        return to_logs(keras_internals.select_metric_results(self.model, sums))
 
     def finish_training(self) -> None:
         """Overwrites the weights by their averages, if the optimizer is to do so at the end."""
@@ -178,7 +183,7 @@ def to_logs(given: Any) -> Logs:
 
 
 def _to_number(name: str, value: Any) -> float:
-    array = keras.ops.convert_to_numpy(value)
+    array = ops.convert_to_numpy(value)
     if array.size != 1:
         raise UserError(
             f"The log {name!r} of the model's own step has {array.size} numbers, not 1."

@@ -4,12 +4,11 @@ import math
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tftpu.engines import keras_internals
 from tftpu.engines.data.arrays import as_arrays
 from tftpu.engines.data.py_dataset import PyBatches
-from tftpu.engines.data.streams import SlicedArrays, Stream, is_stream
+from tftpu.engines.data.streams import SlicedArrays, Stream, has_unknown_length, is_stream
 from tftpu.engines.engine import Dataset
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -45,8 +44,7 @@ def prepare_training_data(
         _check_dataset(x, y, sample_weight, batch_size, "fit")
         if isinstance(x, keras.utils.PyDataset):
             return PyBatches(x, shuffle, seed)
-        unknown = isinstance(x, tf.data.Dataset) and x.cardinality() == tf.data.UNKNOWN_CARDINALITY
-        if is_stream(x) or (unknown and steps_per_epoch is not None):
+        if is_stream(x) or (steps_per_epoch is not None and has_unknown_length(x)):
             return Stream(x)
         return x
     if y is None and sample_weight is None and _is_like_pair(x):

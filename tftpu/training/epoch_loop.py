@@ -1,4 +1,7 @@
-"""Epochs as in Keras, which are read one after the other and may end with a smaller batch."""
+"""Epochs as in Keras, which are read one after the other and may end with a smaller batch.
+
+The batches of streams may have any size and end at any time.
+"""
 
 import logging
 import time
@@ -13,9 +16,10 @@ from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.data.conversion import find_gate
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import PyBatches
-from tftpu.engines.data.streams import SlicedArrays, Stream
-from tftpu.engines.engine import Dataset, Epoch, LoopResult, TrainLoop
-from tftpu.engines.objectives.sums import TrainSums
+from tftpu.engines.data.streams import Lookahead, SlicedArrays, Stream, to_arrays
+from tftpu.engines.engine import Dataset, Epoch, LoopResult, TrainLoop, TrainSumsLayout
+from tftpu.engines.objectives.losses import count_examples
+from tftpu.tensors import Nest
 from tftpu.training import batch_values
 
 _log = logging.getLogger(__name__)
@@ -62,7 +66,7 @@ class EpochLoop:
         sums: the layout of the loops' sums.
     """
 
-    def __init__(self, full: TrainLoop, last: TrainLoop, epoch: Epoch, sums: TrainSums):
+    def __init__(self, full: TrainLoop, last: TrainLoop, epoch: Epoch, sums: TrainSumsLayout):
         self._full = full
         self._last = last
         self._weight = (epoch.last or epoch.examples) / epoch.examples
@@ -100,6 +104,78 @@ class EpochLoop:
     def diverged(self, sums: np.ndarray) -> bool:
         """Returns whether the sums of a loop show a loss that is no longer finite."""
         return self._full.diverged(sums)
+
+
+class StreamLoop:
+    """A `tftpu.engines.engine.TrainLoop` whose batches are a `Lookahead`.
+
+    Each size of a batch has its own program.
+
+    Args:
+        full: the loop for batches like the first one.
+        examples: the number of examples of the first batch.
+        prepare: a function from the arrays of a batch to its loop.
+        sums: the layout of the loops' sums.
+    """
+
+    def __init__(
+        self,
+        full: TrainLoop,
+        examples: int,
+        prepare: Callable[[Nest], TrainLoop],
+        sums: TrainSumsLayout,
+    ):
+        self._full = full
+        self._examples = examples
+        self._prepare = prepare
+        self._sums = sums
+
+    @property
+    def model_flops(self) -> int | None:
+        """The model FLOPs of a complete global batch, forward and backward."""
+        return self._full.model_flops
+
+    def compiled(self, batches: Any) -> bool:
+        """Returns whether the program for the next batch is compiled."""
+        if batches.ended:
+            return True
+        return self._prepare(to_arrays(batches.peek())).compiled(iter(()))
+
+    def run(self, batches: Any, steps: int) -> LoopResult:
+        """Runs training steps on the devices, fewer if the stream ends."""
+        results: list[LoopResult] = []
+        done = 0
+        while done < steps and not batches.ended:
+            first = to_arrays(batches.peek())
+            loop = self._prepare(first)
+            alike = _take_alike(batches, _describe(first))
+            result = loop.run_each(alike, steps - done)
+            weight = count_examples(first) / self._examples
+            results.append(result._replace(sums=self._sums.scale(result.sums, weight)))
+            done += result.steps
+        return LoopResult(
+            np.sum([result.sums for result in results], axis=0),
+            sum(result.input_wait for result in results),
+            done,
+        )
+
+    def run_each(self, batches: Any, steps: int) -> LoopResult:
+        """Runs training steps on batches of the host."""
+        return self.run(batches, steps)
+
+    def diverged(self, sums: np.ndarray) -> bool:
+        """Returns whether the sums of a loop show a loss that is no longer finite."""
+        return self._full.diverged(sums)
+
+
+def _take_alike(batches: Lookahead, description: Any) -> Iterator[Nest]:
+    """Yields the arrays of batches until one has another shape."""
+    while not batches.ended and _describe(to_arrays(batches.peek())) == description:
+        yield to_arrays(next(batches))
+
+
+def _describe(arrays: Nest) -> Any:
+    return [(array.shape, array.dtype) for array in keras.tree.flatten(arrays)]
 
 
 class Feed:
@@ -144,8 +220,8 @@ class Feed:
         Args:
             position: the number of batches before.
             pass_steps: the number of batches of a pass over a stream, if it is known.
-            new: whether this process has not read them yet; a stream that can be read only once
-                goes on otherwise.
+            new: whether this process has not read them yet; otherwise a stream that can be read
+                only once continues where it is.
         """
         self.close()
         if isinstance(self._dataset, Stream):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
@@ -13,7 +12,7 @@ from tftpu.engines.data import conversion
 from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import one_pass
-from tftpu.engines.data.streams import Stream
+from tftpu.engines.data.streams import Stream, describe_arrays
 from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
@@ -25,8 +24,7 @@ from tftpu.tensors import Nest
 from tftpu.training import agreement, batch_values
 from tftpu.training.agreement import explained
 from tftpu.training.callbacks import BuildHooks
-from tftpu.training.epoch_loop import EpochBatches, EpochLoop
-from tftpu.training.stream_loop import StreamLoop
+from tftpu.training.epoch_loop import EpochBatches, EpochLoop, StreamLoop
 
 
 class Programs:
@@ -206,7 +204,7 @@ class Programs:
 
     def _prepare_loop_for(self, batch: Nest) -> TrainLoop:
         """Returns the train loop for batches like one of the host."""
-        spec = keras.tree.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), batch)
+        spec = describe_arrays(batch)
         microbatches = self.options.gradient_accumulation_steps
         return self._prepare_loop(
             conversion.build_shard_spec(spec, self.engine.data_shards, microbatches)

@@ -42,8 +42,8 @@ class RunProgress:
     step: int = 0
     skipped_batches: int = 0
     rollbacks: int = 0
-    window: np.ndarray | None = None
-    epoch: np.ndarray | None = None
+    window: Any = None
+    epoch: Any = None
     best: Best | None = None
     history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     epochs: list[int] = dataclasses.field(default_factory=list)

@@ -393,6 +393,14 @@ class Session:
                     f"The data start at their first batch: {self.progress.position:,} batches are "
                     "drawn and thrown away."
                 )
+        if not self.over and self._callbacks.watches_batches:
+            size = self._timetable.options.steps_per_loop
+            if size < self._options.steps_per_loop:
+                self._reporter.write_message(
+                    f"A callback has batch methods, so the devices return after {size} step(s), "
+                    f"not {self._options.steps_per_loop}. TrainConfig(steps_per_loop=N) calls them "
+                    "every N batches."
+                )
         self._callbacks.begin(self.progress)
         self._begin_at_epoch(keras_internals.find_initial_epoch(self._programs.model))
         if not self.over:
@@ -440,7 +448,7 @@ class Session:
 
     def _build_state(self) -> dict[str, Any]:
         """Returns the host's part of the state, as JSON."""
-        progress = self.progress.to_json(self._executor.train_sums.names)
+        progress = self.progress.to_json(list(self._executor.train_sums.names))
         ended = {"ended": self._timetable.steps} if self._callbacks.stopped else {}
         return {"seed": self._options.seed} | progress | ended
 
@@ -456,7 +464,7 @@ class Session:
                 restored.state["seed"],
                 self._options.seed,
             )
-        names = self._executor.train_sums.names
+        names = list(self._executor.train_sums.names)
         return RunProgress.from_json(restored.step, restored.state, names)
 
     def _check_best_metric(self) -> None:

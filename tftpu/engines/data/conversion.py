@@ -262,8 +262,8 @@ def build_last_shard_spec(spec: Nest, examples: int, replicas: int, microbatches
         raise UserError(
             f"Each epoch ends with a batch of {examples} examples, which cannot be divided into "
             f"{parts} equal parts ({replicas} replicas x {microbatches} microbatches). Pass "
-            "steps= in place of epochs=, which fills the last batch up from the next pass. Or choose "
-            f"another batch size than {size}, or leave out {examples % parts} examples."
+            "steps= in place of epochs=, which fills the last batch up from the next pass. Or "
+            f"choose another batch size than {size}, or leave out {examples % parts} examples."
         )
     shard = examples // replicas
     return keras.tree.map_structure(lambda s: tf.TensorSpec((shard, *s.shape[1:]), s.dtype), spec)

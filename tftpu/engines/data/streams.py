@@ -72,7 +72,7 @@ class Stream:
         Raises:
             OwnStepsNeeded: it has sparse or ragged tensors, or None for an optional input.
         """
-        return keras.tree.map_structure(_to_spec, to_arrays(self.first))
+        return describe_arrays(to_arrays(self.first))
 
     @property
     def symbols(self) -> Nest:
@@ -97,8 +97,8 @@ class Stream:
             position: the number of batches of the run before; those of the pass are read and thrown
                 away.
             pass_steps: the number of batches of a pass, if it is known.
-            new: whether this process has not read the batches before; a source that can be read
-                only once goes on otherwise.
+            new: whether this process has not read the batches before; otherwise a source that can
+                be read only once continues where it is.
         """
         first, (_, batches) = self.first, self._begun  # pyright: ignore[reportGeneralTypeIssues]
         self._begun = None
@@ -210,6 +210,18 @@ def is_stream(data: Any) -> bool:
     if isinstance(data, known) or hasattr(data, "shape") or isinstance(data, type):
         return False
     return hasattr(data, "__iter__") and not hasattr(data, "starting_at")
+
+
+def has_unknown_length(dataset: Any) -> bool:
+    """Returns whether tf.data does not know the number of batches of a data set."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return False
+    return bool(dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY)
+
+
+def describe_arrays(batch: Nest) -> Nest:
+    """Returns the specs of a batch of NumPy arrays."""
+    return keras.tree.map_structure(_to_spec, batch)
 
 
 def to_arrays(batch: Nest) -> Nest:

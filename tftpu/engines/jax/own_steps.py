@@ -276,9 +276,9 @@ class OwnTrainLoop:
         """Runs training steps on batches of the host."""
         return self.run(batches, steps)
 
-    def diverged(self, logs: Logs) -> bool:
+    def diverged(self, sums: Logs) -> bool:
         """Returns whether the loss is no longer finite."""
-        return not np.isfinite(logs.get("loss", 0.0))
+        return not np.isfinite(sums.get("loss", 0.0))
 
 
 def _build(model: keras.Model, batch_spec: Nest, labelled: bool) -> None:

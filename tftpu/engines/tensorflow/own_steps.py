@@ -41,7 +41,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
     def __init__(self, model: keras.Model, batch_spec: Nest, labelled: bool = True):
         super().__init__(model)
         self._labelled = labelled
-        self._step = tf.Variable(0, trainable=False, dtype=tf.int64, name="step")
+        self._step: Any = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="step")
         if labelled:
             _build(self.model, batch_spec)
 
@@ -168,9 +168,9 @@ class OwnTrainLoop:
         """Runs training steps on batches of the host."""
         return self.run(batches, steps)
 
-    def diverged(self, logs: Logs) -> bool:
+    def diverged(self, sums: Logs) -> bool:
         """Returns whether the loss is no longer finite."""
-        return not np.isfinite(logs.get("loss", 0.0))
+        return not np.isfinite(sums.get("loss", 0.0))
 
 
 def _build(model: Any, batch_spec: Nest) -> None:
