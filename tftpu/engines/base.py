@@ -25,9 +25,11 @@ class BaseEngine:
 
     Attributes:
         data_shards: number of shards that a global batch is divided into.
+        shares_unevenly: whether padding fills up batches that have no equal shards.
     """
 
     data_shards: int
+    shares_unevenly: bool = False
 
     def epoch(self, dataset: Any, endless: bool = False) -> Epoch | None:
         """Returns the length of one pass over a data set; this may read all of it."""
@@ -48,10 +50,22 @@ class BaseEngine:
             spec = dataset.spec
         else:
             spec = conversion.build_training(dataset, 0, class_weight).element_spec
+        if self.shares_unevenly:
+            spec = conversion.round_up(spec, self.data_shards * microbatches)
         return conversion.build_shard_spec(spec, self.data_shards, microbatches)
+
+    def count_examples(self, dataset: Any) -> int:
+        """Returns the number of examples of a complete global batch."""
+        if isinstance(dataset, Stream):
+            return count_examples(dataset.symbols)
+        return count_examples(conversion.build_training(dataset, 0).element_spec)
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
         """Returns the spec of one shard of the smaller batch that an epoch ends with."""
+        if self.shares_unevenly:
+            whole = conversion.replace_examples(spec, examples)
+            whole = conversion.round_up(whole, self.data_shards * microbatches)
+            return conversion.build_shard_spec(whole, self.data_shards, microbatches)
         return conversion.build_last_shard_spec(spec, examples, self.data_shards, microbatches)
 
     def evaluation_spec(self, dataset: Any) -> Nest:
@@ -200,7 +214,7 @@ class BaseExecutor:
         """The learning rate of the (first) optimizer at this step."""
         return float(ops.convert_to_numpy(self.variables.groups[0].optimizer.learning_rate))
 
-    def training(self, shard_spec: Nest) -> Any:
+    def training(self, shard_spec: Nest, examples: int | None = None) -> Any:
         """Returns the train loop for batches whose shards have this spec."""
         raise NotImplementedError
 

@@ -229,8 +229,12 @@ class Executor(Protocol):
         """
         ...
 
-    def training(self, shard_spec: Nest) -> "TrainLoop":
+    def training(self, shard_spec: Nest, examples: int | None = None) -> "TrainLoop":
         """Prepares training on batches whose shards have this spec.
+
+        Args:
+            shard_spec: the spec of a shard.
+            examples: the number of examples of a batch, if padding fills up its shards.
 
         Raises:
             UserError: the batch cannot be divided, or the model cannot be trained.
@@ -425,6 +429,10 @@ class Engine(Protocol):
             UserError: the argument is not a data set, is empty or not batched, or cannot be
                 divided.
         """
+        ...
+
+    def count_examples(self, dataset: Dataset) -> int:
+        """Returns the number of examples of a complete global batch."""
         ...
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int) -> Nest:

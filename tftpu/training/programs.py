@@ -8,7 +8,6 @@ import keras
 
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
-from tftpu.engines.data import conversion
 from tftpu.engines.data.arrays import Arrays
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import one_pass
@@ -190,24 +189,25 @@ class Programs:
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
         executor = self.prepare_executor(spec)
         self._check_values(dataset)
-        new, loop = not self._loops, self._prepare_loop(spec)
+        size = self.engine.count_examples(dataset)
+        new, loop = not self._loops, self._prepare_loop(spec, size)
         # Checked here, because now it is known that the step changes nothing but the model.
         if new and not isinstance(dataset, Stream):
             executor.warn_of_mixing(dataset, class_weight)
         if epoch is not None and epoch.last is not None:
             last = self.engine.last_spec(spec, epoch.last, microbatches)
-            loop = EpochLoop(loop, self._prepare_loop(last), epoch, executor.train_sums)
-        size = count_examples(spec) * self.engine.data_shards
+            ending = self._prepare_loop(last, epoch.last)
+            loop = EpochLoop(loop, ending, epoch, executor.train_sums)
         if isinstance(dataset, Stream):
             loop = StreamLoop(loop, size, self._prepare_loop_for, executor.train_sums)
         return loop, size
 
     def _prepare_loop_for(self, batch: Nest) -> TrainLoop:
         """Returns the train loop for batches like one of the host."""
-        spec = describe_arrays(batch)
+        size = count_examples(batch)
         microbatches = self.options.gradient_accumulation_steps
         return self._prepare_loop(
-            conversion.build_shard_spec(spec, self.engine.data_shards, microbatches)
+            self.engine.last_spec(describe_arrays(batch), size, microbatches), size
         )
 
     def _prepare_own_steps(self, dataset: Dataset, reason: OwnStepsNeeded) -> Executor:
@@ -268,13 +268,13 @@ class Programs:
             sums = executor.evaluate(dataset, lambda: clock.spend("compiling"), hooks)
         return executor.eval_sums.read(sums)
 
-    def _prepare_loop(self, spec: Nest) -> TrainLoop:
+    def _prepare_loop(self, spec: Nest, examples: int) -> TrainLoop:
         """Returns the train loop for batches of a spec, which is kept with its compiled program."""
-        key = str(spec)
+        key = f"{examples} of {spec}"
         if key not in self._loops:
             self._check_spec(spec)
             with explained(spec):
-                self._loops[key] = self.executor.training(spec)
+                self._loops[key] = self.executor.training(spec, examples)
         return self._loops[key]
 
     def _prepare(self, spec: Nest, labelled: bool = True) -> Executor:

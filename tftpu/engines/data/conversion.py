@@ -150,7 +150,7 @@ def build_whole(
         dataset, start, class_weight, gate: as for `build_training`.
         epoch: the epoch of the data set; None: its batches are complete.
     """
-    if epoch is None or isinstance(dataset, Pipeline):
+    if epoch is None or (isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs)):
         return build_training(dataset, start, class_weight, gate=gate)
     if isinstance(dataset, Epochs):
         batches = dataset.from_step(start)

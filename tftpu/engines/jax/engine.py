@@ -49,6 +49,7 @@ class JaxEngine(BaseEngine):
     def __init__(self, mesh: Mesh, setting: str = AUTO, hosts: JaxHosts | None = None):
         end_iterators_at_exit()
         self.mesh = mesh
+        self.shares_unevenly = True
         self.data_shards: int = meshes.count_batch_shards(mesh)
         self.hosts: Hosts = hosts or OneHost()
         self._part = meshes.find_batch_shard(mesh, self.hosts.index)
@@ -96,7 +97,7 @@ class JaxEngine(BaseEngine):
     ) -> Iterator[Any]:
         """Returns an endless iterator over global batches."""
         return feed.iterate_training_batches(
-            dataset, position, self.data_shards, self._part, class_weight, epoch, gate
+            dataset, position, self._part, class_weight, epoch, gate
         )
 
     def whole_batches(

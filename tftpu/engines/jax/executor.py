@@ -28,6 +28,7 @@ from tftpu.engines.jax.state import JaxState
 from tftpu.engines.jax.step.eval_step import EvalStep
 from tftpu.engines.jax.step.train_step import TrainStep
 from tftpu.engines.jax.tracing import tracing_for
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.objectives.sums import EvalSums, TrainSums
 from tftpu.errors import UserError
@@ -107,10 +108,11 @@ class JaxExecutor(BaseExecutor):
         batches = functools.partial(conversion.build_training, dataset, 0, class_weight)
         self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(batches())))
 
-    def training(self, shard_spec: Nest) -> "JaxTrainLoop":
+    def training(self, shard_spec: Nest, examples: int | None = None) -> "JaxTrainLoop":
         """Returns the train loop for batches whose shards have this spec."""
         with tracing_for(self._platform, self.variables.layout.mesh):
-            step = TrainStep(self.variables, shard_spec)
+            padded = self._shards * count_examples(shard_spec)
+            step = TrainStep(self.variables, shard_spec, examples if examples != padded else None)
         return JaxTrainLoop(
             self.variables, self._part, self._platform, step, self._compiler_options
         )
@@ -266,9 +268,7 @@ class JaxTrainLoop(BaseTrainLoop):
 
         def train(values, sums, number, batch, due):
             with tracing_for(platform, state.layout.mesh):
-                return step.train(
-                    values, sums, number, step.microbatching.remove_padding(batch), due
-                )
+                return step.train(values, sums, number, batch, due)
 
         shardings = (state.shardings, state.layout.whole)
         self._train = jax.jit(
@@ -289,7 +289,7 @@ class JaxTrainLoop(BaseTrainLoop):
         try:
             for found in itertools.islice(batches, steps):
                 waited += time.monotonic() - asked
-                batch = feed.place_shard(found, state.layout, self._part)
+                batch = self._place(found)
                 number = np.int32(state.step)
                 values, sums = self._train(
                     values, sums, number, batch, self.step.select_due(state.step)
@@ -303,12 +303,22 @@ class JaxTrainLoop(BaseTrainLoop):
 
     def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps on whole batches of the host."""
-        return self.run((feed.slice_shard(batch, self._part) for batch in batches), steps)
+        return self.run(batches, steps)
+
+    def _place(self, batch: Nest) -> Nest:
+        """Puts a batch of the host on the devices, filled up with padding."""
+        layout = self.step.microbatching
+        if layout.whole:
+            return feed.place_batch(batch, self._state.layout, self._part)
+        if count_examples(batch) * self._part.count == layout.padded != count_examples(batch):
+            return feed.place_shard(batch, self._state.layout, self._part)  # one host's part
+        padded = feed.slice_shard(feed.pad(batch, layout.padded), self._part)
+        return feed.place_shard(padded, self._state.layout, self._part)
 
     def bare(self, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of steps on one batch, and waits for them."""
         state = self._state
-        placed = feed.place_shard(batch, state.layout, self._part)
+        placed = self._place(batch)
 
         def run(steps: int) -> None:
             values = state.read_values()

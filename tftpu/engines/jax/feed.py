@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tftpu.engines.data import conversion
@@ -29,33 +30,35 @@ def iterate_arrays(batches: tf.data.Dataset) -> Iterator[Nest]:
 def iterate_training_batches(
     dataset: Any,
     start: int,
-    shards: int,
     part: BatchShard,
     class_weight: dict[int, float] | None = None,
     epoch: Epoch | None = None,
     gate: Gate | None = None,
 ) -> Iterator[Nest]:
-    """Returns an endless iterator over a part of the global batches from step `start`.
+    """Returns an endless iterator over the global batches from step `start`.
 
-    A pipeline reads only this part; other data sets are read in full.
+    A pipeline reads only the part that this process feeds; other data sets are read in full.
 
     Args:
         dataset, start, class_weight: as for `tftpu.engines.data.conversion.build_training`.
-        shards: number of shards that a batch is divided into.
         part: the part of each batch that this process feeds.
         epoch, gate: as for `tftpu.engines.engine.Engine.batches`.
     """
-    if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
-        batches = iterate_arrays(
-            conversion.build_epochs(dataset, start, epoch, shards, class_weight, gate)
-        )
-    elif isinstance(dataset, Pipeline):
+    if isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs):
         return iterate_arrays(
             conversion.build_training(dataset, start, class_weight, part.index, part.count)
         )
-    else:
-        batches = iterate_arrays(conversion.build_training(dataset, start, class_weight, gate=gate))
-    return (slice_shard(batch, part) for batch in batches)
+    return iterate_arrays(conversion.build_whole(dataset, start, epoch, class_weight, gate))
+
+
+def pad(batch: Nest, size: int) -> Nest:
+    """Fills up a batch of NumPy arrays with its first example, which is valid data."""
+    missing = size - count_examples(batch)
+    if not missing:
+        return batch
+    return jax.tree.map(
+        lambda array: np.concatenate([array, np.repeat(array[:1], missing, axis=0)]), batch
+    )
 
 
 def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:

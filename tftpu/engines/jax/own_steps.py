@@ -114,7 +114,7 @@ class JaxOwnSteps(OwnStepsExecutor):
         """Counts the steps before this one as done, although they were not trained."""
         self.step = step
 
-    def training(self, shard_spec: Nest) -> "OwnTrainLoop":
+    def training(self, shard_spec: Nest, examples: int | None = None) -> "OwnTrainLoop":
         """Returns the train loop, for batches of any shape."""
         return OwnTrainLoop(self)
 

@@ -137,18 +137,21 @@ class CompiledLosses:
         """Returns the results of the metrics, inside a scope that holds their states."""
         return keras_internals.compute_metric_results(self._model)
 
-    def compute_zero_elements(self, batch: Nest, output: Nest) -> list[Elements]:
+    def compute_zero_elements(
+        self, batch: Nest, output: Nest, valid: Tensor | None = None
+    ) -> list[Elements]:
         """Returns the losses for outputs of zeros, whose divisors are those of real outputs.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`.
             output: the shapes and dtypes of one example's outputs as `keras.KerasTensor`s.
+            valid: see `compute`.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         size = count_examples(x)
         y_pred = keras.tree.map_structure(lambda s: ops.zeros((size, *s.shape), s.dtype), output)
         with keras.StatelessScope():  # Keras would count the losses of the outputs meanwhile
-            return self._compute_elements(Outputs(y_pred, None), y, weight, None)
+            return self._compute_elements(Outputs(y_pred, None), y, weight, valid)
 
     def _compute_elements(
         self, outputs: Outputs, y: Nest, sample_weight: Nest, valid: Tensor | None

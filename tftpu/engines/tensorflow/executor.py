@@ -111,12 +111,12 @@ class TensorFlowExecutor(BaseExecutor):
             mixing.check_metrics(self.variables, batches)
             mixing.warn_of_mixing(self.variables, batches)
 
-    def training(self, shard_spec: Nest) -> "TensorFlowTrainLoop":
+    def training(self, shard_spec: Nest, examples: int | None = None) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shards have this spec."""
         with sharding.compiling_for(self._platform), self._strategy.scope():
             step = TrainStep(self.variables, shard_spec)
-        examples = count_examples(shard_spec)
-        return TensorFlowTrainLoop(self._strategy, self._platform, step, examples)
+        held = count_examples(shard_spec)
+        return TensorFlowTrainLoop(self._strategy, self._platform, step, held)
 
     def evaluate(
         self,

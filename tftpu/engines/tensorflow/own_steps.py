@@ -61,7 +61,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         """Counts the steps before this one as done, although they were not trained."""
         self._step.assign(step)
 
-    def training(self, shard_spec: Nest) -> "OwnTrainLoop":
+    def training(self, shard_spec: Nest, examples: int | None = None) -> "OwnTrainLoop":
         """Returns the train loop, for batches of any shape."""
         return OwnTrainLoop(self.model, self._step)
 

@@ -22,17 +22,29 @@ class MicrobatchLayout:
         layout: the shardings of batches.
         shard_spec: spec of one device's shard, nested `tf.TensorSpec`s.
         microbatches: number of microbatches.
+        examples: the number of examples of a batch, which padding fills up; None: it has none.
+        whole: whether every device computes the whole batch, of which the spec is then.
 
     Attributes:
         microbatches: the number of microbatches.
+        examples, whole: the arguments.
         shard: number of examples of a device's shard.
         batch: the shapes of a global batch, `jax.ShapeDtypeStruct`s.
         microbatch: the shapes of a microbatch.
     """
 
-    def __init__(self, layout: Layout, shard_spec: Nest, microbatches: int):
+    def __init__(
+        self,
+        layout: Layout,
+        shard_spec: Nest,
+        microbatches: int,
+        examples: int | None = None,
+        whole: bool = False,
+    ):
         self._layout = layout
-        self._shards = meshes.count_batch_shards(layout.mesh)
+        self.examples = examples
+        self.whole = whole
+        self._shards = 1 if whole else meshes.count_batch_shards(layout.mesh)
         self.shard = count_examples(shard_spec)
         self.microbatches = microbatches
         self.batch = self._build_shapes(shard_spec, self._shards * self.shard)
@@ -42,17 +54,16 @@ class MicrobatchLayout:
         """Returns a global batch as (microbatches, examples, ...)."""
         return jax.tree.map(self._split_microbatches, batch)
 
-    def remove_padding(self, batch: Nest) -> Nest:
-        """Returns a batch without the padding at the end of each shard."""
-        padded = count_examples(batch) // self._shards
-        if padded == self.shard:
-            return batch
+    @property
+    def padded(self) -> int:
+        """The number of examples of a batch with its padding."""
+        return self._shards * self.shard
 
-        def crop_shards(tensor):
-            apart = tensor.reshape(self._shards, padded, *tensor.shape[1:])[:, : self.shard]
-            return apart.reshape(-1, *tensor.shape[1:])
-
-        return jax.tree.map(crop_shards, batch)
+    def build_mask(self) -> Any:
+        """Returns 1.0 for examples and 0.0 for padding, (padded,); None if there is no padding."""
+        if self.examples is None:
+            return None
+        return (jnp.arange(self.padded) < self.examples).astype("float32")
 
     def find_positions(self, number: Any) -> tuple[Any, int, int]:
         """Returns the positions of a microbatch's examples in the global batch.

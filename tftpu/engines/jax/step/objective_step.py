@@ -56,6 +56,7 @@ class ObjectiveStep:
     Attributes:
         changed: the indices of the variables that the objective changes, among the untrained
             variables.
+        takes_padding: whether padding can be left out of all results.
         constants: the variables outside of the model that the objective reads, each with its value,
             which is constant in the program.
 
@@ -88,6 +89,7 @@ class ObjectiveStep:
         # Indices of the weights that layers themselves assign before the update.
         self._assigned = [i for i, v in enumerate(weights) if id(v) in updated]
         self._described = _describe(traced, self._losses, microbatching)
+        self.takes_padding: bool = traced.computed.separable and not updated
 
     def train(self, values: StateValues, step: Any, batch: Nest) -> ObjectiveResult:
         """Returns the values after an update from a global batch.
@@ -181,13 +183,14 @@ class ObjectiveStep:
         self, values: StateValues, step: Any, batch: Nest, scale: Any
     ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
         """Returns gradients, changed variables, metric states and losses of a global batch."""
-        divisors = self._compute_divisors(values, step, batch)
+        mask = self._microbatching.build_mask()
+        divisors = self._compute_divisors(values, step, batch, mask)
         own = [values.trainable[i] for i in self._own]
         changed = [*self.changed, *(self._first + i for i in self._assigned)]
 
-        def compute_microbatch(number, metrics, batch):
+        def compute_microbatch(number, metrics, batch, valid):
             def compute_loss(own):
-                result = self._run(values, own, step, number, batch, metrics)
+                result = self._run(values, own, step, number, batch, metrics, valid)
                 loss, terms = sum_losses(self._losses.terms, result.computed, divisors,
                                           self._division.parts)  # fmt: skip
                 statistics = [result.statistics[i] for i in changed]
@@ -199,12 +202,13 @@ class ObjectiveStep:
 
         zeros = self._forward.build_zero_metrics()
         if self._microbatching.microbatches == 1:
-            return compute_microbatch(0, zeros, batch)
+            return compute_microbatch(0, zeros, batch, mask)
 
         def body(carry, given):
             grads, statistics, metrics, losses = carry
+            number, part, valid = given
             new_grads, new_statistics, metrics, new_losses = compute_microbatch(
-                given[0], metrics, given[1]
+                number, metrics, part, valid
             )
             add = functools.partial(jax.tree.map, jnp.add)
             return (
@@ -221,7 +225,8 @@ class ObjectiveStep:
             zeros,
             [jnp.zeros(())] * (1 + len(self._losses.terms)),
         )
-        numbered = (jnp.arange(count), self._microbatching.split_batch(batch))
+        split = self._microbatching.split_batch
+        numbered = (jnp.arange(count), split(batch), split(mask))
         (grads, statistics, metrics, losses), _ = jax.lax.scan(body, start, numbered)
         return grads, [value / count for value in statistics], metrics, losses
 
@@ -233,6 +238,7 @@ class ObjectiveStep:
         number: Any,
         batch: Nest,
         metrics: Any = None,
+        valid: Any = None,
     ) -> Forward:
         positions = self._microbatching.find_positions(number)
         given = forward.Values(
@@ -242,9 +248,11 @@ class ObjectiveStep:
             metrics,
         )
         with self._state.gathering.reading():
-            return self._forward.run(batch, given, training=True, division=self._division)
+            return self._forward.run(
+                batch, given, training=True, division=self._division, valid=valid
+            )
 
-    def _compute_divisors(self, values: StateValues, step: Any, batch: Nest) -> Arrays:
+    def _compute_divisors(self, values: StateValues, step: Any, batch: Nest, valid: Any) -> Arrays:
         """Returns the global divisor of each loss."""
         known, losses = self._described.divisors, self._losses
         if all(value is not None for value in known):
@@ -252,9 +260,9 @@ class ObjectiveStep:
         if self._described.masked or not isinstance(losses, CompiledLosses):
             # Only the masks are used, so the compiler removes the rest of this forward pass.
             own = [values.trainable[i] for i in self._own]
-            elements = self._run(values, own, step, 0, batch).computed.elements
+            elements = self._run(values, own, step, 0, batch, valid=valid).computed.elements
         else:
-            elements = losses.compute_zero_elements(batch, self._described.output)
+            elements = losses.compute_zero_elements(batch, self._described.output, valid)
         microbatches = self._microbatching.microbatches
         return [
             jnp.asarray(compute_shard_divisor(term, found, 1, microbatches), "float32")
@@ -279,7 +287,12 @@ class ObjectiveStep:
             given = forward.Values(
                 trainable, read, state.compute_seeds(0, 0, self._microbatching.find_positions(0))
             )
-            result = self._forward.run(batch, given, training=True, division=self._division)
+            mask = self._microbatching.build_mask()
+            if mask is not None:
+                mask = mask[: len(jax.tree.leaves(batch)[0])]
+            result = self._forward.run(
+                batch, given, training=True, division=self._division, valid=mask
+            )
             results.append(result)
             computed = result.computed
             weighed = [

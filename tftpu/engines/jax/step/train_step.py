@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import keras
 
 from tftpu.engines import checks
+from tftpu.engines.data import conversion
 from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.jax.step.microbatches import MicrobatchLayout
 from tftpu.engines.jax.step.objective_step import ObjectiveStep
@@ -28,6 +29,7 @@ class TrainStep:
         state: the variables.
         shard_spec: spec of one shard of a batch, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
+        examples: the number of examples of a batch, if padding fills up its shards.
 
     Attributes:
         state: the variables.
@@ -38,21 +40,26 @@ class TrainStep:
         UserError: the shape or a layer does not allow training.
     """
 
-    def __init__(self, state: JaxState, shard_spec: Nest):
+    def __init__(self, state: JaxState, shard_spec: Nest, examples: int | None = None):
         keras.tree.map_structure(checks.refuse_spec, shard_spec)
         checks.refuse_frozen(state.model, state.groups, state.compiled)
         self.state = state
-        self.microbatching = MicrobatchLayout(
-            state.layout, shard_spec, state.options.gradient_accumulation_steps
-        )
-        self._steps = [
-            ObjectiveStep(state, i, self.microbatching) for i in range(len(state.groups))
-        ]
+        microbatches = state.options.gradient_accumulation_steps
+        self.microbatching = MicrobatchLayout(state.layout, shard_spec, microbatches, examples)
+        self._steps = self._build_steps()
+        if examples is not None and not all(one.takes_padding for one in self._steps):
+            spec = conversion.replace_examples(shard_spec, examples)
+            self.microbatching = MicrobatchLayout(state.layout, spec, 1, whole=True)
+            self._steps = self._build_steps()
         checks.refuse_counters(
             [state.untrained[i] for one in self._steps for i in one.changed], "microbatches"
         )
         self.sums = TrainSums(state.groups)
         self._every = [group.every for group in state.groups]
+
+    def _build_steps(self) -> list[ObjectiveStep]:
+        groups = range(len(self.state.groups))
+        return [ObjectiveStep(self.state, i, self.microbatching) for i in groups]
 
     @functools.cached_property
     def model_flops(self) -> int:
