@@ -164,7 +164,9 @@ class BaseState:
         """Returns the variables of the model and of the optimizers, by group of a checkpoint."""
         seeds = {id(v) for v in self.seed_states}
         groups = {"model": [v for v in self.model.variables if id(v) not in seeds]}
-        for group in self.groups:
+        for number, group in enumerate(self.groups):
+            if group.owner != number:
+                continue
             suffix = f"_{group.name}" if group.name else ""
             own = {id(v) for v in group.optimizer.variables}
             groups[f"optimizer{suffix}"] = list(group.optimizer.variables)

@@ -32,8 +32,9 @@ class StateValues(NamedTuple):
     Attributes:
         trainable: the values of the model's trainable weights.
         untrained: the values of the model's other variables, except the states of seed generators.
-        optimizers: for each objective, the values of its optimizer's variables.
-        scales: for each objective, its loss scale as (factor, steps since it changed), or ().
+        optimizers: for each objective that is the first with its optimizer, the values of the
+            optimizer's variables; [] for others.
+        scales: likewise, the loss scale as (factor, steps since it changed), or ().
         averages: moving averages of the trainable weights; empty if none are kept.
     """
 
@@ -98,11 +99,8 @@ class JaxState(BaseState):
         return StateValues(
             weights,
             [of_weight(v) for v in self.untrained],
-            [
-                [self.layout.find_slot_sharding(v) for v in group.optimizer.variables]
-                for group in self.groups
-            ],
-            [[whole for _ in _list_scale_variables(group)] for group in self.groups],
+            [[self.layout.find_slot_sharding(v) for v in own] for own in self._list_slots()],
+            [[whole for _ in own] for own in self._list_scales()],
             weights if self.averages else [],
         )
 
@@ -119,8 +117,8 @@ class JaxState(BaseState):
         return StateValues(
             self.read_trained_values(),
             [v.value for v in self.untrained],
-            [[v.value for v in group.optimizer.variables] for group in self.groups],
-            [[v.value for v in _list_scale_variables(group)] for group in self.groups],
+            [[v.value for v in own] for own in self._list_slots()],
+            [[v.value for v in own] for own in self._list_scales()],
             self.averages,
         )
 
@@ -195,9 +193,22 @@ class JaxState(BaseState):
     def _list_variables(self) -> list[keras.Variable]:
         """Returns all variables that a step changes, in the order of `_list_in_order`."""
         variables = [*self.model.trainable_variables, *self.untrained]
-        for group in self.groups:
-            variables += [*group.optimizer.variables, *_list_scale_variables(group)]
+        for slots, scale in zip(self._list_slots(), self._list_scales()):
+            variables += [*slots, *scale]
         return variables
+
+    def _list_slots(self) -> list[list[keras.Variable]]:
+        """Returns the variables of each objective's optimizer, where it is the first with it."""
+        numbered = enumerate(self.groups)
+        return [list(g.optimizer.variables) if g.owner == i else [] for i, g in numbered]
+
+    def _list_scales(self) -> list[list[keras.Variable]]:
+        """Returns likewise the factor of each loss and its counter, if it has a dynamic scale."""
+        found = []
+        for number, group in enumerate(self.groups):
+            scaler = group.scaler if group.owner == number else None
+            found.append([scaler.dynamic_scale, scaler.step_counter] if scaler else [])
+        return found
 
     def _list_in_order(self, values: StateValues) -> Arrays:
         """Returns the given values of all variables in one fixed order."""
@@ -205,8 +216,3 @@ class JaxState(BaseState):
         for optimizer, scale in zip(values.optimizers, values.scales):
             arrays += [*optimizer, *scale]
         return arrays
-
-
-def _list_scale_variables(group: Any) -> list[keras.Variable]:
-    """Returns the factor of an objective's loss and its counter; none without a dynamic scale."""
-    return [group.scaler.dynamic_scale, group.scaler.step_counter] if group.scaler else []

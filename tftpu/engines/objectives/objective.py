@@ -21,17 +21,22 @@ class Objective:
     """A loss function with the variables and the optimizer that follow it.
 
     A step of `Trainer(model, objectives=[...])` runs the objectives in order. Each sees the updates
-    of earlier objectives.
+    of earlier objectives, unless it is `simultaneous`. Objectives may share an optimizer, which then
+    counts an iteration for each.
 
     Args:
         loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),
             and optionally a dictionary of further values for each example that are logged.
         variables: the variables that follow the loss: a layer, whose trainable variables are
-            meant, or a list. None: all of the model.
+            meant, a list of layers, built or not, or a list of variables. None: all of the model.
         optimizer: a Keras optimizer or its name, with its own clipping and loss scale.
         every: the number of steps from one update to the next; the first update is at the first
             step.
         name: the name in logs and checkpoints; "" takes that of `loss_fn`.
+        simultaneous: whether the gradients are those at the beginning of the step, before the
+            updates of earlier objectives.
+        regularize: whether `model.losses` are added, which are the regularizers of weights and
+            what layers add by `add_loss`. False is for a step that leaves them out.
 
     Raises:
         UserError: `loss_fn` cannot be called, `every` is not positive, or the name has other than
@@ -49,10 +54,12 @@ class Objective:
     """
 
     loss_fn: LossFunction
-    variables: keras.Layer | Sequence[keras.Variable] | None
+    variables: keras.Layer | Sequence[keras.Layer | keras.Variable] | None
     optimizer: keras.optimizers.Optimizer | str
     every: int = 1
     name: str = ""
+    simultaneous: bool = False
+    regularize: bool = True
 
     def __post_init__(self):
         if not callable(self.loss_fn):
@@ -109,13 +116,6 @@ def list_objectives(
                 "tftpu.Objective(loss_fn, variables, optimizer). For a single loss function, use "
                 "Trainer(model, loss_fn=...)."
             )
-    own = [one.optimizer for one in objectives if not isinstance(one.optimizer, str)]
-    for optimizer in own:
-        if sum(optimizer is other for other in own) > 1:
-            raise UserError(
-                f"Two objectives share the optimizer {optimizer.name!r}, but an optimizer serves "
-                "a single list of variables: make one for each objective."
-            )
     names = [one.name for one in objectives]
     for name in names:
         if names.count(name) > 1:
@@ -142,16 +142,16 @@ def _refuse_other_parameters(loss_fn: LossFunction) -> None:
 
 
 def _refuse_other_variables(variables: Any) -> None:
-    """Raises `UserError` unless variables are a layer, a list of variables, or None."""
+    """Raises `UserError` unless variables are a layer, a list of layers or variables, or None."""
     if variables is None or isinstance(variables, keras.Layer):
         return
     if isinstance(variables, list | tuple) and all(
-        isinstance(variable, keras.Variable) for variable in variables
+        isinstance(one, keras.Layer | keras.Variable) for one in variables
     ):
         return
     given = f"the text {variables!r}" if isinstance(variables, str) else type(variables).__name__
     raise UserError(
-        f"Objective.variables is {given}: pass a layer, such as model.critic, a list of "
+        f"Objective.variables is {given}: pass a layer, such as model.critic, a list of layers or "
         "variables, or None for all variables of the model."
     )
 

@@ -10,7 +10,7 @@ import keras
 from tftpu.engines import keras_internals
 from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.losses import MEAN, RESERVED, Computed, Elements, Term, sum_of_own
-from tftpu.engines.objectives.objective import LossFunction
+from tftpu.engines.objectives.objective import Objective
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
 
@@ -20,8 +20,7 @@ class FunctionLosses:
 
     Args:
         model: the model for the function, whose unbuilt layers this builds.
-        loss_fn: see `tftpu.Objective`.
-        name: the name of the objective.
+        objective: the objective with the function.
         logged: whether the loss is logged separately from the total.
         batch: `keras.KerasTensor`s of static shape, nested as the function takes them.
 
@@ -29,14 +28,13 @@ class FunctionLosses:
         UserError: the function does not return a loss.
     """
 
-    def __init__(
-        self, model: keras.Model, loss_fn: LossFunction, name: str, logged: bool, batch: Nest
-    ):
+    def __init__(self, model: keras.Model, objective: Objective, logged: bool, batch: Nest):
         # It has no metrics: its terms measure everything.
         self.metric_variables: list[keras.Variable] = []
         self._model = model
-        self._loss_fn = loss_fn
-        self._name = name
+        self._loss_fn = objective.loss_fn
+        self._name = name = objective.name
+        self._regularize = objective.regularize
         _, values = keras_internals.build_by(self._build, batch)
         for key in {*RESERVED, f"{name}_loss"} & {*values}:
             raise UserError(
@@ -66,7 +64,8 @@ class FunctionLosses:
         ordered = (loss, *(values[key] for key in self._keys))
         elements = [Elements(ops.cast(value, "float32")) for value in ordered]
         # Only the author knows which other examples of the batch the function looks at.
-        return Computed(None, elements, sum_of_own(self._model, own()), separable=False)
+        added = sum_of_own(self._model, own()) if self._regularize else ops.zeros(())
+        return Computed(None, elements, added, separable=False)
 
     def compute_outputs(self, batch: Nest) -> Nest:
         """Returns the results of the function, as in evaluation."""

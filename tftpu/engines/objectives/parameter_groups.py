@@ -23,6 +23,8 @@ class ParameterGroup(NamedTuple):
         optimizer: their optimizer, without a loss-scaling wrapper.
         scaler: the wrapper with a dynamic loss scale; None if there is none.
         every: the number of steps from one update to the next.
+        owner: the number of the first objective with this optimizer.
+        simultaneous: whether the gradients are those at the beginning of the step.
     """
 
     name: str
@@ -31,6 +33,8 @@ class ParameterGroup(NamedTuple):
     optimizer: Any
     scaler: Any
     every: int
+    owner: int = 0
+    simultaneous: bool = False
 
 
 def build_compiled_group(model: keras.Model) -> ParameterGroup:
@@ -47,32 +51,44 @@ def build_parameter_groups(
 ) -> list[ParameterGroup]:
     """Builds the model and the optimizers for objectives, after each loss function has run once."""
     several = len(objectives) > 1
-    losses = [FunctionLosses(model, one.loss_fn, one.name, several, batch) for one in objectives]
+    losses = [FunctionLosses(model, one, several, batch) for one in objectives]
     known = {id(v) for v in model.trainable_variables}
-    groups = []
-    for one, found in zip(objectives, losses):
-        variables = _find_variables(model, one)
-        for variable in variables:
+    variables = [_find_variables(model, one) for one in objectives]
+    for one, own in zip(objectives, variables):
+        for variable in own:
             if id(variable) not in known:
                 raise UserError(
                     f"The objective {one.name!r} trains {variable.path!r}, which is not a "
                     "trainable variable of the model given to Trainer: make its layer an "
                     "attribute of the model, so that it is saved with it."
                 )
-        optimizer: Any = keras.optimizers.get(one.optimizer)
-        optimizer.build(variables)
-        name = one.name if several else ""
-        groups.append(
-            ParameterGroup(name, found, variables, *_unwrap_optimizer(optimizer), one.every)
+    optimizers: list[Any] = [keras.optimizers.get(one.optimizer) for one in objectives]
+    owners = [optimizers.index(optimizer) for optimizer in optimizers]
+    for owner in sorted({*owners}):
+        shared = [v for own, number in zip(variables, owners) if number == owner for v in own]
+        optimizers[owner].build(list({id(v): v for v in shared}.values()))
+    return [
+        ParameterGroup(
+            one.name if several else "",
+            found,
+            own,
+            *_unwrap_optimizer(optimizers[owner]),
+            every=one.every,
+            owner=owner,
+            simultaneous=one.simultaneous,
         )
-    return groups
+        for one, found, own, owner in zip(objectives, losses, variables, owners)
+    ]
 
 
 def _find_variables(model: keras.Model, objective: Objective) -> list[keras.Variable]:
     chosen = objective.variables
     if chosen is None:
         return model.trainable_variables
-    found = chosen.trainable_variables if isinstance(chosen, keras.Layer) else list(chosen)
+    found = []
+    for item in [chosen] if isinstance(chosen, keras.Layer) else chosen:
+        found += item.trainable_variables if isinstance(item, keras.Layer) else [item]
+    found = list({id(v): v for v in found}.values())
     if not found:
         raise UserError(f"The objective {objective.name!r} has no trainable variables.")
     return found

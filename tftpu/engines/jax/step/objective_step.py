@@ -91,17 +91,21 @@ class ObjectiveStep:
         self._described = _describe(traced, self._losses, microbatching)
         self.takes_padding: bool = traced.computed.separable and not updated
 
-    def train(self, values: StateValues, step: Any, batch: Nest) -> ObjectiveResult:
+    def train(
+        self, begun: StateValues, values: StateValues, step: Any, batch: Nest
+    ) -> ObjectiveResult:
         """Returns the values after an update from a global batch.
 
         Args:
-            values: the values of all variables.
+            begun: the values of all variables at the beginning of the step.
+            values: their values after the updates of earlier objectives.
             step: the number of steps done, () int32.
             batch: the global batch.
         """
-        state, group, index = self._state, self._group, self._index
-        scale = values.scales[index][0] if group.scaler else group.optimizer.loss_scale_factor
-        grads, changed, metrics, losses = self._compute_gradients(values, step, batch, scale)
+        state, group, owner = self._state, self._group, self._group.owner
+        scale = values.scales[owner][0] if group.scaler else group.optimizer.loss_scale_factor
+        at = begun if group.simultaneous else values
+        grads, changed, metrics, losses = self._compute_gradients(at, step, batch, scale)
         grads = [grad / scale for grad in grads] if scale is not None else grads
         norm = _compute_global_norm(grads)
         finite = jnp.isfinite(norm)
@@ -118,13 +122,13 @@ class ObjectiveStep:
         with jax.named_scope("optimizer"):
             own = [values.trainable[i] for i in self._own]
             updated = update.apply_gradients(
-                group, grads, self._reached, own, values.optimizers[index]
+                group, grads, self._reached, own, values.optimizers[owner]
             )
         taken = jnp.ones(())
-        scales = values.scales[index]
+        scales = values.scales[owner]
         if group.scaler is not None:
             updated = _select_where(
-                finite, updated, update.UpdateResult(own, values.optimizers[index])
+                finite, updated, update.UpdateResult(own, values.optimizers[owner])
             )
             scales = update.adjust_loss_scale(group, scales, finite)
             norm, losses, metrics = (
@@ -135,8 +139,8 @@ class ObjectiveStep:
         values = StateValues(
             _replace_entries(values.trainable, self._own, updated.variables),
             _replace_entries(values.untrained, self.changed, statistics),
-            _replace_entries(values.optimizers, [index], [updated.optimizer]),
-            _replace_entries(values.scales, [index], [scales]),
+            _replace_entries(values.optimizers, [owner], [updated.optimizer]),
+            _replace_entries(values.scales, [owner], [scales]),
             values.averages,
         )
         return ObjectiveResult(values, GroupSums(taken, losses), norm, finite, metrics)

@@ -90,7 +90,7 @@ class TrainStep:
         before = values
         for index, one in enumerate(self._steps):
             if index in due:
-                results.append(one.train(values, step, batch))
+                results.append(one.train(before, values, step, batch))
                 values = results[-1].values
                 sums_of_groups.append(results[-1].sums)
             else:

@@ -17,7 +17,11 @@ from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.lowering import flops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step import update
-from tftpu.engines.tensorflow.step.gradients import ForwardProperties, ShardGradients
+from tftpu.engines.tensorflow.step.gradients import (
+    ForwardProperties,
+    ShardGradients,
+    ShardResult,
+)
 from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
 
@@ -70,19 +74,28 @@ class ObjectiveStep:
         examples = count_examples(microbatch)
         self._gradients = ShardGradients(state, index, self.forward, described, examples)
 
-    def train(self, context: Any, batch: Nest) -> ObjectiveResult:
-        """Updates the objective's variables once, in replica context.
+    def compute_gradients(self, context: Any, batch: Nest) -> ShardResult:
+        """Returns the gradients at the present values of the variables, in replica context.
 
         Args:
             context: the replica context.
             batch: one replica's shard of the global batch.
         """
-        state, group = self._state, self._group
         before = [tf.convert_to_tensor(v.value) for v in self.statistics]
-        scale = update.read_loss_scale(group)
-        result = self._gradients.compute(context, batch, state.read_trained_values(), before, scale)
+        scale = update.read_loss_scale(self._group)
+        values = self._state.read_trained_values()
+        result = self._gradients.compute(context, batch, values, before, scale)
         grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, result.grads))
         grads = [grad / scale for grad in grads] if scale is not None else grads
+        return result._replace(grads=grads)
+
+    def update(self, result: ShardResult) -> ObjectiveResult:
+        """Updates the objective's variables once, in replica context.
+
+        Args:
+            result: what `compute_gradients` returned.
+        """
+        state, group, grads = self._state, self._group, result.grads
         norm = tf.linalg.global_norm(grads)
         finite = tf.math.is_finite(norm)
         limit = state.options.global_clipnorm
@@ -92,6 +105,7 @@ class ObjectiveStep:
         taken = tf.ones(())
         if group.scaler is not None:
             # A skipped step must change neither the moving statistics nor the logged values.
+            before = [tf.convert_to_tensor(v.value) for v in self.statistics]
             statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
         # Assigned before the update, which changes weights that layers have assigned.
         for variable, value in zip(self.statistics, statistics):

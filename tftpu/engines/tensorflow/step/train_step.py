@@ -107,9 +107,15 @@ class TrainStep:
         context: Any = tf.distribute.get_replica_context()
         state = self.state
         results, sums = [], []
+        begun = {
+            index: self._steps[index].compute_gradients(context, batch)
+            for index, group in enumerate(state.groups)
+            if group.simultaneous and (due is None or index in due)
+        }
         for index, one in enumerate(self._steps):
             if due is None or index in due:
-                results.append(one.train(context, batch))
+                found = begun.get(index) or one.compute_gradients(context, batch)
+                results.append(one.update(found))
                 sums.append(results[-1].sums)
             else:
                 sums.append(one.create_idle_sums())
