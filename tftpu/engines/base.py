@@ -25,7 +25,7 @@ class BaseEngine:
 
     Attributes:
         data_shards: number of shards that a global batch is divided into.
-        shares_unevenly: whether padding fills up batches that have no equal shards.
+        shares_unevenly: whether padding fills up complete batches that have no equal shards.
     """
 
     data_shards: int
@@ -62,11 +62,9 @@ class BaseEngine:
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
         """Returns the spec of one shard of the smaller batch that an epoch ends with."""
-        if self.shares_unevenly:
-            whole = conversion.replace_examples(spec, examples)
-            whole = conversion.round_up(whole, self.data_shards * microbatches)
-            return conversion.build_shard_spec(whole, self.data_shards, microbatches)
-        return conversion.build_last_shard_spec(spec, examples, self.data_shards, microbatches)
+        parts = self.data_shards * (microbatches if self.shares_unevenly else 1)
+        whole = conversion.round_up(conversion.replace_examples(spec, examples), parts)
+        return conversion.build_padded_shard_spec(whole, self.data_shards)
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""

@@ -15,7 +15,9 @@ import tensorflow as tf
 from tftpu.engines.data.arrays import Arrays, unwrap_features
 from tftpu.engines.data.py_dataset import PyBatches
 from tftpu.engines.engine import Epoch
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.errors import UserError
+from tftpu.tensors import Nest
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +211,8 @@ def build_epoch_batches(
 ) -> tf.data.Dataset:
     """Returns batches of one static size, with the smaller last batch of an epoch padded.
 
-    The smaller batch is divided into equally many shards. Each shard begins with its examples and
-    ends with padding, which the step for that spec ignores.
+    The smaller batch is divided into equally many shards, the last of which may lack examples. Each
+    shard begins with its examples and ends with padding, which the step for that spec ignores.
 
     Args:
         dataset: an endless data set from batch `start` on; only an epoch's last batch may be
@@ -239,16 +241,27 @@ def build_epoch_batches(
             "steps_per_epoch=, which need no epochs of one size.",
         )
         with tf.control_dependencies([same]):
-            shard = tf.identity(found) // shards
+            shard = -(-tf.identity(found) // shards)
 
         def pad_one(tensor):
-            cut = tf.reshape(tensor, (shards, shard, *tensor.shape[1:]))
+            rest = [[0, shard * shards - found], *[[0, 0]] * len(tensor.shape[1:])]
+            cut = tf.reshape(tf.pad(tensor, rest), (shards, shard, *tensor.shape[1:]))
             fill = [[0, 0], [0, padded_shard - shard], *[[0, 0]] * len(tensor.shape[1:])]
             return tf.reshape(tf.pad(cut, fill), (epoch.examples, *tensor.shape[1:]))
 
         return keras.tree.map_structure(pad_one, batch)
 
     return dataset.enumerate(start).map(pad_shards)
+
+
+def fill_up(batch: Nest, size: int) -> Nest:
+    """Fills up a batch of NumPy arrays to a number of examples with its first, which is valid."""
+    missing = size - count_examples(batch)
+    if not missing:
+        return batch
+    return keras.tree.map_structure(
+        lambda array: np.concatenate([array, np.repeat(array[:1], missing, axis=0)]), batch
+    )
 
 
 def infer_batch_size(dataset: tf.data.Dataset) -> int:

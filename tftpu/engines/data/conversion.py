@@ -244,31 +244,6 @@ def replace_examples(spec: Nest, examples: int) -> Nest:
     )
 
 
-def build_last_shard_spec(spec: Nest, examples: int, replicas: int, microbatches: int = 1) -> Nest:
-    """Returns the spec of one replica's shard of the smaller batch that an epoch ends with.
-
-    Args:
-        spec: the spec of one shard of a complete batch.
-        examples: number of examples of the smaller batch.
-        replicas: number of replicas that share a batch.
-        microbatches: number of microbatches that each shard is divided into.
-
-    Raises:
-        UserError: the replicas and microbatches do not divide the batch.
-    """
-    parts = replicas * microbatches
-    if examples % parts:
-        size = count_examples(spec) * replicas
-        raise UserError(
-            f"Each epoch ends with a batch of {examples} examples, which cannot be divided into "
-            f"{parts} equal parts ({replicas} replicas x {microbatches} microbatches). Pass "
-            "steps= in place of epochs=, which fills the last batch up from the next pass. Or "
-            f"choose another batch size than {size}, or leave out {examples % parts} examples."
-        )
-    shard = examples // replicas
-    return keras.tree.map_structure(lambda s: tf.TensorSpec((shard, *s.shape[1:]), s.dtype), spec)
-
-
 def extract_features(batch: Nest) -> Nest:
     """Returns the features of a batch.
 

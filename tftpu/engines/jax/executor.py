@@ -16,7 +16,7 @@ from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
-from tftpu.engines.data.batches import build_finite_dataset, narrow, warn_if_endless
+from tftpu.engines.data.batches import build_finite_dataset, fill_up, narrow, warn_if_endless
 from tftpu.engines.data.outputs import group_batches, iterate_ahead
 from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.engine import BatchHooks, LoopResult
@@ -312,7 +312,7 @@ class JaxTrainLoop(BaseTrainLoop):
             return feed.place_batch(batch, self._state.layout, self._part)
         if count_examples(batch) * self._part.count == layout.padded != count_examples(batch):
             return feed.place_shard(batch, self._state.layout, self._part)  # one host's part
-        padded = feed.slice_shard(feed.pad(batch, layout.padded), self._part)
+        padded = feed.slice_shard(fill_up(batch, layout.padded), self._part)
         return feed.place_shard(padded, self._state.layout, self._part)
 
     def bare(self, batch: Any) -> Callable[[int], None]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tftpu.engines.data import conversion
@@ -49,16 +48,6 @@ def iterate_training_batches(
             conversion.build_training(dataset, start, class_weight, part.index, part.count)
         )
     return iterate_arrays(conversion.build_whole(dataset, start, epoch, class_weight, gate))
-
-
-def pad(batch: Nest, size: int) -> Nest:
-    """Fills up a batch of NumPy arrays with its first example, which is valid data."""
-    missing = size - count_examples(batch)
-    if not missing:
-        return batch
-    return jax.tree.map(
-        lambda array: np.concatenate([array, np.repeat(array[:1], missing, axis=0)]), batch
-    )
 
 
 def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:

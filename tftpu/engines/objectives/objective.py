@@ -21,8 +21,8 @@ class Objective:
     """A loss function with the variables and the optimizer that follow it.
 
     A step of `Trainer(model, objectives=[...])` runs the objectives in order. Each sees the updates
-    of earlier objectives, unless it is `simultaneous`. Objectives may share an optimizer, which then
-    counts an iteration for each.
+    of earlier objectives, unless it is `simultaneous`. An optimizer that several share counts an
+    iteration for each.
 
     Args:
         loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.engines.data.arrays import unwrap_features
-from tftpu.engines.data.batches import count_batches
+from tftpu.engines.data.batches import count_batches, fill_up
 from tftpu.engines.data.conversion import (
     Epochs,
     Pipeline,
@@ -84,10 +84,15 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 
 
 def split_shards(batch: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Divides a batch of the host into consecutive shards, one per replica."""
-    if strategy.num_replicas_in_sync == 1:
+    """Divides a batch of the host into consecutive shards, one per replica.
+
+    Padding fills up the last shards if they lack examples.
+    """
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
         return keras.tree.map_structure(tf.convert_to_tensor, batch)
-    size = count_examples(batch) // strategy.num_replicas_in_sync
+    size = -(-count_examples(batch) // replicas)
+    batch = fill_up(batch, size * replicas)
 
     def slice_shard(context: Any) -> Any:
         first = context.replica_id_in_sync_group * size

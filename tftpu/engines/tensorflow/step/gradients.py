@@ -13,7 +13,6 @@ from tftpu.engines.objectives.compiled import CompiledLosses
 from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
 from tftpu.engines.objectives.losses import compute_shard_divisor, sum_losses
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
 
 Context = Any  # tf.distribute.ReplicaContext
@@ -60,6 +59,7 @@ class ShardGradients:
         forward: the forward pass of the objective.
         described: the properties of the forward pass.
         examples: number of examples of a microbatch.
+        division: how the global batch is divided.
     """
 
     def __init__(
@@ -69,14 +69,15 @@ class ShardGradients:
         forward: ForwardPass,
         described: ForwardProperties,
         examples: int,
+        division: Division,
     ):
         self._state = state
         self._group = group
         self._forward = forward
         self._described = described
         self._examples = examples
-        self._microbatches = state.options.gradient_accumulation_steps
-        self._division = Division(state.replicas, self._microbatches, EXCHANGE)
+        self._microbatches = division.microbatches
+        self._division = division
         self._losses = state.groups[group].losses
         self._terms = self._losses.terms
         place = {id(v): index for index, v in enumerate(state.model.trainable_variables)}
@@ -144,11 +145,13 @@ class ShardGradients:
             elements = losses.compute_zero_elements(batch, self._described.output)
         local = [
             tf.cast(
-                compute_shard_divisor(term, found, self._state.replicas, self._microbatches),
+                compute_shard_divisor(term, found, self._division.shards, self._microbatches),
                 tf.float32,
             )
             for term, found in zip(self._terms, elements)
         ]
+        if self._division.exchange is None:  # each replica has the whole batch
+            return local
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(local))
         return tf.unstack(total)
 
@@ -185,5 +188,6 @@ class ShardGradients:
 
     def _compute_seeds(self, context: Context, microbatch: Any) -> list[Tensor]:
         replica = tf.cast(context.replica_id_in_sync_group, tf.int32)
+        replica = tf.zeros_like(replica) if self._division.exchange is None else replica
         first = (replica * self._microbatches + microbatch) * self._examples
         return self._state.compute_seeds(replica, microbatch, first, self._group)

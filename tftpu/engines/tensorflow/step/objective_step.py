@@ -22,7 +22,6 @@ from tftpu.engines.tensorflow.step.gradients import (
     ShardGradients,
     ShardResult,
 )
-from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest, Tensor
 
 
@@ -49,6 +48,8 @@ class ObjectiveStep:
         state: the variables.
         index: number of the objective.
         microbatch: spec of a microbatch.
+        division: how the global batch is divided; without an exchange, each replica computes all of
+            it.
 
     Attributes:
         statistics: the moving statistics that the step changes, and the weights that layers assign.
@@ -58,21 +59,22 @@ class ObjectiveStep:
         UserError: the objective cannot be trained.
     """
 
-    def __init__(self, state: ModelState, index: int, microbatch: Nest):
+    def __init__(self, state: ModelState, index: int, microbatch: Nest, division: Division):
         self._state = state
+        self._repeats = state.replicas // division.shards
         self._group = state.groups[index]
         losses, untrained = self._group.losses, state.list_untrained()
         everything = ForwardPass(state, losses, [*untrained, *state.model.trainable_variables])
-        traced = _trace_forward(everything, state, microbatch)
+        traced = _trace_forward(everything, state, microbatch, division)
         checks.refuse_updates(traced.updated, state.model, untrained, state.seed_states)
         checks.warn_of_means(self._group, traced.computed)
         updated = {id(v) for v in traced.updated}
         self.statistics = [v for v in everything.statistics if id(v) in updated]
         self.forward = ForwardPass(state, losses, self.statistics)
-        described = _describe(state, self._group, traced)
+        described = _describe(self._group, traced, division.parts)
         self.divisors = described.divisors
         examples = count_examples(microbatch)
-        self._gradients = ShardGradients(state, index, self.forward, described, examples)
+        self._gradients = ShardGradients(state, index, self.forward, described, examples, division)
 
     def compute_gradients(self, context: Any, batch: Nest) -> ShardResult:
         """Returns the gradients at the present values of the variables, in replica context.
@@ -87,7 +89,13 @@ class ObjectiveStep:
         result = self._gradients.compute(context, batch, values, before, scale)
         grads = list(context.all_reduce(tf.distribute.ReduceOp.SUM, result.grads))
         grads = [grad / scale for grad in grads] if scale is not None else grads
-        return result._replace(grads=grads)
+        if self._repeats == 1:
+            return result._replace(grads=grads)
+        return result._replace(
+            grads=[grad / self._repeats for grad in grads],
+            metrics=[value / self._repeats for value in result.metrics],
+            losses=[value / self._repeats for value in result.losses],
+        )
 
     def update(self, result: ShardResult) -> ObjectiveResult:
         """Updates the objective's variables once, in replica context.
@@ -155,10 +163,11 @@ class ObjectiveStep:
         return GroupSums(zero, [zero] * (1 + len(self._group.losses.terms)))
 
 
-def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) -> Forward:
+def _trace_forward(
+    forward: ForwardPass, state: ModelState, microbatch: Nest, division: Division
+) -> Forward:
     """Traces a forward pass once, and rejects ops that XLA cannot compile if it is for a TPU."""
     results = []
-    division = Division(state.replicas, state.options.gradient_accumulation_steps, EXCHANGE)
 
     def trace(batch, seeds):
         # Regularizers read the values of the weights from the scope.
@@ -184,9 +193,8 @@ def _trace_forward(forward: ForwardPass, state: ModelState, microbatch: Nest) ->
     return results[-1]
 
 
-def _describe(state: ModelState, group: ParameterGroup, traced: Forward) -> ForwardProperties:
+def _describe(group: ParameterGroup, traced: Forward, parts: int) -> ForwardProperties:
     outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
-    parts = state.replicas * state.options.gradient_accumulation_steps
 
     def compute_divisor(term, elements):
         """Returns the global divisor of a term, from the elements of one microbatch."""

@@ -23,12 +23,15 @@ import keras
 import tensorflow as tf
 
 from tftpu.engines import checks
+from tftpu.engines.data.division import Division
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step import update
 from tftpu.engines.tensorflow.step.accumulator import Accumulator
 from tftpu.engines.tensorflow.step.loops import StepVariants
 from tftpu.engines.tensorflow.step.objective_step import ObjectiveStep
+from tftpu.engines.tensorflow.step.replicas import EXCHANGE
 from tftpu.tensors import Nest
 
 
@@ -42,6 +45,8 @@ class TrainStep:
         state: the variables.
         batch_spec: spec of one replica's shard, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
+        examples: the number of examples of a global batch, if the last shards lack some. Each
+            replica then computes the whole batch.
 
     Attributes:
         state: the variables.
@@ -54,15 +59,22 @@ class TrainStep:
         UserError: the shape or a layer does not allow training.
     """
 
-    def __init__(self, state: ModelState, batch_spec: Nest):
+    def __init__(self, state: ModelState, batch_spec: Nest, examples: int | None = None):
         keras.tree.map_structure(checks.refuse_spec, batch_spec)
         checks.refuse_frozen(state.model, state.groups, state.compiled)
         self.state = state
-        microbatches = state.options.gradient_accumulation_steps
+        division = Division(state.replicas, state.options.gradient_accumulation_steps, EXCHANGE)
+        size = count_examples(batch_spec) // division.microbatches
+        self._division, self._examples = division, examples
+        if examples is not None:
+            self._division, size = Division(), examples
         self._microbatch = keras.tree.map_structure(
-            lambda s: tf.TensorSpec((s.shape[0] // microbatches, *s.shape[1:]), s.dtype), batch_spec
+            lambda s: tf.TensorSpec((size, *s.shape[1:]), s.dtype), batch_spec
         )
-        self._steps = [ObjectiveStep(state, i, self._microbatch) for i in range(len(state.groups))]
+        self._steps = [
+            ObjectiveStep(state, i, self._microbatch, self._division)
+            for i in range(len(state.groups))
+        ]
         changed = {id(v): v for one in self._steps for v in one.statistics}
         self.statistics = [v for v in changed.values() if not v.trainable]
         checks.refuse_counters(self.statistics, "replicas")
@@ -76,8 +88,8 @@ class TrainStep:
 
         Traces the model as in evaluation: batch statistics do not count as model FLOPs.
         """
-        parts = self.state.options.gradient_accumulation_steps * self.state.replicas
-        return parts * sum(one.count_flops(self._microbatch) for one in self._steps)
+        flops = sum(one.count_flops(self._microbatch) for one in self._steps)
+        return self._division.parts * flops
 
     def forward(self, microbatch: Nest) -> Nest:
         """Returns what the forward passes of all objectives compute, as in evaluation."""
@@ -106,6 +118,8 @@ class TrainStep:
         """
         context: Any = tf.distribute.get_replica_context()
         state = self.state
+        if self._examples is not None:
+            batch = self._join_shards(batch, self._examples)
         results, sums = [], []
         begun = {
             index: self._steps[index].compute_gradients(context, batch)
@@ -129,6 +143,16 @@ class TrainStep:
         skipped = 1.0 - tf.cast(finite, tf.float32)
         metrics = [value for result in results for value in result.metrics]
         self.accumulator.add(self.sums.build_vector(state.replicas, norm, skipped, sums, metrics))
+
+    def _join_shards(self, batch: Nest, examples: int) -> Nest:
+        """Returns the whole batch on each replica."""
+
+        def join(shard):
+            # Not every strategy exchanges small numbers.
+            sent = shard if shard.dtype.is_floating else tf.cast(shard, tf.int32)
+            return tf.cast(EXCHANGE.gather(sent, self.state.replicas)[:examples], shard.dtype)
+
+        return keras.tree.map_structure(join, batch)
 
     def synchronise(self) -> None:
         """Sets the moving statistics of all replicas to their mean, in replica context."""
