@@ -413,6 +413,27 @@ def reading_variables(read: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def assigning_variables(check: Callable[[Any, bool], None]) -> Iterator[None]:
+    """Lets a function see every variable before it is assigned, within the block.
+
+    Args:
+        check: a function of a variable, and of whether a `keras.StatelessScope` takes the value.
+    """
+    kind: Any = backend.Variable
+    own = kind.assign
+
+    def assign(variable: Any, value: Any) -> Any:
+        check(variable, backend.in_stateless_scope())
+        return own(variable, value)
+
+    kind.assign = assign
+    try:
+        yield
+    finally:
+        kind.assign = own
+
+
+@contextlib.contextmanager
 def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iterator[None]:
     """Lets a function compute the random initial values of variables, within the block.
 

@@ -31,6 +31,7 @@ from tftpu.engines.jax.placement.sharding import Layout
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_own_variables, to_logs
+from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
 Arrays = list[Any]  # a list of jax.Array
@@ -94,6 +95,7 @@ class JaxOwnSteps(OwnStepsExecutor):
             [self.layout.find_slot_sharding(v) for v in self._groups[2]],
             [whole for _ in self._groups[3]],
         )
+        self._outside = OutsideVariables(self._groups)
         self._place_variables()
         self._train = self._compile(
             model.train_step,
@@ -130,8 +132,10 @@ class JaxOwnSteps(OwnStepsExecutor):
         try:
             for found in itertools.islice(batches, steps):
                 waited += time.monotonic() - asked
+                self._outside.check()
                 logs, given = self._train(tuple(values), self._place(found))
                 values = StateValues(*map(list, given))
+                self._outside.keep()
                 self.step += 1
                 done, asked = done + 1, time.monotonic()
         finally:
@@ -205,11 +209,15 @@ class JaxOwnSteps(OwnStepsExecutor):
             with tracing_for(self._platform, self.layout.mesh), self._gathering.reading():
                 return step(state, batch)
 
+        def trace(state, batch):
+            with self._outside.watching():
+                return run(state, batch)
+
         if self.model.run_eagerly:
             return jax.disable_jit()(run)
         if not self.model.jit_compile:
             return run
-        return jax.jit(run, out_shardings=(self.layout.whole, shardings), **options)
+        return jax.jit(trace, out_shardings=(self.layout.whole, shardings), **options)
 
     def _read(self) -> StateValues:
         return StateValues(*([v.value for v in group] for group in self._groups))
@@ -244,6 +252,66 @@ class JaxOwnSteps(OwnStepsExecutor):
             feed.iterate_arrays(batches), int(batches.cardinality()), dataset=dataset
         )
         return group_batches(items, self.steps_per_execution)
+
+
+class OutsideVariables:
+    """The variables that compiled steps read although they are not in their state.
+
+    A compiled step keeps the values that they had when it was traced.
+
+    Args:
+        state: the variables in the state of a step, in groups.
+    """
+
+    def __init__(self, state: list[list[keras.Variable]]):
+        self._known = {id(v) for group in state for v in group}
+        self._read: dict[int, keras.Variable] = {}
+        self._values: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Records what a step reads in the block; refuses what it assigns outside of its state."""
+        with (
+            keras_internals.reading_variables(self._record),
+            keras_internals.assigning_variables(self._check_assigned),
+        ):
+            yield
+
+    def keep(self) -> None:
+        """Keeps the values of the variables that were read."""
+        for key, variable in self._read.items():
+            self._values.setdefault(key, variable.value)
+
+    def check(self) -> None:
+        """Raises `UserError` if one of these variables has changed since a step was traced."""
+        for key, value in self._values.items():
+            if self._read[key].value is not value:
+                raise UserError(
+                    f"The model's own step reads the variable {self._read[key].path!r}, which has "
+                    "changed but is not part of the model. On JAX, a compiled step keeps the value "
+                    "that it had at first: make it an attribute of the model, and take its value "
+                    "from the state."
+                )
+
+    def _record(self, variable: keras.Variable, value: Any) -> Any:
+        if isinstance(value, jax.core.Tracer):
+            return value
+        if id(variable) in self._known:
+            raise UserError(
+                f"The model's own step reads the variable {variable.path!r} from the model. In a "
+                "step, its value is in the state that the step is given: take it from there, or "
+                "read it within model.stateless_call(...) or a keras.StatelessScope."
+            )
+        self._read[id(variable)] = variable
+        return value
+
+    def _check_assigned(self, variable: keras.Variable, scoped: bool) -> None:
+        if not scoped or id(variable) not in self._known:
+            raise UserError(
+                f"The model's own step assigns the variable {variable.path!r} outside of the state "
+                "that it is given and returns, so the change would be lost. Return the new value "
+                "as part of the state; the variable must be an attribute of the model."
+            )
 
 
 class OwnTrainLoop:

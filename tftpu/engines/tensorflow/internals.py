@@ -89,6 +89,32 @@ def list_changed_resources(graph: Any) -> list[str]:
     Args:
         graph: the graph of the function.
     """
+    found = []
+    for owner, kind in _list_changed(graph):
+        name = getattr(owner, "name", None)
+        found.append(f"the variable {name!r}" if name else f"a queue, table or the like ({kind})")
+    return found
+
+
+def list_changed_variables(graph: Any) -> list[tf.Variable]:
+    """Returns the variables outside of a function that its ops may change.
+
+    Args:
+        graph: the graph of the function.
+
+    Raises:
+        LookupError: its ops may change something else; the message names the op.
+    """
+    found = []
+    for owner, kind in _list_changed(graph):
+        if not isinstance(owner, tf.Variable):
+            raise LookupError(kind)
+        found.append(owner)
+    return found
+
+
+def _list_changed(graph: Any) -> list[tuple[Any, str]]:
+    """Returns the owners of what a function may change, with the type of an op that does."""
     read = control_deps.get_read_only_resource_input_indices_graph(graph)
     places = {id(tensor): place for place, tensor in enumerate(graph.inputs)}
     found = []
@@ -99,10 +125,7 @@ def list_changed_resources(graph: Any) -> list[str]:
         if op is None:
             continue
         owner = getattr(outside, "_parent_trackable", lambda: None)()
-        name = getattr(owner, "name", None)
-        found.append(
-            f"the variable {name!r}" if name else f"a queue, table or the like by the op {op.type}"
-        )
+        found.append((owner, op.type))
     return found
 
 

@@ -22,8 +22,9 @@ from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_own_variables, to_logs
-from tftpu.engines.tensorflow import functions
+from tftpu.engines.tensorflow import functions, internals
 from tftpu.engines.tensorflow.leaves import build_leaves
+from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
 logger = logging.getLogger(__name__)
@@ -40,10 +41,12 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     def __init__(self, model: keras.Model, batch_spec: Nest, labelled: bool = True):
         super().__init__(model)
-        self._labelled = labelled
         self._step: Any = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="step")
+        self._groups: dict[str, list[Any]] = {"model": model.variables}
         if labelled:
-            _build(self.model, batch_spec)
+            graph = _build(self.model, batch_spec)
+            self._groups = list_own_variables(self.model)
+            self._groups["outside"] = _list_outside(graph, self._groups) if graph else []
 
     @property
     def step(self) -> int:
@@ -109,12 +112,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
-        groups = (
-            list_own_variables(self.model)
-            if self._labelled
-            else {"model": list(self.model.variables)}
-        )
-        return build_leaves({**groups, "step": [self._step], "ema": []})
+        return build_leaves({**self._groups, "step": [self._step], "ema": []})
 
     def _iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
         if isinstance(dataset, Stream):
@@ -173,19 +171,40 @@ class OwnTrainLoop:
         return not np.isfinite(sums.get("loss", 0.0))
 
 
-def _build(model: Any, batch_spec: Nest) -> None:
-    """Creates the variables of a model and of its step, before a checkpoint is restored."""
-    if not keras_internals.overrides(model, "train_step") or model.run_eagerly:
-        keras_internals.build(model, batch_spec)
-        return
+def _build(model: Any, batch_spec: Nest) -> Any:
+    """Creates the variables of a model and of its step, before a checkpoint is restored.
+
+    Returns:
+        The graph of a step; None if it is not known before the first batch.
+    """
     try:
         keras_internals.build(model, batch_spec)
-    except Exception:  # a model with its own step may have no `call`
+    except Exception:
+        if not keras_internals.overrides(model, "train_step") or model.run_eagerly:
+            raise
+        # A model with its own step may have no `call`.
         logger.info("The model cannot be called on a batch.", exc_info=True)
+    parts = keras.tree.flatten(batch_spec)
+    if model.run_eagerly or any(s is not None and (s.sparse or s.ragged) for s in parts):
+        return None
     specs = keras.tree.map_structure(
         lambda s: None if s is None else tf.TensorSpec(s.shape, s.dtype), batch_spec
     )
-    tf.function(model.train_step, autograph=False).get_concrete_function(specs)
+    return tf.function(model.train_step, autograph=False).get_concrete_function(specs).graph
+
+
+def _list_outside(graph: Any, groups: dict[str, list[Any]]) -> list[tf.Variable]:
+    """Returns the variables that a step changes and that are in no group."""
+    known = {id(getattr(v, "value", v)) for group in groups.values() for v in group}
+    try:
+        changed = internals.list_changed_variables(graph)
+    except LookupError as error:
+        raise UserError(
+            f"The model's own step changes a queue, table or the like ({error}), which no "
+            "checkpoint would hold. Keep the state in a variable, and read other data in the "
+            "input pipeline."
+        ) from error
+    return [variable for variable in changed if id(variable) not in known]
 
 
 def _to_tensors(batch: Nest) -> Nest:
