@@ -41,6 +41,7 @@ def refuse_model(
     """
     if keras.backend.backend() == "jax":
         _refuse_lookups(model)
+        _refuse_tensorflow_variables(model, [one.loss_fn for one in objectives])
     if objectives:
         _refuse_stateful(model, UserError)
         _refuse_compiled_parts(model)
@@ -254,6 +255,23 @@ def _refuse_lookups(model: keras.Model) -> None:
                 f"The layer {layer.name!r} is a {type(layer).__name__}, which works only under "
                 "TensorFlow, but the model trains on JAX. Apply the layer in the input pipeline, "
                 "data.map(lambda x, y: (layer(x), y)), and leave it out of the model."
+            )
+
+
+def _refuse_tensorflow_variables(model: keras.Model, functions: Sequence[Any]) -> None:
+    """Raises `UserError` if a model or functions use a `tf.Variable`, which JAX does not follow."""
+    methods = [getattr(type(model), name, None) for name in ("call", "compute_loss", *_OWN)]
+    found = dict(vars(model))
+    for function in [*functions, *methods]:
+        if inspect.isfunction(function):
+            known = inspect.getclosurevars(function)
+            found |= {**known.globals, **known.nonlocals}
+    for name, value in found.items():
+        if isinstance(value, tf.Variable):
+            raise UserError(
+                f"{name!r} is a tf.Variable, but the model trains on JAX, where a compiled step "
+                "would keep the value that it has now. Make it a keras.Variable, as an attribute "
+                "of the model."
             )
 
 
