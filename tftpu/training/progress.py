@@ -37,6 +37,7 @@ class RunProgress:
         ended: the length that the run had when a callback ended it; None: no callback did.
         callbacks: the numbers that Keras's own callbacks remember, by callback.
         pass_steps: the number of batches of a stream; None: unknown.
+        begun_at: the steps of earlier runs of the same `Trainer`, which its executor counts, too.
     """
 
     step: int = 0
@@ -50,6 +51,7 @@ class RunProgress:
     ended: int | None = None
     callbacks: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     pass_steps: int | None = None
+    begun_at: int = 0
 
     @property
     def position(self) -> int:
@@ -63,7 +65,8 @@ class RunProgress:
             step: the number of steps done; the sums of later steps, which an error interrupted, are
                 dropped.
         """
-        known = copy.deepcopy(self) if step == self.step else RunProgress(step)
+        new = RunProgress(step, begun_at=self.begun_at)
+        known = copy.deepcopy(self) if step == self.step else new
         known.history, known.epochs = copy.deepcopy(self.history), list(self.epochs)
         known.callbacks, known.skipped_batches = {}, self.skipped_batches
         return known

@@ -98,11 +98,11 @@ class Session:
         check_profile(self._options.profile, timetable.steps)
         restored = self._restore_newest()
         self._resumes = restored is not None
-        self.progress = restored or before.continue_from(self._executor.step)
+        self.progress = restored or before.continue_from(self._executor.step - before.begun_at)
         if self.progress.pass_steps is not None and timetable.pass_steps is None:
             self._timetable = timetable.end_data(self.progress.pass_steps, feed.begins_again)
         if self.progress.step < timetable.first_step:
-            self._executor.begin_at(timetable.first_step)
+            self._executor.begin_at(self.progress.begun_at + timetable.first_step)
             self.progress.step = timetable.first_step
         self.progress.extend(self._timetable.steps)
         self._reporter = build_reporter(self.progress.step)
@@ -412,7 +412,7 @@ class Session:
         if epoch and self._timetable.lengths:
             first = self._timetable.count_steps(epoch)
             if first > self._step:
-                self._executor.begin_at(first)
+                self._executor.begin_at(self.progress.begun_at + first)
                 self.progress.step = first
 
     def _finish_saving(self) -> None:

@@ -116,6 +116,7 @@ class Trainer:
         self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
         self._programs = Programs(self.engine, self.model, self.options, objectives)
         self._progress = RunProgress()
+        self._done = False  # whether the last call of `fit` came to its end
 
     @property
     def executor(self) -> Executor:
@@ -156,7 +157,9 @@ class Trainer:
         """Trains, and evaluates and saves meanwhile. The arguments are those of Keras's `fit`.
 
         Either `epochs` or `steps` says how long the run is. Both count from the beginning of the
-        run, not of the call: the same command resumes, and a larger number continues.
+        run, not of the call: the same command resumes, and a larger number continues. Without a
+        workdir, `epochs` count from the beginning of the call, as in Keras, once an earlier call
+        came to its end.
 
         Args:
             x: arrays (NumPy, pandas, tensors; nested as the model's inputs); or batches of the
@@ -209,6 +212,8 @@ class Trainer:
             eval_every=eval_every,
         )
         verbose, listed = arguments.parse_verbosity(verbose), arguments.list_callbacks(callbacks)
+        if self._done and self.workdir is None and length.by_epochs:
+            self._progress, self.account.reached = RunProgress(begun_at=self.step), 0
         arrays = (x, y, sample_weight)
         if validation_split and validation_data is None:
             arrays, validation_data = data_arguments.split_arrays(*arrays, validation_split)
@@ -217,7 +222,7 @@ class Trainer:
             batch_size=batch_size,
             steps_per_epoch=steps_per_epoch,
             shuffle=shuffle,
-            seed=self.options.seed,
+            seed=self.options.seed + self._progress.begun_at,
         )
         validation_data = data_arguments.prepare_validation_data(
             validation_data,
@@ -445,7 +450,10 @@ class Trainer:
                     verbose=verbose,
                 ),
             )
+            self._done = False
             try:
-                return session.run()
+                history = session.run()
+                self._done = True
             finally:
                 self._progress = session.progress
+            return history
