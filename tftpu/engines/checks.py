@@ -193,7 +193,7 @@ def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
 def warn_of_means(group: "ParameterGroup", computed: Computed) -> None:
     """Warns of a loss that returns one number for a whole shard of the batch."""
     for term, elements in zip(group.losses.terms, computed.elements):
-        if elements.is_scalar and term.counts:
+        if elements.is_scalar and term.counts and not elements.whole:
             warnings.warn(
                 f"The loss {term.name!r} is one number for a whole batch. Each device computes it "
                 "for its own shard, and the mean of the shards is used. So another number of "

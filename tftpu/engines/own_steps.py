@@ -179,7 +179,11 @@ def to_logs(given: Any) -> Logs:
             f"The model's own step returns a {type(given).__name__}: it must return a dictionary "
             "of logs, such as {'loss': loss}."
         )
-    return Logs({name: _to_number(name, value) for name, value in given.items()})
+    found = Logs()
+    for name, value in given.items():
+        # Keras's compiled metrics are one metric whose result is a dictionary.
+        found |= to_logs(value) if isinstance(value, dict) else {name: _to_number(name, value)}
+    return found
 
 
 def _to_number(name: str, value: Any) -> float:

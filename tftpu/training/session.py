@@ -305,6 +305,8 @@ class Session:
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
+        if not self._options.best_metric and metric not in results:
+            return  # a step of the model's own may log anything
         value, before = results[metric], self.progress.best
         if not math.isfinite(value):
             logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import keras
 
 from tftpu.engines import keras_internals
+from tftpu.engines.collectives import all_gather
+from tftpu.engines.data.division import find_division
 from tftpu.engines.objectives.losses import (
     Computed,
     Elements,
@@ -124,8 +126,9 @@ class CompiledLosses:
         with keras.name_scope("loss"):
             elements = self._compute_elements(outputs, y, weight, valid)
         with keras.name_scope("metrics"):
-            self.update_metrics(y, outputs.y_pred, weight, valid)
-        separable = self._weighable and not added and not any(e.is_scalar for e in elements)
+            divides = self.update_metrics(y, outputs.y_pred, weight, valid)
+        separable = self._weighable and divides and not added
+        separable = separable and not any(e.is_scalar for e in elements)
         return Computed(outputs.y_pred, elements, sum_of_own(self._model, added), separable)
 
     def compute_outputs(self, batch: Nest) -> Nest:
@@ -166,15 +169,19 @@ class CompiledLosses:
 
     def update_metrics(
         self, y: Nest, y_pred: Nest, sample_weight: Nest, valid: Tensor | None
-    ) -> None:
+    ) -> bool:
         """Updates every metric. A surrounding `keras.StatelessScope` keeps the new states.
 
         Args:
             y, y_pred, sample_weight: as for `keras.Model.compute_metrics`.
             valid: see `compute`.
+
+        Returns:
+            Whether padding could be left out of all of them.
         """
+        divides = True
         if not self._metrics:
-            return
+            return divides
         y = keras_internals.flatten_outputs(self._model, y)
         y_pred = keras_internals.flatten_outputs(self._model, y_pred)
         weights: list[Tensor | None] = [None] * len(y)
@@ -182,7 +189,15 @@ class CompiledLosses:
             given = keras_internals.flatten_outputs(self._model, sample_weight)
             weights = [*given] if len(given) == len(y) else given[:1] * len(y)
         for metric, output, weighted in self._metrics:
-            _refuse_scalar(metric, y[output], y_pred[output])
+            if _returns_one_number(metric, y[output], y_pred[output]):
+                if weighted and weights[output] is not None:
+                    raise OwnStepsNeeded(
+                        f"The metric {metric.name!r} returns one number for the whole batch, so "
+                        "weights of examples cannot be applied to it."
+                    )
+                _update_whole(metric, y[output], y_pred[output])
+                divides = False
+                continue
             factors = [weights[output] if weighted else None]
             factors.append(valid if self._weighable else None)
             given = [factor for factor in factors if factor is not None]
@@ -197,6 +212,7 @@ class CompiledLosses:
             metric.update_state(
                 y[output], y_pred[output], sample_weight=compute_product(shape, *given)
             )
+        return divides
 
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
@@ -250,7 +266,9 @@ def _compute_term(
                 "masks of examples cannot be applied to it. (A loss of one value per example, "
                 "(batch,), can be divided.)"
             )
-        return Elements(values, factor=_read_factor(term))
+        if find_division().shards > 1:
+            values = ops.cast(term.loss.call(_gather(y), _gather(y_pred)), "float32")
+        return Elements(values, factor=_read_factor(term), whole=_is_whole())
     count = compute_product(values.shape, mask, out_mask, valid)
     weight = compute_product(values.shape, mask, out_mask, valid, sample_weight)
     if term.loss.reduction == "mean_with_sample_weight":
@@ -306,6 +324,8 @@ def _call_loss(
     term: keras_internals.CompiledTerm, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None
 ) -> Elements:
     """Returns the elements of a loss with its own `__call__`, which returns one number."""
+    if find_division().shards > 1:
+        y, y_pred, sample_weight = _gather(y), _gather(y_pred), _gather(sample_weight)
     values = ops.cast(term.loss(y, y_pred, sample_weight), "float32")
     if len(values.shape):
         raise UserError(
@@ -314,7 +334,7 @@ def _call_loss(
             "each example, override call(y_true, y_pred) instead: Keras weights and reduces "
             "these values."
         )
-    return Elements(values, factor=_read_factor(term))
+    return Elements(values, factor=_read_factor(term), whole=_is_whole())
 
 
 def _read_factor(term: keras_internals.CompiledTerm) -> Tensor | None:
@@ -324,10 +344,33 @@ def _read_factor(term: keras_internals.CompiledTerm) -> Tensor | None:
     return ops.cast(term.weight.value, "float32")
 
 
-def _refuse_scalar(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
+def _returns_one_number(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> bool:
     values = keras_internals.compute_metric_values(metric, y, y_pred)
-    if values is not None and len(values.shape) == 0:
-        raise OwnStepsNeeded(
-            f"The metric {metric.name!r} returns one number for the whole batch, so padding "
-            "cannot be left out. (A metric of one value per example, (batch,), can be divided.)"
+    return values is not None and len(values.shape) == 0
+
+
+def _update_whole(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
+    """Updates a metric of the whole batch: each replica adds an equal share of it."""
+    if not _is_whole():
+        raise UserError(
+            f"The metric {metric.name!r} returns one number for a whole batch, but the batch is "
+            "computed in microbatches: set gradient_accumulation_steps=1, or return one value for "
+            "each example, (batch,)."
         )
+    shards = find_division().shards
+    if shards == 1:
+        metric.update_state(y, y_pred)
+    else:
+        metric.update_state(_gather(y), _gather(y_pred), sample_weight=1.0 / shards)
+
+
+def _is_whole() -> bool:
+    """Returns whether results for the global batch can be computed at once."""
+    return find_division().microbatches == 1
+
+
+def _gather(part: Nest) -> Nest:
+    """Returns the examples of all replicas, unless they are computed in microbatches."""
+    if part is None or not _is_whole():
+        return part
+    return keras.tree.map_structure(all_gather, part)

@@ -58,12 +58,14 @@ class Elements(NamedTuple):
         weight: the weight of each element, of the same shape; None: all are 1.
         count: the summands of the divisor, of the same shape; None: all are 1.
         factor: the value of the term's weight if that is a variable, (); None: it is no variable.
+        whole: whether values of shape () are those of the whole global batch.
     """
 
     values: Tensor
     weight: Tensor | None = None
     count: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # hides tuple.count
     factor: Tensor | None = None
+    whole: bool = False
 
     @property
     def is_scalar(self) -> bool:

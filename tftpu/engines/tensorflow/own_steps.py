@@ -42,11 +42,11 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
     def __init__(self, model: keras.Model, batch_spec: Nest, labelled: bool = True):
         super().__init__(model)
         self._step: Any = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="step")
-        self._groups: dict[str, list[Any]] = {"model": model.variables}
+        self._labelled = labelled
+        self._outside: list[Any] = []
         if labelled:
             graph = _build(self.model, batch_spec)
-            self._groups = list_own_variables(self.model)
-            self._groups["outside"] = _list_outside(graph, self._groups) if graph else []
+            self._outside = _list_outside(graph, list_own_variables(model)) if graph else []
 
     @property
     def step(self) -> int:
@@ -112,7 +112,10 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
-        return build_leaves({**self._groups, "step": [self._step], "ema": []})
+        groups = {"model": list(self.model.variables)}
+        if self._labelled:
+            groups = {**list_own_variables(self.model), "outside": self._outside}
+        return build_leaves({**groups, "step": [self._step], "ema": []})
 
     def _iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
         if isinstance(dataset, Stream):
@@ -177,13 +180,14 @@ def _build(model: Any, batch_spec: Nest) -> Any:
     Returns:
         The graph of a step; None if it is not known before the first batch.
     """
-    try:
+    own = keras_internals.overrides(model, "train_step")
+    if not own:
         keras_internals.build(model, batch_spec)
-    except Exception:
-        if not keras_internals.overrides(model, "train_step") or model.run_eagerly:
-            raise
-        # A model with its own step may have no `call`.
-        logger.info("The model cannot be called on a batch.", exc_info=True)
+    elif model.run_eagerly:
+        try:
+            keras_internals.build(model, batch_spec)
+        except Exception:  # such a model may have no `call`: its first batch builds it
+            logger.info("The model cannot be called on a batch.", exc_info=True)
     parts = keras.tree.flatten(batch_spec)
     if model.run_eagerly or any(s is not None and (s.sparse or s.ragged) for s in parts):
         return None

@@ -24,6 +24,12 @@ def gather(x: Tensor, shards: int) -> Tensor:
     Returns:
         (shards * examples, ...), from which gradients flow back to each replica.
     """
+    if x.dtype.size < 4 and not x.dtype.is_floating:  # not every strategy exchanges such numbers
+        return tf.cast(_gather_wide(tf.cast(x, tf.int32), shards), x.dtype)
+    return _gather_wide(x, shards)
+
+
+def _gather_wide(x: Tensor, shards: int) -> Tensor:
     context: Any = tf.distribute.get_replica_context()
     if context is None:  # outside of a replica, only the shapes are traced
         return tf.concat([x] * shards, 0)

@@ -147,12 +147,9 @@ class TrainStep:
     def _join_shards(self, batch: Nest, examples: int) -> Nest:
         """Returns the whole batch on each replica."""
 
-        def join(shard):
-            # Not every strategy exchanges small numbers.
-            sent = shard if shard.dtype.is_floating else tf.cast(shard, tf.int32)
-            return tf.cast(EXCHANGE.gather(sent, self.state.replicas)[:examples], shard.dtype)
-
-        return keras.tree.map_structure(join, batch)
+        return keras.tree.map_structure(
+            lambda shard: EXCHANGE.gather(shard, self.state.replicas)[:examples], batch
+        )
 
     def synchronise(self) -> None:
         """Sets the moving statistics of all replicas to their mean, in replica context."""
