@@ -10,7 +10,7 @@ KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece hugg
 TRANSFORM := tensorflow-transform==1.21.0 tfx-bsl==1.21.0 tf_keras==2.20.1 pydot dill
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-all test-slow test-parity durations exhaustive fuzz audit test-matrix lint types format \
+.PHONY: train test test-all test-slow test-parity durations exhaustive fuzz audit peer-tests test-matrix lint types format \
 	docs pictures clean
 
 # `make train ENGINE=jax` trains the same on the JAX engine, in a workdir of its own.
@@ -50,6 +50,12 @@ durations: $(VENV)/.parity
 	-$(PYTEST) $(SLOW) $(TWO:2=3) $(OTHER) --junitxml=build/slow3.xml
 	-$(PYTEST) -m parity $(TWO) --junitxml=build/parity.xml
 	$(BIN)/python -m tests.support.repository.durations $(addprefix build/,fast.xml slow1.xml slow2.xml slow3.xml parity.xml)
+
+# Keras's own tests through `Trainer`: KERAS_TESTS is a checkout of Keras at the installed version's tag.
+peer-tests: $(VENV)/.dev
+	$(BIN)/python -m tests.peer.run $(KERAS_TESTS)
+	$(BIN)/python -m tests.peer.run $(KERAS_TESTS) --backend=jax
+	$(BIN)/python -m tests.peer.run $(KERAS_TESTS) --backend=jax --devices=4
 
 # The packages that are installed, against the public database of vulnerabilities: over the network.
 audit: $(VENV)/.dev

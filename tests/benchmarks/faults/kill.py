@@ -2,12 +2,16 @@
 
     python -m tests.benchmarks.faults.kill                       # 100 by SIGKILL, 100 by SIGTERM
     python -m tests.benchmarks.faults.kill --kills=5 --terms=5
+    KERAS_BACKEND=jax python -m tests.benchmarks.faults.kill --kills=10 --terms=0
 
 Every run is a separate process that trains, saves and is ended from outside, then started again
 until all steps are done, and compared with an undisturbed run: all checkpointed variables bit for
 bit, and every line of metrics.jsonl. A third of the SIGKILLs come at any moment after the start, a
 third at any moment of the training, a third while a checkpoint is being written. TensorFlow is
 imported once, by the parent, and initialized by each process after its fork.
+
+On Keras's JAX backend the run is another one: two devices, a `train_step` of the model's own, a
+generator as data, callbacks with batch methods.
 """
 
 import argparse
@@ -22,6 +26,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import keras
+
 from tests.support.models.training import make_trainer
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -29,20 +35,74 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 STEPS = 150
 _LONGEST = 300.0  # seconds for one process
-_GROUPS = ("model", "optimizer", "ema", "step")
+_ON_JAX = keras.backend.backend() == "jax"
+_GROUPS = ("model", "optimizer", "seeds" if _ON_JAX else "ema", "step")
+
+
+class Started(keras.callbacks.Callback):
+    """Tells the parent that training has begun; as a batch method, it is called for each batch."""
+
+    def __init__(self, workdir: Path):
+        super().__init__()
+        self._workdir = workdir
+
+    def on_train_batch_begin(self, batch, logs=None):
+        (self._workdir / "started").touch()
+
+
+def train_own_step(workdir: Path) -> None:
+    """Trains by a `train_step` on the JAX engine, resuming from the workdir's checkpoints."""
+    import jax
+    import numpy as np
+
+    import tftpu
+
+    class Own(keras.Sequential):
+        def measure(self, trainable, untrained, x, y):
+            y_pred, untrained = self.stateless_call(trainable, untrained, x, training=True)
+            return keras.ops.mean((y_pred - y) ** 2), untrained
+
+        def train_step(self, state, data):
+            trainable, untrained, slots, states = state
+            differentiate = jax.value_and_grad(self.measure, has_aux=True)
+            (loss, untrained), gradients = differentiate(trainable, untrained, *data)
+            trainable, slots = self.optimizer.stateless_apply(slots, gradients, trainable)
+            return {"mse": loss}, (trainable, untrained, slots, states)
+
+    class WarmUp(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            done = int(self.model.optimizer.iterations.value)
+            self.model.optimizer.learning_rate = 0.001 * min(1.0, done / 40)
+
+    def draw_batches():
+        rng = np.random.default_rng(0)
+        while True:
+            x = rng.normal(size=(32, 16)).astype("float32")
+            yield x, x[:, :4] ** 2
+
+    with tftpu.connect("none", virtual_devices=2).scope():
+        keras.utils.set_random_seed(3)
+        dense = keras.layers.Dense
+        dropout = keras.layers.Dropout(0.2)
+        model = Own([keras.Input((16,)), dense(256, "relu"), dropout, dense(4)])
+        model.compile(keras.optimizers.AdamW(0.001), "mse")
+    trainer = make_trainer(model, workdir, log_every=15, checkpoint_every=10, keep=2)
+    x = np.random.default_rng(1).normal(size=(100, 16)).astype("float32")
+    trainer.fit(
+        draw_batches(),
+        epochs=3,
+        steps_per_epoch=STEPS // 3,
+        validation_data=(x, x[:, :4] ** 2),
+        callbacks=[Started(workdir), WarmUp()],
+    )
 
 
 def train(workdir: Path) -> None:
     """Trains to the last step, resuming from the workdir's checkpoints."""
-    import keras
     import numpy as np
     import tensorflow as tf
 
     from tftpu.input_pipelines.reading.epochs import ArrayPipeline
-
-    class Started(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            (workdir / "started").touch()
 
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(400, 16)).astype("float32"), rng.integers(0, 4, 400)
@@ -75,7 +135,7 @@ def train(workdir: Path) -> None:
         steps=STEPS,
         validation_data=tf.data.Dataset.from_tensor_slices((x, y)).batch(100),
         eval_every=50,
-        callbacks=[Started()],
+        callbacks=[Started(workdir)],
     )
 
 
@@ -99,7 +159,7 @@ class Process:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         try:
-            train(self.workdir)
+            (train_own_step if _ON_JAX else train)(self.workdir)
         except Preempted as stopped:
             print(stopped, flush=True)
             return 75
@@ -151,7 +211,7 @@ def outcome(workdir: Path) -> tuple[dict[str, bytes], list[dict]]:
     folder = workdir / "checkpoints" / str(STEPS)
     variables = {group: (folder / f"{group}.safetensors").read_bytes() for group in _GROUPS}
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    kept = ("step", "split", "loss", "accuracy", "grad_norm", "learning_rate")
+    kept = ("step", "split", "loss", "mse", "accuracy", "grad_norm", "learning_rate")
     return variables, [{k: v for k, v in line.items() if k in kept} for line in lines]
 
 
@@ -228,8 +288,7 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=2)
     arguments = parser.parse_args()
 
-    import keras  # noqa: F401 (before the forks; nothing of TensorFlow runs yet)
-    import tensorflow  # noqa: F401
+    import tensorflow  # noqa: F401 (before the forks; nothing of TensorFlow runs yet)
 
     import tftpu.input_pipelines.reading.epochs
     import tftpu.training.trainer  # noqa: F401

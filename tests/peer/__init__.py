@@ -1,0 +1,1 @@
+"""Keras's own tests, run through `Trainer`."""
