@@ -103,10 +103,6 @@ UNDIVIDED = {
     "a stateful layer": (lambda: compiled(stateful()), "The layer 'memory' is stateful"),
     "nothing to train": (frozen, "has no trainable variables"),
     "an internal metric": (lambda: compiled(OwnMetric()), "the metric 'norm' within itself"),
-    "scalar metric": (
-        lambda: compiled(metrics=[lambda y, p: keras.ops.mean(p)]),
-        "returns one number for the whole batch",
-    ),
 }
 
 

@@ -257,8 +257,9 @@ def test_a_compute_loss_that_is_one_number_warns_and_equals_keras_on_one_device(
     )
 
 
+@pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("loss", [keras.losses.Dice(), keras.losses.Tversky()])
-def test_losses_of_keras_that_are_one_number_train_and_are_evaluated_without_padding(loss):
+def test_losses_of_keras_that_are_one_number_are_those_of_the_whole_batch(loss, replicas):
     def make():
         keras.utils.set_random_seed(4)
         model = keras.Sequential(
@@ -269,10 +270,11 @@ def test_losses_of_keras_that_are_one_number_train_and_are_evaluated_without_pad
 
     labels = (NOISE > 0).astype(np.float32)
     data = tf.data.Dataset.from_tensor_slices((X, labels)).batch(BATCH)
-    model, expected = make(), make()
-    with pytest.warns(UserWarning, match="is one number for a whole batch"):
-        trainer = make_trainer(model)
-        trainer.fit(data.take(3), steps=3, verbose=False)
+    expected = make()
+    with engines(replicas).scope():
+        model = make()
+    trainer = make_trainer(model)
+    trainer.fit(data.take(3), steps=3, verbose=False)
     expected.fit(data.take(3), verbose=0)
     assert relative(values(model), values(expected)) < 2e-6
     kept = expected.evaluate(data, verbose=0)  # the last batch has 8 of 16 examples
