@@ -37,6 +37,7 @@ class Programs:
 
     Attributes:
         engine, model, options, objectives: the arguments.
+        undivided_because: why the model's own steps run, on whole batches; "": they do not.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Programs:
         self.options = options
         self._executor: Executor | None = None
         self._own_steps: Executor | None = None  # the executor that only the model's steps need
+        self.undivided_because = ""
         self._predictor: Executor | None = None  # the executor for data without labels
         self._setup: tuple[Any, ...] | None = None  # the model's setup when its executor was made
         self._loops: dict[str, TrainLoop] = {}
@@ -219,6 +221,7 @@ class Programs:
                 self._own_steps = self.engine.prepare_own_steps(self.model, spec, reason)
             self._setup = keras_internals.describe_training_setup(self.model)
             self._take_over(self._own_steps)
+            self.undivided_because = str(reason)
         return self._own_steps
 
     def _take_over(self, executor: Executor) -> None:

@@ -390,6 +390,11 @@ class Session:
             self._reporter.write_message(message, always=self.over)
         if not self.over:
             self._saver.reserve()
+            if self._programs.undivided_because:
+                self._reporter.write_message(
+                    f"{self._programs.undivided_because} So the model's own steps run, each on a "
+                    "whole batch."
+                )
             if self._resumes and self._feed.must_skip:
                 self._reporter.write_message(
                     f"The data start at their first batch: {self.progress.position:,} batches are "
