@@ -232,9 +232,13 @@ class BaseExecutor:
     def finish_training(self) -> None:
         """Does nothing, because a step leaves nothing undone."""
 
-    def check_evaluation(self, batch_spec: Nest) -> None:
+    def check_evaluation(self, batch_spec: Nest, dataset: Any) -> None:
         """Traces an evaluation, so that an error appears before training starts."""
         self._is_separable(batch_spec)
+        self._check_evaluated(dataset)
+
+    def _check_evaluated(self, dataset: Any) -> None:
+        raise NotImplementedError
 
     def _is_separable(self, batch_spec: Nest) -> bool:
         raise NotImplementedError

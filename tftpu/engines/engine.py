@@ -253,7 +253,7 @@ class Executor(Protocol):
         """
         ...
 
-    def check_evaluation(self, batch_spec: Nest) -> None:
+    def check_evaluation(self, batch_spec: Nest, dataset: Dataset) -> None:
         """Traces an evaluation, so that an error appears before training starts.
 
         Args:

@@ -332,6 +332,11 @@ def read_mask(tensor: Tensor) -> Tensor | None:
     return masking.get_keras_mask(tensor)  # JAX's tracers have no attributes
 
 
+def set_mask(tensor: Tensor, mask: Tensor) -> None:
+    """Attaches a mask to an output, as Keras's masking layers do."""
+    masking.set_keras_mask(tensor, mask)
+
+
 def list_seed_states(model: keras.Model) -> list[keras.Variable]:
     """Returns the states of all seed generators that the model may draw from.
 

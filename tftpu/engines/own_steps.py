@@ -164,7 +164,7 @@ class OwnStepsExecutor:
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
         """Does nothing, because no batch is divided."""
 
-    def check_evaluation(self, batch_spec: Any) -> None:
+    def check_evaluation(self, batch_spec: Any, dataset: Any) -> None:
         """Does nothing, because the step itself finds mistakes."""
 
     def averaged_weights(self) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def prepare_training_data(
     if shuffle not in (True, False):
         raise UserError(f"shuffle is {shuffle!r}: it must be True or False.")
     if _has_sparse((x, y, sample_weight)):
+        if batch_size is None and steps_per_epoch is not None:
+            batch_size = math.ceil(_count_sparse(x) / steps_per_epoch)
         return _slice_sparse(x, y, sample_weight, batch_size, shuffle, seed)
     if not _is_arrays(x):
         _check_dataset(x, y, sample_weight, batch_size, "fit")
@@ -79,6 +81,8 @@ def prepare_evaluation_data(
     """
     check_whole_number("steps", steps, 1)
     if _has_sparse((x, y, sample_weight)):
+        if batch_size is None and steps is not None:  # the batches hold all examples, as in Keras
+            batch_size, steps = math.ceil(_count_sparse(x) / steps), None
         dataset = _slice_sparse(x, y, sample_weight, batch_size)
     elif _is_arrays(x):
         check_whole_number("batch_size", batch_size, 1)
@@ -166,6 +170,10 @@ def _has_sparse(parts: Any) -> bool:
     if isinstance(x, dict | list | tuple) and any(p is None for p in keras.tree.flatten(x)):
         return True
     return any(map(keras_internals.is_sparse_or_ragged, keras.tree.flatten(parts)))
+
+
+def _count_sparse(x: Any) -> int:
+    return next(int(part.shape[0]) for part in keras.tree.flatten(x) if part is not None)
 
 
 def _slice_sparse(

@@ -55,6 +55,7 @@ class Programs:
         self._own_steps: Executor | None = None  # the executor that only the model's steps need
         self.undivided_because = ""
         self._predictor: Executor | None = None  # the executor for data without labels
+        self._own_predictor: Executor | None = None  # likewise, for data that cannot be divided
         self._setup: tuple[Any, ...] | None = None  # the model's setup when its executor was made
         self._loops: dict[str, TrainLoop] = {}
 
@@ -65,7 +66,7 @@ class Programs:
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
         """
-        executor = self._own_steps or self._executor or self._predictor
+        executor = self._find_executor()
         if executor is None:
             raise UserError(
                 "The model is not on the devices yet: call fit, evaluate, predict or "
@@ -76,8 +77,11 @@ class Programs:
     @property
     def step(self) -> int:
         """The number of training steps done; 0 before `fit`."""
-        executor = self._own_steps or self._executor or self._predictor
+        executor = self._find_executor()
         return executor.step if executor is not None else 0
+
+    def _find_executor(self) -> Executor | None:
+        return self._own_steps or self._executor or self._predictor or self._own_predictor
 
     def prepare_executor(self, spec: Nest) -> Executor:
         """Returns the executor; the first call creates it, for a batch of this spec.
@@ -101,6 +105,7 @@ class Programs:
         Raises:
             UserError: the model cannot be evaluated with such data.
         """
+        self._check_model_unchanged()
         if self._own_steps is not None:
             return self._own_steps
         try:
@@ -108,7 +113,7 @@ class Programs:
             executor = self.prepare_executor(spec)
             self._check_values(dataset)
             with explained(spec, "evaluate"):
-                executor.check_evaluation(spec)
+                executor.check_evaluation(spec, dataset)
         except OwnStepsNeeded as reason:
             executor = self._prepare_own_steps(dataset, reason)
         return executor
@@ -121,24 +126,30 @@ class Programs:
         """
         self._check_model_unchanged()
         executor = self._own_steps or self._executor
-        if executor is not None:
-            self._check_spec(self.engine.whole_spec(dataset), labels=False)
-            return executor
         whole = self.engine.whole_spec(dataset)
         self._check_spec(whole, labels=False)
         compiled = bool(getattr(self.model, "compiled", False))
         labelled = bool(self.objectives) or (compiled and not agreement.is_unlabelled(whole))
         try:
             spec = self.engine.evaluation_spec(dataset)
+            if executor is not None:
+                return executor
             if labelled:
                 return self.prepare_executor(spec)
             if self._predictor is None:
                 self._predictor = self._prepare(spec, labelled=False)
+            return self._predictor
         except OwnStepsNeeded as reason:
-            if labelled:
+            if self._own_steps is not None:
+                return self._own_steps
+            if executor is None and labelled:
                 return self._prepare_own_steps(dataset, reason)
-            self._predictor = self.engine.prepare_own_steps(self.model, whole, reason, False)
-        return self._predictor
+            check_options(self.options, reason)
+            if self._own_predictor is None:
+                self._own_predictor = self.engine.prepare_own_steps(
+                    self.model, whole, reason, labelled=False
+                )
+            return self._own_predictor
 
     def prepare_training(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
@@ -153,11 +164,11 @@ class Programs:
         Raises:
             UserError: the model cannot be trained, or not with such data.
         """
+        self._check_model_unchanged()
         try:
             if self._own_steps is None:
                 return self._prepare_loop_of_shards(dataset, class_weight, epoch)
         except OwnStepsNeeded as reason:
-            check_options(self.options, reason)
             self._prepare_own_steps(dataset, reason)
         spec = self.engine.whole_spec(dataset, class_weight)
         return self.executor.training(spec), count_examples(spec)
@@ -194,7 +205,7 @@ class Programs:
         size = self.engine.count_examples(dataset)
         new, loop = not self._loops, self._prepare_loop(spec, size)
         # Checked here, because now it is known that the step changes nothing but the model.
-        if new and not isinstance(dataset, Stream):
+        if new:
             executor.warn_of_mixing(dataset, class_weight)
         if epoch is not None and epoch.last is not None:
             last = self.engine.last_spec(spec, epoch.last, microbatches)
@@ -214,6 +225,7 @@ class Programs:
 
     def _prepare_own_steps(self, dataset: Dataset, reason: OwnStepsNeeded) -> Executor:
         """Returns the executor of the model's own steps, which the exact step cannot replace."""
+        check_options(self.options, reason)
         if self._own_steps is None:
             spec = self.engine.whole_spec(dataset)
             self._check_spec(spec)
@@ -226,7 +238,7 @@ class Programs:
 
     def _take_over(self, executor: Executor) -> None:
         """Gives a new executor what an earlier one may have restored."""
-        earlier = self._predictor
+        earlier = self._predictor or self._own_predictor
         if self._executor is not None and self._executor is not executor:
             earlier = self._executor
         if earlier is None:
@@ -251,24 +263,17 @@ class Programs:
             watchdog: the watchdog of the run, paused while the evaluation is compiled.
             build_hooks: builds the hooks that are called for every execution; None: there are none.
         """
-        try:
-            return self._evaluate(self.executor, dataset, clock, watchdog, build_hooks)
-        except OwnStepsNeeded as reason:  # only a batch showed it
-            own = self._prepare_own_steps(dataset, reason)
-            return self._evaluate(own, dataset, clock, watchdog, build_hooks)
-
-    def _evaluate(
-        self,
-        executor: Executor,
-        dataset: Dataset,
-        clock: Clock,
-        watchdog: Watchdog,
-        build_hooks: BuildHooks | None,
-    ) -> dict[str, float]:
+        executor = self.executor
         paused = contextlib.nullcontext() if executor.evaluation_compiled else watchdog.paused()
         with paused, one_pass(dataset, evaluates=True):
             hooks = build_hooks(executor.eval_sums.read) if build_hooks is not None else None
-            sums = executor.evaluate(dataset, lambda: clock.spend("compiling"), hooks)
+            try:
+                sums = executor.evaluate(dataset, lambda: clock.spend("compiling"), hooks)
+            except OwnStepsNeeded as reason:
+                raise UserError(
+                    f"{reason} Only a later batch of the evaluation shows it: make all batches "
+                    "alike."
+                ) from reason
         return executor.eval_sums.read(sums)
 
     def _prepare_loop(self, spec: Nest, examples: int) -> TrainLoop:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import TrainLoop
 from tftpu.observe import samples, telemetry
 from tftpu.observe.background import CLOSING, Background, Worker
@@ -250,6 +251,8 @@ class Reporter:
         )
 
     def _show_images(self, step: int, dataset: Any) -> None:
+        if isinstance(dataset, Stream):  # a batch may be read once only
+            return
         if self._sampled is None:
             batch = next(iter(dataset.take(1)))
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)

@@ -305,8 +305,13 @@ class Session:
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
-        if not self._options.best_metric and metric not in results:
-            return  # a step of the model's own may log anything
+        if metric not in results:  # a step of the model's own may log anything
+            if not self._options.best_metric:
+                return
+            raise UserError(
+                f"train.best_metric is {metric!r}, which the evaluation does not have: it has "
+                f"{', '.join(results)}.{did_you_mean(metric, results)}"
+            )
         value, before = results[metric], self.progress.best
         if not math.isfinite(value):
             logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)

@@ -12,6 +12,7 @@ from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.py_dataset import one_pass
+from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest
 from tftpu.engines.objectives.objective import LossFunction, Objective, list_objectives
 from tftpu.engines.selection import find_engine
@@ -224,6 +225,8 @@ class Trainer:
             shuffle=shuffle,
             seed=self.options.seed + self._progress.begun_at,
         )
+        if class_weight and isinstance(dataset, Stream):
+            dataset = dataset.weigh(class_weight)
         validation_data = data_arguments.prepare_validation_data(
             validation_data,
             batch_size=validation_batch_size or batch_size,
@@ -413,7 +416,11 @@ class Trainer:
             with self.hosts.together():
                 loop, batch_size = self._programs.prepare_training(dataset, class_weight, epoch)
                 if validation_data is not None:  # finds mistakes before training
-                    self._programs.prepare_for_evaluation(validation_data)
+                    before = self._programs.executor
+                    if self._programs.prepare_for_evaluation(validation_data) is not before:
+                        loop, batch_size = self._programs.prepare_training(
+                            dataset, class_weight, epoch
+                        )
             writers = ()
             if self._writes_to is not None:
                 writers = (*self._writers, *background.open_services(self.options, self._writes_to))

@@ -21,7 +21,7 @@ from tftpu.engines.data.batches import (
 )
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.py_dataset import PyBatches
-from tftpu.engines.data.streams import Stream
+from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.engine import Epoch
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.errors import UserError
@@ -103,6 +103,8 @@ def build_training(
     Raises:
         UserError: the argument is not a data set, is empty, or has no batches.
     """
+    if isinstance(dataset, Stream):  # only its first batch, of which no other need be read
+        return _build_sample(dataset).repeat()
     if isinstance(dataset, Pipeline):
         batches = dataset.starting_at(start, host, hosts)
     elif isinstance(dataset, Epochs):
@@ -161,12 +163,18 @@ def build_whole(
 
 
 def build_whole_evaluation(dataset: Any) -> tf.data.Dataset:
-    """Returns a finite data set whose batches are as the user made them.
+    """Returns a finite data set whose batches are as the user made them; of a stream, the first.
 
     Raises:
         UserError: the argument is not a data set, or never ends.
     """
+    if isinstance(dataset, Stream):
+        return _build_sample(dataset)
     return narrow(build_finite_dataset(dataset))
+
+
+def _build_sample(stream: Stream) -> tf.data.Dataset:
+    return narrow(tf.data.Dataset.from_tensors(to_arrays(stream.first)))
 
 
 def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:

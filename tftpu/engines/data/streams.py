@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tftpu.engines import keras_internals
 from tftpu.engines.data.arrays import unwrap_features
+from tftpu.engines.data.batches import weigh
 from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Nest
 
@@ -33,6 +34,7 @@ class Stream:
     def __init__(self, source: Iterable[Any], limit: int | None = None):
         self._source = source
         self._limit = limit
+        self._class_weight: dict[int, float] = {}
         self.again = not hasattr(source, "__next__")
         self._begun: tuple[Any, Iterator[Any]] | None = None
 
@@ -41,10 +43,25 @@ class Stream:
         """The class of the source."""
         return type(self._source).__name__
 
+    def weigh(self, class_weight: dict[int, float]) -> "Stream":
+        """Returns the stream with a weight for each label, which becomes the sample weight."""
+        weighed = copy.copy(self)
+        weighed._class_weight = class_weight
+        return weighed
+
+    def _to_batch(self, item: Any) -> Nest:
+        """Returns an item of the source as `(x,)`, `(x, y)` or `(x, y, sample_weight)`."""
+        batch = _to_batch(item, self.kind)
+        if not self._class_weight:
+            return batch
+        x, *labels = batch
+        _, _, weight = weigh((x, *map(tf.convert_to_tensor, labels)), self._class_weight)
+        return (*batch, weight.numpy())
+
     def take(self, batches: int) -> "Stream":
         """Returns the stream with passes of at most this number of batches."""
-        taken = Stream(self._source, batches)
-        taken._begun = self._begun
+        taken = copy.copy(self)
+        taken._limit = batches
         return taken
 
     @property
@@ -63,7 +80,7 @@ class Stream:
                     + (" left: it can be read only once." if not self.again else ".")
                 )
             self._begun = found, batches
-        return _to_batch(self._begun[0], self.kind)
+        return self._to_batch(self._begun[0])
 
     @property
     def spec(self) -> Nest:
@@ -102,7 +119,7 @@ class Stream:
         """
         first, (_, batches) = self.first, self._begun  # pyright: ignore[reportGeneralTypeIssues]
         self._begun = None
-        found = Lookahead(first, (_to_batch(one, self.kind) for one in batches), self._limit)
+        found = Lookahead(first, map(self._to_batch, batches), self._limit)
         if self.again and pass_steps is not None:
             position %= pass_steps
         if self.again or new:
@@ -118,36 +135,40 @@ class SlicedArrays(Stream):
         batch_size: the number of examples of a batch.
         shuffle: whether each epoch has another order.
         seed: the seed of the order.
+
+    Raises:
+        UserError: the arrays hold different numbers of examples.
     """
 
     def __init__(self, parts: tuple[Nest, ...], batch_size: int, shuffle: bool, seed: int):
         super().__init__(())
         self._take = keras_internals.build_slicer(parts)
         given = [part for part in keras.tree.flatten(parts) if part is not None]
-        self._count = int(given[0].shape[0])
+        counts = {int(part.shape[0]) for part in given}
+        if len(counts) > 1:
+            raise UserError(
+                f"The arrays hold {' and '.join(map(str, sorted(counts)))} examples: x, y and "
+                "sample_weight must hold equally many."
+            )
+        self._count = counts.pop()
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
+
+    @property
+    def kind(self) -> str:
+        """What the examples are from."""
+        return "array"
 
     @property
     def steps(self) -> int:
         """The number of batches of an epoch."""
         return -(-self._count // self._batch_size)
 
-    def take(self, batches: int) -> "SlicedArrays":
-        """Returns the first batches."""
-        taken = copy.copy(self)
-        taken._limit = batches
-        return taken
-
     @property
     def first(self) -> Nest:
-        """The first batch.
-
-        Raises:
-            UserError: the arrays hold different numbers of examples.
-        """
-        return _to_batch(self._take(np.arange(min(self._batch_size, self._count))), "array")
+        """The first batch."""
+        return self._to_batch(self._take(np.arange(min(self._batch_size, self._count))))
 
     def iterate(
         self, position: int = 0, pass_steps: int | None = None, new: bool = True
@@ -159,7 +180,7 @@ class SlicedArrays(Stream):
             order = np.random.default_rng([self._seed, epoch]).permutation(self._count)
         size = self._batch_size
         cuts = (order[start : start + size] for start in range(done * size, self._count, size))
-        batches = (_to_batch(self._take(cut), "array") for cut in cuts)
+        batches = (self._to_batch(self._take(cut)) for cut in cuts)
         return Lookahead(next(batches), batches, self._limit)
 
 

@@ -16,7 +16,7 @@ from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
-from tftpu.engines.data.batches import build_finite_dataset, fill_up, narrow, warn_if_endless
+from tftpu.engines.data.batches import fill_up, warn_if_endless
 from tftpu.engines.data.outputs import group_batches, iterate_ahead
 from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.engine import BatchHooks, LoopResult
@@ -75,6 +75,7 @@ class JaxExecutor(BaseExecutor):
         self.train_sums = TrainSums(self.variables.groups)
         self.eval_sums: EvalSums = self._eval_step.sums
         self.evaluation_compiled = False
+        self._metrics_checked = False
         self._separable: dict[str, bool] = {}
         whole = self.variables.layout.whole
         self._evaluate = self._compile_function(self._eval_step.evaluate, out_shardings=whole)
@@ -124,10 +125,8 @@ class JaxExecutor(BaseExecutor):
         hooks: BatchHooks | None = None,
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
+        self._check_evaluated(dataset)
         items = self._iterate_evaluated(dataset)
-        if not self.evaluation_compiled and not isinstance(dataset, Stream):
-            whole = narrow(build_finite_dataset(dataset))
-            self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(whole)))
         values, sums = self._eval_step.read_values(), self._make_zeros(self.eval_sums.size)
         with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
             for first, group in group_batches(items, hooks.every if hooks else 1):
@@ -203,6 +202,13 @@ class JaxExecutor(BaseExecutor):
         variables = self.variables.model.trainable_variables
         return {v.path: np.asarray(a) for v, a in zip(variables, self.variables.averages)}
 
+    def _check_evaluated(self, dataset: Any) -> None:
+        """Refuses metrics that are not sums; once."""
+        if not self._metrics_checked:
+            whole = conversion.build_whole_evaluation(dataset)
+            self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(whole)))
+            self._metrics_checked = True
+
     def _iterate_evaluated(self, dataset: Any) -> Iterator[tuple[Nest, Any]]:
         """Returns an iterator over batches with their masks; None: nothing is padded."""
         if isinstance(dataset, Stream):
@@ -212,7 +218,7 @@ class JaxExecutor(BaseExecutor):
         if self._is_separable(spec[0]):
             batches = feed.iterate_arrays(padded)
         else:  # padding would change the results
-            whole = narrow(build_finite_dataset(dataset))
+            whole = conversion.build_whole_evaluation(dataset)
             batches = ((batch, None) for batch in feed.iterate_arrays(whole))
         return warn_if_endless(batches, int(padded.cardinality()), dataset=dataset)
 

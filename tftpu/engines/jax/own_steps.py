@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from tftpu.engines import keras_internals
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import warn_if_endless
-from tftpu.engines.data.outputs import group_batches, join_outputs
+from tftpu.engines.data.outputs import group_batches
 from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.jax import feed, internals
@@ -132,10 +132,8 @@ class JaxOwnSteps(OwnStepsExecutor):
         try:
             for found in itertools.islice(batches, steps):
                 waited += time.monotonic() - asked
-                self._outside.check()
                 logs, given = self._train(tuple(values), self._place(found))
                 values = StateValues(*map(list, given))
-                self._outside.keep()
                 self.step += 1
                 done, asked = done + 1, time.monotonic()
         finally:
@@ -170,9 +168,9 @@ class JaxOwnSteps(OwnStepsExecutor):
         return self.finish_epoch(to_logs(logs))
 
     def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
-        """Yields the outputs of each execution, in order, as NumPy arrays."""
+        """Yields the outputs of each batch, in order, as NumPy arrays."""
         for _, group in self._iterate_groups(dataset):
-            yield join_outputs(self._predict_batch(batch) for batch in group)
+            yield from map(self._predict_batch, group)
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
@@ -211,13 +209,22 @@ class JaxOwnSteps(OwnStepsExecutor):
 
         def trace(state, batch):
             with self._outside.watching():
-                return run(state, batch)
+                logs, new = run(state, batch)
+            return logs, _to_structure(new, shardings)
 
         if self.model.run_eagerly:
             return jax.disable_jit()(run)
         if not self.model.jit_compile:
             return run
-        return jax.jit(trace, out_shardings=(self.layout.whole, shardings), **options)
+        compiled = jax.jit(trace, out_shardings=(self.layout.whole, shardings), **options)
+
+        def run_checked(state, batch):
+            self._outside.check()
+            found = compiled(state, batch)
+            self._outside.keep()
+            return found
+
+        return run_checked
 
     def _read(self) -> StateValues:
         return StateValues(*([v.value for v in group] for group in self._groups))
@@ -356,6 +363,22 @@ def _build(model: keras.Model, batch_spec: Nest, labelled: bool) -> None:
         return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
     keras_internals.build_by(lambda given: model(given, training=False), x)
+
+
+def _to_structure(state: Any, expected: Any) -> Any:
+    """Returns the state that a step returned with lists where its author may have tuples.
+
+    Raises:
+        UserError: it has another number of parts or of variables than the state that was given.
+    """
+    found = [len(part) for part in state] if isinstance(expected, tuple) else len(state)
+    wanted = [len(part) for part in expected] if isinstance(expected, tuple) else len(expected)
+    if found != wanted:
+        raise UserError(
+            f"The model's own step returns a state of {found} variables, but it was given one of "
+            f"{wanted}: return (logs, state), with the parts of the state in the same order."
+        )
+    return tuple(map(list, state)) if isinstance(expected, tuple) else list(state)
 
 
 def _compute_norm(weights: Arrays) -> Any:

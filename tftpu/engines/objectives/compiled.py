@@ -373,4 +373,11 @@ def _gather(part: Nest) -> Nest:
     """Returns the examples of all replicas, unless they are computed in microbatches."""
     if part is None or not _is_whole():
         return part
-    return keras.tree.map_structure(all_gather, part)
+
+    def gather(tensor: Tensor) -> Tensor:
+        mask, gathered = keras_internals.read_mask(tensor), all_gather(tensor)
+        if mask is not None:
+            keras_internals.set_mask(gathered, all_gather(mask))
+        return gathered
+
+    return keras.tree.map_structure(gather, part)

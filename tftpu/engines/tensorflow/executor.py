@@ -16,7 +16,7 @@ from tftpu import sharding
 from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
-from tftpu.engines.data.batches import build_finite_dataset, data_errors, narrow, warn_if_endless
+from tftpu.engines.data.batches import data_errors, warn_if_endless
 from tftpu.engines.data.outputs import iterate_ahead
 from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.engine import BatchHooks, LoopResult
@@ -76,7 +76,8 @@ class TensorFlowExecutor(BaseExecutor):
         )
         self._eval_loop = build_device_loop(strategy, evaluate)
         self._separable: dict[str, bool] = {}
-        self._mixes = False  # whether the examples of an evaluated batch depend on each other
+        # Whether the examples of an evaluated batch depend on each other; None: unknown yet.
+        self._mixes: bool | None = None
         self._eval_whole = WholeBatches(strategy, platform, self._eval_step)
         step = wrap_for_platform(platform, self._eval_step.predict)
 
@@ -128,14 +129,7 @@ class TensorFlowExecutor(BaseExecutor):
     ) -> np.ndarray:
         """Returns the sums over a finite data set, which `eval_sums` reads."""
         accumulator = self._eval_step.accumulator
-        if not self.evaluation_compiled and not isinstance(dataset, Stream):
-
-            def build_dataset():
-                return narrow(build_finite_dataset(dataset))
-
-            with sharding.compiling_for(self._platform), self._strategy.scope():
-                mixing.check_metrics(self.variables, build_dataset)
-                self._mixes = mixing.is_mixed_in_evaluation(self.variables, build_dataset)
+        self._check_evaluated(dataset)
         if (
             isinstance(dataset, Stream)
             or self._mixes
@@ -207,6 +201,15 @@ class TensorFlowExecutor(BaseExecutor):
         """Returns the averages of the trainable weights by path; empty if none are kept."""
         variables = self.variables.model.trainable_variables
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
+
+    def _check_evaluated(self, dataset: Any) -> None:
+        """Refuses metrics that are not sums, and finds out whether examples mix; once."""
+        if self._mixes is not None:
+            return
+        build = functools.partial(conversion.build_whole_evaluation, dataset)
+        with sharding.compiling_for(self._platform), self._strategy.scope():
+            mixing.check_metrics(self.variables, build)
+            self._mixes = mixing.is_mixed_in_evaluation(self.variables, build)
 
     def _build_padded_spec(self, dataset: Any) -> Nest:
         spec: Any = conversion.build_evaluation(
