@@ -146,7 +146,8 @@ class OwnStepsExecutor:
     @property
     def steps_per_execution(self) -> int:
         """The number of batches of one call of the model's compiled functions."""
-        return self.model.steps_per_execution
+        given = self.model.steps_per_execution
+        return given if isinstance(given, int) else 1  # "auto"
 
     def begin_epoch(self) -> None:
         """Starts the running means of the logs again."""

@@ -66,7 +66,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     def training(self, shard_spec: Nest, examples: int | None = None) -> "OwnTrainLoop":
         """Returns the train loop, for batches of any shape."""
-        return OwnTrainLoop(self.model, self._step)
+        return OwnTrainLoop(self, self._step)
 
     def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch."""
@@ -94,13 +94,12 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         return self.finish_epoch(to_logs(logs))
 
     def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
-        """Yields the outputs of each execution, in order, as NumPy arrays or ragged tensors."""
+        """Yields the outputs of each batch, in order, as NumPy arrays or ragged tensors."""
         self.model.make_predict_function()
         with data_errors():
             for _, group in self._iterate_groups(dataset):
-                yield keras.tree.map_structure(
-                    _to_numpy, self.model.predict_function([*map(_to_tensors, group)])
-                )
+                for batch in map(_to_tensors, group):
+                    yield keras.tree.map_structure(_to_numpy, self.model.predict_function([batch]))
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
@@ -129,7 +128,7 @@ class OwnTrainLoop:
     """See `tftpu.engines.engine.TrainLoop`.
 
     Args:
-        model: the built model.
+        executor: the executor.
         step: the variable that counts the steps.
 
     Attributes:
@@ -138,8 +137,8 @@ class OwnTrainLoop:
 
     model_flops: int | None = None
 
-    def __init__(self, model: Any, step: tf.Variable):
-        self._model = model
+    def __init__(self, executor: TensorFlowOwnSteps, step: tf.Variable):
+        self._executor = executor
         self._step: Any = step
         self._compiled = False
 
@@ -149,12 +148,12 @@ class OwnTrainLoop:
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
         """Runs training steps."""
-        model, waited, logs, done = self._model, 0.0, {}, 0
+        model, waited, logs, done = self._executor.model, 0.0, {}, 0
         model.make_train_function()
         with data_errors():
             while done < steps:
                 asked = time.monotonic()
-                count = min(steps - done, model.steps_per_execution)
+                count = min(steps - done, self._executor.steps_per_execution)
                 group = list(itertools.islice(batches, count))
                 waited += time.monotonic() - asked
                 if not group:
