@@ -50,7 +50,10 @@ class BaseEngine:
             spec = dataset.spec
         else:
             spec = conversion.build_training(dataset, 0, class_weight).element_spec
-        if self.shares_unevenly:
+        if isinstance(dataset, Stream):  # each of its batches has its own program
+            return self.last_spec(spec, count_examples(spec), microbatches)
+        # The hosts divide the batches of a pipeline before anything could fill them up.
+        if self.shares_unevenly and not isinstance(dataset, conversion.Pipeline):
             spec = conversion.round_up(spec, self.data_shards * microbatches)
         return conversion.build_shard_spec(spec, self.data_shards, microbatches)
 

@@ -84,7 +84,7 @@ def list_own_variables(model: keras.Model) -> dict[str, list[Any]]:
     groups = {
         "seeds": seeds,
         "metrics": list(model.metrics_variables),
-        "optimizer": [v for one in _list_optimizers(model) for v in one.variables],
+        "optimizer": [v for one in list_held(model, keras.Optimizer) for v in one.variables],
         "model": list(model.variables),
     }
     listed: set[int] = set()
@@ -94,12 +94,12 @@ def list_own_variables(model: keras.Model) -> dict[str, list[Any]]:
     return groups
 
 
-def _list_optimizers(model: keras.Model) -> list[Any]:
-    """Returns the optimizers that a model holds, directly or in lists and dictionaries."""
+def list_held(model: keras.Model, kind: type) -> list[Any]:
+    """Returns the objects of a kind that a model holds, directly or in lists and dictionaries."""
     found: dict[int, Any] = {}
 
     def visit(value: Any) -> None:
-        if isinstance(value, keras.optimizers.Optimizer):
+        if isinstance(value, kind):
             found[id(value)] = value
         elif isinstance(value, list | tuple | dict):
             for item in value.values() if isinstance(value, dict) else value:

@@ -29,11 +29,20 @@ def watches_batches(callbacks: Iterable[keras.callbacks.Callback], phase: str) -
 def _watches(callback: Any) -> bool:
     """Returns whether a callback uses its batch methods, as it is set up if it is Keras's."""
     kinds = keras.callbacks
-    if type(callback) in (kinds.ModelCheckpoint, kinds.BackupAndRestore):
-        return callback.save_freq != "epoch"
-    if type(callback) is kinds.TensorBoard:
+    for kind in (kinds.ModelCheckpoint, kinds.BackupAndRestore):
+        if isinstance(callback, kind) and not _replaces_batch_methods(callback, kind):
+            return callback.save_freq != "epoch"
+    if isinstance(callback, kinds.TensorBoard) and not _replaces_batch_methods(
+        callback, kinds.TensorBoard
+    ):
         return callback.update_freq != "epoch" or keras_internals.traces_batches(callback)
     return not isinstance(callback, kinds.ProgbarLogger | kinds.History)
+
+
+def _replaces_batch_methods(callback: Any, kind: type) -> bool:
+    """Returns whether a callback's class has other batch methods than a class above it."""
+    names = [name for name in dir(kind) if "batch" in name and name.startswith("on_")]
+    return any(getattr(type(callback), name) is not getattr(kind, name) for name in names)
 
 
 def _has(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:

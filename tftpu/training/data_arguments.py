@@ -103,16 +103,19 @@ def prepare_evaluation_data(
     return dataset.take(steps)
 
 
-def prepare_validation_data(given: Any, *, batch_size: int | None, steps: int | None) -> Dataset:
+def prepare_validation_data(
+    given: Any, *, batch_size: int | None, steps: int | None, repeats: bool
+) -> Dataset:
     """Returns the data of `validation_data=` as a finite data set of batches; None for None.
 
     Args:
         given: `(x, y)`, `(x, y, sample_weight)`, or a data set.
         batch_size: the batch size, for arrays.
         steps: the number of batches; None: all.
+        repeats: whether they are evaluated more than once.
 
     Raises:
-        UserError: the data are neither arrays nor a data set.
+        UserError: the data are neither arrays nor a data set, or can be read only once.
     """
     if given is None:
         if steps is not None:
@@ -129,7 +132,14 @@ def prepare_validation_data(given: Any, *, batch_size: int | None, steps: int | 
         raise UserError(
             "validation_data holds features without labels: pass (x, y) or (x, y, sample_weight)."
         )
-    return prepare_evaluation_data(given, steps=steps)
+    dataset = prepare_evaluation_data(given, steps=steps)
+    if repeats and steps is None and isinstance(dataset, Stream) and not dataset.again:
+        raise UserError(
+            f"validation_data is a {dataset.kind}, which can be read only once, but every epoch "
+            "is evaluated: pass arrays, a keras.utils.PyDataset or a tf.data.Dataset; or a "
+            "generator that never ends, with validation_steps=."
+        )
+    return dataset
 
 
 def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple, tuple]:

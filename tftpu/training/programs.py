@@ -1,6 +1,7 @@
 """The executor and the train loops of a model, each prepared when it is first needed."""
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -203,6 +204,13 @@ class Programs:
         executor = self.prepare_executor(spec)
         self._check_values(dataset)
         size = self.engine.count_examples(dataset)
+        if size % (self.engine.data_shards * microbatches):
+            warnings.warn(
+                f"{self.engine.data_shards} device(s) with {microbatches} microbatch(es) cannot "
+                f"share a batch of {size} examples equally, so they compute some or all of it "
+                "more than once. A multiple of their product is faster.",
+                stacklevel=2,
+            )
         new, loop = not self._loops, self._prepare_loop(spec, size)
         # Checked here, because now it is known that the step changes nothing but the model.
         if new:

@@ -38,7 +38,7 @@ def restore(
         return None
     leaves = base.list_saved()
     if not optimizer:
-        training_only = ("optimizer", "loss_scale")
+        training_only = ("optimizer", "loss_scale", "metrics", "seeds", "outside")
         leaves = {group: v for group, v in leaves.items() if not group.startswith(training_only)}
     if hosts.count == 1:
         found = checkpoints.restore(leaves, step)

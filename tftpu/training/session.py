@@ -144,8 +144,8 @@ class Session:
                         self._roll_back(steps)
                         batches = self._open_feed()
                         continue
-                    if isinstance(batches, Lookahead) and batches.ended:
-                        self._end_data(self._step + steps)
+                    if isinstance(batches, Lookahead):
+                        self._follow_pass(batches.ended, self.progress.position + steps)
                     self._count(sums, steps)
                     asked = self._is_any_asking(notice)
                     self._log()
@@ -237,9 +237,24 @@ class Session:
         """
         return self._feed.open(self.progress.position, self._timetable.pass_steps, new)
 
-    def _end_data(self, step: int) -> None:
-        """Takes note of the length of a stream, whose first pass ended with a given step."""
-        if self._timetable.pass_steps is not None:
+    def _follow_pass(self, ended: bool, step: int) -> None:
+        """Takes note of the length of a stream, whose first pass ended with a given batch.
+
+        Args:
+            ended: whether a pass ended.
+            step: the number of batches so far.
+
+        Raises:
+            UserError: another pass has another length, by which a resumed run could not count.
+        """
+        known = self._timetable.pass_steps
+        if known is not None and self._feed.begins_again and ended != (step % known == 0):
+            raise UserError(
+                f"A pass over the data has {'fewer' if ended else 'more'} batches than the first, "
+                f"which had {known}. A resumed run counts batches, so passes must be of one "
+                "length: pass a generator that never ends, with steps_per_epoch=."
+            )
+        if known is not None or not ended:
             return
         before, self.progress.pass_steps = self._timetable, step
         self._timetable = before.end_data(step, self._feed.begins_again)
@@ -421,7 +436,8 @@ class Session:
 
     def _begin_at_epoch(self, epoch: int) -> None:
         """Counts earlier epochs as done, if a callback has restored the model."""
-        if epoch and self._timetable.lengths:
+        epoch -= self._timetable.numbered_from
+        if epoch > 0 and self._timetable.lengths:
             first = self._timetable.count_steps(epoch)
             if first > self._step:
                 self._executor.begin_at(self.progress.begun_at + first)
@@ -461,7 +477,8 @@ class Session:
     def _build_state(self) -> dict[str, Any]:
         """Returns the host's part of the state, as JSON."""
         progress = self.progress.to_json(list(self._executor.train_sums.names))
-        ended = {"ended": self._timetable.steps} if self._callbacks.stopped else {}
+        length = self._step if self._timetable.steps is None else self._timetable.steps
+        ended = {"ended": length} if self._callbacks.stopped else {}
         return {"seed": self._options.seed} | progress | ended
 
     def _restore_newest(self) -> RunProgress | None:

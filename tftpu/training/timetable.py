@@ -39,6 +39,7 @@ class Timetable:
         first_step: the first step of the run; steps before it count as done.
         pass_steps: the steps of one pass over data that begin again; None: unknown, or endless.
         last_alone: whether the last step of a pass is its own device loop.
+        numbered_from: the index of the first epoch, if no steps count for earlier ones.
     """
 
     options: TrainConfig
@@ -48,6 +49,7 @@ class Timetable:
     first_step: int = 0
     pass_steps: int | None = None
     last_alone: bool = False
+    numbered_from: int = 0
 
     @property
     def steps(self) -> int | None:
@@ -69,13 +71,13 @@ class Timetable:
     def locate(self, step: int) -> EpochPlace:
         """Returns the epoch of the next step, after some steps are done."""
         if not self.lengths:
-            return EpochPlace(0, 0, None)
+            return EpochPlace(self.numbered_from, 0, None)
         rounds, rest = divmod(step, sum(self.lengths))
         ends = list(itertools.accumulate(self.lengths))
         place = next(i for i, end in enumerate(ends) if rest < end)
         length = self.lengths[place]
         number = rounds * len(self.lengths) + place
-        return EpochPlace(number, step - rest + ends[place] - length, length)
+        return EpochPlace(self.numbered_from + number, step - rest + ends[place] - length, length)
 
     def is_over(self, step: int) -> bool:
         """Returns whether the run has all its steps."""
@@ -205,12 +207,16 @@ class Length:
         """True if the data begin again with an epoch, rather than being one endless stream."""
         return self.steps is None
 
-    def build_timetable(self, options: TrainConfig, epoch: Epoch | None) -> Timetable:
+    def build_timetable(
+        self, options: TrainConfig, epoch: Epoch | None, skips: bool = True
+    ) -> Timetable:
         """Returns the timetable of the run.
 
         Args:
             options: the options of training.
             epoch: one pass over the data; None: the data are endless, or their length is unknown.
+            skips: whether the steps of epochs before `initial_epoch` count as done; otherwise the
+                data begin with that epoch.
         """
         if self.steps is not None:
             each = self.eval_every or self.steps
@@ -220,6 +226,11 @@ class Length:
         epochs = min(filter(None, (epochs, limits[0])))
         if limits[1] is not None:
             steps_per_epoch = min(filter(None, (steps_per_epoch, limits[1])))
+        if not skips:
+            lengths = (steps_per_epoch,) if steps_per_epoch is not None else ()
+            left = epochs - self.initial_epoch
+            limit = 0 if left <= 0 else None
+            return Timetable(options, left, lengths, limit, numbered_from=self.initial_epoch)
         if epoch is None:
             lengths = (steps_per_epoch,) if steps_per_epoch is not None else ()
             table = Timetable(options, epochs, lengths)

@@ -174,7 +174,7 @@ class Trainer:
                 do.
             verbose: "auto" or 1: a live line on a terminal, and lines elsewhere; 2: lines; 0:
                 nothing.
-            callbacks: Keras's own or yours. Batch methods are called once a device loop.
+            callbacks: Keras's own or yours. Those with batch methods are called for each batch.
             validation_split: the share of the arrays to validate on, taken from their end.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or a finite data set, evaluated after
                 every epoch; every example counts once.
@@ -231,6 +231,7 @@ class Trainer:
             validation_data,
             batch_size=validation_batch_size or batch_size,
             steps=validation_steps,
+            repeats=eval_every is not None or (epochs or 1) - initial_epoch > 1,
         )
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
@@ -412,7 +413,8 @@ class Trainer:
             if length.by_epochs:
                 epoch = self.engine.epoch(dataset, endless=length.steps_per_epoch is not None)
             options = arguments.set_loop_length(self.options, self.model, callbacks)
-            timetable = length.build_timetable(options, epoch)
+            skips = epoch is not None or not isinstance(dataset, Stream)
+            timetable = length.build_timetable(options, epoch, skips)
             with self.hosts.together():
                 loop, batch_size = self._programs.prepare_training(dataset, class_weight, epoch)
                 if validation_data is not None:  # finds mistakes before training
@@ -434,7 +436,7 @@ class Trainer:
                 Callbacks(
                     callbacks,
                     self.model,
-                    timetable.epochs,
+                    timetable.numbered_from + timetable.epochs,
                     timetable.epoch_steps,
                     options.steps_per_loop,
                 ),

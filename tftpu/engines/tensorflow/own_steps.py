@@ -21,7 +21,7 @@ from tftpu.engines.data.outputs import group_batches
 from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_own_variables, to_logs
+from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_held, list_own_variables, to_logs
 from tftpu.engines.tensorflow import functions, internals
 from tftpu.engines.tensorflow.leaves import build_leaves
 from tftpu.errors import UserError
@@ -42,11 +42,19 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
     def __init__(self, model: keras.Model, batch_spec: Nest, labelled: bool = True):
         super().__init__(model)
         self._step: Any = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="step")
-        self._labelled = labelled
         self._outside: list[Any] = []
         if labelled:
             graph = _build(self.model, batch_spec)
-            self._outside = _list_outside(graph, list_own_variables(model)) if graph else []
+            changed = _list_changed(graph) if graph else list_held(model, tf.Variable)
+            known = {
+                id(getattr(v, "value", v))
+                for group in list_own_variables(model).values()
+                for v in group
+            }
+            self._outside = [variable for variable in changed if id(variable) not in known]
+        else:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
+            keras_internals.build_by(lambda given: model(given, training=False), x)
 
     @property
     def step(self) -> int:
@@ -111,9 +119,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
-        groups = {"model": list(self.model.variables)}
-        if self._labelled:
-            groups = {**list_own_variables(self.model), "outside": self._outside}
+        groups = {**list_own_variables(self.model), "outside": self._outside}
         return build_leaves({**groups, "step": [self._step], "ema": []})
 
     def _iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
@@ -196,18 +202,16 @@ def _build(model: Any, batch_spec: Nest) -> Any:
     return tf.function(model.train_step, autograph=False).get_concrete_function(specs).graph
 
 
-def _list_outside(graph: Any, groups: dict[str, list[Any]]) -> list[tf.Variable]:
-    """Returns the variables that a step changes and that are in no group."""
-    known = {id(getattr(v, "value", v)) for group in groups.values() for v in group}
+def _list_changed(graph: Any) -> list[tf.Variable]:
+    """Returns the variables that a step changes."""
     try:
-        changed = internals.list_changed_variables(graph)
+        return internals.list_changed_variables(graph)
     except LookupError as error:
         raise UserError(
             f"The model's own step changes a queue, table or the like ({error}), which no "
             "checkpoint would hold. Keep the state in a variable, and read other data in the "
             "input pipeline."
         ) from error
-    return [variable for variable in changed if id(variable) not in known]
 
 
 def _to_tensors(batch: Nest) -> Nest:
