@@ -157,6 +157,7 @@ class Session:
                     if asked and (self._evaluation_due or not self.over):
                         saved = self._hosts.from_chief(self._wait_for_saves())
                         raise Preempted(notice.requested or "another host", self._step, saved)
+                self._finish_training()  # a callback may have stopped the run between epochs
                 self._finish_saving()
             ended = goodput.FINISHED
         except BaseException as error:
@@ -311,12 +312,16 @@ class Session:
         self._callbacks.end_epoch(number, logs)
         self.progress.callbacks = self._callbacks.get_state()
         if self.over:
-            self._executor.finish_training()
-            self._callbacks.finish()
+            self._finish_training()
         if results:
             self._mark_best(results)
         if not self.over:
             self._callbacks.begin_epoch(number + 1)
+
+    def _finish_training(self) -> None:
+        """Lets the executor and the callbacks end the training; again, it does nothing new."""
+        self._executor.finish_training()
+        self._callbacks.finish()
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
@@ -345,7 +350,7 @@ class Session:
         if not (now or self.over or self._save_due):
             return
         if self.over and not self._evaluation_due:
-            self._callbacks.finish()
+            self._finish_training()
         # A run that was asked to stop saved before it evaluated.
         if self._saver.saved_step == self._step:
             if best is not None:

@@ -163,9 +163,10 @@ class Trainer:
         came to its end.
 
         Args:
-            x: arrays (NumPy, pandas, tensors; nested as the model's inputs); or batches of the
-                global batch, `(x, y)` or `(x, y, sample_weight)`, as a `tf.data.Dataset`, a
-                `keras.utils.PyDataset` or a pipeline of `tftpu.input_pipelines`.
+            x: arrays (NumPy, pandas, tensors, also sparse and ragged ones; nested as the model's
+                inputs); or global batches, `(x, y)` or `(x, y, sample_weight)`, as a
+                `tf.data.Dataset`, a `keras.utils.PyDataset`, a pipeline of
+                `tftpu.input_pipelines`, a generator or another iterable.
             y: the labels, if `x` are arrays.
             batch_size: the number of examples per step over all devices, if `x` are arrays; None:
                 32.
@@ -184,8 +185,8 @@ class Trainer:
             sample_weight: the weight of each example, if `x` are arrays. A `loss_fn` gets it as the
                 third part of its batch, and must apply it itself.
             initial_epoch: the index of the epoch with which a run begins.
-            steps_per_epoch: steps of an epoch; the data are then one endless stream, in which a
-                smaller batch is filled up from the next pass. None: one pass.
+            steps_per_epoch: the most steps of an epoch, which also ends with the data, as in Keras;
+                the next epoch goes on in the same pass. None: one pass.
             validation_steps: number of batches to validate on; None: all.
             validation_batch_size: the batch size for validation arrays; None: `batch_size`.
             steps: total length of the run, instead of `epochs`; the data are an endless stream.
