@@ -112,7 +112,7 @@ def measure_epoch(dataset: Any) -> Epoch:
     if time.monotonic() - started > _LONG:
         logger.warning(
             "The dataset was read once, in %.0f s, to find where its epochs end. This is "
-            "unnecessary with steps_per_epoch=, or with .batch(size, drop_remainder=True) and a "
+            "unnecessary with steps=, or with .batch(size, drop_remainder=True) and a "
             "known cardinality.",
             time.monotonic() - started,
         )
@@ -237,8 +237,8 @@ def build_epoch_batches(
             found,
             expected,
             f"An epoch has other batches than the first pass over the data, {epoch.steps} of which "
-            f"the last holds {last} examples and each other one {epoch.examples}. Use steps= or "
-            "steps_per_epoch=, which need no epochs of one size.",
+            f"the last holds {last} examples and each other one {epoch.examples}. Use steps=, "
+            "which needs no epochs of one size.",
         )
         with tf.control_dependencies([same]):
             shard = -(-tf.identity(found) // shards)
