@@ -6,15 +6,22 @@ update themselves, or with losses that are not means over examples. Their own st
 under Keras's `fit`: on one device, or in one program over all devices of a mesh.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
+from tftpu.engines.data import conversion
+from tftpu.engines.data.batches import warn_if_endless
+from tftpu.engines.data.outputs import group_batches
+from tftpu.engines.data.streams import Stream
+from tftpu.engines.engine import LoopResult
 from tftpu.errors import OwnStepsNeeded, UserError
-from tftpu.tensors import ops
+from tftpu.tensors import Nest, ops
 
 
 class Logs(dict[str, float]):
@@ -149,6 +156,29 @@ class OwnStepsExecutor:
         given = self.model.steps_per_execution
         return given if isinstance(given, int) else 1  # "auto"
 
+    def training(self, shard_spec: Nest, examples: int | None = None) -> "OwnTrainLoop":
+        """Returns the train loop, for batches of any shape."""
+        return OwnTrainLoop(self)
+
+    def train(self, batches: Iterator[Nest], steps: int) -> LoopResult:
+        """Runs training steps on whole batches, fewer if there are fewer batches."""
+        raise NotImplementedError
+
+    def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
+        """Returns a function that runs a number of training steps on one batch."""
+        return lambda steps: self.train(itertools.repeat(batch), steps) and None
+
+    def iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
+        """Yields the batches of each execution over a finite data set, with the first's number."""
+        if isinstance(dataset, Stream):
+            return group_batches(dataset.iterate(), self.steps_per_execution)
+        batches = conversion.build_whole_evaluation(dataset)
+        items = warn_if_endless(self._iterate(batches), int(batches.cardinality()), dataset=dataset)
+        return group_batches(items, self.steps_per_execution)
+
+    def _iterate(self, batches: Any) -> Iterator[Nest]:
+        raise NotImplementedError
+
     def begin_epoch(self) -> None:
         """Starts the running means of the logs again."""
         self.model.reset_metrics()
@@ -171,6 +201,41 @@ class OwnStepsExecutor:
     def averaged_weights(self) -> dict[str, Any]:
         """Returns nothing: an optimizer's averages are its own."""
         return {}
+
+
+class OwnTrainLoop:
+    """See `tftpu.engines.engine.TrainLoop`.
+
+    Args:
+        executor: the executor, which runs the steps.
+
+    Attributes:
+        model_flops: None, because an own step may compute anything.
+    """
+
+    model_flops: int | None = None
+
+    def __init__(self, executor: OwnStepsExecutor):
+        self._executor = executor
+        self._compiled = False
+
+    def compiled(self, batches: Iterator[Any]) -> bool:
+        """Returns whether the step is compiled, at least for complete batches."""
+        return self._compiled
+
+    def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps."""
+        result = self._executor.train(batches, steps)
+        self._compiled = True
+        return result
+
+    def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
+        """Runs training steps on batches of the host."""
+        return self.run(batches, steps)
+
+    def diverged(self, sums: Logs) -> bool:
+        """Returns whether the loss is no longer finite."""
+        return not np.isfinite(sums.get("loss", 0.0))
 
 
 def to_logs(given: Any) -> Logs:

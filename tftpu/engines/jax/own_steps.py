@@ -17,10 +17,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tftpu.engines import keras_internals
-from tftpu.engines.data import conversion
-from tftpu.engines.data.batches import warn_if_endless
-from tftpu.engines.data.outputs import group_batches
-from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.jax import feed, internals
 from tftpu.engines.jax.functions import compile_function
@@ -116,10 +112,6 @@ class JaxOwnSteps(OwnStepsExecutor):
         """Counts the steps before this one as done, although they were not trained."""
         self.step = step
 
-    def training(self, shard_spec: Nest, examples: int | None = None) -> "OwnTrainLoop":
-        """Returns the train loop, for batches of any shape."""
-        return OwnTrainLoop(self)
-
     def train(self, batches: Iterator[Nest], steps: int) -> LoopResult:
         """Runs training steps, each while the host prepares the next batch.
 
@@ -140,10 +132,6 @@ class JaxOwnSteps(OwnStepsExecutor):
             self._assign(values)
         return LoopResult(to_logs(logs), waited, done)
 
-    def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
-        """Returns a function that runs a number of training steps on one batch."""
-        return lambda steps: self.train(itertools.repeat(batch), steps) and None
-
     def evaluate(
         self,
         dataset: Any,
@@ -153,7 +141,7 @@ class JaxOwnSteps(OwnStepsExecutor):
         """Returns the logs of an evaluation."""
         self.model.reset_metrics()
         logs: Any = {}
-        for first, group in self._iterate_groups(dataset):
+        for first, group in self.iterate_groups(dataset):
             if hooks is not None:
                 hooks.begin(first)
             values = self._read()
@@ -169,7 +157,7 @@ class JaxOwnSteps(OwnStepsExecutor):
 
     def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
         """Yields the outputs of each batch, in order, as NumPy arrays."""
-        for _, group in self._iterate_groups(dataset):
+        for _, group in self.iterate_groups(dataset):
             yield from map(self._predict_batch, group)
 
     def predict_batch(self, x: Nest) -> Nest:
@@ -251,14 +239,8 @@ class JaxOwnSteps(OwnStepsExecutor):
             return batch  # not divided: see `JaxEngine`
         return feed.place_batch(batch, self.layout, self._part)
 
-    def _iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
-        if isinstance(dataset, Stream):
-            return group_batches(dataset.iterate(), self.steps_per_execution)
-        batches = conversion.build_whole_evaluation(dataset)
-        items = warn_if_endless(
-            feed.iterate_arrays(batches), int(batches.cardinality()), dataset=dataset
-        )
-        return group_batches(items, self.steps_per_execution)
+    def _iterate(self, batches: Any) -> Iterator[Nest]:
+        return feed.iterate_arrays(batches)
 
 
 class OutsideVariables:
@@ -319,41 +301,6 @@ class OutsideVariables:
                 "that it is given and returns, so the change would be lost. Return the new value "
                 "as part of the state; the variable must be an attribute of the model."
             )
-
-
-class OwnTrainLoop:
-    """See `tftpu.engines.engine.TrainLoop`.
-
-    Args:
-        executor: the executor, which runs the steps.
-
-    Attributes:
-        model_flops: None, because an own step may compute anything.
-    """
-
-    model_flops: int | None = None
-
-    def __init__(self, executor: JaxOwnSteps):
-        self._executor = executor
-        self._compiled = False
-
-    def compiled(self, batches: Iterator[Any]) -> bool:
-        """Returns whether the step is compiled, at least for complete batches."""
-        return self._compiled
-
-    def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps on the devices."""
-        result = self._executor.train(batches, steps)
-        self._compiled = True
-        return result
-
-    def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps on batches of the host."""
-        return self.run(batches, steps)
-
-    def diverged(self, sums: Logs) -> bool:
-        """Returns whether the loss is no longer finite."""
-        return not np.isfinite(sums.get("loss", 0.0))
 
 
 def _build(model: keras.Model, batch_spec: Nest, labelled: bool) -> None:

@@ -15,10 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
-from tftpu.engines.data import conversion
-from tftpu.engines.data.batches import data_errors, warn_if_endless
-from tftpu.engines.data.outputs import group_batches
-from tftpu.engines.data.streams import Stream
+from tftpu.engines.data.batches import data_errors
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_held, list_own_variables, to_logs
@@ -72,14 +69,27 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         """Counts the steps before this one as done, although they were not trained."""
         self._step.assign(step)
 
-    def training(self, shard_spec: Nest, examples: int | None = None) -> "OwnTrainLoop":
-        """Returns the train loop, for batches of any shape."""
-        return OwnTrainLoop(self, self._step)
+    def train(self, batches: Iterator[Nest], steps: int) -> LoopResult:
+        """Runs training steps.
 
-    def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
-        """Returns a function that runs a number of training steps on one batch."""
-        loop = self.training(shard_spec)
-        return lambda steps: loop.run(itertools.repeat(batch), steps) and None
+        Args:
+            batches: an iterator over whole batches.
+            steps: the number of steps.
+        """
+        waited, logs, done = 0.0, {}, 0
+        self.model.make_train_function()
+        with data_errors():
+            while done < steps:
+                asked = time.monotonic()
+                count = min(steps - done, self.steps_per_execution)
+                group = list(itertools.islice(batches, count))
+                waited += time.monotonic() - asked
+                if not group:
+                    break
+                logs = self.model.train_function(map(_to_tensors, group))
+                self._step.assign_add(len(group))
+                done += len(group)
+        return LoopResult(to_logs(logs), waited, done)
 
     def evaluate(
         self,
@@ -92,7 +102,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         self.model.make_test_function()
         logs: Any = {}
         with data_errors():
-            for first, group in self._iterate_groups(dataset):
+            for first, group in self.iterate_groups(dataset):
                 if hooks is not None:
                     hooks.begin(first)
                 logs = self.model.test_function(map(_to_tensors, group))
@@ -105,7 +115,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         """Yields the outputs of each batch, in order, as NumPy arrays or ragged tensors."""
         self.model.make_predict_function()
         with data_errors():
-            for _, group in self._iterate_groups(dataset):
+            for _, group in self.iterate_groups(dataset):
                 for batch in map(_to_tensors, group):
                     yield keras.tree.map_structure(_to_numpy, self.model.predict_function([batch]))
 
@@ -122,61 +132,8 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         groups = {**list_own_variables(self.model), "outside": self._outside}
         return build_leaves({**groups, "step": [self._step], "ema": []})
 
-    def _iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
-        if isinstance(dataset, Stream):
-            return group_batches(dataset.iterate(), self.steps_per_execution)
-        batches = conversion.build_whole_evaluation(dataset)
-        items = warn_if_endless(iter(batches), int(batches.cardinality()), dataset=dataset)
-        return group_batches(items, self.steps_per_execution)
-
-
-class OwnTrainLoop:
-    """See `tftpu.engines.engine.TrainLoop`.
-
-    Args:
-        executor: the executor.
-        step: the variable that counts the steps.
-
-    Attributes:
-        model_flops: None, because an own step may compute anything.
-    """
-
-    model_flops: int | None = None
-
-    def __init__(self, executor: TensorFlowOwnSteps, step: tf.Variable):
-        self._executor = executor
-        self._step: Any = step
-        self._compiled = False
-
-    def compiled(self, batches: Iterator[Any]) -> bool:
-        """Returns whether the step is compiled, at least for complete batches."""
-        return self._compiled
-
-    def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps."""
-        model, waited, logs, done = self._executor.model, 0.0, {}, 0
-        model.make_train_function()
-        with data_errors():
-            while done < steps:
-                asked = time.monotonic()
-                count = min(steps - done, self._executor.steps_per_execution)
-                group = list(itertools.islice(batches, count))
-                waited += time.monotonic() - asked
-                if not group:
-                    break
-                logs = model.train_function(map(_to_tensors, group))
-                self._step.assign_add(len(group))
-                done += len(group)
-        self._compiled = True
-        return LoopResult(to_logs(logs), waited, done)
-
-    def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps on batches of the host."""
-        return self.run(batches, steps)
-
-    def diverged(self, sums: Logs) -> bool:
-        """Returns whether the loss is no longer finite."""
-        return not np.isfinite(sums.get("loss", 0.0))
+    def _iterate(self, batches: tf.data.Dataset) -> Iterator[Nest]:
+        return iter(batches)
 
 
 def _build(model: Any, batch_spec: Nest) -> Any:
