@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import keras
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh
 
 from tftpu.engines import keras_internals
@@ -283,7 +284,7 @@ class OutsideVariables:
                 )
 
     def _record(self, variable: keras.Variable, value: Any) -> Any:
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             return value
         if id(variable) in self._known:
             raise UserError(
