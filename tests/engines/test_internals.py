@@ -108,6 +108,26 @@ def test_masks_are_found():
     np.testing.assert_array_equal(mask, [[False, True]])
 
 
+def test_a_mask_that_is_set_is_found():
+    tensor = keras.ops.ones((2, 3))
+    keras_internals.set_mask(tensor, keras.ops.ones((2, 3), "bool"))
+    assert keras_internals.read_mask(tensor).shape == (2, 3)
+
+
+def test_assignments_of_variables_are_seen():
+    seen, variable = [], keras.Variable(1.0)
+
+    def check(assigned, scoped):
+        seen.append((assigned is variable, scoped))
+
+    with keras_internals.assigning_variables(check):
+        variable.assign(2.0)
+        with keras.StatelessScope():
+            variable.assign(3.0)
+    variable.assign(4.0)
+    assert seen == [(True, False), (True, True)] and float(variable.value) == 4.0
+
+
 def test_the_overrides_of_an_optimizer():
     plain = ("SGD", "Adam", "AdamW", "Lamb", "Lion", "Adafactor", "Muon", "RMSprop")
     for name in plain:
