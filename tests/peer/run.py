@@ -3,7 +3,7 @@
     python -m tests.peer.run CHECKOUT [--backend=jax] [--devices=4]
 
 CHECKOUT is a checkout of Keras at the tag of the installed version. Prints what did not pass, and
-the figures of `docs/guides/coming-from-keras.md`.
+the figures of `docs/coming-from-keras.md`.
 """
 
 import argparse

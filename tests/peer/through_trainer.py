@@ -39,6 +39,18 @@ def _compile(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _compile_model(self, *args, **kwargs)
 
 
+def pytest_runtest_setup(item: Any) -> None:
+    """Has a test's function run in the scope, in which models for several devices are built."""
+    function = item.obj
+
+    @functools.wraps(function)
+    def run_in_scope(*args: Any, **kwargs: Any) -> None:
+        with _ENGINE.scope():
+            function(*args, **kwargs)
+
+    item.obj = run_in_scope
+
+
 def pytest_runtest_teardown(item: Any) -> None:
     """Forgets the models of a test."""
     _TRAINERS.clear()

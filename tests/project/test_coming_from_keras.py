@@ -5,7 +5,7 @@ import re
 from tests.compatibility import fitting
 from tests.support.repository.checkout import ROOT
 
-PAGE = ROOT / "docs" / "guides" / "coming-from-keras.md"
+PAGE = ROOT / "docs" / "coming-from-keras.md"
 
 
 def test_each_row_is_tried_and_each_script_is_in_a_row():

@@ -186,7 +186,7 @@ class Trainer:
                 third part of its batch, and must apply it itself.
             initial_epoch: the index of the epoch with which a run begins.
             steps_per_epoch: the most steps of an epoch, which also ends with the data, as in Keras;
-                the next epoch goes on in the same pass. None: one pass.
+                the next epoch continues the same pass. None: one pass.
             validation_steps: number of batches to validate on; None: all.
             validation_batch_size: the batch size for validation arrays; None: `batch_size`.
             steps: total length of the run, instead of `epochs`; the data are an endless stream.

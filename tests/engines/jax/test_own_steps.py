@@ -9,7 +9,7 @@ from tests.support.programs import jax_process
 
 @pytest.mark.slow
 def test_variables_outside_of_the_state_are_refused_by_name():
-    found = json.loads(jax_process.output("programs.jax_outside"))
+    found = json.loads(jax_process.output("programs.own_code.outside"))
     assert found.pop("none") == found.pop("tuples") == ""
     assert "returns a state of [2, " in found.pop("too few")
     assert "reads the variable 'own_" in found["the model's own"]

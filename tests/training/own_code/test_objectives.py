@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import warm
 
-PROGRAM = "tests.support.programs.objective_updates"
+PROGRAM = "tests.support.programs.own_code.objective_updates"
 
 
 @pytest.mark.slow

@@ -126,8 +126,8 @@ def inserted(variable):
         (assigned_in_branch, "the variable 'counter:0'"),
         (assigned_in_evaluation, "the variable 'counter:0'"),
         (drawn, "the variable 'StateVar:0'"),
-        (queued, "a queue, .* by the op Queue(En|De)queueV2"),
-        (inserted, "a queue, .* by the op LookupTableInsertV2"),
+        (queued, r"a resource such as a queue or a table \(Queue(En|De)queueV2\)"),
+        (inserted, r"a resource such as a queue or a table \(LookupTableInsertV2\)"),
     ],
 )
 def test_a_variable_outside_the_model_that_a_loss_changes_is_refused_before_it_changes(

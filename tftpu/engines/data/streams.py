@@ -157,7 +157,7 @@ class SlicedArrays(Stream):
 
     @property
     def kind(self) -> str:
-        """What the examples are from."""
+        """The kind of what the examples are from."""
         return "array"
 
     @property

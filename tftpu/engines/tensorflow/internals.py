@@ -92,7 +92,9 @@ def list_changed_resources(graph: Any) -> list[str]:
     found = []
     for owner, kind in _list_changed(graph):
         name = getattr(owner, "name", None)
-        found.append(f"the variable {name!r}" if name else f"a queue, table or the like ({kind})")
+        found.append(
+            f"the variable {name!r}" if name else f"a resource such as a queue or a table ({kind})"
+        )
     return found
 
 

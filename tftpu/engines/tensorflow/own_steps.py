@@ -165,7 +165,7 @@ def _list_changed(graph: Any) -> list[tf.Variable]:
         return internals.list_changed_variables(graph)
     except LookupError as error:
         raise UserError(
-            f"The model's own step changes a queue, table or the like ({error}), which no "
+            f"The model's own step changes a resource such as a queue or a table ({error}), which no "
             "checkpoint would hold. Keep the state in a variable, and read other data in the "
             "input pipeline."
         ) from error

@@ -1,6 +1,6 @@
 """Steps of a model's own that use variables outside of their state, on the JAX engine.
 
-    KERAS_BACKEND=jax python -m tests.support.programs.jax_outside
+    KERAS_BACKEND=jax python -m tests.support.programs.own_code.outside
 
 prints, by case, the error of a run of three epochs, "" if there is none.
 """

@@ -1,6 +1,6 @@
 """Steps of several objectives, and the same written by hand with Keras's optimizers.
 
-    KERAS_BACKEND=jax python -m tests.support.programs.objective_updates
+    KERAS_BACKEND=jax python -m tests.support.programs.own_code.objective_updates
 
 prints, by case, the largest difference between the weights of both. Two devices share the batches.
 """

@@ -1,0 +1,1 @@
+"""Programs that train with own steps, losses and objectives."""
