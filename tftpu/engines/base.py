@@ -46,12 +46,10 @@ class BaseEngine:
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
         """Returns the spec of one shard of the global batches that `batches` would give."""
-        if isinstance(dataset, Stream):
-            spec = dataset.spec
-        else:
-            spec = conversion.build_training(dataset, 0, class_weight).element_spec
         if isinstance(dataset, Stream):  # each of its batches has its own program
+            spec = dataset.spec
             return self.last_spec(spec, count_examples(spec), microbatches)
+        spec = conversion.build_training(dataset, 0, class_weight).element_spec
         # The hosts divide the batches of a pipeline before anything could fill them up.
         if self.shares_unevenly and not isinstance(dataset, conversion.Pipeline):
             spec = conversion.round_up(spec, self.data_shards * microbatches)

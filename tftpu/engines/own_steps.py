@@ -66,6 +66,12 @@ class LogsLayout:
         return sums.get("loss", float("nan"))
 
 
+def count_execution_steps(model: Any) -> int:
+    """Returns the number of batches of an execution, between two calls of batch methods."""
+    given = model.steps_per_execution
+    return given if isinstance(given, int) else 1  # "auto"
+
+
 def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
     """Raises `UserError` for options that only the exact step can follow.
 
@@ -150,12 +156,6 @@ class OwnStepsExecutor:
         optimizer: Any = getattr(self.model, "optimizer", None)
         return getattr(optimizer, "inner_optimizer", optimizer)
 
-    @property
-    def steps_per_execution(self) -> int:
-        """The number of batches of one call of the model's compiled functions."""
-        given = self.model.steps_per_execution
-        return given if isinstance(given, int) else 1  # "auto"
-
     def training(self, shard_spec: Nest, examples: int | None = None) -> "OwnTrainLoop":
         """Returns the train loop, for batches of any shape."""
         return OwnTrainLoop(self)
@@ -171,10 +171,10 @@ class OwnStepsExecutor:
     def iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
         """Yields the batches of each execution over a finite data set, with the first's number."""
         if isinstance(dataset, Stream):
-            return group_batches(dataset.iterate(), self.steps_per_execution)
+            return group_batches(dataset.iterate(), count_execution_steps(self.model))
         batches = conversion.build_whole_evaluation(dataset)
         items = warn_if_endless(self._iterate(batches), int(batches.cardinality()), dataset=dataset)
-        return group_batches(items, self.steps_per_execution)
+        return group_batches(items, count_execution_steps(self.model))
 
     def _iterate(self, batches: Any) -> Iterator[Nest]:
         raise NotImplementedError

@@ -12,9 +12,10 @@ import keras
 import numpy as np
 
 from tftpu.config import TrainConfig
+from tftpu.engines.own_steps import count_execution_steps
 from tftpu.errors import UserError
 from tftpu.storage.files import StrPath, check_folder
-from tftpu.training.batch_methods import count_execution_steps, watches_batches
+from tftpu.training.batch_methods import watches_batches
 
 P = ParamSpec("P")
 R = TypeVar("R")

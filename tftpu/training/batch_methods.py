@@ -1,4 +1,4 @@
-"""Which callbacks have batch methods, and how many batches lie between two calls of them."""
+"""Which callbacks have batch methods."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,12 +6,6 @@ from typing import Any
 import keras
 
 from tftpu.engines import keras_internals
-
-
-def count_execution_steps(model: Any) -> int:
-    """Returns the number of batches between two calls of batch methods."""
-    given = model.steps_per_execution
-    return given if isinstance(given, int) else 1  # "auto"
 
 
 def watches_batches(callbacks: Iterable[keras.callbacks.Callback], phase: str) -> bool:

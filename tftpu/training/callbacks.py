@@ -16,8 +16,9 @@ from tftpu.amounts import format_metric
 from tftpu.engines import keras_internals
 from tftpu.engines.data.outputs import group_batches, join_outputs
 from tftpu.engines.engine import BatchHooks, Executor
+from tftpu.engines.own_steps import count_execution_steps
 from tftpu.errors import UserError, did_you_mean
-from tftpu.training.batch_methods import count_execution_steps, watches_batches
+from tftpu.training.batch_methods import watches_batches
 from tftpu.training.progress import RunProgress
 
 # Attributes of Keras's callbacks that change from epoch to epoch and are plain numbers.

@@ -66,21 +66,25 @@ class Stream:
 
     @property
     def first(self) -> Nest:
-        """The first batch of the next pass, which this reads.
+        """The first batch of the next pass, which is read now and kept for the pass.
 
         Raises:
             UserError: there is none.
         """
+        return self._to_batch(self._begin()[0])
+
+    def _begin(self) -> tuple[Any, Iterator[Any]]:
+        """Returns the first item of the next pass, and an iterator over those after it."""
         if self._begun is None:
-            batches = iter(self._source)
-            found = next(batches, None)
+            items = iter(self._source)
+            found = next(items, None)
             if found is None:
                 raise UserError(
                     f"The {self.kind} has no batches"
                     + (" left: it can be read only once." if not self.again else ".")
                 )
-            self._begun = found, batches
-        return self._to_batch(self._begun[0])
+            self._begun = found, items
+        return self._begun
 
     @property
     def spec(self) -> Nest:
@@ -117,9 +121,9 @@ class Stream:
             new: whether this process has not read the batches before; otherwise a source that can
                 be read only once continues where it is.
         """
-        first, (_, batches) = self.first, self._begun  # pyright: ignore[reportGeneralTypeIssues]
+        first, rest = self._begin()
         self._begun = None
-        found = Lookahead(first, map(self._to_batch, batches), self._limit)
+        found = Lookahead(self._to_batch(first), map(self._to_batch, rest), self._limit)
         if self.again and pass_steps is not None:
             position %= pass_steps
         if self.again or new:

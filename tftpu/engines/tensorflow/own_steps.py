@@ -18,7 +18,14 @@ from tftpu.engines import keras_internals
 from tftpu.engines.data.batches import data_errors
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_held, list_own_variables, to_logs
+from tftpu.engines.own_steps import (
+    Logs,
+    OwnStepsExecutor,
+    count_execution_steps,
+    list_held,
+    list_own_variables,
+    to_logs,
+)
 from tftpu.engines.tensorflow import functions, internals
 from tftpu.engines.tensorflow.leaves import build_leaves
 from tftpu.errors import UserError
@@ -77,11 +84,12 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
             steps: the number of steps.
         """
         waited, logs, done = 0.0, {}, 0
+        execution = count_execution_steps(self.model)
         self.model.make_train_function()
         with data_errors():
             while done < steps:
                 asked = time.monotonic()
-                count = min(steps - done, self.steps_per_execution)
+                count = min(steps - done, execution)
                 group = list(itertools.islice(batches, count))
                 waited += time.monotonic() - asked
                 if not group:
@@ -165,9 +173,9 @@ def _list_changed(graph: Any) -> list[tf.Variable]:
         return internals.list_changed_variables(graph)
     except LookupError as error:
         raise UserError(
-            f"The model's own step changes a resource such as a queue or a table ({error}), which no "
-            "checkpoint would hold. Keep the state in a variable, and read other data in the "
-            "input pipeline."
+            f"The model's own step changes a resource such as a queue or a table ({error}), "
+            "which no checkpoint would hold. Keep the state in a variable, and read other data "
+            "in the input pipeline."
         ) from error
 
 
