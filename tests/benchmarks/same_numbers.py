@@ -7,6 +7,9 @@ step; further flags are overrides of the config, as `--config.optimizer.learning
 """
 
 import argparse
+import json
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import keras
@@ -34,7 +37,6 @@ class _Record(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         weights = [np.ravel(v) for v in self.model.trainable_variables]
         self._run.weights.append(np.concatenate(weights).astype(np.float64))
-        self._run.logs.append(dict(logs or {}))
 
 
 def trained(experiment: Experiment, devices: int, steps: int) -> Run:
@@ -42,10 +44,13 @@ def trained(experiment: Experiment, devices: int, steps: int) -> Run:
     engine = tftpu.connect("none", devices)
     experiment = build.resolve_length(experiment)
     run = Run([], [], {})
-    with engine.scope():
-        trainer = build.build_trainer(experiment, None)
-    data, callbacks = build.build_training_data(experiment), [_Record(run)]
-    trainer.fit(data, steps=steps, callbacks=callbacks, verbose=0)
+    with tempfile.TemporaryDirectory() as workdir:
+        with engine.scope():
+            trainer = build.build_trainer(experiment, workdir)
+        data, callbacks = build.build_training_data(experiment), [_Record(run)]
+        trainer.fit(data, steps=steps, callbacks=callbacks, verbose=0)
+        lines = map(json.loads, (Path(workdir) / "metrics.jsonl").read_text().splitlines())
+        run.logs.extend(line for line in lines if line.get("split") == "train")
     evaluation = build.build_evaluation_data(experiment)
     if evaluation is not None:
         run.evaluation.update(trainer.evaluate(evaluation, return_dict=True))
