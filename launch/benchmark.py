@@ -17,6 +17,7 @@ from tftpu.engines.engine import Engine
 from tftpu.errors import UserError
 from tftpu.launch.run import experiment as build
 from tftpu.launch.settings import own_code
+from tftpu.training.arguments import LOOP_STEPS
 
 TURNS = 20
 FOREVER = 1_000_000
@@ -36,6 +37,8 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0
     experiment.train.best_metric = ""  # the benchmark evaluates nothing
+    # `TurnCallback` has batch methods, which would shorten device loops of no given length.
+    experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
     # A turn lasts from one log line to the next, so that it includes everything `train` does.
     steps = experiment.train.log_every
     contestants: dict[str, Contestant] = {

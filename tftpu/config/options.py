@@ -26,7 +26,8 @@ class TrainConfig:
     by `tftpu.set_precision`.
 
     Attributes:
-        steps_per_loop: steps that run on the devices before control returns to the host.
+        steps_per_loop: steps that run on the devices before control returns to the host; None: 50,
+            or one execution if a callback has batch methods.
         log_every: steps between lines of metrics.
         checkpoint_every: steps between checkpoints; 0 saves at the end, and whenever an evaluation
             is the best so far.
@@ -61,7 +62,7 @@ class TrainConfig:
             GPU and float32 on a CPU.
     """
 
-    steps_per_loop: int = dataclasses.field(default=50, metadata=OPERATIONAL)
+    steps_per_loop: int | None = dataclasses.field(default=None, metadata=OPERATIONAL)
     log_every: int = dataclasses.field(default=50, metadata=OPERATIONAL)
     checkpoint_every: int = dataclasses.field(default=0, metadata=OPERATIONAL)
     checkpoint_minutes: float = dataclasses.field(default=0.0, metadata=OPERATIONAL)
@@ -109,7 +110,9 @@ class TrainConfig:
             UserError: a value is not allowed; the message names the field.
         """
         check_types("train", self)
-        for field in ("steps_per_loop", "log_every", "keep", "gradient_accumulation_steps"):
+        if self.steps_per_loop is not None:
+            at_least("train.steps_per_loop", self.steps_per_loop, 1)
+        for field in ("log_every", "keep", "gradient_accumulation_steps"):
             at_least(f"train.{field}", getattr(self, field), 1)
         for field in ("checkpoint_every", "keep_every", "max_rollbacks"):
             at_least(f"train.{field}", getattr(self, field), 0)

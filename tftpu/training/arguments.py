@@ -17,6 +17,8 @@ from tftpu.errors import UserError
 from tftpu.storage.files import StrPath, check_folder
 from tftpu.training.batch_methods import watches_batches
 
+LOOP_STEPS = 50  # of a device loop, if nothing sets its length
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -76,10 +78,10 @@ def check_length(options: TrainConfig, epochs: int | None, steps: int | None) ->
         )
 
 
-def set_loop_length(
+def choose_loop_length(
     options: TrainConfig, model: Any, callbacks: Sequence[keras.callbacks.Callback]
-) -> TrainConfig:
-    """Returns the options with the number of steps of a device loop.
+) -> int:
+    """Returns the number of steps of a device loop.
 
     It is the model's `steps_per_execution` or the options' `steps_per_loop`, whichever is set; if
     none is and a callback has batch methods, it is 1.
@@ -87,16 +89,15 @@ def set_loop_length(
     Raises:
         UserError: the options and the model name different numbers.
     """
-    execution = count_execution_steps(model)
-    if execution > 1 and options.steps_per_loop not in (TrainConfig.steps_per_loop, execution):
+    execution, loop = count_execution_steps(model), options.steps_per_loop
+    if execution > 1 and loop not in (None, execution):
         raise UserError(
             f"The model was compiled with steps_per_execution={execution}, but the options have "
-            f"steps_per_loop={options.steps_per_loop}, which means the same: leave one of them out."
+            f"steps_per_loop={loop}, which means the same: leave one of them out."
         )
-    unset = options.steps_per_loop == TrainConfig.steps_per_loop
-    if execution > 1 or (unset and watches_batches(callbacks, "train")):
-        return dataclasses.replace(options, steps_per_loop=execution)
-    return options
+    if execution > 1 or (loop is None and watches_batches(callbacks, "train")):
+        return execution
+    return loop or LOOP_STEPS
 
 
 def validate_workdir(workdir: StrPath | None) -> str | None:

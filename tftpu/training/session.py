@@ -22,6 +22,7 @@ from tftpu.runtime import goodput
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.preemption import PreemptionNotice
 from tftpu.runtime.watchdog import Watchdog
+from tftpu.training.arguments import LOOP_STEPS
 from tftpu.training.callbacks import Callbacks
 from tftpu.training.epoch_loop import Feed
 from tftpu.training.programs import Programs
@@ -425,14 +426,12 @@ class Session:
                     f"The data start at their first batch: {self.progress.position:,} batches are "
                     "drawn and thrown away."
                 )
-        if not self.over and self._callbacks.watches_batches:
-            size = self._timetable.options.steps_per_loop
-            if size < self._options.steps_per_loop:
-                self._reporter.write_message(
-                    f"A callback has batch methods, so the devices return after {size} step(s), "
-                    f"not {self._options.steps_per_loop}. TrainConfig(steps_per_loop=N) calls them "
-                    "every N batches."
-                )
+        unset = self._options.steps_per_loop is None and self._timetable.loop_steps == 1
+        if not self.over and unset and self._callbacks.watches_batches:
+            self._reporter.write_message(
+                f"A callback has batch methods, so the devices return after each step, not after "
+                f"{LOOP_STEPS}. TrainConfig(steps_per_loop=N) calls them every N batches."
+            )
         self._callbacks.begin(self.progress)
         self._begin_at_epoch(keras_internals.find_initial_epoch(self._programs.model))
         if not self.over:

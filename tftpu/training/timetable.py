@@ -33,6 +33,7 @@ class Timetable:
 
     Attributes:
         options: how often things are due.
+        loop_steps: the most steps of a device loop.
         epochs: the number of epochs; the last one may be shorter.
         lengths: the steps of the epochs, in turn; empty: an epoch lasts until the data end.
         limit: the total length of the run; None: all of its epochs.
@@ -43,6 +44,7 @@ class Timetable:
     """
 
     options: TrainConfig
+    loop_steps: int
     epochs: int
     lengths: tuple[int, ...]
     limit: int | None = None
@@ -93,8 +95,8 @@ class Timetable:
         options, epoch = self.options, self.locate(step)
         every = (options.log_every, options.checkpoint_every)
         stops = [(step // n + 1) * n for n in every if n]
-        loops = (step - epoch.first) // options.steps_per_loop + 1
-        stops.append(epoch.first + loops * options.steps_per_loop)
+        loops = (step - epoch.first) // self.loop_steps + 1
+        stops.append(epoch.first + loops * self.loop_steps)
         stops += [boundary for boundary in boundaries if boundary > step]
         if epoch.length is not None:
             stops.append(epoch.first + epoch.length)
@@ -208,19 +210,20 @@ class Length:
         return self.steps is None
 
     def build_timetable(
-        self, options: TrainConfig, epoch: Epoch | None, skips: bool = True
+        self, options: TrainConfig, loop_steps: int, epoch: Epoch | None, skips: bool = True
     ) -> Timetable:
         """Returns the timetable of the run.
 
         Args:
             options: the options of training.
+            loop_steps: the most steps of a device loop.
             epoch: one pass over the data; None: the data are endless, or their length is unknown.
             skips: whether the steps of epochs before `initial_epoch` count as done; otherwise the
                 data begin with that epoch.
         """
         if self.steps is not None:
             each = self.eval_every or self.steps
-            return Timetable(options, -(-self.steps // each), (each,), self.steps)
+            return Timetable(options, loop_steps, -(-self.steps // each), (each,), self.steps)
         epochs, steps_per_epoch = self.epochs or 1, self.steps_per_epoch
         limits = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
         epochs = min(filter(None, (epochs, limits[0])))
@@ -230,14 +233,16 @@ class Length:
             lengths = (steps_per_epoch,) if steps_per_epoch is not None else ()
             left = epochs - self.initial_epoch
             limit = 0 if left <= 0 else None
-            return Timetable(options, left, lengths, limit, numbered_from=self.initial_epoch)
+            return Timetable(
+                options, loop_steps, left, lengths, limit, numbered_from=self.initial_epoch
+            )
         if epoch is None:
             lengths = (steps_per_epoch,) if steps_per_epoch is not None else ()
-            table = Timetable(options, epochs, lengths)
+            table = Timetable(options, loop_steps, epochs, lengths)
         else:
             lengths = divide_pass(steps_per_epoch, epoch.steps)
             alone = epoch.last is not None
-            table = Timetable(options, epochs, lengths, None, 0, epoch.steps, alone)
+            table = Timetable(options, loop_steps, epochs, lengths, None, 0, epoch.steps, alone)
             if steps_per_epoch is not None and {*lengths} != {steps_per_epoch}:
                 warnings.warn(
                     f"One pass over the data has {epoch.steps} batches, so some epochs end before "

@@ -413,9 +413,9 @@ class Trainer:
             epoch = None
             if length.by_epochs:
                 epoch = self.engine.epoch(dataset, endless=length.steps_per_epoch is not None)
-            options = arguments.set_loop_length(self.options, self.model, callbacks)
+            loop_steps = arguments.choose_loop_length(self.options, self.model, callbacks)
             skips = epoch is not None or not isinstance(dataset, Stream)
-            timetable = length.build_timetable(options, epoch, skips)
+            timetable = length.build_timetable(self.options, loop_steps, epoch, skips)
             with self.hosts.together():
                 loop, batch_size = self._programs.prepare_training(dataset, class_weight, epoch)
                 if validation_data is not None:  # finds mistakes before training
@@ -439,7 +439,7 @@ class Trainer:
                     self.model,
                     timetable.numbered_from + timetable.epochs,
                     timetable.epoch_steps,
-                    options.steps_per_loop,
+                    loop_steps,
                 ),
                 Saver(self.checkpoints, self._base, self.hosts, timetable),
                 self.account,
