@@ -3,21 +3,23 @@
     KERAS_BACKEND=tensorflow python -m tests.benchmarks.batch_callbacks [turns]
     KERAS_BACKEND=jax python -m tests.benchmarks.batch_callbacks [turns]
 
-Both train the same small convolutional network on one CPU device, an epoch each in turn, so that
-other load on the machine affects them alike. The first epochs, which compile, are left out.
+Both train the same network on the same batches, `digits_resnet`, and take turns, so that other load
+on the machine affects them alike; medians over the turns are printed.
 """
 
 import statistics
 import sys
-import time
 
 import keras
-import numpy as np
+import tensorflow as tf
 
 import tftpu
+from tftpu import input_pipelines
+from tftpu.launch import benchmark as bench
+from tftpu.launch.run import experiment as build
+from tftpu.launch.settings import config_flags
 
 BAR = 1.1
-STEPS = 100
 
 
 class Reads(keras.callbacks.Callback):
@@ -27,37 +29,36 @@ class Reads(keras.callbacks.Callback):
         self.last = logs["loss"]
 
 
-def build_model() -> keras.Model:
-    """Returns a compiled network for images of 16 x 16 pixels."""
-    layers = [keras.Input((16, 16, 3)), keras.layers.Conv2D(32, 3, activation="relu")]
-    layers += [keras.layers.Conv2D(32, 3, strides=2, activation="relu"), keras.layers.Flatten()]
-    model = keras.Sequential([*layers, keras.layers.Dense(10)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"])
-    return model
-
-
 def main(turns: int) -> None:
     """Prints the medians of both, and the median of their ratios."""
-    engine = tftpu.connect("none")
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(64 * STEPS, 16, 16, 3)).astype("float32")
-    y = rng.integers(0, 10, len(x))
-    with engine.scope():
-        trainer, theirs = tftpu.Trainer(build_model()), build_model()
-    times: dict[str, list[float]] = {"trainer": [], "keras fit": []}
-    for turn in range(turns + 1):
-        both = [("trainer", trainer.fit), ("keras fit", theirs.fit)]
-        for name, fit in both[:: 1 if turn % 2 else -1]:
-            began = time.perf_counter()
-            fit(x, y, batch_size=64, epochs=1, callbacks=[Reads()], verbose=0)
-            if turn:
-                times[name].append((time.perf_counter() - began) / STEPS * 1e3)
+    bench.TURNS = turns
+    words = ["--config.train.checkpoint_every=0", "--config.train.steps_per_loop=1"]
+    experiment = config_flags.load("digits_resnet", words)
+    experiment.train.best_metric = ""  # the benchmark evaluates nothing
+    engine = tftpu.connect("none", 1)
+
+    def train(turn: bench.ContestantThread) -> None:
+        with engine.scope():
+            trainer = build.build_trainer(experiment, None)
+        callbacks = [Reads(), bench.TurnCallback(turn)]
+        data = build.build_training_data(experiment)
+        trainer.fit(data, steps=bench.FOREVER, callbacks=callbacks, verbose=0)
+
+    def train_by_keras(turn: bench.ContestantThread) -> None:
+        with engine.scope():
+            model = build.build_model(experiment)
+        callbacks = [Reads(), bench.TurnCallback(turn)]
+        data = input_pipelines.starting_at(build.build_training_data(experiment), 0)
+        data = data.prefetch(tf.data.AUTOTUNE)
+        model.fit(data, steps_per_epoch=bench.FOREVER, callbacks=callbacks, verbose=0)
+
+    steps = experiment.train.log_every
+    times = bench.take_turns({"trainer": train, "keras fit": train_by_keras}, steps)
     for name, found in times.items():
-        print(f"{name:10}{statistics.median(found):9.3f} ms a step")
+        print(f"{name:10}{statistics.median(found) / steps * 1e3:9.3f} ms a step")
     ratio = statistics.median(a / b for a, b in zip(*times.values()))
     print(
-        f"trainer / keras fit on {keras.config.backend()}, {turns} turns of {STEPS} steps: "
+        f"trainer / keras fit on {keras.config.backend()}, {turns} turns of {steps} steps: "
         f"{ratio:.3f}; the bar is {BAR}: {ratio <= BAR}"
     )
 
