@@ -100,9 +100,9 @@ def test_the_step_is_traced_once_over_a_fit_with_evaluation():
     traces.clear()
     trainer.fit(data(), steps=10, validation_data=data(batch=20), eval_every=5)
     # Keras builds the model, the guard tries the layer of its own, the step inspects it; whether
-    # padding matters, which also finds wrong validation data; one trace each to train and evaluate,
-    # and before it one of the guard, as the data do not divide into its batches.
-    assert traces == [False, True, True, False, True, False, False]
+    # padding matters, which also finds wrong validation data; the guard of the evaluation, as the
+    # data do not divide into its batches; one trace each to train and to evaluate.
+    assert traces == [False, True, True, False, False, True, False]
     trainer.fit(data(), steps=20, validation_data=data(batch=20))
     assert len(traces) == 7
 
