@@ -31,7 +31,7 @@ class UserError(Exception):
 
 
 class KerasError(UserError, ValueError):
-    """An error of Keras, which is a `ValueError` there, with the sizes of the data."""
+    """An error that is a `ValueError` in Keras."""
 
 
 class OwnStepsNeeded(UserError):  # noqa: N818 (names what is needed)

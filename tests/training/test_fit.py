@@ -184,6 +184,38 @@ def test_validation_data_callbacks_and_initial_epoch_work_as_in_keras():
     assert calls["ours"] == calls["theirs"] and ("begin", 2) in calls["ours"]
 
 
+@pytest.mark.parametrize("every", [2, [1, 4]])
+def test_only_some_epochs_are_evaluated_as_in_keras(every):
+    x, y = examples(48)
+    arguments = {
+        "batch_size": 16, "epochs": 4, "shuffle": False, "verbose": 0,
+        "validation_data": (x[:20], y[:20]), "validation_freq": every,
+    }  # fmt: skip
+    ours, theirs = compiled(), compiled()
+    history, expected = make_trainer(ours).fit(x, y, **arguments), theirs.fit(x, y, **arguments)
+    assert_same_run(ours, history, theirs, expected)
+    assert len(history.history["val_loss"]) == 2
+
+
+def test_a_backup_of_an_earlier_epoch_is_continued_from_there(tmp_path):
+    """The third epoch fails before it is backed up, and is trained again."""
+    x, y = examples(48)
+    failing = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: 1 / (epoch - 2))
+    arguments = {"batch_size": 16, "epochs": 5, "shuffle": False, "verbose": 0}
+    runs = {}
+    for name, fitted in (("ours", make_trainer(compiled())), ("theirs", compiled())):
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / name))
+        with pytest.raises(ZeroDivisionError):
+            fitted.fit(x, y, callbacks=[failing, backup], **arguments)
+        model = getattr(fitted, "model", fitted)
+        runs[name] = model, fitted.fit(x, y, callbacks=[backup], **arguments)
+    (ours, history), (theirs, expected) = runs["ours"], runs["theirs"]
+    assert history.epoch == [0, 1, 2, 3, 4] and expected.epoch == [2, 3, 4]
+    assert history.history["loss"][2:] == pytest.approx(expected.history["loss"], rel=1e-6)
+    for mine, other in zip(ours.trainable_variables, theirs.trainable_variables):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
 def test_evaluate_and_predict_take_arrays(count):

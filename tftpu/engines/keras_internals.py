@@ -487,6 +487,11 @@ def draw_seed(seed: Any) -> Tensor:
     return seed_generator.draw_seed(seed)
 
 
+def forget_initial_epoch(model: Any) -> None:
+    """Drops the epoch that a `keras.callbacks.BackupAndRestore` restored in an earlier `fit`."""
+    model._initial_epoch = None
+
+
 def find_initial_epoch(model: Any) -> int:
     """Returns the epoch that a `keras.callbacks.BackupAndRestore` has restored; 0 for none."""
     return getattr(model, "_initial_epoch", None) or 0

@@ -28,8 +28,6 @@ CallbackArgument = keras.callbacks.Callback | Sequence[keras.callbacks.Callback]
 _OF_PY_DATASET = "pass it to the keras.utils.PyDataset, PyDataset(...)"
 # Arguments of Keras's methods that tftpu's methods do not have, and what to use instead.
 _INSTEAD = {
-    "validation_freq": "an evaluation follows every epoch; with steps=, eval_every= says how many "
-    "steps lie between two",
     "nb_epoch": "write epochs=",
     "workers": _OF_PY_DATASET,
     "use_multiprocessing": _OF_PY_DATASET,

@@ -17,7 +17,7 @@ from tftpu.engines import keras_internals
 from tftpu.engines.data.outputs import group_batches, join_outputs
 from tftpu.engines.engine import BatchHooks, Executor
 from tftpu.engines.own_steps import count_execution_steps
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import KerasError, did_you_mean
 from tftpu.training.batch_methods import watches_batches
 from tftpu.training.progress import RunProgress
 
@@ -105,7 +105,7 @@ class Callbacks:
             name, kind = callback.monitor, type(callback).__name__
             unlogged = f"{kind} monitors {name!r}, which is not logged.{did_you_mean(name, names)}"
             if not keras_internals.has_direction(callback):
-                raise UserError(
+                raise KerasError(
                     f"{kind} monitors {name!r}, but does not know whether larger or smaller "
                     "values are better: pass mode='max' or mode='min'."
                     if name in names

@@ -71,6 +71,17 @@ class RunProgress:
         known.callbacks, known.skipped_batches = {}, self.skipped_batches
         return known
 
+    def move_to(self, step: int, epochs: int) -> None:
+        """Continues at a step whose weights a callback has restored, after some epochs.
+
+        Args:
+            step: the step, earlier or later.
+            epochs: the number of epochs before it; what is known of later ones is dropped.
+        """
+        self.step, self.window, self.epoch = step, None, None
+        for listed in (self.epochs, *self.history.values()):
+            del listed[epochs:]
+
     def extend(self, steps: int | None) -> None:
         """Lets a run that a callback ended continue if the length of the run has grown since.
 

@@ -300,7 +300,7 @@ class Session:
         number = self._timetable.locate(self._step - 1).number
         logs = self._executor.train_sums.read(self._executor.finish_epoch(sums))
         results: dict[str, float] = {}
-        if self._validation_data is not None:
+        if self._validation_data is not None and self._timetable.is_validated(number):
             with self._reporter.doing("evaluating", "evaluation"):
                 results = self._callbacks.run_evaluation(
                     lambda build_hooks: self._programs.evaluate(
@@ -432,6 +432,7 @@ class Session:
                 f"A callback has batch methods, so the devices return after each step, not after "
                 f"{LOOP_STEPS}. TrainConfig(steps_per_loop=N) calls them every N batches."
             )
+        keras_internals.forget_initial_epoch(self._programs.model)
         self._callbacks.begin(self.progress)
         self._begin_at_epoch(keras_internals.find_initial_epoch(self._programs.model))
         if not self.over:
@@ -439,13 +440,27 @@ class Session:
             self._profiler.start_or_stop(self._step)
 
     def _begin_at_epoch(self, epoch: int) -> None:
-        """Counts earlier epochs as done, if a callback has restored the model."""
+        """Counts earlier epochs as done, and later ones as not, if a callback restored the model.
+
+        Args:
+            epoch: the index of the epoch that comes next; 0: no callback restored it.
+
+        Raises:
+            UserError: the callback undid what the workdir's checkpoint had restored.
+        """
         epoch -= self._timetable.numbered_from
-        if epoch > 0 and self._timetable.lengths:
-            first = self._timetable.count_steps(epoch)
-            if first > self._step:
-                self._executor.begin_at(self.progress.begun_at + first)
-                self.progress.step = first
+        if epoch <= 0 or not self._timetable.lengths:
+            return
+        first = self._timetable.count_steps(epoch)
+        if first < self._step and self._resumes:
+            raise UserError(
+                f"A BackupAndRestore callback restored the weights of step {first}, but the "
+                f"workdir had restored those of step {self._step}. Leave out the callback: a "
+                "workdir resumes without it."
+            )
+        if first != self._step:
+            self._executor.begin_at(self.progress.begun_at + first)
+            self.progress.move_to(first, epoch)
 
     def _finish_saving(self) -> None:
         """Waits for the last checkpoint. Raises `UserError` if it could not be saved."""

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import warnings
+from collections.abc import Collection
 from typing import NamedTuple
 
 import keras
@@ -41,6 +42,8 @@ class Timetable:
         pass_steps: the steps of one pass over data that begin again; None: unknown, or endless.
         last_alone: whether the last step of a pass is its own device loop.
         numbered_from: the index of the first epoch, if no steps count for earlier ones.
+        validation_freq: the number of epochs from one evaluation to the next, or the evaluated
+            epochs, counted from 1.
     """
 
     options: TrainConfig
@@ -52,6 +55,7 @@ class Timetable:
     pass_steps: int | None = None
     last_alone: bool = False
     numbered_from: int = 0
+    validation_freq: int | Collection[int] = 1
 
     @property
     def steps(self) -> int | None:
@@ -121,6 +125,12 @@ class Timetable:
         """Returns whether an epoch ends with the given step."""
         return bool(self.lengths) and self.locate(step).first == step
 
+    def is_validated(self, epoch: int) -> bool:
+        """Returns whether an evaluation follows the epoch with this index."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
     def is_checkpoint_due(self, step: int, seconds_since: float) -> bool:
         """Returns whether a checkpoint is due after a step.
 
@@ -167,6 +177,7 @@ class Length:
         steps_per_epoch: the most steps of an epoch; None: an epoch is one pass over the data.
         initial_epoch: the index of the epoch with which the run begins.
         eval_every: the number of steps between two evaluations, if `steps` is given.
+        validation_freq: as of `Timetable`.
 
     Raises:
         UserError: arguments contradict each other, or are not whole numbers in their range.
@@ -177,6 +188,7 @@ class Length:
     steps_per_epoch: int | None
     initial_epoch: int
     eval_every: int | None
+    validation_freq: int | Collection[int]
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -184,6 +196,10 @@ class Length:
             *(("initial_epoch", 0), ("eval_every", 1)),
         ):
             check_whole_number(name, getattr(self, name), least)
+        if not isinstance(self.validation_freq, list | tuple | set | frozenset):
+            check_whole_number("validation_freq", self.validation_freq, 1)
+            if self.validation_freq is None:
+                raise UserError("validation_freq is None: give a number of epochs, or a list.")
         if self.steps is None:
             if self.eval_every is not None:
                 raise UserError(
@@ -203,6 +219,11 @@ class Length:
             )
         if self.initial_epoch:
             raise UserError("initial_epoch works only with epochs=: leave it out with steps=.")
+        if self.validation_freq != 1:
+            raise UserError(
+                "validation_freq works only with epochs=. With steps=, eval_every= sets the number "
+                "of steps between two evaluations."
+            )
 
     @property
     def by_epochs(self) -> bool:
@@ -233,9 +254,9 @@ class Length:
             lengths = (steps_per_epoch,) if steps_per_epoch is not None else ()
             left = epochs - self.initial_epoch
             limit = 0 if left <= 0 else None
-            return Timetable(
-                options, loop_steps, left, lengths, limit, numbered_from=self.initial_epoch
-            )
+            first = self.initial_epoch
+            table = Timetable(options, loop_steps, left, lengths, limit, numbered_from=first)
+            return dataclasses.replace(table, validation_freq=self.validation_freq)
         if epoch is None:
             lengths = (steps_per_epoch,) if steps_per_epoch is not None else ()
             table = Timetable(options, loop_steps, epochs, lengths)
@@ -251,7 +272,7 @@ class Length:
                     stacklevel=2,
                 )
         first = table.count_steps(self.initial_epoch) if lengths else 0
-        return dataclasses.replace(table, first_step=first)
+        return dataclasses.replace(table, first_step=first, validation_freq=self.validation_freq)
 
 
 def check_profile(profile: str, steps: int | None) -> None:

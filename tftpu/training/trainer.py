@@ -151,6 +151,7 @@ class Trainer:
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
+        validation_freq: int | Collection[int] = 1,
         *,
         steps: int | None = None,
         eval_every: int | None = None,
@@ -178,7 +179,7 @@ class Trainer:
             callbacks: Keras's own or yours. Those with batch methods are called for each batch.
             validation_split: the share of the arrays to validate on, taken from their end.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or a finite data set, evaluated after
-                every epoch; every example counts once.
+                every epoch or `validation_freq` epochs; every example counts once.
             shuffle: whether arrays, and the batches of a `PyDataset`, have another order in each
                 epoch; it depends on the seed of the options, and a resumed run continues it.
             class_weight: the weight of each label, for a compiled loss.
@@ -189,6 +190,8 @@ class Trainer:
                 the next epoch continues the same pass. None: one pass.
             validation_steps: number of batches to validate on; None: all.
             validation_batch_size: the batch size for validation arrays; None: `batch_size`.
+            validation_freq: epochs from one evaluation to the next, or the epochs that are
+                evaluated, from 1 on.
             steps: total length of the run, instead of `epochs`; the data are an endless stream.
             eval_every: steps between two evaluations, with `steps`, which callbacks see as an
                 epoch; None: at the end only.
@@ -212,6 +215,7 @@ class Trainer:
             steps_per_epoch=steps_per_epoch,
             initial_epoch=initial_epoch,
             eval_every=eval_every,
+            validation_freq=validation_freq,
         )
         verbose, listed = arguments.parse_verbosity(verbose), arguments.list_callbacks(callbacks)
         if self._done and self.workdir is None and length.by_epochs:
