@@ -56,6 +56,7 @@ peer-tests: $(VENV)/.dev
 	$(BIN)/python -m tests.peer.run $(KERAS_TESTS)
 	$(BIN)/python -m tests.peer.run $(KERAS_TESTS) --backend=jax
 	$(BIN)/python -m tests.peer.run $(KERAS_TESTS) --backend=jax --devices=4
+	$(BIN)/python -m tests.peer.run $(KERAS_TESTS) --devices=4
 
 # The packages that are installed, against the public database of vulnerabilities: over the network.
 audit: $(VENV)/.dev
