@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.data.py_batches import Batches, Scaling
+from tests.support.data.py_batches import Batches, Scaling, UnevenBatches
 from tests.support.models.strategies import mlp, relative
 from tests.support.models.training import compiled, data, examples, make_trainer
+from tftpu.errors import UserError
 
 ATOL = 1e-6
 DEVICES = [1, pytest.param(4, marks=pytest.mark.slow)]
@@ -360,3 +361,18 @@ def test_evaluate_and_predict_print_if_they_are_asked_to(capsys):
     trainer.evaluate(x, y, verbose=1, return_dict=True)
     trainer.predict(x, verbose="auto")
     assert f"accuracy {results['accuracy']:.4g}"[:12] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sizes", [[16, 8, 16, 8], [8, 16, 8], [8, 8, 16]])
+def test_batches_of_other_sizes_before_the_last_are_refused_and_are_evaluated(sizes):
+    """The second has no other size at its ends, and the last is larger in the third."""
+    trainer, theirs = make_trainer(compiled()), compiled()
+    expected = theirs.evaluate(UnevenBatches(sizes), verbose=0)
+    assert trainer.evaluate(UnevenBatches(sizes), verbose=0) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(UserError, match=r"A batch .*A generator may yield batches of any size"):
+        trainer.fit(UnevenBatches(sizes), epochs=2, verbose=0)
+    batches, trainer = UnevenBatches(sizes), make_trainer(compiled())
+    trainer.fit((batches[i] for i in range(len(sizes))), verbose=0)
+    theirs.fit(UnevenBatches(sizes), shuffle=False, verbose=0)
+    for ours, other in zip(trainer.model.trainable_variables, theirs.trainable_variables):
+        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-7)

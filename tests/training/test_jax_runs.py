@@ -123,9 +123,10 @@ def test_what_a_callback_changes_in_the_data_is_in_the_next_epoch_as_in_keras(ru
 
 
 def test_what_cannot_be_trained_is_refused(run):
-    no_rules, no_sum = run[1]["refusals"]
+    no_rules, no_sum, uneven = run[1]["refusals"]
     assert "the Sequential 'mlp' has no sharding_rules" in no_rules
     assert "'largest/state' of a metric is not a sum over examples" in no_sum
+    assert "A batch holds 8 examples, but each batch of an epoch must hold 16" in uneven
 
 
 def test_an_example_draws_the_same_on_any_mesh_and_in_any_microbatch(run):

@@ -70,11 +70,35 @@ class Epoch:
         steps: number of batches.
         examples: number of examples of a batch.
         last: the number of examples of the last batch; None: the same as in every other batch.
+
+    Raises:
+        UserError: the last batch is larger than the others.
     """
 
     steps: int
     examples: int
     last: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.last is not None and self.last > self.examples:
+            raise UserError(explain_size(self.examples, self.last))
+
+
+def explain_size(examples: int, found: int | None = None, last: int | None = None) -> str:
+    """Returns the message for a batch of another size than those before it.
+
+    Args:
+        examples: the number of examples that it should hold.
+        found: the number that it holds; None: it is not known.
+        last: the number that the last batch of an epoch should hold, if it is another.
+    """
+    held = "a different number of" if found is None else f"{found}"
+    ending = f", and the last one {last}" if last not in (None, examples) else ""
+    return (
+        f"A batch holds {held} examples, but each batch of an epoch must hold {examples}{ending}, "
+        "as in the first pass. A generator may yield batches of any size; with steps= in place of "
+        "epochs=, batches are filled up to one size."
+    )
 
 
 class Exchange(Protocol):

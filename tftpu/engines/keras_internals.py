@@ -126,7 +126,8 @@ def unscaled_losses() -> Iterator[None]:
 
 def find_function(owner: keras.losses.Loss | keras.Metric) -> Any:
     """Returns the function that a loss or a metric wraps, or its class."""
-    return getattr(owner, "fn", None) or getattr(owner, "_fn", None) or type(owner)
+    found = (getattr(owner, name, None) for name in ("fn", "_fn"))
+    return next((function for function in found if callable(function)), type(owner))
 
 
 def has_raw_operations(model: keras.Model) -> bool:

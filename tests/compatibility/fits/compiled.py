@@ -56,6 +56,35 @@ class Tracking(keras.Model):
         return y
 
 
+class ReadingValues(keras.Model):
+    """Reads a value of its input in `call`, which only an eager step has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = dense(1)
+        self.layer.build((None, 5))
+
+    def call(self, x):
+        return self.layer(x) * (2.0 if float(ops.max(ops.abs(x))) > 1.0 else 1.0)
+
+
+class Missed(keras.metrics.Metric):
+    """The share of large labels that are predicted small; its states have short names."""
+
+    def __init__(self):
+        super().__init__(name="missed")
+        self.fn = self.add_weight(shape=(), initializer="zeros", name="fn")
+        self.tp = self.add_weight(shape=(), initializer="zeros", name="tp")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        large, found = ops.cast(y_true > 0, "float32"), ops.cast(y_pred > 0, "float32")
+        self.fn.assign_add(ops.sum(large * (1.0 - found)))
+        self.tp.assign_add(ops.sum(large * found))
+
+    def result(self):
+        return self.fn / (self.fn + self.tp + 1e-6)
+
+
 def correlation(y_true, y_pred):
     """Returns one number for the whole batch."""
     a, b = y_true - ops.mean(y_true), y_pred - ops.mean(y_pred)
@@ -73,6 +102,7 @@ def built(optimizer=None, layer=None, **arguments):
     def build():
         model = layer() if layer else keras.Sequential([keras.Input((5,)), dense(1)])
         given = {"loss": "mse", "metrics": ["mae"], **arguments}
+        given["metrics"] = given["metrics"]() if callable(given["metrics"]) else given["metrics"]
         model.compile(optimizer() if optimizer else keras.optimizers.Adam(0.01), **given)
         return model
 
@@ -149,5 +179,6 @@ FITS = {
         one_device=True,
         on_jax=False,
     ),
-    "eager": Fit(built(run_eagerly=True), lambda: VALIDATED, one_device=True),
+    "eager": Fit(built(layer=ReadingValues, run_eagerly=True), lambda: VALIDATED, one_device=True),
+    "own_metric": Fit(built(metrics=lambda: [Missed()]), lambda: VALIDATED),
 }

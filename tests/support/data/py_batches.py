@@ -1,6 +1,7 @@
 """A `keras.utils.PyDataset` of examples that tests share, and callbacks that change it."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tests.support.models.training import examples
@@ -57,3 +58,19 @@ class Scaling(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.batches.events.append(f"epoch {epoch} ends")
         self.batches.scale *= -1.5
+
+
+class UnevenBatches(keras.utils.PyDataset):
+    """Examples in batches of given sizes."""
+
+    def __init__(self, sizes: list[int]):
+        super().__init__()
+        self.x, self.y = examples(sum(sizes))
+        self.ends = np.cumsum(sizes)
+
+    def __len__(self):
+        return len(self.ends)
+
+    def __getitem__(self, index):
+        part = slice(0 if index == 0 else self.ends[index - 1], self.ends[index])
+        return self.x[part], self.y[part]

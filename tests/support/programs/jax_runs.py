@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 import tftpu
-from tests.support.data.py_batches import Batches, Scaling
+from tests.support.data.py_batches import Batches, Scaling, UnevenBatches
 from tests.support.models import zoo
 from tftpu import models
 from tftpu.engines.engine import Engine
@@ -233,6 +233,10 @@ def refusals() -> list[str]:
             trainer.fit(x, y, batch_size=16, epochs=1, verbose=0)
         except tftpu.UserError as error:
             found.append(str(error))
+    try:  # the padding of the second batch would count
+        trainer_of("fsdp:4", None, virtual_devices=4).fit(UnevenBatches([16, 8, 16]), verbose=0)
+    except tftpu.UserError as error:
+        found.append(str(error))
     return found
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tftpu.engines.data.arrays import Arrays, unwrap_features
 from tftpu.engines.data.py_dataset import PyBatches
-from tftpu.engines.engine import Epoch
+from tftpu.engines.engine import Epoch, explain_size
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -31,8 +31,12 @@ _UNEQUAL = (
     "(64, 3, …) for 192 examples beside 64."
 )
 
-# Errors of CPU operations about numbers that are too large for a model, and their explanations.
-_OUTSIDE = {
+# Errors of tf.data and of CPU operations about shapes and numbers, and their explanations.
+_EXPLAINED = {
+    r"`generator` yielded an element of shape \((\d+).*?\) where an element of shape \((\d+)": (
+        "A batch has another shape than the first one, with {0} examples where that has {1}. A "
+        "generator may yield batches of any size."
+    ),
     r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)": (
         "A label is {0}, and the model's output has {1} classes, which are numbered from 0 (NaN "
         "becomes the least number that there is)."
@@ -154,6 +158,7 @@ def warn_if_endless(
             None: it is read only once.
     """
     unknown = (batches is None or batches < 0) and id(dataset) not in _ended
+    unknown = unknown and not isinstance(dataset, PyBatches)  # which knows it
     started, due = time.monotonic(), _LONG
     for number, item in enumerate(items, 1):
         yield item
@@ -236,9 +241,7 @@ def build_epoch_batches(
         same = tf.debugging.assert_equal(
             found,
             expected,
-            f"An epoch has other batches than the first pass over the data, {epoch.steps} of which "
-            f"the last holds {last} examples and each other one {epoch.examples}. Use steps=, "
-            "which needs no epochs of one size.",
+            explain_size(epoch.examples, last=last),
         )
         with tf.control_dependencies([same]):
             shard = -(-tf.identity(found) // shards)
@@ -364,7 +367,7 @@ def data_errors() -> Iterator[None]:
         found = re.search(r"assertion failed: \[(An? (?:batch|epoch) .*?)\]", str(error), re.DOTALL)
         if found is not None:
             raise UserError(found[1]) from error
-        for pattern, sentence in _OUTSIDE.items():
+        for pattern, sentence in _EXPLAINED.items():
             if found := re.search(pattern, str(error)):
                 raise UserError(sentence.format(*found.groups())) from error
         raise

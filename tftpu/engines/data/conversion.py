@@ -187,10 +187,12 @@ def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     Raises:
         UserError: the argument is not a data set, or never ends.
     """
+    batches_of_any_size = isinstance(dataset, PyBatches)
     dataset = build_finite_dataset(dataset)
     size = -(-infer_batch_size(dataset) // replicas) * replicas
     known = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
-    if None in known and dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+    batches_of_any_size |= dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    if None in known and batches_of_any_size:
         dataset = dataset.rebatch(size)  # some batches may be larger than the first one
 
     # Skips AutoGraph, which takes time and has nothing to convert here.

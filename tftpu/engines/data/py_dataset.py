@@ -68,15 +68,14 @@ class PyBatches:
 
     @property
     def ragged(self) -> bool:
-        """True if the last batch of an epoch is smaller."""
-        return self.dataset.num_batches is not None and self.epoch().last is not None
+        """True if the last batch of an epoch has another size."""
+        return self.dataset.num_batches is not None and self._ends[0] != self._ends[1]
 
     @functools.cached_property
     def _ends(self) -> tuple[int, int]:
         """The sizes of the first and the last batch, both of which this reads."""
-        return _count_examples(self._batch(0)), _count_examples(
-            self._batch(self.dataset.num_batches - 1)
-        )
+        last = self._batch(self.dataset.num_batches - 1)
+        return _count_examples(self._first), _count_examples(last)
 
     def from_step(self, step: int) -> tf.data.Dataset:
         """Returns an endless data set from a step on; the last batch of an epoch may be smaller."""
@@ -91,7 +90,7 @@ class PyBatches:
         """
         counts = [n for n in (self.dataset.num_batches, self.limit) if n is not None]
         count = min(counts) if counts else self.epoch().steps
-        batches = self._build_dataset(lambda: self._read(range(count)))
+        batches = self._build_dataset(lambda: self._read(range(count)), sized=False)
         return batches.apply(tf.data.experimental.assert_cardinality(count))
 
     def take(self, batches: int) -> "PyBatches":
@@ -107,17 +106,21 @@ class PyBatches:
         self.dataset.on_epoch_end()
 
     @functools.cached_property
-    def _signature(self) -> Nest:
-        """The specs of a batch; this reads the first batch."""
+    def _first(self) -> Nest:
+        """The first batch."""
+        return self._batch(0)
+
+    def _build_dataset(
+        self, generator: Callable[[], Iterator[Nest]], sized: bool = True
+    ) -> tf.data.Dataset:
+        """Returns batches as a data set; `sized`: those before the last hold equally many."""
 
         def spec(array):
-            size = None if self.ragged else array.shape[0]
+            size = array.shape[0] if sized and not self.ragged else None
             return tf.TensorSpec((size, *array.shape[1:]), array.dtype)
 
-        return keras.tree.map_structure(spec, self._batch(0))
-
-    def _build_dataset(self, generator: Callable[[], Iterator[Nest]]) -> tf.data.Dataset:
-        return tf.data.Dataset.from_generator(generator, output_signature=self._signature)
+        signature = keras.tree.map_structure(spec, self._first)
+        return tf.data.Dataset.from_generator(generator, output_signature=signature)
 
     def _from(self, step: int, steps: int | None) -> Iterator[Nest]:
         """Yields the batches from a step on, without end."""

@@ -19,7 +19,7 @@ from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import fill_up, warn_if_endless
 from tftpu.engines.data.outputs import group_batches, iterate_ahead
 from tftpu.engines.data.streams import Stream, to_arrays
-from tftpu.engines.engine import BatchHooks, LoopResult
+from tftpu.engines.engine import BatchHooks, LoopResult, explain_size
 from tftpu.engines.jax import feed, functions
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement import placing
@@ -313,11 +313,14 @@ class JaxTrainLoop(BaseTrainLoop):
 
     def _place(self, batch: Nest) -> Nest:
         """Puts a batch of the host on the devices, filled up with padding."""
-        layout = self.step.microbatching
+        layout, size = self.step.microbatching, count_examples(batch)
+        if size * self._part.count == layout.padded != size:
+            return feed.place_shard(batch, self._state.layout, self._part)  # one host's part
+        expected = layout.padded if layout.examples is None else layout.examples
+        if size != expected:  # its padding would count
+            raise UserError(explain_size(expected, size))
         if layout.whole:
             return feed.place_batch(batch, self._state.layout, self._part)
-        if count_examples(batch) * self._part.count == layout.padded != count_examples(batch):
-            return feed.place_shard(batch, self._state.layout, self._part)  # one host's part
         padded = feed.slice_shard(fill_up(batch, layout.padded), self._part)
         return feed.place_shard(padded, self._state.layout, self._part)
 

@@ -150,14 +150,13 @@ def _build(model: Any, batch_spec: Nest) -> Any:
     Returns:
         The graph of a step; None if it is not known before the first batch.
     """
-    own = keras_internals.overrides(model, "train_step")
-    if not own:
-        keras_internals.build(model, batch_spec)
-    elif model.run_eagerly:
+    if model.run_eagerly:
         try:
             keras_internals.build(model, batch_spec)
-        except Exception:  # such a model may have no `call`: its first batch builds it
-            logger.info("The model cannot be called on a batch.", exc_info=True)
+        except Exception:  # its `call` may need values, or be missing: its first batch builds it
+            logger.info("The model cannot be called without values.", exc_info=True)
+    elif not keras_internals.overrides(model, "train_step"):
+        keras_internals.build(model, batch_spec)
     parts = keras.tree.flatten(batch_spec)
     if model.run_eagerly or any(s is not None and (s.sparse or s.ragged) for s in parts):
         return None
