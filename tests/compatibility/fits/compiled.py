@@ -179,6 +179,13 @@ FITS = {
         one_device=True,
         on_jax=False,
     ),
-    "eager": Fit(built(layer=ReadingValues, run_eagerly=True), lambda: VALIDATED, one_device=True),
+    "eager": Fit(built(run_eagerly=True), lambda: VALIDATED, one_device=True),
+    # On JAX, Keras itself calls it without values first.
+    "eager_values": Fit(
+        built(layer=ReadingValues, run_eagerly=True),
+        lambda: VALIDATED,
+        one_device=True,
+        on_jax=False,
+    ),
     "own_metric": Fit(built(metrics=lambda: [Missed()]), lambda: VALIDATED),
 }

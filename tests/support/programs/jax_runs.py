@@ -234,7 +234,7 @@ def refusals() -> list[str]:
         except tftpu.UserError as error:
             found.append(str(error))
     try:  # the padding of the second batch would count
-        trainer_of("fsdp:4", None, virtual_devices=4).fit(UnevenBatches([16, 8, 16]), verbose=0)
+        trainer_of("fsdp:4", None, virtual_devices=4).fit(UnevenBatches([16, 8, 16, 8]), verbose=0)
     except tftpu.UserError as error:
         found.append(str(error))
     return found
