@@ -129,6 +129,11 @@ def test_what_cannot_be_trained_is_refused(run):
     assert "A batch holds 8 examples, but each batch of an epoch must hold 16" in uneven
 
 
+def test_batches_that_devices_cannot_share_equally_train_as_on_one_device(run):
+    one, four = (run[1][f"odd on {devices}"] for devices in ("one device", "four devices"))
+    np.testing.assert_allclose(four, one, rtol=1e-5)
+
+
 def test_an_example_draws_the_same_on_any_mesh_and_in_any_microbatch(run):
     one, four = (run[1][f"depth on {devices}"] for devices in ("one device", "four devices"))
     np.testing.assert_allclose(four, one, rtol=1e-5)

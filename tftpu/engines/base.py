@@ -51,7 +51,9 @@ class BaseEngine:
             return self.last_spec(spec, count_examples(spec), microbatches)
         spec = conversion.build_training(dataset, 0, class_weight).element_spec
         # The hosts divide the batches of a pipeline before anything could fill them up.
-        if self.shares_unevenly and not isinstance(dataset, conversion.Pipeline):
+        divided = isinstance(dataset, conversion.Pipeline)
+        divided = divided and not isinstance(dataset, conversion.Epochs)
+        if self.shares_unevenly and not divided:
             spec = conversion.round_up(spec, self.data_shards * microbatches)
         return conversion.build_shard_spec(spec, self.data_shards, microbatches)
 

@@ -87,6 +87,15 @@ def losses_with_random_depth(mesh: str, microbatches: int, devices: int) -> list
     return history.history["loss"]
 
 
+def losses_of_odd_batches(mesh: str, devices: int) -> list[float]:
+    """Returns the losses of batches that four devices cannot share equally."""
+    x, y = data()
+    history = trainer_of(mesh, None, virtual_devices=devices).fit(
+        x, y, batch_size=6, epochs=2, verbose=0
+    )
+    return history.history["loss"]
+
+
 def created(mesh: str) -> tuple[np.ndarray, float]:
     """Returns a new kernel in a scope, and the largest part of it that a device holds."""
     engine = tftpu.connect("none", virtual_devices=4, mesh=mesh)
@@ -269,6 +278,8 @@ def main(folder: Path) -> dict[str, Any]:
     history = epochs.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
     results["depth on one device"] = losses_with_random_depth("data:1", 1, devices=1)
     results["depth on four devices"] = losses_with_random_depth("data:2,fsdp:2", 2, devices=4)
+    results["odd on one device"] = losses_of_odd_batches("data:1", devices=1)
+    results["odd on four devices"] = losses_of_odd_batches("data:2,fsdp:2", devices=4)
     for mesh in ("data:4", "fsdp:4", "fsdp:2,tensor:2"):
         results[f"created on {mesh}"], results[f"held on {mesh}"] = created(mesh)
     results["slots held"] = slots_held("fsdp:4")
