@@ -47,6 +47,17 @@ def dense(units: int, activation: str | None = None) -> keras.Layer:
     return keras.layers.Dense(units, activation, kernel_initializer=initializer)
 
 
+def build_compiled(kind: Callable[[], Any], **arguments: Any) -> Callable[[], Any]:
+    """Returns a function that builds a model and compiles it with Adam and these arguments."""
+
+    def build() -> Any:
+        model = kind()
+        model.compile(keras.optimizers.Adam(0.01), **arguments)
+        return model
+
+    return build
+
+
 def load() -> dict[str, Fit]:
     """Returns the scripts of this backend by name."""
     found: dict[str, Fit] = {}
@@ -109,7 +120,7 @@ def _measure(found: Any, expected: Any, where: str) -> float:
 
 
 def run(backend: str, devices: int) -> str:
-    """Returns what this module prints in a process of its own."""
+    """Returns what this module prints, run by another process."""
     environment = {**os.environ, "KERAS_BACKEND": backend}
     command = [sys.executable, "-m", "tests.compatibility.fitting", str(devices)]
     done = warm.run(command, env=environment, capture_output=True, text=True)

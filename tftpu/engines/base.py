@@ -10,6 +10,7 @@ import numpy as np
 from tftpu.config import TrainConfig
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data import conversion
+from tftpu.engines.data.gate import Gate
 from tftpu.engines.data.streams import SlicedArrays, Stream
 from tftpu.engines.engine import Epoch
 from tftpu.engines.leaf import Leaf
@@ -68,6 +69,20 @@ class BaseEngine:
         parts = self.data_shards * (microbatches if self.shares_unevenly else 1)
         whole = conversion.round_up(conversion.replace_examples(spec, examples), parts)
         return conversion.build_padded_shard_spec(whole, self.data_shards)
+
+    def whole_batches(
+        self,
+        dataset: Any,
+        position: int,
+        class_weight: dict[int, float] | None = None,
+        epoch: Epoch | None = None,
+        gate: Gate | None = None,
+    ) -> Iterator[Any]:
+        """Returns an endless iterator over whole batches."""
+        return self._iterate(conversion.build_whole(dataset, position, epoch, class_weight, gate))
+
+    def _iterate(self, batches: Any) -> Iterator[Any]:
+        raise NotImplementedError
 
     def evaluation_spec(self, dataset: Any) -> Nest:
         """Returns the spec of the padded global batches of an evaluation."""

@@ -6,6 +6,7 @@ update themselves, or with losses that are not means over examples. Their own st
 under Keras's `fit`: on one device, or in one program over all devices of a mesh.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,10 +17,10 @@ import numpy as np
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data import conversion
-from tftpu.engines.data.batches import warn_if_endless
+from tftpu.engines.data.batches import data_errors, warn_if_endless
 from tftpu.engines.data.outputs import group_batches
 from tftpu.engines.data.streams import Stream
-from tftpu.engines.engine import LoopResult
+from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Nest, ops
 
@@ -167,6 +168,29 @@ class OwnStepsExecutor:
     def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch."""
         return lambda steps: self.train(itertools.repeat(batch), steps) and None
+
+    def evaluate(
+        self,
+        dataset: Any,
+        compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        hooks: BatchHooks | None = None,
+    ) -> Logs:
+        """Returns the logs of an evaluation."""
+        self.model.reset_metrics()
+        logs: Any = {}
+        with data_errors():
+            for first, group in self.iterate_groups(dataset):
+                if hooks is not None:
+                    hooks.begin(first)
+                logs = self._test_group(group)
+                if hooks is not None and hooks.end(first, to_logs(logs)):
+                    break
+        self.evaluation_compiled = True
+        return self.finish_epoch(to_logs(logs))
+
+    def _test_group(self, group: list[Nest]) -> Any:
+        """Returns the logs after the test steps of an execution."""
+        raise NotImplementedError
 
     def iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
         """Yields the batches of each execution over a finite data set, with the first's number."""

@@ -170,8 +170,12 @@ class StreamLoop:
 
 def _take_alike(batches: Lookahead, description: Any) -> Iterator[Nest]:
     """Yields the arrays of batches until one has another shape."""
-    while not batches.ended and _describe(to_arrays(batches.peek())) == description:
-        yield to_arrays(next(batches))
+    while not batches.ended:
+        arrays = to_arrays(batches.peek())
+        if _describe(arrays) != description:
+            return
+        next(batches)
+        yield arrays
 
 
 def _describe(arrays: Nest) -> Any:

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.compatibility.data import normal
-from tests.compatibility.fitting import Fit, dense
+from tests.compatibility.fitting import Fit, build_compiled, dense
 
 
 class Gan(keras.Model):
@@ -179,15 +179,6 @@ class Vae(keras.Model):
         return {"loss": self.total.result(), "kl": self.kl.result()}
 
 
-def _compiled(kind, **arguments):
-    def build():
-        model = kind()
-        model.compile(keras.optimizers.Adam(0.01), **arguments)
-        return model
-
-    return build
-
-
 def _gan():
     model = Gan()
     model.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01))
@@ -199,11 +190,11 @@ PAIRS = {"x": X, "y": X[:, :1], "batch_size": 16, "epochs": 2, "shuffle": False}
 ALONE = {"x": X, "batch_size": 16, "epochs": 2, "shuffle": False}
 FITS = {
     "gan": Fit(_gan, lambda: ALONE, one_device=True, on_jax=False),
-    "accumulating": Fit(_compiled(Accumulating), lambda: PAIRS, one_device=True, on_jax=False),
+    "accumulating": Fit(build_compiled(Accumulating), lambda: PAIRS, one_device=True, on_jax=False),
     "sharpness_aware": Fit(
-        _compiled(SharpnessAware, loss="mse"), lambda: PAIRS, one_device=True, on_jax=False
+        build_compiled(SharpnessAware, loss="mse"), lambda: PAIRS, one_device=True, on_jax=False
     ),
-    "mean_teacher": Fit(_compiled(MeanTeacher), lambda: ALONE, one_device=True, on_jax=False),
-    "queue": Fit(_compiled(Queue), lambda: ALONE, one_device=True, on_jax=False),
-    "vae": Fit(_compiled(Vae), lambda: ALONE, one_device=True, on_jax=False),
+    "mean_teacher": Fit(build_compiled(MeanTeacher), lambda: ALONE, one_device=True, on_jax=False),
+    "queue": Fit(build_compiled(Queue), lambda: ALONE, one_device=True, on_jax=False),
+    "vae": Fit(build_compiled(Vae), lambda: ALONE, one_device=True, on_jax=False),
 }

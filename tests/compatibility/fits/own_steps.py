@@ -4,7 +4,7 @@ import keras
 from keras import layers, ops
 
 from tests.compatibility.data import normal
-from tests.compatibility.fitting import Fit, dense
+from tests.compatibility.fitting import Fit, build_compiled, dense
 
 if keras.backend.backend() == "jax":
     import jax
@@ -58,7 +58,7 @@ class _OnePrediction(keras.Model):
 
 
 class OwnTrackers(_OnePrediction):
-    """Loss and error in trackers of its own, as in the guide to customizing `fit`."""
+    """Loss and error in metrics that the model holds, as in the guide to customizing `fit`."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ class OwnTrackers(_OnePrediction):
 
 
 class CompiledInside(_OnePrediction):
-    """The compiled loss and metrics, called in a step of its own, with sample weights."""
+    """The compiled loss and metrics, called in a `train_step`, with sample weights."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ class InBatchContrast(OwnTrackers):
 
 
 class BatchWide(OwnTrackers):
-    """Batch normalization in a step of its own: its statistics are those of the whole batch."""
+    """Batch normalization in a `train_step`: its statistics are those of the whole batch."""
 
     def __init__(self):
         super().__init__()
@@ -133,7 +133,7 @@ class BatchWide(OwnTrackers):
 
 
 class WithTestStep(keras.Model):
-    """Keras's training, and a `test_step` of its own that also measures the largest error."""
+    """Keras's training, and a `test_step` that also measures the largest error."""
 
     def __init__(self):
         super().__init__()
@@ -163,32 +163,23 @@ class WithTestStep(keras.Model):
             return {"largest": self.largest.result()}
 
 
-def _compiled(kind, **arguments):
-    def build():
-        model = kind()
-        model.compile(keras.optimizers.Adam(0.01), **arguments)
-        return model
-
-    return build
-
-
 X = normal(5)
 Y = X[:, :1] * 2 - 1
 WHOLE = {"x": X, "y": Y, "batch_size": 16, "epochs": 2, "shuffle": False}
 WEIGHT = abs(normal(seed=3))
 COMPILED = {"loss": "mse", "metrics": ["mae"]}
 FITS = {
-    "own_trackers": Fit(_compiled(OwnTrackers), lambda: WHOLE, one_device=True),
+    "own_trackers": Fit(build_compiled(OwnTrackers), lambda: WHOLE, one_device=True),
     "compiled_inside": Fit(
-        _compiled(CompiledInside, **COMPILED),
+        build_compiled(CompiledInside, **COMPILED),
         lambda: {**WHOLE, "sample_weight": WEIGHT},
         one_device=True,
     ),
-    "clipped_signs": Fit(_compiled(ClippedSigns), lambda: WHOLE, one_device=True),
-    "in_batch_contrast": Fit(_compiled(InBatchContrast), lambda: WHOLE, one_device=True),
-    "batch_wide": Fit(_compiled(BatchWide), lambda: WHOLE, one_device=True),
+    "clipped_signs": Fit(build_compiled(ClippedSigns), lambda: WHOLE, one_device=True),
+    "in_batch_contrast": Fit(build_compiled(InBatchContrast), lambda: WHOLE, one_device=True),
+    "batch_wide": Fit(build_compiled(BatchWide), lambda: WHOLE, one_device=True),
     "with_test_step": Fit(
-        _compiled(WithTestStep, loss="mse"),
+        build_compiled(WithTestStep, loss="mse"),
         lambda: {**WHOLE, "validation_data": (X[:24], Y[:24])},
         one_device=True,
     ),

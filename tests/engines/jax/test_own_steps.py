@@ -1,4 +1,4 @@
-"""What a compiled step on the JAX engine cannot follow is refused by its name."""
+"""Own steps on the JAX engine: variables that a compiled step cannot follow are refused by name."""
 
 import json
 

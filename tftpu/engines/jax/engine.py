@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
-from tftpu.engines.data import conversion
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch, Hosts
@@ -100,18 +99,8 @@ class JaxEngine(BaseEngine):
             dataset, position, self._part, class_weight, epoch, gate
         )
 
-    def whole_batches(
-        self,
-        dataset: Any,
-        position: int,
-        class_weight: dict[int, float] | None = None,
-        epoch: Epoch | None = None,
-        gate: Gate | None = None,
-    ) -> Iterator[Any]:
-        """Returns an endless iterator over whole batches."""
-        return feed.iterate_arrays(
-            conversion.build_whole(dataset, position, epoch, class_weight, gate)
-        )
+    def _iterate(self, batches: Any) -> Iterator[Any]:
+        return feed.iterate_arrays(batches)
 
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True

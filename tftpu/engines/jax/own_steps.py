@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from tftpu.engines import keras_internals
-from tftpu.engines.engine import BatchHooks, LoopResult
+from tftpu.engines.engine import LoopResult
 from tftpu.engines.jax import feed, internals
 from tftpu.engines.jax.functions import compile_function
 from tftpu.engines.jax.placement import leaves, placing
@@ -27,7 +27,7 @@ from tftpu.engines.jax.placement.mesh import BatchShard
 from tftpu.engines.jax.placement.sharding import Layout
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.leaf import Leaf
-from tftpu.engines.own_steps import Logs, OwnStepsExecutor, list_own_variables, to_logs
+from tftpu.engines.own_steps import OwnStepsExecutor, list_own_variables, to_logs
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
@@ -133,28 +133,14 @@ class JaxOwnSteps(OwnStepsExecutor):
             self._assign(values)
         return LoopResult(to_logs(logs), waited, done)
 
-    def evaluate(
-        self,
-        dataset: Any,
-        compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-        hooks: BatchHooks | None = None,
-    ) -> Logs:
-        """Returns the logs of an evaluation."""
-        self.model.reset_metrics()
-        logs: Any = {}
-        for first, group in self.iterate_groups(dataset):
-            if hooks is not None:
-                hooks.begin(first)
-            values = self._read()
-            for batch in group:
-                logs, tested = self._test(self._select_tested(values), self._place(batch))
-                trainable, untrained, metrics = map(list, tested)
-                values = StateValues(trainable, untrained, values.optimizer, metrics)
-            self._assign(values)
-            if hooks is not None and hooks.end(first, to_logs(logs)):
-                break
-        self.evaluation_compiled = True
-        return self.finish_epoch(to_logs(logs))
+    def _test_group(self, group: list[Nest]) -> Any:
+        values, logs = self._read(), {}
+        for batch in group:
+            logs, tested = self._test(self._select_tested(values), self._place(batch))
+            trainable, untrained, metrics = map(list, tested)
+            values = StateValues(trainable, untrained, values.optimizer, metrics)
+        self._assign(values)
+        return logs
 
     def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
         """Yields the outputs of each batch, in order, as NumPy arrays."""

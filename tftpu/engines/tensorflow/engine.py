@@ -11,7 +11,6 @@ from tftpu import sharding
 from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
-from tftpu.engines.data import conversion
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch
@@ -102,16 +101,7 @@ class TensorFlowEngine(BaseEngine):
             dataset, position, self.strategy, class_weight, epoch, gate
         )
 
-    def whole_batches(
-        self,
-        dataset: Any,
-        position: int,
-        class_weight: dict[int, float] | None = None,
-        epoch: Epoch | None = None,
-        gate: Gate | None = None,
-    ) -> Iterator[Any]:
-        """Returns an endless iterator over whole batches."""
-        batches = conversion.build_whole(dataset, position, epoch, class_weight, gate)
+    def _iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
         return iter(batches.prefetch(tf.data.AUTOTUNE))
 
     def prepare_own_steps(

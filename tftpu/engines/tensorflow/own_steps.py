@@ -3,7 +3,6 @@
 They are compiled, compiled by XLA or run eagerly, as the model was compiled.
 """
 
-import contextlib
 import itertools
 import logging
 import time
@@ -16,10 +15,9 @@ import tensorflow as tf
 
 from tftpu.engines import keras_internals
 from tftpu.engines.data.batches import data_errors
-from tftpu.engines.engine import BatchHooks, LoopResult
+from tftpu.engines.engine import LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.own_steps import (
-    Logs,
     OwnStepsExecutor,
     count_execution_steps,
     list_held,
@@ -99,25 +97,9 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
                 done += len(group)
         return LoopResult(to_logs(logs), waited, done)
 
-    def evaluate(
-        self,
-        dataset: Any,
-        compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-        hooks: BatchHooks | None = None,
-    ) -> Logs:
-        """Returns the logs of an evaluation."""
-        self.model.reset_metrics()
+    def _test_group(self, group: list[Nest]) -> Any:
         self.model.make_test_function()
-        logs: Any = {}
-        with data_errors():
-            for first, group in self.iterate_groups(dataset):
-                if hooks is not None:
-                    hooks.begin(first)
-                logs = self.model.test_function(map(_to_tensors, group))
-                if hooks is not None and hooks.end(first, to_logs(logs)):
-                    break
-        self.evaluation_compiled = True
-        return self.finish_epoch(to_logs(logs))
+        return self.model.test_function(map(_to_tensors, group))
 
     def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
         """Yields the outputs of each batch, in order, as NumPy arrays or ragged tensors."""
