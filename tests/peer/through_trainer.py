@@ -6,8 +6,11 @@ PEER_DEVICES is the number of virtual devices.
 import functools
 import os
 from typing import Any
+from unittest import mock
 
 import keras
+import pytest
+from keras.src.testing import test_case
 from keras.src.trainers import trainer as keras_trainer
 
 import tftpu
@@ -39,18 +42,16 @@ def _compile(self: Any, *args: Any, **kwargs: Any) -> Any:
     return _compile_model(self, *args, **kwargs)
 
 
-def pytest_runtest_setup(item: Any) -> None:
-    """Has a test's function run in the scope, in which models for several replicas are built."""
-    function = item.obj
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: Any) -> Any:
+    """Runs a test in the scope, in which models for several replicas are built."""
     if keras.config.backend() == "jax":  # a mesh takes any model
-        return
-
-    @functools.wraps(function)
-    def run_in_scope(*args: Any, **kwargs: Any) -> None:
+        return (yield)
+    # Keras's `setUp` does this, which would end the scope.
+    with mock.patch.object(test_case, "clear_session"):
+        keras.utils.clear_session(free_memory=False)
         with _ENGINE.scope():
-            function(*args, **kwargs)
-
-    item.obj = run_in_scope
+            return (yield)
 
 
 def pytest_runtest_teardown(item: Any) -> None:

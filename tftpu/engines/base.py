@@ -26,11 +26,9 @@ class BaseEngine:
 
     Attributes:
         data_shards: number of shards that a global batch is divided into.
-        shares_unevenly: whether padding fills up complete batches that have no equal shards.
     """
 
     data_shards: int
-    shares_unevenly: bool = False
 
     def epoch(self, dataset: Any, endless: bool = False) -> Epoch | None:
         """Returns the length of one pass over a data set; this may read all of it."""
@@ -54,7 +52,7 @@ class BaseEngine:
         # The hosts divide the batches of a pipeline before anything could fill them up.
         divided = isinstance(dataset, conversion.Pipeline)
         divided = divided and not isinstance(dataset, conversion.Epochs)
-        if self.shares_unevenly and not divided:
+        if not divided:
             spec = conversion.round_up(spec, self.data_shards * microbatches)
         return conversion.build_shard_spec(spec, self.data_shards, microbatches)
 
@@ -66,7 +64,7 @@ class BaseEngine:
 
     def last_spec(self, spec: Nest, examples: int, microbatches: int = 1) -> Nest:
         """Returns the spec of one shard of the smaller batch that an epoch ends with."""
-        parts = self.data_shards * (microbatches if self.shares_unevenly else 1)
+        parts = self.data_shards * microbatches
         whole = conversion.round_up(conversion.replace_examples(spec, examples), parts)
         return conversion.build_padded_shard_spec(whole, self.data_shards)
 

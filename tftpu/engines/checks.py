@@ -54,9 +54,9 @@ def refuse_model(
             f"The model {model.name!r} is not compiled: call model.compile(optimizer=..., "
             "loss=...) first, or give objectives with your own losses."
         )
-    for method in _OWN:
-        if keras_internals.overrides(model, method):
-            raise OwnStepsNeeded(f"{type(model).__name__} overrides {method}.")
+    method = find_own_method(model)
+    if method:
+        raise OwnStepsNeeded(f"{type(model).__name__} overrides {method}.")
     if model.run_eagerly:
         raise OwnStepsNeeded("The model was compiled with run_eagerly=True.")
     _refuse_stateful(model, OwnStepsNeeded)
@@ -66,6 +66,11 @@ def refuse_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         _refuse_optimizer(getattr(optimizer, "inner_optimizer", optimizer), OwnStepsNeeded)
+
+
+def find_own_method(model: keras.Model) -> str | None:
+    """Returns the first method of Keras's steps that a model overrides."""
+    return next((name for name in _OWN if keras_internals.overrides(model, name)), None)
 
 
 def _refuse_stateful(model: keras.Model, error: type[UserError]) -> None:

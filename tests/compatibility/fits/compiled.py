@@ -117,8 +117,10 @@ def stateful():
     return keras.Sequential([keras.Input(batch_shape=(16, 5, 1)), recurrent, dense(1)])
 
 
-def averaging():
-    return keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
+def averaging(frequency: int | None = 3):
+    return keras.optimizers.Adam(
+        0.01, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=frequency
+    )
 
 
 X = normal(5)
@@ -157,6 +159,7 @@ FITS = {
     ),
     "weighed_generator": Fit(built(), lambda: {"x": weighed()}),
     "remainder": Fit(built(), lambda: {**WHOLE, "x": X[:58], "y": Y[:58]}),
+    "uneven": Fit(built(), lambda: {**VALIDATED, "batch_size": 10}),
     "split": Fit(built(), lambda: {**WHOLE, "validation_split": 0.27}),
     "recording": Fit(built(), lambda: {**VALIDATED, "callbacks": [Recording()]}),
     "warm_up": Fit(built(), lambda: {**WHOLE, "callbacks": [WarmUp(), Recording()]}),
@@ -170,21 +173,20 @@ FITS = {
         lambda: {**VALIDATED, "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]},
         one_device=True,
     ),
+    "averages_of_a_run": Fit(built(lambda: averaging(None)), lambda: VALIDATED),
     "whole_batch_metric": Fit(built(metrics=[correlation]), lambda: VALIDATED),
     "whole_batch_loss": Fit(built(loss=correlation_loss), lambda: VALIDATED),
-    "tracking": Fit(built(layer=Tracking), lambda: VALIDATED, one_device=True, on_jax=False),
+    "tracking": Fit(built(layer=Tracking), lambda: VALIDATED, on_jax=False),
     "stateful": Fit(
         built(layer=stateful),
         lambda: {**WHOLE, "x": np.tanh(X)[..., None]},
-        one_device=True,
         on_jax=False,
     ),
-    "eager": Fit(built(run_eagerly=True), lambda: VALIDATED, one_device=True),
+    "eager": Fit(built(run_eagerly=True), lambda: VALIDATED),
     # On JAX, Keras itself calls it without values first.
     "eager_values": Fit(
         built(layer=ReadingValues, run_eagerly=True),
         lambda: VALIDATED,
-        one_device=True,
         on_jax=False,
     ),
     "own_metric": Fit(built(metrics=lambda: [Missed()]), lambda: VALIDATED),

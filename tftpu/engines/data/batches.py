@@ -214,10 +214,11 @@ def infer_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def build_epoch_batches(
     dataset: tf.data.Dataset, epoch: Epoch, start: int, shards: int
 ) -> tf.data.Dataset:
-    """Returns batches of one static size, with the smaller last batch of an epoch padded.
+    """Returns batches of one static size; padding fills up those that have no equal shards.
 
-    The smaller batch is divided into equally many shards, the last of which may lack examples. Each
-    shard begins with its examples and ends with padding, which the step for that spec ignores.
+    A batch, and the smaller last batch of an epoch, is divided into equally many shards, the last
+    of which may lack examples. Each shard begins with its examples and ends with padding, which the
+    step for that spec ignores.
 
     Args:
         dataset: an endless data set from batch `start` on; only an epoch's last batch may be
@@ -230,9 +231,10 @@ def build_epoch_batches(
         UserError: the batches are not batched tensors.
     """
     specs = keras.tree.flatten(dataset.element_spec)
-    if epoch.last is None and all(spec.shape[0] == epoch.examples for spec in specs):
+    equal = epoch.examples % shards == 0 and epoch.last is None
+    if equal and all(spec.shape[0] == epoch.examples for spec in specs):
         return dataset
-    padded_shard = epoch.examples // shards
+    padded_shard = -(-epoch.examples // shards)
 
     def pad_shards(index, batch):
         last = epoch.last if epoch.last is not None else epoch.examples
@@ -250,7 +252,7 @@ def build_epoch_batches(
             rest = [[0, shard * shards - found], *[[0, 0]] * len(tensor.shape[1:])]
             cut = tf.reshape(tf.pad(tensor, rest), (shards, shard, *tensor.shape[1:]))
             fill = [[0, 0], [0, padded_shard - shard], *[[0, 0]] * len(tensor.shape[1:])]
-            return tf.reshape(tf.pad(cut, fill), (epoch.examples, *tensor.shape[1:]))
+            return tf.reshape(tf.pad(cut, fill), (padded_shard * shards, *tensor.shape[1:]))
 
         return keras.tree.map_structure(pad_one, batch)
 

@@ -48,7 +48,6 @@ class JaxEngine(BaseEngine):
     def __init__(self, mesh: Mesh, setting: str = AUTO, hosts: JaxHosts | None = None):
         end_iterators_at_exit()
         self.mesh = mesh
-        self.shares_unevenly = True
         self.data_shards: int = meshes.count_batch_shards(mesh)
         self.hosts: Hosts = hosts or OneHost()
         self._part = meshes.find_batch_shard(mesh, self.hosts.index)

@@ -218,7 +218,7 @@ class CompiledLosses:
 def _resets_to_zero(metric: keras.Metric) -> bool:
     """Returns whether `reset_state` sets all states of a metric to zero; it has done so then."""
     # Preflight traces the creation of a model, so these have no values there.
-    before = [ops.convert_to_tensor(v) for v in metric.variables]
+    before = [ops.copy(v) for v in metric.variables]
     for variable in metric.variables:
         variable.assign(ops.ones(variable.shape, variable.dtype))
     metric.reset_state()

@@ -1,6 +1,7 @@
 """The TensorFlow engine: data parallelism with `tf.distribute`, one program per core."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -107,18 +108,34 @@ class TensorFlowEngine(BaseEngine):
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True
     ) -> TensorFlowOwnSteps:
-        """Prepares a model whose own steps train it, on one device."""
+        """Prepares a model whose own steps train it, with whole batches on each device."""
         self._check_own_steps(model, reason)
-        return TensorFlowOwnSteps(model, batch_spec, labelled)
+        if self.distributes:
+            warnings.warn(
+                f"{reason} So each of the {self.data_shards} devices computes the whole batch, and "
+                "together they are no faster than one.",
+                stacklevel=2,
+            )
+        with self.scope():
+            return TensorFlowOwnSteps(self.strategy, model, batch_spec, labelled)
 
     def _check_own_steps(self, model: keras.Model, reason: UserError) -> None:
         """Raises `UserError` unless the model's own steps can run on these devices."""
-        if self._platform == "tpu" and model.run_eagerly:
+        on_tpu = self._platform == "tpu"
+        if on_tpu and model.run_eagerly:
             raise UserError(f"{reason} A TPU runs only compiled programs: leave run_eagerly out.")
-        if self.distributes:
+        # Keras's own steps may see the same batch on each device. Others may draw other numbers on
+        # each, and what an optimizer does in some steps only, replicas cannot agree upon.
+        optimizer: Any = getattr(model, "optimizer", None)
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        alone = checks.find_own_method(model) or (
+            optimizer is not None
+            and (optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency)
+        )
+        if self.distributes and (on_tpu or self.hosts.count > 1 or alone):
             raise UserError(
-                f"{reason} On the TensorFlow engine, that trains on one device only, because a "
-                "step sees one part of the batch. To train on several, use the JAX engine, whose "
+                f"{reason} On the TensorFlow engine, that trains on one device only, because the "
+                "step is written for one. To train on several, use the JAX engine, whose "
                 "steps see the whole batch (engine='jax'); or write the loss as "
                 "loss_fn(model, batch, training), or objectives=[...], for the Trainer."
             )

@@ -114,11 +114,12 @@ class TensorFlowExecutor(BaseExecutor):
 
     def training(self, shard_spec: Nest, examples: int | None = None) -> "TensorFlowTrainLoop":
         """Returns the train loop for batches whose shards have this spec."""
-        parts = self.variables.replicas * self.variables.options.gradient_accumulation_steps
+        replicas = self.variables.replicas
+        parts = replicas * self.variables.options.gradient_accumulation_steps
         uneven = examples if examples is not None and examples % parts else None
         with sharding.compiling_for(self._platform), self._strategy.scope():
             step = TrainStep(self.variables, shard_spec, uneven)
-        held = count_examples(shard_spec)
+        held = count_examples(shard_spec) if examples is None else -(-examples // replicas)
         return TensorFlowTrainLoop(self._strategy, self._platform, step, held)
 
     def evaluate(

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tftpu.engines.data.arrays import unwrap_features
-from tftpu.engines.data.batches import count_batches, fill_up
+from tftpu.engines.data.batches import build_epoch_batches, count_batches, fill_up
 from tftpu.engines.data.conversion import (
     Epochs,
     Pipeline,
@@ -36,13 +36,17 @@ def iterate_training_batches(
     ahead.
     """
     gate = None if is_read_remotely(strategy) else gate
-    if epoch is not None and (isinstance(dataset, Epochs) or not isinstance(dataset, Pipeline)):
-        shards = strategy.num_replicas_in_sync
+    shards = strategy.num_replicas_in_sync
+    divided = isinstance(dataset, Pipeline)  # by the hosts
+    if isinstance(dataset, Epochs):
+        divided = divided and epoch is None and dataset.global_batch_size % shards == 0
+    if epoch is not None and not divided:
         batches = build_epochs(dataset, start, epoch, shards, class_weight, gate)
         return iter(distribute(batches, strategy))
-    if not isinstance(dataset, Pipeline):
+    if not divided:
         batches = build_training(dataset, start, class_weight, gate=gate)
-        return iter(distribute(batches, strategy))
+        alike = Epoch(1, count_examples(batches.element_spec))
+        return iter(distribute(build_epoch_batches(batches, alike, start, shards), strategy))
 
     def build_host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines

@@ -1,17 +1,19 @@
 """Every private interface of TensorFlow that this engine uses, each in one small function.
 
-Tested with TensorFlow 2.19 - 2.21; `tests/engines/test_internals.py` fails when one of them
-changes.
+Tested with TensorFlow 2.19 - 2.21 and Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails
+when one of them changes.
 """
 
+import contextlib
 import functools
 import mmap
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager.polymorphic_function import compiler_ir as _compiler_ir
@@ -96,6 +98,28 @@ def list_changed_resources(graph: Any) -> list[str]:
             f"the variable {name!r}" if name else f"a resource such as a queue or a table ({kind})"
         )
     return found
+
+
+@contextlib.contextmanager
+def averaged_gradients() -> Iterator[None]:
+    """Makes optimizers take the mean of the replicas' gradients, not their sum, in the block.
+
+    Replicas that all have the same batch then take the steps of one device.
+    """
+    add_up = TFOptimizer._all_reduce_sum_gradients
+
+    def average(optimizer: Any, pairs: Any) -> Any:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return [
+            (None if gradient is None else gradient / replicas, variable)
+            for gradient, variable in add_up(optimizer, pairs)
+        ]
+
+    TFOptimizer._all_reduce_sum_gradients = average
+    try:
+        yield
+    finally:
+        TFOptimizer._all_reduce_sum_gradients = add_up
 
 
 def list_changed_variables(graph: Any) -> list[tf.Variable]:

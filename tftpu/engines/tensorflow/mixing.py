@@ -20,7 +20,7 @@ from tftpu.engines.objectives.forward import ForwardPass, Values
 from tftpu.engines.objectives.losses import Losses, count_examples, sum_of_own
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
-from tftpu.errors import UserError
+from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Nest, Tensor
 
 # Relative difference above rounding. Examples in another place of a batch may be summed in another
@@ -59,7 +59,9 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
             batch.
 
     Raises:
-        UserError: a batch is divided, and layers add a loss that is not a mean over examples.
+        OwnStepsNeeded: replicas share a batch, and layers add a loss that is not a mean over
+            examples.
+        UserError: likewise, with microbatches or a loss function.
     """
     normalised = checks.warn_of_batch_statistics(state.model)
     divided = state.replicas * state.options.gradient_accumulation_steps > 1
@@ -67,7 +69,9 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
         return
     trials = _Trials(state, _take_first_examples(state, batches()), training=True)
     if divided and trials.has_added_sums():
-        raise UserError(
+        whole = state.compiled and state.options.gradient_accumulation_steps == 1
+        error = OwnStepsNeeded if whole else UserError
+        raise error(
             "A loss that a layer or the model adds with add_loss grows with the number of "
             "examples. Each device adds the loss of its own shard of the batch, and tftpu takes "
             "the mean of the shards, so the loss would depend on the number of devices. Add a "

@@ -1,23 +1,28 @@
-"""A model's own steps on one device, by the functions that Keras makes of them.
+"""A model's own steps, with whole batches on each device.
 
-They are compiled, compiled by XLA or run eagerly, as the model was compiled.
+On one device, Keras's functions run them: compiled, compiled by XLA or eagerly, as the model was
+compiled. On several, each computes the whole batch, with its own states of the metrics.
 """
 
+import collections
+import contextlib
+import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tftpu.engines import keras_internals
+from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.batches import data_errors
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.own_steps import (
+    Logs,
     OwnStepsExecutor,
     count_execution_steps,
     list_held,
@@ -36,24 +41,40 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
     """See `tftpu.engines.engine.Executor`.
 
     Args:
+        strategy: the strategy in whose scope the model was built.
         model: the model.
         batch_spec: a batch as `keras.KerasTensor`s, which builds the model if needed.
         labelled: whether batches have labels; without them the model only predicts.
+
+    Raises:
+        UserError: a step on several devices changes a variable that is not the model's.
     """
 
-    def __init__(self, model: keras.Model, batch_spec: Nest, labelled: bool = True):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        model: keras.Model,
+        batch_spec: Nest,
+        labelled: bool = True,
+    ):
         super().__init__(model)
+        self._strategy: Any = strategy
+        self._alone = strategy.num_replicas_in_sync == 1
+        self._steps: dict[str, Callable[[Any], Any]] = {}
         self._step: Any = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="step")
         self._outside: list[Any] = []
         if labelled:
-            graph = _build(self.model, batch_spec)
+            graph = _build(self.model, batch_spec, strategy)
             changed = _list_changed(graph) if graph else list_held(model, tf.Variable)
             known = {
-                id(getattr(v, "value", v))
+                id(copy)
                 for group in list_own_variables(model).values()
                 for v in group
+                for copy in strategy.experimental_local_results(getattr(v, "value", v))
             }
             self._outside = [variable for variable in changed if id(variable) not in known]
+            if not self._alone:
+                checks.refuse_outside([repr(v.name) for v in self._outside])
         else:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
             keras_internals.build_by(lambda given: model(given, training=False), x)
@@ -83,7 +104,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         """
         waited, logs, done = 0.0, {}, 0
         execution = count_execution_steps(self.model)
-        self.model.make_train_function()
+        train = self._build_step("train")
         with data_errors():
             while done < steps:
                 asked = time.monotonic()
@@ -92,30 +113,50 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
                 waited += time.monotonic() - asked
                 if not group:
                     break
-                logs = self.model.train_function(map(_to_tensors, group))
+                logs = train(map(_to_tensors, group))
                 self._step.assign_add(len(group))
                 done += len(group)
         return LoopResult(to_logs(logs), waited, done)
 
     def _test_group(self, group: list[Nest]) -> Any:
-        self.model.make_test_function()
-        return self.model.test_function(map(_to_tensors, group))
+        return self._build_step("test")(map(_to_tensors, group))
+
+    def begin_epoch(self) -> None:
+        """Starts the running means of the logs again."""
+        with self._strategy.scope():
+            super().begin_epoch()
+
+    def finish_epoch(self, sums: Logs) -> Logs:
+        """Returns the logs of a whole epoch: the results of the metrics with these names."""
+        if self._alone:
+            return super().finish_epoch(sums)
+        if "results" not in self._steps:
+            select = functools.partial(keras_internals.select_metric_results, self.model)
+            self._steps["results"] = self._build_step_on_each(select)
+        logs = {name: tf.constant(value) for name, value in sums.items()}
+        return to_logs(self._steps["results"]([logs]))
+
+    def finish_training(self) -> None:
+        """Overwrites the weights by their averages, if the optimizer is to do so at the end."""
+        with self._strategy.scope():
+            super().finish_training()
 
     def predictions(self, dataset: Any, ahead: bool = True) -> Iterator[Nest]:
         """Yields the outputs of each batch, in order, as NumPy arrays or ragged tensors."""
-        self.model.make_predict_function()
+        predict = self._build_step("predict")
         with data_errors():
             for _, group in self.iterate_groups(dataset):
                 for batch in map(_to_tensors, group):
-                    yield keras.tree.map_structure(_to_numpy, self.model.predict_function([batch]))
+                    yield keras.tree.map_structure(_to_numpy, predict([batch]))
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        return self.model.predict_on_batch(x)
+        outputs = self._build_step("predict")([_to_tensors(x)])
+        return keras.tree.map_structure(_to_numpy, outputs)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that runs as one program."""
-        return functions.compile_function(self.model, function)
+        return functions.compile_function(self.model, function, self._strategy)
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""
@@ -125,8 +166,48 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
     def _iterate(self, batches: tf.data.Dataset) -> Iterator[Nest]:
         return iter(batches)
 
+    def _build_step(self, kind: str) -> Callable[[Any], Any]:
+        """Returns a function of an execution's batches, which returns the results of the last."""
+        if self._alone:
+            getattr(self.model, f"make_{kind}_function")()
+            return getattr(self.model, f"{kind}_function")
+        if kind not in self._steps:
+            self._steps[kind] = self._build_step_on_each(getattr(self.model, f"{kind}_step"))
+        return self._steps[kind]
 
-def _build(model: Any, batch_spec: Nest) -> Any:
+    def _build_step_on_each(self, step: Callable[[Nest], Any]) -> Callable[[Any], Any]:
+        def compute(batch: Nest) -> Any:
+            # The result of a metric may be its variable, which has another value on each device.
+            return keras.tree.map_structure(
+                lambda value: (
+                    tf.identity(value.value) if isinstance(value, keras.Variable) else value
+                ),
+                step(batch),
+            )
+
+        def run(batch: Nest) -> Any:
+            return self._strategy.run(compute, args=(batch,))
+
+        # Not by XLA, which looks for all variables on the first device.
+        compiled: Any = run
+        if not self.model.run_eagerly:
+            compiled = tf.function(run, autograph=False, reduce_retracing=True)
+
+        def run_execution(batches: Iterable[Nest]) -> Any:
+            with self._strategy.scope(), _alike(self._strategy):
+                results = collections.deque(map(compiled, batches), maxlen=1)
+            return self._read_first(results.pop())
+
+        return run_execution
+
+    def _read_first(self, results: Any) -> Any:
+        """Returns the first device's part of results, which are the same on each."""
+        return keras.tree.map_structure(
+            lambda value: self._strategy.experimental_local_results(value)[0], results
+        )
+
+
+def _build(model: Any, batch_spec: Nest, strategy: Any) -> Any:
     """Creates the variables of a model and of its step, before a checkpoint is restored.
 
     Returns:
@@ -145,7 +226,19 @@ def _build(model: Any, batch_spec: Nest) -> Any:
     specs = keras.tree.map_structure(
         lambda s: None if s is None else tf.TensorSpec(s.shape, s.dtype), batch_spec
     )
-    return tf.function(model.train_step, autograph=False).get_concrete_function(specs).graph
+    train = tf.function(lambda batch: strategy.run(model.train_step, (batch,)), autograph=False)
+    with _alike(strategy):
+        return train.get_concrete_function(specs).graph
+
+
+@contextlib.contextmanager
+def _alike(strategy: Any) -> Iterator[None]:
+    """Makes the steps of replicas that have the same batch those of one device, in the block."""
+    if strategy.num_replicas_in_sync == 1:
+        yield
+        return
+    with keras_internals.unscaled_losses(), internals.averaged_gradients():
+        yield
 
 
 def _list_changed(graph: Any) -> list[tf.Variable]:
