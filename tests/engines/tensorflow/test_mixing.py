@@ -183,9 +183,10 @@ def test_a_mean_of_random_numbers_is_neither_refused_nor_evaluated_undivided(rep
     assert not [w for w in recwarn if "other examples" in str(w.message)]
 
 
-def test_a_sum_of_random_numbers_is_refused_beside_large_regularizers():
+def test_a_sum_of_random_numbers_is_found_beside_large_regularizers():
     with engines(2).scope():
         dense = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(100.0))
         model = sequential(dense, Sampling(lambda value: ops.sum(value + 5.0)))
-    with pytest.raises(UserError, match="add_loss grows with the number of examples"):
+    said = "add_loss grows with the number of examples.* each of the 2 devices computes the whole"
+    with pytest.warns(match=said):
         make_trainer(model).fit(batches(), steps=1, verbose=False)

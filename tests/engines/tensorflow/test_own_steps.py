@@ -109,15 +109,32 @@ def test_a_resumed_run_is_the_undisturbed_one(tmp_path):
         np.testing.assert_array_equal(a, e)
 
 
-def test_a_variable_outside_of_the_model_is_refused_by_name():
+def counting(counter):
     class Counting(Measuring):
         def compute_loss(self, *args, **kwargs):
             counter.assign_add(1.0)
             return super().compute_loss(*args, **kwargs)
 
-    with tftpu.connect(virtual_devices=2).scope():
-        counter = tf.Variable(0.0, trainable=False, name="counter")
-        model = build(Counting, loss=None)
+    return build(Counting, loss=None)
+
+
+def test_a_variable_outside_of_the_model_is_saved(tmp_path):
+    def train(epochs):
+        with tftpu.connect(virtual_devices=2).scope():
+            counter = tf.Variable(0.0, trainable=False)
+            model = counting(counter)
+        make_trainer(model, tmp_path).fit(X, Y, batch_size=16, epochs=epochs, verbose=0)
+        return float(counter.numpy())
+
+    assert train(1) == 3.0
+    assert train(3) == 9.0
+
+
+def test_a_variable_of_one_device_is_refused_by_name():
+    engine = tftpu.connect(virtual_devices=2)
+    counter = tf.Variable(0.0, trainable=False, name="counter")
+    with engine.scope():
+        model = counting(counter)
     with pytest.raises(UserError, match="changes 'counter"):
         make_trainer(model).fit(X, Y, batch_size=16, verbose=0)
     assert float(counter.numpy()) == 0.0

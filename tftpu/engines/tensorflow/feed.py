@@ -38,8 +38,8 @@ def iterate_training_batches(
     gate = None if is_read_remotely(strategy) else gate
     shards = strategy.num_replicas_in_sync
     divided = isinstance(dataset, Pipeline)  # by the hosts
-    if isinstance(dataset, Epochs):
-        divided = divided and epoch is None and dataset.global_batch_size % shards == 0
+    if isinstance(dataset, Pipeline) and isinstance(dataset, Epochs):
+        divided = epoch is None and dataset.global_batch_size % shards == 0
     if epoch is not None and not divided:
         batches = build_epochs(dataset, start, epoch, shards, class_weight, gate)
         return iter(distribute(batches, strategy))

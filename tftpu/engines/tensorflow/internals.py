@@ -108,11 +108,11 @@ def averaged_gradients() -> Iterator[None]:
     """
     add_up = TFOptimizer._all_reduce_sum_gradients
 
-    def average(optimizer: Any, pairs: Any) -> Any:
+    def average(self: Any, grads_and_vars: Any) -> Any:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         return [
-            (None if gradient is None else gradient / replicas, variable)
-            for gradient, variable in add_up(optimizer, pairs)
+            (None if gradient is None else tf.math.scalar_mul(1 / replicas, gradient), variable)
+            for gradient, variable in add_up(self, grads_and_vars)
         ]
 
     TFOptimizer._all_reduce_sum_gradients = average
@@ -137,6 +137,12 @@ def list_changed_variables(graph: Any) -> list[tf.Variable]:
             raise LookupError(kind)
         found.append(owner)
     return found
+
+
+def find_whole_variable(variable: Any) -> Any:
+    """Returns the variable of all replicas that a replica's copy belongs to, or the argument."""
+    whole = getattr(variable.handle, "_distributed_container", lambda: None)()
+    return variable if whole is None else whole
 
 
 def _list_changed(graph: Any) -> list[tuple[Any, str]]:

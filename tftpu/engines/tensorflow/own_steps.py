@@ -47,7 +47,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         labelled: whether batches have labels; without them the model only predicts.
 
     Raises:
-        UserError: a step on several devices changes a variable that is not the model's.
+        UserError: a step on several devices changes a variable that only one of them has.
     """
 
     def __init__(
@@ -67,14 +67,16 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
             graph = _build(self.model, batch_spec, strategy)
             changed = _list_changed(graph) if graph else list_held(model, tf.Variable)
             known = {
-                id(copy)
+                id(getattr(v, "value", v))
                 for group in list_own_variables(model).values()
                 for v in group
-                for copy in strategy.experimental_local_results(getattr(v, "value", v))
             }
-            self._outside = [variable for variable in changed if id(variable) not in known]
-            if not self._alone:
-                checks.refuse_outside([repr(v.name) for v in self._outside])
+            wholes = [(internals.find_whole_variable(copy), copy) for copy in changed]
+            outside = {id(whole): (whole, copy) for whole, copy in wholes if id(whole) not in known}
+            self._outside = [whole for whole, _ in outside.values()]
+            if not self._alone:  # a copy that belongs to no other variable is on one device
+                single = [whole for whole, copy in outside.values() if whole is copy]
+                checks.refuse_outside([repr(v.name) for v in single])
         else:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(batch_spec)
             keras_internals.build_by(lambda given: model(given, training=False), x)
@@ -178,12 +180,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
     def _build_step_on_each(self, step: Callable[[Nest], Any]) -> Callable[[Any], Any]:
         def compute(batch: Nest) -> Any:
             # The result of a metric may be its variable, which has another value on each device.
-            return keras.tree.map_structure(
-                lambda value: (
-                    tf.identity(value.value) if isinstance(value, keras.Variable) else value
-                ),
-                step(batch),
-            )
+            return keras.tree.map_structure(_read_variable, step(batch))
 
         def run(batch: Nest) -> Any:
             return self._strategy.run(compute, args=(batch,))
@@ -255,6 +252,11 @@ def _list_changed(graph: Any) -> list[tf.Variable]:
 
 def _to_tensors(batch: Nest) -> Nest:
     return keras.tree.map_structure(keras_internals.to_tensorflow, batch)
+
+
+def _read_variable(value: Any) -> Any:
+    value = value.value if isinstance(value, keras.Variable) else value
+    return tf.identity(value) if isinstance(value, tf.Variable) else value
 
 
 def _to_numpy(value: Any) -> Any:
