@@ -204,6 +204,10 @@ class Programs:
         executor = self.prepare_executor(spec)
         self._check_values(dataset)
         size = self.engine.count_examples(dataset)
+        new, loop = not self._loops, self._prepare_loop(spec, size)
+        # Checked here, because now it is known that the step changes nothing but the model.
+        if new:
+            executor.warn_of_mixing(dataset, class_weight)
         if size % (self.engine.data_shards * microbatches):
             warnings.warn(
                 f"{self.engine.data_shards} device(s) with {microbatches} microbatch(es) cannot "
@@ -211,10 +215,6 @@ class Programs:
                 "more than once. A multiple of their product is faster.",
                 stacklevel=2,
             )
-        new, loop = not self._loops, self._prepare_loop(spec, size)
-        # Checked here, because now it is known that the step changes nothing but the model.
-        if new:
-            executor.warn_of_mixing(dataset, class_weight)
         if epoch is not None and epoch.last is not None:
             last = self.engine.last_spec(spec, epoch.last, microbatches)
             ending = self._prepare_loop(last, epoch.last)

@@ -60,6 +60,17 @@ def build_frozen():
     return model
 
 
+def build_embedding():
+    keras.utils.set_random_seed(0)
+    first, second = keras.Input((3,)), keras.Input((3,))
+    embedding = keras.layers.Embedding(9, 4)  # whose gradients are slices
+    both = keras.layers.Concatenate()([embedding(first), embedding(second)])
+    model = keras.Model([first, second], keras.layers.Dense(1)(keras.layers.Flatten()(both)))
+    model.compile(keras.optimizers.Adam(0.05), "mse", run_eagerly=True)
+    return model
+
+
+IDS = np.random.default_rng(1).integers(0, 9, (2, 40, 3))
 KINDS = {
     "eager": (lambda: build(run_eagerly=True), X),
     "a metric that never starts again": (lambda: build(metrics=[Total()]), X),
@@ -69,6 +80,7 @@ KINDS = {
     ),
     "a loss of its own": (lambda: build(Measuring, loss=None), X),
     "nothing to train": (build_frozen, X),
+    "slices": (build_embedding, [*IDS]),
     "sparse": (build, scipy.sparse.csr_matrix(X * (X > 0))),
 }
 
@@ -90,6 +102,11 @@ def test_each_device_takes_the_steps_that_keras_takes_on_one(kind):
         np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
     assert trainer.evaluate(x, Y, return_dict=True) == pytest.approx(evaluated, rel=1e-5)
     np.testing.assert_allclose(trainer.predict(x), theirs.predict(x, verbose=0), atol=1e-5)
+    if kind != "sparse":
+        few = keras.tree.map_structure(lambda array: array[:5], x)
+        np.testing.assert_allclose(
+            trainer.predict_same(few), theirs.predict_on_batch(few), atol=1e-5
+        )
     for a, e in zip(ours.get_weights(), theirs.get_weights()):
         np.testing.assert_allclose(a, e, atol=1e-6)
 

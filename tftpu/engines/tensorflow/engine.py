@@ -124,20 +124,23 @@ class TensorFlowEngine(BaseEngine):
         on_tpu = self._platform == "tpu"
         if on_tpu and model.run_eagerly:
             raise UserError(f"{reason} A TPU runs only compiled programs: leave run_eagerly out.")
-        # Keras's own steps may see the same batch on each device. Others may draw other numbers on
-        # each, and what an optimizer does in some steps only, replicas cannot agree upon.
         optimizer: Any = getattr(model, "optimizer", None)
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        alone = checks.find_own_method(model) or (
-            optimizer is not None
-            and (optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency)
-        )
-        if self.distributes and (on_tpu or self.hosts.count > 1 or alone):
+        why = ""
+        if checks.find_own_method(model):  # it may draw other numbers on each device
+            why = "the step is written for one"
+        elif optimizer is not None and (
+            optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency
+        ):
+            why = "several cannot agree on what an optimizer does in some steps only"
+        elif on_tpu or self.hosts.count > 1:
+            why = "each of several would have to see the whole batch"
+        if self.distributes and why:
             raise UserError(
-                f"{reason} On the TensorFlow engine, that trains on one device only, because the "
-                "step is written for one. To train on several, use the JAX engine, whose "
-                "steps see the whole batch (engine='jax'); or write the loss as "
-                "loss_fn(model, batch, training), or objectives=[...], for the Trainer."
+                f"{reason} On the TensorFlow engine, that trains on one device only, because "
+                f"{why}. To train on several, use the JAX engine, whose steps see the whole batch "
+                "(engine='jax'); or write the loss as loss_fn(model, batch, training), or "
+                "objectives=[...], for the Trainer."
             )
 
     def prepare(

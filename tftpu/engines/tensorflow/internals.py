@@ -100,6 +100,26 @@ def list_changed_resources(graph: Any) -> list[str]:
     return found
 
 
+def _divide(gradient: Any, replicas: int) -> Any:
+    """Returns the mean of the replicas' equal gradients from their sum.
+
+    The sum of an embedding's slices is all of them, one replica after the other, and optimizers
+    would square each for itself.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return None if gradient is None else gradient / replicas
+    indices = tf.reshape(gradient.indices, (replicas, -1))
+    equal = tf.debugging.assert_equal(
+        indices,
+        indices[:1],
+        "A batch looks up other ids on each device, because random numbers choose them: draw them "
+        "in the input pipeline.",
+    )
+    with tf.control_dependencies([equal]):
+        values = tf.reshape(gradient.values, (replicas, -1, *gradient.values.shape[1:]))
+    return tf.IndexedSlices(tf.reduce_mean(values, 0), indices[0], gradient.dense_shape)
+
+
 @contextlib.contextmanager
 def averaged_gradients() -> Iterator[None]:
     """Makes optimizers take the mean of the replicas' gradients, not their sum, in the block.
@@ -110,10 +130,7 @@ def averaged_gradients() -> Iterator[None]:
 
     def average(self: Any, grads_and_vars: Any) -> Any:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        return [
-            (None if gradient is None else tf.math.scalar_mul(1 / replicas, gradient), variable)
-            for gradient, variable in add_up(self, grads_and_vars)
-        ]
+        return [(_divide(gradient, replicas), v) for gradient, v in add_up(self, grads_and_vars)]
 
     TFOptimizer._all_reduce_sum_gradients = average
     try:

@@ -153,7 +153,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
-        outputs = self._build_step("predict")([_to_tensors(x)])
+        outputs = self._build_step("predict")([(_to_tensors(x),)])
         return keras.tree.map_structure(_to_numpy, outputs)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
