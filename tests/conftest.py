@@ -4,8 +4,6 @@ import gc
 import os
 import tempfile
 
-from tests.support.programs.jax_process import QUICK
-
 # Python's own dropped caches stay between runs: preparing a data set takes seconds.
 os.environ.setdefault("TFTPU_CACHE", os.path.join(tempfile.gettempdir(), "tftpu-test-cache"))
 # Nothing of what tests name as their configs is trusted by the developer's own commands.
@@ -17,6 +15,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+from tests.support.programs.jax_process import QUICK  # whose server of processes keeps these
+
 os.environ.setdefault("XLA_FLAGS", QUICK)
 
 import keras
