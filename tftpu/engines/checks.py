@@ -73,6 +73,19 @@ def find_own_method(model: keras.Model) -> str | None:
     return next((name for name in _OWN if keras_internals.overrides(model, name)), None)
 
 
+def explain_one_device(model: keras.Model) -> str:
+    """Returns why replicas that all have the whole batch cannot train a model; "" if they can."""
+    if find_own_method(model):  # it may draw other numbers on each replica
+        return "the step is written for one"
+    optimizer: Any = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if optimizer is not None and (
+        optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency
+    ):
+        return "several cannot agree on what an optimizer does in some steps only"
+    return ""
+
+
 def _refuse_stateful(model: keras.Model, error: type[UserError]) -> None:
     stateful = [layer for layer in keras_internals.list_layers(model) if _is_stateful(layer)]
     if stateful:

@@ -3,7 +3,8 @@
 The engines' exact step divides a batch among devices, and adds up losses and metrics over its
 parts. Some models do not allow that: those with a `train_step` of their own, with metrics that they
 update themselves, or with losses that are not means over examples. Their own steps run instead, as
-under Keras's `fit`: on one device, or in one program over all devices of a mesh.
+under Keras's `fit`: on one device, in one program over all devices of a mesh, or on each of several
+replicas with the whole batch.
 """
 
 import contextlib

@@ -217,7 +217,8 @@ class CompiledLosses:
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
     """Returns whether `reset_state` sets all states of a metric to zero; it has done so then."""
-    # Preflight traces the creation of a model, so these have no values there.
+    # Copies: TensorFlow's tensor of a variable changes with it. Preflight traces the creation of a
+    # model, so these have no values there.
     before = [ops.copy(v) for v in metric.variables]
     for variable in metric.variables:
         variable.assign(ops.ones(variable.shape, variable.dtype))

@@ -124,16 +124,8 @@ class TensorFlowEngine(BaseEngine):
         on_tpu = self._platform == "tpu"
         if on_tpu and model.run_eagerly:
             raise UserError(f"{reason} A TPU runs only compiled programs: leave run_eagerly out.")
-        optimizer: Any = getattr(model, "optimizer", None)
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        why = ""
-        if checks.find_own_method(model):  # it may draw other numbers on each device
-            why = "the step is written for one"
-        elif optimizer is not None and (
-            optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency
-        ):
-            why = "several cannot agree on what an optimizer does in some steps only"
-        elif on_tpu or self.hosts.count > 1:
+        why = checks.explain_one_device(model)
+        if not why and (on_tpu or self.hosts.count > 1):
             why = "each of several would have to see the whole batch"
         if self.distributes and why:
             raise UserError(
