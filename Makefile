@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 
 # `make train ENGINE=jax` trains the same on the JAX engine, in a workdir of its own.
 train: $(VENV)/.$(if $(filter jax,$(ENGINE)),jax,cpu)
-	$(BIN)/tftpu train --config=digits_resnet $(if $(ENGINE),--config.cluster.engine=$(ENGINE) \
+	$(BIN)/tftpu train digits_resnet $(if $(ENGINE),--config.cluster.engine=$(ENGINE) \
 		--workdir=runs/digits_resnet-$(ENGINE))
 
 # Two processes, for two cores; a file's tests stay together, files in the order of tests/conftest.py.

@@ -1,7 +1,7 @@
 """A data service: other machines prepare the data for this one, in the same order.
 
-    tftpu data serve --config=photos.py --host=10.0.0.3 --port=5000 # on each of these machines
-    tftpu train --config=photos.py --config.data.service=10.0.0.3:5000,10.0.0.4:5000
+    tftpu data serve photos.py --host=10.0.0.3 --port=5000 # on each of these machines
+    tftpu train photos.py --config.data.service=10.0.0.3:5000,10.0.0.4:5000
 
 Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. The
 training machine takes one step from each in turn, so the stream is that of a run without a service,
@@ -179,7 +179,7 @@ def _connect(address: str) -> socket.socket:
             if time.monotonic() > end:
                 raise UserError(
                     f"There is no data service at {address} ({error}): start it there with "
-                    f"`tftpu data serve --config=… --port={port} --host={host}`, or correct "
+                    f"`tftpu data serve … --port={port} --host={host}`, or correct "
                     "data.service."
                 ) from error
         time.sleep(0.5)

@@ -268,7 +268,8 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
         work()
         return int(ExitCode.DONE)
     except UserError as error:
-        return _end(ExitCode.USER_ERROR, explain(error) if isinstance(error, OSError) else error)
+        said = str(explain(error) if isinstance(error, OSError) else error)
+        return _end(ExitCode.USER_ERROR, "\n".join([said, *getattr(error, "__notes__", ())]))
     except Preempted as stopped:
         return _end(ExitCode.PREEMPTED, stopped)
     except HostLost as lost:

@@ -1,4 +1,4 @@
-"""The command line: `tftpu COMMAND --flag=value`.
+"""The command line: `tftpu COMMAND WORD --flag=value`.
 
 A command is a file of `launch/commands/`; CONTRIBUTING.md describes how to write one. This module
 finds the file, parses its flags and runs it.
@@ -17,9 +17,10 @@ from typing import Any
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
-from tftpu.launch import output
+from tftpu.launch import correction, output
 from tftpu.launch.failures import run_for_exit_code
-from tftpu.launch.settings.options import HELP, Flag, Options, list_flags, parse, takes_config
+from tftpu.launch.settings.options import Flag, Options, list_flags, takes_config
+from tftpu.launch.settings.parsing import HELP, Incomplete, parse
 from tftpu.observe import logs
 from tftpu.version import __version__
 
@@ -48,7 +49,7 @@ class Command:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """The flags, and the positional argument if there is one."""
+        """The flags; the first may be a word."""
         return list_flags(self.options)
 
     @property
@@ -59,11 +60,13 @@ class Command:
     @property
     def usage(self) -> str:
         """The first line of the help."""
-        needed = [f.usage for f in self.flags if f.required and not f.positional]
-        words = [f.usage for f in self.flags if f.positional]
-        optional = len(needed) + len(words) < len(self.flags)
+        needed = [f.usage for f in self.flags if f.required]
+        shown = [flag.usage if flag.required else f"[{flag.usage}]" for flag in self.flags[:1]]
+        words = shown if self.flags and self.flags[0].word else []
+        others = [usage for usage in needed if usage not in words]
+        optional = len(words) + len(others) < len(self.flags)
         return " ".join(
-            ["tftpu", self.name, *words, *needed, *(["[--flag=value ...]"] if optional else [])]
+            ["tftpu", self.name, *words, *others, *(["[--flag=value ...]"] if optional else [])]
         )
 
     def format_help(self) -> str:
@@ -102,22 +105,30 @@ def load_commands() -> dict[str, Command]:
     return {name: _load(name, module) for name, module in sorted(_find_modules().items())}
 
 
-def format_usage() -> str:
-    """Returns what `tftpu help` prints; imports no command."""
-    rows = []
-    for name, module in sorted(_find_modules().items()):
-        rows.append((name, _read_docstring(_find_source(module)).splitlines()[0]))
-    return "\n".join(
-        [
-            "usage: tftpu COMMAND [--flag=value ...]",
-            "",
-            _format_table(rows),
-            "",
-            "  tftpu COMMAND --help                 shows the flags of a command",
-            "  tftpu train --config=digits_resnet   is a good first one",
-            "  tftpu init NAME                      writes a project of your own",
+def format_usage(within: str = "") -> str:
+    """Returns what `tftpu help` prints; imports no command.
+
+    Args:
+        within: the first word of commands, such as "launch": only those are listed.
+    """
+    modules = {n: m for n, m in _find_modules().items() if n.startswith(within)}
+    parts = [f"usage: tftpu {within or 'COMMAND'} [WORD ...] [--flag=value ...]"]
+    for group in package.GROUPS:
+        inside = f"{package.__name__}.{group}."
+        rows = [
+            (name, _read_docstring(_find_source(module)).split("\n\n")[0].replace("\n", " "))
+            for name, module in sorted(modules.items())
+            if module.startswith(inside)
         ]
+        title = _read_docstring(_find_source(inside[:-1])).partition(":")[0]
+        if rows:
+            parts.append(f"{title}\n{_format_table(rows)}")
+    parts.append(
+        "  tftpu COMMAND --help        shows the words and flags of a command\n"
+        "  tftpu train digits_resnet   is a good first one\n"
+        "  tftpu init NAME             writes a project of your own"
     )
+    return "\n\n".join(parts)
 
 
 def _dispatch(words: list[str]) -> None:
@@ -129,12 +140,30 @@ def _dispatch(words: list[str]) -> None:
     if not words or words[0] in ("help", *HELP):
         print(format_usage())
         return
-    name, arguments = _split_command(words)
+    if len(words) == 1 and any(name.startswith(f"{words[0]} ") for name in _find_modules()):
+        print(format_usage(words[0]))
+        return
+    try:
+        _run(*_split_command(words))
+    except UserError as error:
+        line = correction.correct(words, str(error))
+        if line and not hasattr(error, "__notes__"):
+            error.add_note(f"Type: {line}")
+        raise
+
+
+def _run(name: str, arguments: list[str]) -> None:
+    """Runs a command, or prints its help."""
     command = _load(name, _find_modules()[name])
     if any(word in HELP for word in arguments):
         print(command.format_help())
         return
-    command.run(parse(name, command.options, arguments))
+    try:
+        options = parse(name, command.options, arguments)
+    except Incomplete as error:
+        error.add_note(f"For example: {command.example.splitlines()[0]}")
+        raise
+    command.run(options)
 
 
 def _split_command(words: list[str]) -> tuple[str, list[str]]:
@@ -145,11 +174,13 @@ def _split_command(words: list[str]) -> tuple[str, list[str]]:
     if words[0] in names:
         return words[0], words[1:]
     group = [name.split()[1] for name in names if name.startswith(f"{words[0]} ")]
-    if not group:
-        raise UserError(f"There is no command {words[0]!r}.{did_you_mean(words[0], names)}")
-    if len(words) == 1 or words[1].startswith("-"):
-        raise UserError(f"tftpu {words[0]} must be followed by one of {', '.join(group)}.")
-    raise UserError(f"There is no command '{words[0]} {words[1]}'.{did_you_mean(words[1], group)}")
+    if group:
+        raise UserError(
+            f"There is no command '{words[0]} {words[1]}'.{did_you_mean(words[1], group)}"
+        )
+    meant = correction.SYNONYMS.get(words[0])
+    near = f" Did you mean {meant!r}?" if meant else did_you_mean(words[0], names)
+    raise UserError(f"There is no command {words[0]!r}.{near}")
 
 
 def _find_modules() -> dict[str, str]:
@@ -193,9 +224,10 @@ def _read_docstring(path: Path) -> str:
 
 
 def _describe_flag(flag: Flag) -> str:
+    text = f"{flag.help}; or --{flag.name}={flag.metavar}" if flag.word else flag.help
     if flag.required:
-        return flag.help if flag.positional else f"{flag.help} (required)"
-    return f"{flag.help} (default: {flag.shown})" if flag.shown else flag.help
+        return text if flag.word else f"{text} (required)"
+    return f"{text} (default: {flag.shown})" if flag.shown else text
 
 
 def _format_table(rows: Sequence[tuple[str, str]]) -> str:

@@ -1,8 +1,11 @@
-"""Formats numbers, times, sizes and prices for people, in units that fit."""
+"""Formats numbers, times, sizes and prices for people, in units that fit; reads times."""
+
+import re
 
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_PERIODS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DAYS = ((86_400.0, "d"),)  # the unit of times of two days or more
 
 Units = tuple[tuple[float, str], ...]  # (scale, name), the largest first
@@ -30,6 +33,24 @@ def format_duration_range(low: float, high: float) -> str:
     """Formats a range of times in one unit: "92.2-125 us"."""
     unit = _choose_unit(high, _choose_times(high))
     return f"{format_number(low / unit[0])}-{_format_in_unit(high, unit)}"
+
+
+def parse_period(text: str) -> float:
+    """Returns the seconds of a time as flags have it: "30s", "5m", "2h", "7d" or "45".
+
+    Raises:
+        ValueError: the text is no such time.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no time")
+    return float(match[1]) * _PERIODS[match[2] or "s"]
+
+
+def format_period(seconds: float) -> str:
+    """Returns a time as `parse_period` takes it, in the largest unit that divides it: "90m"."""
+    unit = next((u for u in "dhm" if seconds and seconds % _PERIODS[u] == 0), "s")
+    return f"{seconds / _PERIODS[unit]:g}{unit}"
 
 
 def format_clock(seconds: float) -> str:

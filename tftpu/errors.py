@@ -83,14 +83,21 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
         " Did you mean 'x'?", or " Allowed: x, y, z.", with the leading space.
     """
     allowed = sorted(allowed)
+    near = find_nearest(given, allowed)
+    if near is not None:
+        return f" Did you mean {near!r}?"
+    return f" Allowed: {', '.join(allowed)}." if allowed else ""
+
+
+def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
+    """Returns the allowed name that is nearest to a given one; None if none is near."""
+    allowed = list(allowed)
     # A name that contains all parts of the given one ("mixed_float16" for "float16") is a better
     # suggestion than a similar name ("float32").
     near = [name for name in allowed if _split_words(name).issuperset(_split_words(given))]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
-    if near:
-        return f" Did you mean {near[0]!r}?"
-    return f" Allowed: {', '.join(allowed)}." if allowed else ""
+    return near[0] if near else None
 
 
 def _split_words(name: str) -> set[str]:

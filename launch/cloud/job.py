@@ -18,7 +18,6 @@ from tftpu.tpu.slices import Slice
 from tftpu.version import __version__
 
 VERSION_LABEL = {"tftpu": __version__.replace(".", "-")}
-_UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class CloudJob:
         shipment: the files that are sent to the machines.
         service_account: account that the machines run as; None means the default one.
         labels: "key=value,key=value", in addition to tftpu's own.
-        timeout: longest time of the run on these machines: "90m", "24h" or "7d".
+        timeout: longest time of the run on these machines, in seconds.
         spot: cheaper, may be preempted; the run then resumes from its last checkpoint.
     """
 
@@ -44,13 +43,8 @@ class CloudJob:
     shipment: Shipment
     service_account: str | None = None
     labels: str = ""
-    timeout: str = "7d"
+    timeout: int = 604_800
     spot: bool = False
-
-    @property
-    def limit(self) -> int:
-        """The longest time of the run on these machines, in seconds."""
-        return parse_duration("timeout", self.timeout)
 
     def build_labels(self) -> dict[str, str]:
         """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
@@ -205,25 +199,6 @@ def check_bucket_folder(flag: str, path: str) -> None:
             f"{problem}: write gs://BUCKET/FOLDER, because files on the "
             "machine are deleted with it."
         )
-
-
-def parse_duration(flag: str, duration: str) -> int:
-    """Converts "90m", "24h" or "7d" to seconds.
-
-    Args:
-        flag: name of the flag, for the error.
-        duration: its value.
-
-    Raises:
-        UserError: the value is not of that form.
-    """
-    match = re.fullmatch(r"(\d+)([mhd])", duration)
-    if not match or not int(match[1]):
-        raise UserError(
-            f"--{flag}={duration} is not a time: write a number of minutes, hours or days, such "
-            "as 90m, 24h or 7d."
-        )
-    return int(match[1]) * _UNITS[match[2]]
 
 
 class _Dumper(yaml.SafeDumper):

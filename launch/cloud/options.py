@@ -7,7 +7,7 @@ from typing import Any
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, job
 from tftpu.launch.cloud.shipping import shipment
-from tftpu.launch.settings.options import ConfigOptions, flag
+from tftpu.launch.settings.options import TIME, ConfigOptions, flag
 from tftpu.tpu.slices import Slice
 
 
@@ -42,8 +42,8 @@ class ProjectOptions:
 class JobOptions(ConfigOptions):
     """The config to run, and the machines for it."""
 
-    slice: str = flag("v3-8", "TPU slice, such as v5e-4", metavar="SLICE")
-    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (needed)", metavar="DIR")
+    slice: str = flag("v3-8", "TPU slice, such as v5e-4", metavar="SLICE", aliases=("slices",))
+    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (required)", metavar="DIR")
     package: str | None = flag(
         None,
         "wheel, here or in a bucket, or requirement to install there",
@@ -54,7 +54,7 @@ class JobOptions(ConfigOptions):
         None, "e-mail address that the machine runs as", metavar="EMAIL", shown="the default one"
     )
     labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
-    timeout: str = flag("7d", "when the run is ended: 90m, 24h, 7d", metavar="TIME")
+    timeout: float = flag(604_800.0, "when the run is ended", metavar=TIME, minimum=60)
     spot: bool = flag(False, "use cheaper machines, which may be preempted")
     send_data: bool = flag(False, "send data in the folder of the config without asking")
     dry_run: bool = flag(False, "print the request, and send nothing")
@@ -81,6 +81,6 @@ class JobOptions(ConfigOptions):
             "shipment": shipment.pack(self.config, self.package, trained_by),
             "service_account": self.service_account,
             "labels": self.labels,
-            "timeout": self.timeout,
+            "timeout": int(self.timeout),
             "spot": self.spot,
         }

@@ -1,6 +1,6 @@
 """BERT-base fine-tuned on SST-2, the sentiment of sentences, 3 epochs.
 
-    tftpu train --config=bert_base_sst2 --config.model.init_from=bert-base-uncased \\
+    tftpu train bert_base_sst2 --config.model.init_from=bert-base-uncased \\
         --config.data.data_dir=data/sst2
 
 Recipe: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805), section 4.1: 93.5 % on the test

@@ -1,6 +1,6 @@
 """ConvNeXt-T on ImageNet-1k, 300 epochs.
 
-    tftpu train --config=convnext_tiny_imagenet --config.data.data_dir=gs://BUCKET/tfds
+    tftpu train convnext_tiny_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
 Recipe: Liu et al. 2022 (https://arxiv.org/abs/2201.03545), table 5: 82.1 % top-1 on the validation
 images, resized to 256 pixels and cropped to 224. Not run here. `data_dir` is where TFDS prepared

@@ -1,6 +1,6 @@
 """EfficientNetV2-S on ImageNet-1k, 600 epochs at 300 pixels.
 
-    tftpu train --config=efficientnetv2_s_imagenet --config.data.data_dir=gs://BUCKET/tfds
+    tftpu train efficientnetv2_s_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
 Recipe: torchvision's reference training (references/classification of pytorch/vision), whose
 weights reach 84.2 % top-1 at 384 pixels. Differences: RandAugment instead of TrivialAugment, no

@@ -1,6 +1,6 @@
 """A Llama of 110 M parameters on TinyStories, 13 billion tokens.
 
-    tftpu train --config=llama_110m_tinystories --config.data.data_dir=gs://BUCKET/tinystories
+    tftpu train llama_110m_tinystories --config.data.data_dir=gs://BUCKET/tinystories
 
 Recipe: the defaults of train.py in karpathy/llama2.c, whose README reports a loss of 0.760 on the
 validation stories for this size. Its windows cross from one story to the next, but here attention

@@ -1,6 +1,6 @@
 """A small GPT on the bytes of Python's standard library.
 
-    tftpu train --config=python_gpt
+    tftpu train python_gpt
 
 It takes less than 3 minutes on 2 CPU cores, and ends well below the bits per byte of a bigram
 model, with a sample of its text.

@@ -3,8 +3,8 @@
 The recipe of Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), which reports 76.3 %. Not run
 here.
 
-    tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
-    tftpu train --config=resnet50_imagenet --config.data.data_dir=gs://BUCKET/tfds
+    tftpu preflight resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
+    tftpu train resnet50_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
 The data set is TFDS's imagenet2012, prepared once. The learning rate scales with
 `global_batch_size`; set `train.steps` as well, to keep 90 epochs. Batch statistics are over 32

@@ -1,6 +1,6 @@
 """ViT-S/16 on ImageNet-1k, 90 epochs.
 
-    tftpu train --config=vit_s16_imagenet --config.data.data_dir=gs://BUCKET/tfds
+    tftpu train vit_s16_imagenet --config.data.data_dir=gs://BUCKET/tfds
 
 Recipe: Beyer et al. 2022 (https://arxiv.org/abs/2205.01580), whose config for big_vision reports
 76.5 % top-1 after 6 to 7 hours on a v3-8; 80.0 % after 300 epochs (`--config.train.steps=375300`).

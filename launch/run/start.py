@@ -18,8 +18,8 @@ from tftpu.launch import startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.preflight import mesh_choice
-from tftpu.launch.settings import options as command_options
-from tftpu.launch.settings.options import RunOptions, flag
+from tftpu.launch.settings import parsing
+from tftpu.launch.settings.options import TIME, RunOptions, flag
 from tftpu.storage import files, locks, side_files
 
 # The working directory is added last, so that a folder `tftpu` in it does not replace the package.
@@ -32,14 +32,14 @@ class Options(RunOptions):
     """The config to train, the workdir, and the handling of crashes and hangs."""
 
     workdir: str | None = flag(
-        None, "folder of the run, local or gs://", metavar="DIR", shown="runs/<config>"
+        None, "folder of the run, local or gs://", metavar="RUN", shown="runs/<config>"
     )
     restarts: int = flag(0, "how often a crashed run is restarted", minimum=0, metavar="N")
     watchdog: float | None = flag(
         None,
         "end a run that finishes no step for this long",
         minimum=1,
-        metavar="SECONDS",
+        metavar=TIME,
         shown="never",
     )
 
@@ -87,7 +87,7 @@ def _supervise(options: Options, workdir: str) -> None:
     """Runs the command in a separate process, restarts it if it crashes, and exits."""
     from tftpu.launch.run import supervise
 
-    again = command_options.to_argv(dataclasses.replace(options, restarts=0))
+    again = parsing.to_argv(dataclasses.replace(options, restarts=0))
     command = [sys.executable, *_list_interpreter_flags(), "-c", _MAIN, "train", *again]
     sys.exit(supervise.run(command, workdir, options.restarts))
 

@@ -33,9 +33,9 @@ def format_summary(
     for index, row in enumerate(goodput.format_table(trainer.account.sum_seconds())):
         rows.append((f"time{over}" if index == 0 else "", row))
     rows.append(("try next", f"tensorboard --logdir={workdir}"))
-    rows.append(("", f"tftpu evaluate --workdir={workdir}"))
+    rows.append(("", f"tftpu evaluate {workdir}"))
     if text:
-        rows.append(("", f"tftpu generate --workdir={workdir} --prompt='{sample.PROMPT}'"))
+        rows.append(("", f"tftpu generate {workdir} --prompt='{sample.PROMPT}'"))
     width = max(12, *(len(name) + 2 for name, _ in rows))
     return "\n".join([*lines, *(f"  {name:{width}}{value}" for name, value in rows)])
 

@@ -81,7 +81,7 @@ def _train(argv: list[str], run: str, metric: str, log: str, connection: Connect
     os.dup2(descriptor, 2)
     from tftpu.launch import failures
     from tftpu.launch.run import start
-    from tftpu.launch.settings.options import parse
+    from tftpu.launch.settings.parsing import parse
 
     def run_trial() -> None:
         options = parse("train", start.Options, argv)

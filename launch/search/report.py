@@ -54,7 +54,7 @@ def format_result(
         run = files.join(workdir, "trials", f"{best[0].number:04d}", "run")
         rows += [
             ("best config", format_command(plan, best[0])),
-            ("its run", f"tftpu evaluate --workdir={shlex.quote(run)}"),
+            ("its run", f"tftpu evaluate {shlex.quote(run)}"),
         ]
     rows.append(("picture", drawn[0] if drawn else f"once {FEWEST} trials are complete"))
     rows.append(("try next", f"tensorboard --logdir={shlex.quote(workdir)}"))

@@ -1,40 +1,30 @@
-"""The options of a command: the fields of a frozen dataclass, which absl parses as flags.
+"""The options of a command: the fields of a frozen dataclass, each of which is a flag.
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Options(ConfigOptions):
-        to: str = required("FILE", "file to write")
+        folder: str = required("DIR", "folder of a data set", word=True)
+        output: str = required("FILE", "file to write")
         workers: int = flag(0, "number of processes", minimum=0)
-        folder: str = argument("folder of a data set")
+        limit: float = flag(60.0, "how long it may take", metavar=TIME)
 
 A field's annotation is the type of its flag: `str`, `int`, `float` or `bool`, with `| None` if the
-default is None. `--name=value` and `--name value` mean the same.
+default is None. `tftpu.launch.settings.parsing` reads the words of a command line.
 """
 
 import dataclasses
-import math
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from absl import flags as absl_flags
-
+from tftpu.amounts import format_period
 from tftpu.config import ClusterConfig, Experiment, read_fields
-from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.settings import config_flags, own_code
-from tftpu.launch.settings.config_values import describe_kind
 from tftpu.launch.startup import import_tensorflow
-from tftpu.storage import files
 
-FOLDER = "DIR"  # placeholder for a folder, local or gs://
-HELP = ("-h", "--help", "-help", "--helpfull")
-OVERRIDE = "config."  # prefix of an override's name, as in --config.train.steps
-_KINDS = {
-    bool: absl_flags.DEFINE_boolean,
-    int: absl_flags.DEFINE_integer,
-    float: absl_flags.DEFINE_float,
-    str: absl_flags.DEFINE_string,
-}
+FOLDERS = ("DIR", "RUN")  # placeholders for a folder, local or gs://; RUN is that of a run
+TIME = "TIME"  # placeholder for a number of seconds, or a text such as "90m"
+KINDS = (bool, int, float, str)
 _SPEC = "tftpu_flag"  # the key in a field's metadata
 
 
@@ -44,12 +34,9 @@ class Options(Protocol):
     __dataclass_fields__: typing.ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
-AnyOptions = TypeVar("AnyOptions", bound=Options)
-
-
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag of a command, or its positional argument.
+    """A flag of a command.
 
     Attributes:
         name: without dashes.
@@ -61,8 +48,9 @@ class Flag:
         required: whether a command line without the flag is an error.
         hint: returns further text for that error.
         minimum: lowest value allowed; None if there is no limit.
-        positional: whether the value is given without `--name`.
-        several: whether a positional argument takes several values, or a flag may be repeated.
+        word: whether the value may be given without `--name`.
+        several: whether the flag may be repeated, or several words given.
+        aliases: other names.
     """
 
     name: str
@@ -74,13 +62,14 @@ class Flag:
     required: bool
     hint: Callable[[], str]
     minimum: float | None
-    positional: bool
+    word: bool
     several: bool
+    aliases: tuple[str, ...]
 
     @property
     def usage(self) -> str:
         """The flag as the help writes it: `--name=VALUE`, `--[no]name` or `NAME`."""
-        if self.positional:
+        if self.word:
             return f"{self.metavar}..." if self.several else self.metavar
         if self.kind is bool:
             return f"--[no]{self.name}"
@@ -96,7 +85,8 @@ class _FlagSpec:
     metavar: str = "VALUE"
     hint: Callable[[], str] = lambda: ""
     minimum: float | None = None
-    positional: bool = False
+    word: bool = False
+    aliases: tuple[str, ...] = ()
 
 
 def flag(
@@ -106,6 +96,8 @@ def flag(
     minimum: float | None = None,
     metavar: str = "VALUE",
     shown: str | None = None,
+    word: bool = False,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
     """Declares a flag with a default; a flag of `tuple[str, ...]` may be repeated.
 
@@ -115,29 +107,35 @@ def flag(
         minimum: lowest value allowed.
         metavar: placeholder of the value in the help.
         shown: the default as the help shows it, if the value itself is not clear.
+        word: whether the value may be given without the flag's name; one flag of a command may.
+        aliases: other names of the flag.
     """
-    spec = _FlagSpec(help, shown, metavar, minimum=minimum)
+    spec = _FlagSpec(help, shown, metavar, minimum=minimum, word=word, aliases=aliases)
     return dataclasses.field(default=default, metadata={_SPEC: spec})
 
 
-def required(metavar: str, help: str, *, hint: Callable[[], str] = lambda: "") -> Any:
+def required(
+    metavar: str,
+    help: str,
+    *,
+    hint: Callable[[], str] = lambda: "",
+    word: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> Any:
     """Declares a flag that must be given.
 
     Args:
         metavar: placeholder of the value in the help and in the error, such as "FILE".
         help: one line.
         hint: a function that returns a further text for the error, such as the possible values.
+        word, aliases: as for `flag`.
     """
-    return dataclasses.field(metadata={_SPEC: _FlagSpec(help, metavar=metavar, hint=hint)})
-
-
-def argument(metavar: str, help: str) -> Any:
-    """Declares the positional argument: one value for `str`, one or more for `tuple[str, ...]`."""
-    return dataclasses.field(metadata={_SPEC: _FlagSpec(help, metavar=metavar, positional=True)})
+    spec = _FlagSpec(help, metavar=metavar, hint=hint, word=word, aliases=aliases)
+    return dataclasses.field(metadata={_SPEC: spec})
 
 
 def list_flags(options: type[Options]) -> tuple[Flag, ...]:
-    """Returns the flags of an options class, inherited ones first."""
+    """Returns the flags of an options class: the one given as a word, then inherited ones."""
     kinds = read_fields(options)
     found = []
     for field in dataclasses.fields(options):
@@ -151,19 +149,20 @@ def list_flags(options: type[Options]) -> tuple[Flag, ...]:
             Flag(
                 name=field.name,
                 # The kind of one value: int for `int | None`, str for `tuple[str, ...]`.
-                kind=next(part.declared for part in kind.walk() if part.declared in _KINDS),
+                kind=next(part.declared for part in kind.walk() if part.declared in KINDS),
                 default=default,
                 help=spec.help,
-                shown=_format_default(default) if spec.shown is None else spec.shown,
+                shown=_format_default(spec, default) if spec.shown is None else spec.shown,
                 metavar=spec.metavar,
                 required=is_required,
                 hint=spec.hint,
                 minimum=spec.minimum,
-                positional=spec.positional,
+                word=spec.word,
                 several=kind.container is tuple,
+                aliases=spec.aliases,
             )
         )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda flag: not flag.word))
 
 
 def takes_config(options: type[Options]) -> bool:
@@ -171,144 +170,11 @@ def takes_config(options: type[Options]) -> bool:
     return issubclass(options, Overrides)
 
 
-def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyOptions:
-    """Parses the words after the command's name on the command line.
-
-    Args:
-        command: its name, for error messages.
-        options: the class to make an instance of.
-        words: the words to parse.
-
-    Raises:
-        UserError: an unknown flag, a value of the wrong type, or missing or superfluous words.
-    """
-    flags = {flag.name: flag for flag in list_flags(options)}
-    named, overrides, alone = _split(command, flags, words)
-    values: dict[str, Any] = _parse_by_absl(
-        {n: f for n, f in flags.items() if not f.positional}, named
-    )
-    positional = next((flag for flag in flags.values() if flag.positional), None)
-    required = [flag for flag in flags.values() if flag.required and not flag.positional]
-    missing = [flag for flag in required if not values[flag.name]]
-    if positional is None or (len(alone) > 1 and not positional.several):
-        if alone:
-            hint = f" Did you mean --{missing[0].name}={alone[-1]}?" if missing else ""
-            raise UserError(
-                f"tftpu {command} takes only flags such as --flag=value, not {alone[-1]!r}.{hint}"
-                if positional is None
-                else f"tftpu {command} takes one {positional.metavar}, but {len(alone)} are given."
-            )
-    elif not alone:
-        raise UserError(
-            f"tftpu {command} needs {positional.usage} ({positional.help}), as in "
-            f"`tftpu {command} {positional.metavar}`."
-        )
-    else:
-        values[positional.name] = tuple(alone) if positional.several else alone[0]
-    if overrides:
-        if not takes_config(options):
-            raise UserError(
-                f"tftpu {command} takes no --config: it uses the config of the workdir."
-            )
-        values["overrides"] = tuple(overrides)
-    if missing:
-        wanted = " and ".join(flag.usage for flag in missing)
-        hints = " ".join(filter(None, (flag.hint() for flag in missing)))
-        raise UserError(f"tftpu {command} needs {wanted}.{f' {hints}' if hints else ''}")
-    return options(**values)
-
-
-def to_argv(options: Options) -> list[str]:
-    """Returns the arguments that `parse` turns into these options; defaults are left out."""
-    words, alone = [], []
-    for flag in list_flags(type(options)):
-        value = getattr(options, flag.name)
-        if flag.positional:
-            alone = ["--", *(value if flag.several else [value])]
-        elif value != flag.default or flag.required:
-            shown = str(value).lower() if flag.kind is bool else value
-            words += [f"--{flag.name}={v}" for v in (value if flag.several else [shown])]
-    return [*words, *getattr(options, "overrides", ()), *alone]
-
-
-def _split(
-    command: str, flags: Mapping[str, Flag], words: Sequence[str]
-) -> tuple[list[str], list[str], list[str]]:
-    """Splits words into flags and overrides (both as --name=value) and positional values."""
-    named, overrides, alone = [], [], []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if word == "--":
-            return named, overrides, [*alone, *rest]
-        if not word.startswith("-") or word == "-":
-            alone.append(word)
-            continue
-        name, equals, value = word.lstrip("-").partition("=")
-        is_override = name.startswith(OVERRIDE)
-        flag = flags.get(name) or _find_negated(flags, name)
-        if not is_override and (flag is None or flag.positional):
-            known = [f.name for f in flags.values() if not f.positional]
-            raise UserError(
-                f"tftpu {command} has no flag --{name} (tftpu {command} --help lists its "
-                f"flags).{did_you_mean(name, known)}"
-            )
-        if not equals and not (flag and flag.kind is bool):
-            if not rest or (rest[0].startswith("-") and not _is_number(rest[0])):
-                raise UserError(f"--{name} has no value: write --{name}=VALUE.")
-            equals, value = "=", rest.pop(0)
-        if equals and not value and not is_override:
-            raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
-        (overrides if is_override else named).append(f"--{name}{equals}{value}")
-    return named, overrides, alone
-
-
-def _find_negated(flags: Mapping[str, Flag], name: str) -> Flag | None:
-    """Returns the flag that `--noNAME` sets to false; None if there is none."""
-    flag = flags.get(name.removeprefix("no"))
-    return flag if flag is not None and flag.kind is bool else None
-
-
-def _parse_by_absl(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
-    """Parses `--name=value` words by absl."""
-    values = absl_flags.FlagValues()
-    for flag in flags.values():
-        define: Any = absl_flags.DEFINE_multi_string if flag.several else _KINDS[flag.kind]
-        default = list(flag.default) if flag.several else flag.default
-        limits = {"lower_bound": flag.minimum} if flag.kind in (int, float) else {}
-        define(flag.name, default, flag.help, flag_values=values, **limits)
-    for word in words:
-        flag = flags[_resolve_name(flags, word)]
-        try:
-            values(["tftpu", word])
-            if flag.kind is float and not math.isfinite(values[flag.name].value or 0):
-                raise absl_flags.IllegalFlagValueError
-        except absl_flags.Error as error:
-            least = f" of {flag.minimum:g} or more" if flag.minimum is not None else ""
-            expected = describe_kind(flag.kind)
-            raise UserError(f"{word}: the value must be {expected}{least}.") from error
-        if flag.metavar == FOLDER:
-            files.check_folder(f"--{flag.name}", str(values[flag.name].value))
-    found = {name: values[name].value for name in flags}
-    return {name: tuple(v or ()) if flags[name].several else v for name, v in found.items()}
-
-
-def _resolve_name(flags: Mapping[str, Flag], word: str) -> str:
-    name = word.lstrip("-").partition("=")[0]
-    return name if name in flags else name.removeprefix("no")
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
-def _format_default(default: Any) -> str:
+def _format_default(spec: _FlagSpec, default: Any) -> str:
     if default is None or default in ("", ()):
         return ""
+    if spec.metavar == TIME:
+        return format_period(default)
     if isinstance(default, float):
         return f"{default:g}"
     return str(default).lower() if isinstance(default, bool) else str(default)
@@ -330,7 +196,10 @@ class ConfigOptions(Overrides):
     """The options of a command that takes a config."""
 
     config: str = required(
-        "NAME", "name of a config (`tftpu configs`), or path of your own", hint=_format_config_hint
+        "CONFIG",
+        "name of a config (`tftpu configs`), or path of your own",
+        hint=_format_config_hint,
+        word=True,
     )
 
     @property

@@ -29,7 +29,8 @@ from tftpu.inference.server import served
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.datasets import tfds
 from tftpu.input_pipelines.formats import manifest
-from tftpu.launch.commands import search, status
+from tftpu.launch.commands.finished import status
+from tftpu.launch.commands.training import search
 from tftpu.launch.main import main
 from tftpu.launch.run import finished, result
 from tftpu.launch.search.plan import Plan

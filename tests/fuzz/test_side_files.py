@@ -12,7 +12,7 @@ from tests.support.hostile.texts import written
 from tests.support.models.leaves import leaves
 from tftpu.checkpoint import manifest
 from tftpu.checkpoint.store import Best, Checkpoints
-from tftpu.launch.commands import plot, status
+from tftpu.launch.commands.finished import plot, status
 from tftpu.launch.preflight import reports
 from tftpu.runtime import goodput
 from tftpu.storage import locks

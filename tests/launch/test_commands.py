@@ -12,7 +12,7 @@ from tests.support.repository import doc_blocks
 from tftpu.errors import UserError
 from tftpu.launch import commands as package
 from tftpu.launch import main as command_line
-from tftpu.launch.commands import train
+from tftpu.launch.commands.training import train
 from tftpu.launch.settings.options import (
     ConfigOptions,
     RunOptions,

@@ -20,7 +20,7 @@ from tftpu import preflight
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import processes
 from tftpu.launch import failures, main
-from tftpu.launch.commands import train
+from tftpu.launch.commands.training import train
 from tftpu.launch.run import finished
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.storage import buckets, retry

@@ -9,7 +9,7 @@ import pytest
 from tests.support.models.leaves import leaves
 from tests.support.models.training import compiled, data, make_trainer
 from tftpu.checkpoint.store import Best, Checkpoints
-from tftpu.launch.commands import plot, status
+from tftpu.launch.commands.finished import plot, status
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import result
 from tftpu.storage import side_files

@@ -103,7 +103,7 @@ class GkeJob(job.CloudJob):
             "completions": hosts,
             "parallelism": hosts,
             "backoffLimit": 0,
-            "activeDeadlineSeconds": self.limit,
+            "activeDeadlineSeconds": self.timeout,
             "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": mistake}]},
             "template": {"spec": self._build_pod()},
         }

@@ -8,6 +8,7 @@ import shlex
 import time
 from typing import TYPE_CHECKING
 
+from tftpu.amounts import format_period
 from tftpu.errors import ExitCode, UserError
 from tftpu.launch.cloud import google_cloud, job, waiting
 from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError
@@ -171,7 +172,7 @@ class _RentedSlice:
 
     def _follow(self, workers: SliceWorkers) -> Outcome | None:
         """Prints the run's output until it ends; returns its outcome, None without an exit code."""
-        overdue = time.monotonic() + self._order.limit + OVERDUE_S
+        overdue = time.monotonic() + self._order.timeout + OVERDUE_S
         others = workers.describe_other_logs()
         if others:
             print(others, flush=True)
@@ -205,15 +206,16 @@ class _RentedSlice:
         order = self._order
         if outcome is None:
             raise UserError(
-                f"No exit code came from {self.name} within --timeout={order.timeout}. Its output "
-                f"is in {order.resolve_log(self.name, 0)}."
+                f"No exit code came from {self.name} within "
+                f"--timeout={format_period(order.timeout)}. Its output is in "
+                f"{order.resolve_log(self.name, 0)}."
             )
         log = workers.explain(outcome)
         if outcome.code == ExitCode.HUNG:
             raise UserError(
                 "The run was ended, because it hung or took longer than "
-                f"--timeout={order.timeout}; {log} The same command resumes from the last "
-                "checkpoint."
+                f"--timeout={format_period(order.timeout)}; {log} The same command resumes from "
+                "the last checkpoint."
             )
         if outcome.code:
             one = "The run" if order.slice.hosts == 1 else f"Worker {outcome.worker}"

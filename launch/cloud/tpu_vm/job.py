@@ -33,14 +33,14 @@ class TpuVmJob(job.CloudJob):
     Attributes:
         project: project of Google Cloud that pays.
         zone: zone of the slice.
-        queue_timeout: how long to wait for capacity, "24h".
+        queue_timeout: how long to wait for capacity, in seconds.
         keep: whether the slice stays after the run. Otherwise the launcher deletes it; if the
             launcher is gone, its machine does so some minutes after the end.
     """
 
     project: str
     zone: str
-    queue_timeout: str = "24h"
+    queue_timeout: int = 86_400
     keep: bool = False
 
     @property
@@ -80,9 +80,7 @@ class TpuVmJob(job.CloudJob):
             "tpu": {
                 "nodeSpec": [{"parent": self.parent, **self._build_node_names(name), "node": node}]
             },
-            "queueingPolicy": {
-                "validUntilDuration": f"{job.parse_duration('queue_timeout', self.queue_timeout)}s"
-            },
+            "queueingPolicy": {"validUntilDuration": f"{self.queue_timeout}s"},
         }
         if self.spot:
             wanted["spot"] = {}
@@ -104,7 +102,7 @@ class TpuVmJob(job.CloudJob):
             f"folder={shlex.quote(self.resolve_folder(name))}",
             f"slices={self.slice.slices}",
             f"hosts={self.slice.single.hosts}",
-            f"limit={self.limit}",
+            f"limit={self.timeout}",
             f"delete=({shlex.join([] if self.keep else self.build_delete_command(name))})",
             self.shipment.build_script(self.workdir, self.build_arguments(self.workdir)),
             (Path(__file__).parent / "startup.sh").read_text(),

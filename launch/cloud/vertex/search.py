@@ -20,7 +20,7 @@ from tftpu.launch.cloud.vertex.training_job import VertexJob
 from tftpu.launch.cloud.vertex.trials import CONFIG
 from tftpu.launch.search.space import Dimension
 from tftpu.launch.settings import config_flags
-from tftpu.launch.settings.options import OVERRIDE
+from tftpu.launch.settings.parsing import OVERRIDE
 
 Spec = dict[str, Any]  # JSON with the field names of the REST interface
 

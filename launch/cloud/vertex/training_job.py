@@ -81,7 +81,7 @@ class VertexJob(job.CloudJob):
         if self.tensorboard:
             _check_tensorboard(self.tensorboard, self.service_account)
         scheduling = {
-            "timeout": f"{self.limit}s",
+            "timeout": f"{self.timeout}s",
             "restartJobOnWorkerRestart": True,  # the run resumes from its last checkpoint
         }
         if self.spot:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError, counted
-from tftpu.launch.settings.options import OVERRIDE
+from tftpu.launch.settings.parsing import OVERRIDE
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import HyperparameterTuningJob, Trial

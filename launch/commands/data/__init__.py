@@ -1,1 +1,1 @@
-"""The commands `tftpu data ...`."""
+"""Data: the commands `tftpu data ...`."""

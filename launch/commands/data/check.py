@@ -3,7 +3,7 @@
 The speed of this host's input pipeline is compared with what the TPU needs: --need, or the rate
 that `tftpu preflight` predicted for the config.
 
-    tftpu data check --config=resnet50_imagenet --hosts=4
+    tftpu data check resnet50_imagenet --hosts=4
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 The training machine names this one, or several, in --config.data.service=HOST:PORT,HOST:PORT.
 
-    tftpu data serve --config=photos.py --host=10.0.0.3 --port=5000
+    tftpu data serve photos.py --host=10.0.0.3 --port=5000
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 Images are drawn to a PNG file, with their labels; text is printed, document by document; for other
 data, shapes and ranges are printed.
 
-    tftpu data show --config=digits_resnet --examples=12
+    tftpu data show digits_resnet --examples=12
 """
 
 import dataclasses

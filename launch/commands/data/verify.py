@@ -7,7 +7,7 @@ import dataclasses
 
 from tftpu.amounts import format_size
 from tftpu.errors import UserError, counted
-from tftpu.launch.settings.options import argument, flag
+from tftpu.launch.settings.options import flag, required
 from tftpu.launch.startup import import_tensorflow
 
 
@@ -15,7 +15,7 @@ from tftpu.launch.startup import import_tensorflow
 class Options:
     """The data set to verify."""
 
-    folder: str = argument("FOLDER", "folder of the data set, local or gs://")
+    folder: str = required("FOLDER", "folder of the data set, local or gs://", word=True)
     workers: int = flag(0, "number of processes", metavar="N", shown="one per core")
 
 

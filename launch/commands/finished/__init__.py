@@ -1,1 +1,1 @@
-"""Commands that use a run after its training."""
+"""After training: commands on the folder of a run."""

@@ -3,9 +3,9 @@
 A run that a script made has no config.json: --config then names a config of the same model and
 data.
 
-    tftpu evaluate --workdir=runs/digits_resnet
-    tftpu evaluate --workdir=runs/digits_resnet --output=metrics.json
-    tftpu evaluate --workdir=runs/digits_resnet --gate='accuracy>=0.95'
+    tftpu evaluate runs/digits_resnet
+    tftpu evaluate runs/digits_resnet --output=metrics.json
+    tftpu evaluate runs/digits_resnet --gate='accuracy>=0.95'
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from tftpu.storage import files
 class Options(DeviceOptions, finished.FinishedRunOptions):
     """The run to evaluate, and the devices."""
 
-    workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
+    workdir: str = required("RUN", "folder of the run, such as runs/digits_resnet", word=True)
     output: str | None = flag(
         None, "file for the same numbers, as JSON, local or gs://", metavar="FILE"
     )

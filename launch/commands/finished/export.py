@@ -3,7 +3,7 @@
 Images come in as pixels, uint8 of any batch; scores, classes and their names come out. The export
 is run by the format's own runtime in its own process, and discarded if its outputs differ.
 
-    tftpu export --workdir=runs/digits_resnet --format=onnx --to=digits.onnx
+    tftpu export runs/digits_resnet --output=digits.onnx
 """
 
 import dataclasses
@@ -32,10 +32,15 @@ _ENDINGS = {"onnx": ".onnx", "litert": ".tflite", "keras": ".keras", "saved_mode
 class Options(finished.FinishedRunOptions):
     """The run to export, and the format and the path of the export."""
 
-    workdir: str = required("DIR", "folder of the run, local or gs://")
-    to: str = required("PATH", "place of the export, local or gs://: a file, or a new folder")
+    workdir: str = required("RUN", "folder of the run, local or gs://", word=True)
+    output: str = required(
+        "PATH", "place of the export, local or gs://: a file, or a new folder", aliases=("to",)
+    )
     format: str | None = flag(
-        None, "saved_model, onnx, litert or keras", metavar="NAME", shown="by the ending of --to"
+        None,
+        "saved_model, onnx, litert or keras",
+        metavar="NAME",
+        shown="by the ending of --output",
     )
     quantize: str | None = flag(None, "int8 or int4 for the weights", metavar="NAME")
     inputs: str | None = flag(
@@ -51,8 +56,8 @@ def run(options: Options) -> None:
     form = _choose_format(options)
     _check_bits(options, form)
     named = None if options.inputs is None else _parse_names(options.inputs, form)
-    if files.exists(options.to):
-        raise UserError(f"{options.to} exists already: choose another place, or remove it.")
+    if files.exists(options.output):
+        raise UserError(f"{options.output} exists already: choose another place, or remove it.")
     experiment = finished.load_experiment(options.workdir, options)
     # All formats are made from TensorFlow's graph, and a checkpoint is the same on both engines.
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
@@ -75,9 +80,9 @@ def run(options: Options) -> None:
     }
     # If TensorFlow Lite's converter fails, it also prints the error with the whole graph.
     with without_notes((b"",)) if form == "litert" else without_notes():
-        found = write[form](serving, options.to)
+        found = write[form](serving, options.output)
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
-    print(f"step {step}: {options.to}, {format_size(found.bytes)}")
+    print(f"step {step}: {options.output}, {format_size(found.bytes)}")
     print(f"  inputs   {inputs}, any batch")
     print(f"  outputs  {', '.join(serving.output_specs())}")
     print(f"  largest difference from the model {found.difference:.1e} of the largest output")
@@ -85,7 +90,7 @@ def run(options: Options) -> None:
 
 def _choose_format(options: Options) -> str:
     """Returns the format; checks that it fits the ending of the path."""
-    to = options.to.rstrip("/")
+    to = options.output.rstrip("/")
     by_ending = next(name for name, ending in _ENDINGS.items() if to.endswith(ending))
     form = options.format or by_ending
     if form not in _ENDINGS:
@@ -95,14 +100,16 @@ def _choose_format(options: Options) -> str:
     if options.format is None and form == "saved_model" and looks_like_a_file:
         known = ", ".join(text for text in _ENDINGS.values() if text)
         raise UserError(
-            f"--to={options.to} has the ending {ending}, but a SavedModel is a folder. The "
+            f"--output={options.output} has the ending {ending}, but a SavedModel is a folder. The "
             f"endings of the other formats are {known}.{did_you_mean(ending, _ENDINGS.values())}"
         )
     if form != by_ending:
         ending = (
             f"ends in {_ENDINGS[form]}" if _ENDINGS[form] else "is a folder with no such ending"
         )
-        raise UserError(f"--to={options.to} is wrong: an export with --format={form} {ending}.")
+        raise UserError(
+            f"--output={options.output} is wrong: an export with --format={form} {ending}."
+        )
     return form
 
 

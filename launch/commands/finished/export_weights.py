@@ -1,6 +1,6 @@
 """Writes the weights of a run's best checkpoint to one file, without the optimizer.
 
-tftpu export-weights --workdir=runs/digits_resnet --to=digits.safetensors
+tftpu export-weights runs/digits_resnet --output=digits.safetensors
 """
 
 import dataclasses
@@ -14,9 +14,11 @@ from tftpu.launch.settings.options import flag, required
 class Options(finished.FinishedRunOptions):
     """The run to export, and the file to write."""
 
-    workdir: str = required("DIR", "folder of the run, local or gs://")
-    to: str = required(
-        "FILE", "file to write, .weights.h5 or .safetensors; with --adapters a folder"
+    workdir: str = required("RUN", "folder of the run, local or gs://", word=True)
+    output: str = required(
+        "FILE",
+        "file to write, .weights.h5 or .safetensors; with --adapters a folder",
+        aliases=("to",),
     )
     merge: bool = flag(False, "of a run with adapters: add them to the weights below them")
     adapters: bool = flag(False, "of a run with adapters: write them alone, as PEFT reads them")
@@ -29,28 +31,28 @@ def run(options: Options) -> None:
     _check(options, experiment.model.lora)
     trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     if not experiment.model.lora:
-        trainer.export_weights(options.to)
-        print(f"step {step}: {trainer.model.count_params():,} weights in {options.to}")
+        trainer.export_weights(options.output)
+        print(f"step {step}: {trainer.model.count_params():,} weights in {options.output}")
         return
     if options.adapters:
         from tftpu.models.weights import peft
 
         averages = trainer.executor.averaged_weights()
         try:
-            count = peft.save_adapters(trainer.model, options.to, replaced=averages)
+            count = peft.save_adapters(trainer.model, options.output, replaced=averages)
         except OSError as error:
             raise UserError(
-                f"--to={options.to} cannot be written ({error.strerror or error}): --adapters "
-                "writes a folder with two files, so name a new folder."
+                f"--output={options.output} cannot be written ({error.strerror or error}): "
+                "--adapters writes a folder with two files, so name a new folder."
             ) from error
-        print(f"step {step}: {count:,} weights of adapters in {options.to}")
+        print(f"step {step}: {count:,} weights of adapters in {options.output}")
         return
     from tftpu.inference import export
     from tftpu.launch.run.experiment import build_plain_model
 
     plain = build_plain_model(experiment, trainer)
-    export.write_weights(plain, {}, options.to)
-    print(f"step {step}: {plain.count_params():,} weights in {options.to}, adapters merged")
+    export.write_weights(plain, {}, options.output)
+    print(f"step {step}: {plain.count_params():,} weights in {options.output}, adapters merged")
 
 
 def _check(options: Options, rank: int) -> None:
@@ -75,7 +77,9 @@ def _check_place(options: Options) -> None:
             "--merge and --adapters exclude each other: give --merge to write all weights into "
             "one file, or --adapters to write a folder that PEFT reads."
         )
-    if not options.adapters and not options.to.endswith((".weights.h5", ".safetensors")):
-        raise UserError(f"--to={options.to} must end in .weights.h5 or .safetensors.")
-    if options.adapters and options.to.endswith((".h5", ".safetensors")):
-        raise UserError(f"--to={options.to} must be a folder, because --adapters writes two files.")
+    if not options.adapters and not options.output.endswith((".weights.h5", ".safetensors")):
+        raise UserError(f"--output={options.output} must end in .weights.h5 or .safetensors.")
+    if options.adapters and options.output.endswith((".h5", ".safetensors")):
+        raise UserError(
+            f"--output={options.output} must be a folder, because --adapters writes two files."
+        )

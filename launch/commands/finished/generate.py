@@ -3,8 +3,8 @@
 Each prompt is read once, and its keys and values are kept, so that a new token costs one pass over
 one token. --temperature=0 always takes the most likely token.
 
-    tftpu generate --workdir=runs/python_gpt --prompt=import
-    tftpu generate --workdir=runs/python_gpt --input=prompts.txt --tokens=50
+    tftpu generate runs/python_gpt --prompt=import
+    tftpu generate runs/python_gpt --input=prompts.txt --tokens=50
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _TOGETHER = 32  # prompts of a file that are continued at a time
 class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
     """The run, the prompts, and how tokens are drawn."""
 
-    workdir: str = required("DIR", "folder of the run, such as runs/python_gpt")
+    workdir: str = required("RUN", "folder of the run, such as runs/python_gpt", word=True)
     prompt: str | None = flag(None, "text to continue", metavar="TEXT")
     input: str | None = flag(
         None,

@@ -9,7 +9,7 @@ predictions for a fixed range of records, with the file and the number of every 
 interruption, the same command continues and writes damaged files again; with --verify it only names
 them.
 
-    tftpu predict --workdir=runs/digits_resnet --input=images:scans --output=predicted
+    tftpu predict runs/digits_resnet --input=images:scans --output=predicted
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _SECONDS = 10.0  # seconds between two lines of progress
 class Options(DeviceOptions, finished.FinishedRunOptions):
     """The run, what to predict, and how to write it."""
 
-    workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
+    workdir: str = required("RUN", "folder of the run, such as runs/digits_resnet", word=True)
     input: str = required("KIND:WHAT", "records to predict, such as images:FOLDER or evaluation")
     output: str = required("DIR", "folder of the predictions, local or gs://")
     format: str = flag("jsonl", "jsonl, tfrecord, parquet or bigquery", metavar="NAME")

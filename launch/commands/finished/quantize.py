@@ -3,7 +3,7 @@
 The best checkpoint is evaluated on the complete evaluation split; nothing is written. `tftpu export
 --quantize` exports such weights.
 
-    tftpu quantize --workdir=runs/digits_resnet
+    tftpu quantize runs/digits_resnet
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Options(DeviceOptions, finished.FinishedRunOptions):
     """The run to measure, and the devices."""
 
-    workdir: str = required("DIR", "folder of the run, such as runs/digits_resnet")
+    workdir: str = required("RUN", "folder of the run, such as runs/digits_resnet", word=True)
 
 
 def run(options: Options) -> None:

@@ -4,7 +4,7 @@ The server understands requests in the form of Vertex AI, TensorFlow Serving, an
 completions. Vertex AI's variables (AIP_HTTP_PORT, AIP_STORAGE_URI and others) are the defaults of
 the flags. It runs on CPUs and GPUs.
 
-    tftpu serve --workdir=runs/digits_resnet --port=8080
+    tftpu serve runs/digits_resnet --port=8080
     tftpu serve --model=digits.onnx
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tftpu.errors import UserError
 from tftpu.installation import command
 from tftpu.launch.run import finished, texts
-from tftpu.launch.settings.options import flag
+from tftpu.launch.settings.options import TIME, flag
 from tftpu.launch.startup import quieten_tensorflow
 from tftpu.storage import files
 
@@ -32,7 +32,7 @@ class Options(texts.TextOptions, finished.FinishedRunOptions):
     """The model, the address, and the limits of a request."""
 
     workdir: str | None = flag(
-        None, "folder of the run, local or gs://; or give --model", metavar="DIR"
+        None, "folder of the run, local or gs://; or give --model", metavar="RUN", word=True
     )
     model: str | None = flag(
         None, "file of ONNX or folder of a SavedModel", metavar="PATH", shown="AIP_STORAGE_URI"
@@ -52,9 +52,17 @@ class Options(texts.TextOptions, finished.FinishedRunOptions):
     name: str | None = flag(
         None, "name in the addresses of TensorFlow Serving", metavar="NAME", shown="that of the run"
     )
-    batch: int = flag(64, "examples, or texts, that are computed at once", minimum=1)
+    batch_size: int = flag(
+        64, "examples, or texts, that are computed at once", minimum=1, aliases=("batch",)
+    )
     waiting: int = flag(1024, "examples, or texts, that may wait", minimum=1)
-    timeout_s: float = flag(60.0, "seconds that a request may take", minimum=0.001)
+    timeout: float = flag(
+        60.0,
+        "how long a request may take",
+        minimum=0.001,
+        metavar=TIME,
+        aliases=("timeout_s",),
+    )
     body_mib: float = flag(16.0, "size of a request", minimum=0.001)
     tokens: int | None = flag(
         None, "tokens to write for one prompt, at most", metavar="N", minimum=1, shown=str(_TOKENS)
@@ -91,10 +99,10 @@ def run(options: Options) -> None:
     model, step = _load_model(options, path)
     about = dataclasses.replace(about, version=max(step, 1))
     limits = Limits(
-        batch=options.batch,
+        batch=options.batch_size,
         waiting=options.waiting,
         body=int(options.body_mib * 2**20),
-        seconds=options.timeout_s,
+        seconds=options.timeout,
         tokens=options.tokens or _TOKENS,
     )
     server.warm(model)

@@ -1,1 +1,1 @@
-"""The commands `tftpu launch ...`."""
+"""Cloud: the commands `tftpu launch ...`."""

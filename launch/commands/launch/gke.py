@@ -4,7 +4,7 @@ The running tftpu and the folder of your own config are sent to the pods, one fo
 slice. A slice with several hosts needs the JAX engine. All pods start again after a preemption or a
 crash, and the run resumes. Prepare the cluster as the guide on launching says.
 
-    tftpu launch gke --config=python_gpt --slice=v5e-8 --workdir=gs://BUCKET/gpt
+    tftpu launch gke python_gpt --slice=v5e-8 --workdir=gs://BUCKET/gpt
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from tftpu.launch.cloud import engine, job
 from tftpu.launch.cloud.gke import job as gke
 from tftpu.launch.cloud.gke.options import ClusterOptions
 from tftpu.launch.cloud.options import JobOptions
-from tftpu.launch.settings.options import flag
+from tftpu.launch.settings.options import TIME, flag
 from tftpu.tpu.slices import Slice, parse_slice
 
 IMAGE = "python:3.12-slim-bookworm"
@@ -23,7 +23,7 @@ IMAGE = "python:3.12-slim-bookworm"
 class Options(ClusterOptions, JobOptions):
     """The config to run, and the JobSet for it."""
 
-    slice: str = flag("v5e-8", "TPU slice, such as v5e-16", metavar="SLICE")
+    slice: str = flag("v5e-8", "TPU slice, such as v5e-16", metavar="SLICE", aliases=("slices",))
     image: str = flag(IMAGE, "container image with bash and Python", metavar="IMAGE")
     service_account: str | None = flag(
         None,
@@ -31,8 +31,8 @@ class Options(ClusterOptions, JobOptions):
         metavar="NAME",
         shown="the namespace's own",
     )
-    queue_timeout: str = flag("24h", "how long to wait for machines", metavar="TIME")
-    timeout: str = flag("7d", "when an attempt is ended: 90m, 24h, 7d", metavar="TIME")
+    queue_timeout: float = flag(86_400.0, "how long to wait for machines", metavar=TIME, minimum=60)
+    timeout: float = flag(604_800.0, "when an attempt is ended", metavar=TIME, minimum=60)
     restarts: int = flag(10, "how often the run starts again by itself", minimum=0, metavar="N")
     detach: bool = flag(False, "do not wait for the end of the run")
 
@@ -46,7 +46,7 @@ def run(options: Options) -> None:
     experiment = options.load_experiment()
     wanted = parse_slice(options.slice)
     gke.check_slice(wanted)
-    queue_s = job.parse_duration("queue_timeout", options.queue_timeout)
+    queue_s = int(options.queue_timeout)
     order = _build_job(options, wanted, engine.choose_for_slice(experiment, wanted))
     created = order.build_jobset(job.make_unique_name(order.config))
     if options.dry_run:

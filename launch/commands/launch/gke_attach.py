@@ -6,14 +6,16 @@ tftpu launch gke-attach python-gpt-1122-14d641
 import dataclasses
 
 from tftpu.launch.cloud.gke.options import ClusterOptions
-from tftpu.launch.settings.options import argument
+from tftpu.launch.settings.options import required
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ClusterOptions):
     """The JobSet to follow."""
 
-    jobset: str = argument("JOBSET", "name of the JobSet, as `tftpu launch gke` printed it")
+    jobset: str = required(
+        "JOBSET", "name of the JobSet, as `tftpu launch gke` printed it", word=True
+    )
 
 
 def run(options: Options) -> None:

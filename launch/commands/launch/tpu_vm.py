@@ -4,7 +4,7 @@ The running tftpu and the folder of your own config are sent to the machine. A s
 hosts needs the JAX engine, and all of its hosts run the same command. A preempted spot slice is
 replaced by another one, on which the run resumes.
 
-    tftpu launch tpu-vm --config=python_gpt --slice=v5e-8 --zone=us-west4-a --workdir=gs://BUCKET/gpt
+    tftpu launch tpu-vm python_gpt --slice=v5e-8 --zone=us-west4-a --workdir=gs://BUCKET/gpt
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from tftpu.launch import startup
 from tftpu.launch.cloud import engine, job
 from tftpu.launch.cloud.options import JobOptions, ProjectOptions
 from tftpu.launch.cloud.tpu_vm import job as tpu_vm
-from tftpu.launch.settings.options import flag
+from tftpu.launch.settings.options import TIME, flag
 from tftpu.tpu.slices import Slice, parse_slice
 
 
@@ -23,8 +23,8 @@ from tftpu.tpu.slices import Slice, parse_slice
 class Options(ProjectOptions, JobOptions):
     """The slice to rent, and the run for it."""
 
-    zone: str | None = flag(None, "zone, such as us-west4-a (needed)", metavar="ZONE")
-    queue_timeout: str = flag("24h", "how long to wait for capacity", metavar="TIME")
+    zone: str | None = flag(None, "zone, such as us-west4-a (required)", metavar="ZONE")
+    queue_timeout: float = flag(86_400.0, "how long to wait for capacity", metavar=TIME, minimum=60)
     preflight: str | None = flag(
         None, "JSON of `tftpu preflight`, to show the price of the run", metavar="FILE"
     )
@@ -67,7 +67,7 @@ def _build_job(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.TpuVm
     return tpu_vm.TpuVmJob(
         project=project,
         zone=zone,
-        queue_timeout=options.queue_timeout,
+        queue_timeout=int(options.queue_timeout),
         keep=options.keep,
         **options.build_fields(wanted, trained_by),
     )

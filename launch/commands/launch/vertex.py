@@ -3,7 +3,7 @@
 The running tftpu and the folder of your own config are sent to the job. Slices of v6e, and slices
 with more than 4 chips, need the JAX engine.
 
-    tftpu launch vertex --config=resnet50_imagenet --slice=v5e-4 --workdir=gs://BUCKET/resnet50
+    tftpu launch vertex resnet50_imagenet --slice=v5e-4 --workdir=gs://BUCKET/resnet50
 """
 
 import dataclasses

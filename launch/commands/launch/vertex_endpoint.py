@@ -103,7 +103,7 @@ def _check_place(options: Options) -> None:
     """Raises `UserError` for a source that Vertex AI cannot reach."""
     flag, source = ("model", options.model) if options.model else ("workdir", options.workdir or "")
     if not re.fullmatch(r"gs://[^/\s]+/[^/\s]\S*", source):
-        how = "export with `tftpu export --to=" if options.model else "train with `--workdir="
+        how = "export with `tftpu export --output=" if options.model else "train with `--workdir="
         raise UserError(
             f"--{flag}={source} is not a folder in a bucket, but Vertex AI can read only buckets: "
             f"{how}gs://BUCKET/FOLDER`."
@@ -152,7 +152,7 @@ def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
     if len(models) != 1:
         raise UserError(
             f"{folder} holds {len(models)} models (SavedModel or ONNX): give a folder with a "
-            "single model, as `tftpu export --to=gs://...` writes it."
+            "single model, as `tftpu export --output=gs://...` writes it."
         )
     file = files.join(folder, models[0])
     if source.endswith(".onnx") and source != file:
@@ -171,7 +171,7 @@ def _check_run(workdir: str) -> None:
     if not files.exists(path):
         raise UserError(f"There is no run in {workdir}: it has no config.json.")
     export = (
-        f"export it, `tftpu export --workdir={workdir} --to=gs://BUCKET/FOLDER`, and give --model"
+        f"export it, `tftpu export {workdir} --output=gs://BUCKET/FOLDER`, and give --model"
     )
     try:
         experiment = from_json(files.read(path))

@@ -5,7 +5,7 @@ comes first; with --predict, predictions come last. The training is a custom job
 the other steps run on CPUs. The running tftpu and the folder of your own config are sent to all
 steps. Each run has its own folder in the workdir. --dry_run prints the compiled pipeline.
 
-    tftpu launch vertex-pipeline --config=digits_resnet --gate='loss<=1' --workdir=gs://BUCKET/runs
+    tftpu launch vertex-pipeline digits_resnet --gate='loss<=1' --workdir=gs://BUCKET/runs
 """
 
 import dataclasses
@@ -19,7 +19,8 @@ from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.commands.data import convert
 from tftpu.launch.run import conditions
 from tftpu.launch.settings import config_flags
-from tftpu.launch.settings.options import flag, parse, required
+from tftpu.launch.settings.options import TIME, flag, required
+from tftpu.launch.settings.parsing import parse
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Options(VertexOptions):
         hint=lambda: "--gate='loss<=inf' takes any that trained to finite numbers.",
     )
     workdir: str | None = flag(
-        None, "gs://BUCKET/FOLDER for the folders of the runs (needed)", metavar="DIR"
+        None, "gs://BUCKET/FOLDER for the folders of the runs (required)", metavar="DIR"
     )
     source: str | None = flag(
         None,
@@ -48,7 +49,7 @@ class Options(VertexOptions):
     cron: str | None = flag(
         None, "when to run it, such as '0 3 * * 1'", metavar="FIELDS", shown="once, now"
     )
-    timeout: str = flag("7d", "when the training is ended: 90m, 24h, 7d", metavar="TIME")
+    timeout: float = flag(604_800.0, "when the training is ended", metavar=TIME, minimum=60)
     spot: bool = flag(False, "train on cheaper machines, which may be preempted")
     dry_run: bool = flag(False, "print the compiled pipeline, and send nothing")
 

@@ -3,7 +3,7 @@
 Each trial is a run on its own slice, in a folder of the workdir, and resumes if it is preempted.
 The service chooses the values. A space that it cannot express is an error.
 
-    tftpu launch vertex-search --config=digits_resnet --space=model.width=choice:8,16 --dry_run
+    tftpu launch vertex-search digits_resnet --space=model.width=choice:8,16 --dry_run
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.cloud.vertex.search import VertexSearch
 from tftpu.launch.search import checks, space
 from tftpu.launch.settings import config_flags
-from tftpu.launch.settings.options import flag
+from tftpu.launch.settings.options import TIME, flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class Options(VertexOptions):
     pruner: str = flag(
         "none", "ends trials that fall behind: none, median or decay_curve", metavar="NAME"
     )
-    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the search (needed)", metavar="DIR")
+    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the search (required)", metavar="DIR")
     tensorboard: str | None = flag(None, "resource name of a Vertex AI TensorBoard", metavar="NAME")
-    timeout: str = flag("7d", "when a trial is ended: 90m, 24h, 7d", metavar="TIME")
+    timeout: float = flag(604_800.0, "when a trial is ended", metavar=TIME, minimum=60)
 
 
 def run(options: Options) -> None:

@@ -7,14 +7,14 @@ import dataclasses
 
 from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.vertex.options import CLIENT
-from tftpu.launch.settings.options import argument
+from tftpu.launch.settings.options import required
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """The job to follow."""
 
-    job: str = argument("JOB", "resource name of the job, as `vertex-search` printed it")
+    job: str = required("JOB", "resource name of the job, as `vertex-search` printed it", word=True)
 
 
 def run(options: Options) -> None:

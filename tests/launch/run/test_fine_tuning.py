@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import tftpu
-from tftpu.launch.commands import train
+from tftpu.launch.commands.training import train
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import warm
 from tests.support.searches import TINY, result, started, table
-from tftpu.launch.commands import search
+from tftpu.launch.commands.training import search
 from tftpu.launch.search import plan as plans
 from tftpu.launch.settings.options import parse
 from tftpu.storage import locks

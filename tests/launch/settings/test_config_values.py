@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import projects
 from tftpu.errors import UserError
-from tftpu.launch.commands.config import show
+from tftpu.launch.commands.training.config import show
 from tftpu.launch.settings import config_flags, config_values
 
 Activation = Literal["relu", "tanh"]

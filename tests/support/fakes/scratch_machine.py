@@ -4,7 +4,7 @@ import base64
 import hashlib
 from pathlib import Path
 
-from tftpu.launch.commands import doctor
+from tftpu.launch.commands.checking import doctor
 from tftpu.launch.diagnosis import wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
 

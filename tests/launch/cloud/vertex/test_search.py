@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from tests.support.fakes.rented_machine import RentedMachine
 from tftpu.launch import main
 from tftpu.launch.cloud.vertex import search
-from tftpu.launch.commands import train
+from tftpu.launch.commands.training import train
 from tftpu.launch.search import space
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import parse

@@ -7,7 +7,7 @@ takes part in it. --report shows the results.
 With --slice, preflight predicts the price of each trial before it runs, and a trial that does not
 fit does not run.
 
-    tftpu search --config=digits_resnet --space='optimizer.learning_rate=log:1e-3..1' --trials=20
+    tftpu search digits_resnet --space='optimizer.learning_rate=log:1e-3..1' --trials=20
     tftpu search --report --workdir=runs/digits_resnet-search
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Options(ConfigOptions):
     """The config, its space, and how it is searched."""
 
-    config: str = flag("", "name of a config, or path of your own", metavar="NAME")
+    config: str = flag("", "name of a config, or path of your own", metavar="CONFIG", word=True)
     space: tuple[str, ...] = flag(
         (),
         "values of a field: FIELD=log:LOW..HIGH, uniform:LOW..HIGH or choice:A,B; repeat it",
@@ -49,7 +49,12 @@ class Options(ConfigOptions):
     sampler: str | None = flag(None, "tpe, random or qmc", metavar="NAME", shown="tpe")
     pruner: str | None = flag(None, "median, hyperband or none", metavar="NAME", shown="median")
     seed: int | None = flag(None, "seed of the sampler", minimum=0, shown="0")
-    slice: str = flag("", "TPU slice that each trial is priced for, such as v5e-8", metavar="NAME")
+    slice: str = flag(
+        "",
+        "TPU slice that each trial is priced for, such as v5e-8",
+        metavar="SLICE",
+        aliases=("slices",),
+    )
     budget_usd: float | None = flag(
         None, "end before the trials cost more on the slice", minimum=0, metavar="USD", shown="none"
     )

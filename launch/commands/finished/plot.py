@@ -14,7 +14,7 @@ from tftpu import installation
 from tftpu.amounts import format_metric
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.run import result
-from tftpu.launch.settings.options import argument, flag
+from tftpu.launch.settings.options import flag, required
 from tftpu.observe.writers import THROUGHPUT
 from tftpu.storage import files, lines
 
@@ -29,7 +29,9 @@ _SPLITS = ("train", "eval")
 class Options:
     """Runs to draw, and the picture to write."""
 
-    workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run, local or gs://")
+    workdirs: tuple[str, ...] = required(
+        "RUN", "folder of a run, local or gs://", word=True, aliases=("workdir",)
+    )
     output: str = flag("curves.png", "picture to write: .png, .svg or .pdf", metavar="FILE")
     metrics: str = flag(
         "", "metrics to draw, such as loss,accuracy", metavar="NAME,...", shown="all"

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support import warm
 from tftpu.launch import main as command_line
-from tftpu.launch.commands import status
-from tftpu.launch.commands.status import format_status
+from tftpu.launch.commands.finished import status
+from tftpu.launch.commands.finished.status import format_status
 from tftpu.runtime import goodput
 from tftpu.storage import files, locks
 

@@ -267,7 +267,7 @@ def test_an_import_that_aborts_is_reported(tmp_path):
 
 def test_it_does_not_import_tensorflow_itself():
     program = (
-        "import sys\nfrom tftpu.launch.commands import doctor\n"
+        "import sys\nfrom tftpu.launch.commands.checking import doctor\n"
         "from tftpu.launch.diagnosis import machine\n"
         "doctor.examine(machine.Machine(), [])\nassert 'tensorflow' not in sys.modules\n"
         "assert 'keras' not in sys.modules\n"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tftpu.errors import UserError
-from tftpu.launch.settings.options import argument
+from tftpu.launch.settings.options import required
 from tftpu.observe.profiler import INPUT_WAIT
 from tftpu.storage import files
 
@@ -55,7 +55,9 @@ class Profile(NamedTuple):
 class Options:
     """The runs whose profiles to show."""
 
-    workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run; two are compared")
+    workdirs: tuple[str, ...] = required(
+        "RUN", "folder of a run; two are compared", word=True, aliases=("workdir",)
+    )
 
 
 def run(options: Options) -> None:

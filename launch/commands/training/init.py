@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tftpu.errors import UserError
 from tftpu.launch import starter
-from tftpu.launch.settings.options import argument
+from tftpu.launch.settings.options import required
 from tftpu.launch.settings.own_code import check_name
 
 
@@ -18,7 +18,9 @@ from tftpu.launch.settings.own_code import check_name
 class Options:
     """The project to write."""
 
-    name: str = argument("NAME", "name of the project: of a new folder, and of the config in it")
+    name: str = required(
+        "NAME", "name of the project: of a new folder, and of the config in it", word=True
+    )
 
 
 def run(options: Options) -> None:
@@ -41,4 +43,4 @@ def run(options: Options) -> None:
     for file, text in starter.render_files(name).items():
         (folder / file).write_text(text)
         print(folder / file)
-    print(f"\nTry:  cd {folder}; tftpu train --config={name}.py")
+    print(f"\nTry:  cd {folder}; tftpu train {name}.py")

@@ -21,7 +21,7 @@ from tftpu.launch.settings.options import Overrides, flag
 class Options(Overrides):
     """The run that the machine will train, and the form of the report."""
 
-    config: str | None = flag(None, "config that is to run here", metavar="NAME")
+    config: str | None = flag(None, "config that is to run here", metavar="CONFIG", word=True)
     workdir: str | None = flag(None, "folder of a run; its bucket is checked", metavar="DIR")
     json: bool = flag(False, "print JSON, for programs")
 

@@ -14,14 +14,16 @@ from tftpu.config import Function, KerasObject
 from tftpu.engines import selection
 from tftpu.launch import startup
 from tftpu.launch.settings import config_flags, own_code
-from tftpu.launch.settings.options import Overrides, argument, flag
+from tftpu.launch.settings.options import Overrides, flag, required
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(Overrides):
     """The config to show."""
 
-    name: str = argument("NAME", "name of a config (`tftpu configs`), or path of your own")
+    config: str = required(
+        "CONFIG", "name of a config (`tftpu configs`), or path of your own", word=True
+    )
     sharding: bool = flag(
         False, "show the part of each variable that one device of the config's mesh holds"
     )
@@ -33,7 +35,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: there is no such config, or a value in it is wrong.
     """
-    experiment = config_flags.load(options.name, list(options.overrides))
+    experiment = config_flags.load(options.config, list(options.overrides))
     own_code.validate(experiment)
     if options.sharding:
         selection.choose_backend(dataclasses.replace(experiment.cluster, engine="jax"))

@@ -3,7 +3,7 @@
 With --compare, Keras's own fit takes part. The contestants take turns of a few steps, so that
 other load on the machine affects them alike; medians over the turns are printed.
 
-    tftpu bench --config=digits_resnet --compare
+    tftpu bench digits_resnet --compare
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ import pytest
 import tftpu
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
-from tftpu.launch.commands import plot
+from tftpu.launch.commands.finished import plot
 
 
 def test_the_curves_are_those_of_the_metrics_file(finished_run):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.models.training import compiled, data, make_trainer
 from tftpu.errors import UserError
-from tftpu.launch.commands import profile
+from tftpu.launch.commands.finished import profile
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ device.
 With --compare, the difference from another check is printed instead: from a report written earlier,
 or from a config without overrides. With --report, nothing is compiled.
 
-    tftpu preflight --config=resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
-    tftpu preflight --config=python_gpt --config.model.width=256 --compare=python_gpt
+    tftpu preflight resnet50_imagenet --slices=v3-8,v5e-8,v6e-8
+    tftpu preflight python_gpt --config.model.width=256 --compare=python_gpt
     tftpu preflight --report=runs/after --compare=runs/before --html=after.html
-    tftpu preflight --config=llama_110m_tinystories --slices=v5e-1 --generate=32
+    tftpu preflight llama_110m_tinystories --slices=v5e-1 --generate=32
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from tftpu.launch.preflight.check import (
     print_comparison,
     print_report,
 )
-from tftpu.launch.settings.options import ConfigOptions, flag
+from tftpu.launch.settings.options import TIME, ConfigOptions, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice
@@ -49,7 +49,7 @@ class Options(ConfigOptions):
     """The config to compile, and the slices; or a report to show again."""
 
     config: str = flag(
-        "", "name of a config (`tftpu configs`), or path of your own", metavar="NAME"
+        "", "name of a config (`tftpu configs`), or path of your own", metavar="CONFIG", word=True
     )
     report: str | None = flag(
         None, "instead of a config: a report written earlier, or its folder", metavar="FILE"
@@ -57,7 +57,9 @@ class Options(ConfigOptions):
     workdir: str | None = flag(
         None, "folder for preflight.json, local or gs://", metavar="DIR", shown="runs/<config>"
     )
-    slices: str = flag("v3-8,v5e-8", "TPU slices to compare", metavar="SLICE,...")
+    slices: str = flag(
+        "v3-8,v5e-8", "TPU slices to compare", metavar="SLICE,...", aliases=("slice",)
+    )
     json: str | None = flag(None, "write the report to this file, too", metavar="FILE")
     html: str | None = flag(None, "write a page with plots to this file", metavar="FILE")
     explain: bool = flag(False, "show the time of each layer")
@@ -76,7 +78,7 @@ class Options(ConfigOptions):
         "", "dollars per chip-hour, such as v5e=1.10,v3=1.50", shown="list prices", metavar="PRICES"
     )
     verbose: bool = flag(False, "show the messages of the TPU compiler")
-    time_limit: int = flag(1800, "limit for one compilation, in seconds", metavar="SECONDS")
+    time_limit: float = flag(1800.0, "how long one compilation may take", metavar=TIME, minimum=1)
 
     def validate(self) -> None:
         """Raises `UserError` for flags that contradict each other or have no meaning."""
@@ -92,10 +94,6 @@ class Options(ConfigOptions):
                 raise UserError(
                     f"--report={self.report} shows a report as it was written: leave out {given}."
                 )
-        if self.time_limit < 1:
-            raise UserError(
-                f"--time_limit is {self.time_limit}: give the seconds that a compilation may take."
-            )
         if not self.names:
             raise UserError(
                 f"--slices={self.slices} names no slice: give one or more, such as v3-8,v5e-8."

@@ -3,8 +3,8 @@
 A run lives in its workdir. The same command resumes it, after a crash, a preemption or with more
 steps.
 
-    tftpu train --config=digits_resnet
-    tftpu train --config=digits_resnet --config.train.steps=500 --workdir=runs/short
+    tftpu train digits_resnet
+    tftpu train digits_resnet --config.train.steps=500 --workdir=runs/short
 """
 
 from tftpu.launch.run.start import Options, run_training

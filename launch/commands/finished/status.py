@@ -13,7 +13,7 @@ from typing import Any
 from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.checkpoint import manifest
 from tftpu.errors import UserError
-from tftpu.launch.settings.options import argument, flag
+from tftpu.launch.settings.options import flag, required
 from tftpu.observe import writers
 from tftpu.runtime import goodput
 from tftpu.storage import files, locks, side_files
@@ -36,7 +36,9 @@ _IN_WORDS = {
 class Options:
     """The runs to show, and the format."""
 
-    workdirs: tuple[str, ...] = argument("WORKDIR", "folder of a run, local or gs://")
+    workdirs: tuple[str, ...] = required(
+        "RUN", "folder of a run, local or gs://", word=True, aliases=("workdir",)
+    )
     json: bool = flag(False, "print JSON, for programs")
 
 

@@ -1,0 +1,1 @@
+"""Before a run: commands that check a config or a machine."""

@@ -1,0 +1,1 @@
+"""Train: commands that write, list, show, train and search configs."""

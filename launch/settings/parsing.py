@@ -1,0 +1,208 @@
+"""Parses the words of a command line into the options of a command, by absl.
+
+`--name=value`, `--name value` and, for the flag that may be a word, `value` mean the same.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from absl import flags as absl_flags
+
+from tftpu.amounts import format_period, parse_period
+from tftpu.config import (
+    ClusterConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TrainConfig,
+    read_fields,
+)
+from tftpu.errors import UserError, did_you_mean, find_nearest
+from tftpu.launch.correction import FIELDS
+from tftpu.launch.settings.config_values import describe_kind
+from tftpu.launch.settings.options import FOLDERS, TIME, Flag, Options, list_flags, takes_config
+from tftpu.storage import files
+
+HELP = ("-h", "--help", "-help", "--helpfull")
+OVERRIDE = "config."  # prefix of an override's name, as in --config.train.steps
+_GROUPS = {
+    "train": TrainConfig,
+    "optimizer": OptimizerConfig,
+    "data": DataConfig,
+    "model": ModelConfig,
+    "cluster": ClusterConfig,
+}
+_DEFINE = {
+    bool: absl_flags.DEFINE_boolean,
+    int: absl_flags.DEFINE_integer,
+    float: absl_flags.DEFINE_float,
+    str: absl_flags.DEFINE_string,
+}
+_PERIOD = "a time such as 30s, 5m, 2h or 7d"
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+class Incomplete(UserError):  # noqa: N818 (says what is missing)
+    """A command line without a flag that it needs."""
+
+
+def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyOptions:
+    """Parses the words after the command's name on the command line.
+
+    Args:
+        command: its name, for error messages.
+        options: the class to make an instance of.
+        words: the words to parse.
+
+    Raises:
+        Incomplete: a flag is missing.
+        UserError: an unknown flag, a value of the wrong type, or superfluous words.
+    """
+    flags = {flag.name: flag for flag in list_flags(options)}
+    named, overrides, alone = _split(command, flags, words, takes_config(options))
+    named += _name_words(command, flags, named, alone)
+    values: dict[str, Any] = _parse_by_absl(flags, named)
+    if overrides:
+        if not takes_config(options):
+            raise UserError(
+                f"tftpu {command} takes no --config: it uses the config of the workdir."
+            )
+        values["overrides"] = tuple(overrides)
+    missing = [flag for flag in flags.values() if flag.required and not values[flag.name]]
+    if missing:
+        wanted = " and ".join(f"{flag.usage} ({flag.help})" for flag in missing)
+        hints = " ".join(filter(None, (flag.hint() for flag in missing)))
+        raise Incomplete(f"tftpu {command} needs {wanted}.{f' {hints}' if hints else ''}")
+    return options(**values)
+
+
+def to_argv(options: Options) -> list[str]:
+    """Returns the arguments that `parse` turns into these options; defaults are left out."""
+    words = []
+    for flag in list_flags(type(options)):
+        value = getattr(options, flag.name)
+        if value != flag.default or flag.required:
+            shown = str(value).lower() if flag.kind is bool else value
+            words += [f"--{flag.name}={v}" for v in (value if flag.several else [shown])]
+    return [*words, *getattr(options, "overrides", ())]
+
+
+def _split(
+    command: str, flags: Mapping[str, Flag], words: Sequence[str], overridable: bool
+) -> tuple[list[str], list[str], list[str]]:
+    """Splits words into flags and overrides (both as --name=value) and words without a name."""
+    named, overrides, alone = [], [], []
+    names = {**flags} | {alias: flag for flag in flags.values() for alias in flag.aliases}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return named, overrides, [*alone, *rest]
+        if not word.startswith("-") or word == "-":
+            alone.append(word)
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        is_override = name.startswith(OVERRIDE)
+        flag = names.get(name) or _find_negated(flags, name)
+        if not is_override and flag is None:
+            near = _suggest(name, [*names], overridable)
+            raise UserError(
+                f"tftpu {command} has no flag --{name} (tftpu {command} --help lists its "
+                f"flags).{near}"
+            )
+        if not equals and not (flag and flag.kind is bool):
+            if not rest or (rest[0].startswith("-") and not _is_number(rest[0])):
+                raise UserError(f"--{name} has no value: write --{name}=VALUE.")
+            equals, value = "=", rest.pop(0)
+        if equals and not value and not is_override:
+            raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
+        if flag is not None and name in flag.aliases:
+            name = flag.name
+        (overrides if is_override else named).append(f"--{name}{equals}{value}")
+    return named, overrides, alone
+
+
+def _suggest(name: str, flags: Sequence[str], overridable: bool) -> str:
+    """Returns a clause with the flag, or the field of a config, that a name is nearest to."""
+    near = find_nearest(name, flags)
+    if overridable:
+        fields = {f: f"{g}.{f}" for g, kind in reversed(_GROUPS.items()) for f in read_fields(kind)}
+        fields |= FIELDS
+        close = name if name in fields else None if near else find_nearest(name, fields)
+        near = f"{OVERRIDE}{fields[close]}" if close else near
+    return f" Did you mean '--{near}'?" if near else did_you_mean(name, flags)
+
+
+def _name_words(
+    command: str, flags: Mapping[str, Flag], named: Sequence[str], alone: Sequence[str]
+) -> list[str]:
+    """Returns words without a name as `--name=word`."""
+    if not alone:
+        return []
+    flag = next((flag for flag in flags.values() if flag.word), None)
+    if flag is None:
+        raise UserError(
+            f"tftpu {command} takes only flags such as --flag=value, not {alone[-1]!r}."
+        )
+    if flag.several:
+        return [f"--{flag.name}={word}" for word in alone]
+    given = [word.partition("=")[2] for word in named if word.startswith(f"--{flag.name}=")]
+    if len(alone) + len(given) > 1:
+        raise UserError(
+            f"tftpu {command} takes one {flag.metavar}, but {len(alone) + len(given)} are given: "
+            f"{', '.join(map(repr, [*given, *alone]))}."
+        )
+    return [f"--{flag.name}={alone[0]}"]
+
+
+def _find_negated(flags: Mapping[str, Flag], name: str) -> Flag | None:
+    """Returns the flag that `--noNAME` sets to false; None if there is none."""
+    flag = flags.get(name.removeprefix("no"))
+    return flag if flag is not None and flag.kind is bool else None
+
+
+def _parse_by_absl(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
+    """Parses `--name=value` words by absl."""
+    values = absl_flags.FlagValues()
+    for flag in flags.values():
+        define: Any = absl_flags.DEFINE_multi_string if flag.several else _DEFINE[flag.kind]
+        default = list(flag.default) if flag.several and flag.default else flag.default
+        limits = {"lower_bound": flag.minimum} if flag.kind in (int, float) else {}
+        define(flag.name, default, flag.help, flag_values=values, **limits)
+    for word in words:
+        flag = flags[_resolve_name(flags, word)]
+        try:
+            values(["tftpu", _in_seconds(word) if flag.metavar == TIME else word])
+            if flag.kind is float and not math.isfinite(values[flag.name].value or 0):
+                raise absl_flags.IllegalFlagValueError
+        except (absl_flags.Error, ValueError) as error:
+            least, expected = "", describe_kind(flag.kind)
+            if flag.metavar == TIME:
+                expected = _PERIOD
+            if flag.minimum is not None:
+                shown = format_period if flag.metavar == TIME else "{:g}".format
+                least = f" of {shown(flag.minimum)} or more"
+            raise UserError(f"{word}: the value must be {expected}{least}.") from error
+        if flag.metavar in FOLDERS and not flag.several:
+            files.check_folder(f"--{flag.name}", str(values[flag.name].value))
+    found = {name: values[name].value for name in flags}
+    return {name: tuple(v or ()) if flags[name].several else v for name, v in found.items()}
+
+
+def _in_seconds(word: str) -> str:
+    name, _, text = word.partition("=")
+    return f"{name}={parse_period(text)}"
+
+
+def _resolve_name(flags: Mapping[str, Flag], word: str) -> str:
+    name = word.lstrip("-").partition("=")[0]
+    return name if name in flags else name.removeprefix("no")
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
