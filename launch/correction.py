@@ -1,9 +1,12 @@
 """Corrects a command line by what an error suggests, so that the line can be typed again."""
 
 import difflib
+import os
 import re
-import shlex
 from collections.abc import Iterator, Sequence
+
+from tftpu.errors import find_nearest
+from tftpu.storage import files
 
 # What other tools call the commands.
 SYNONYMS = {
@@ -43,7 +46,20 @@ FIELDS = {
 }
 
 
-def correct(words: Sequence[str], message: str) -> str:
+# What other tools call values of flags and fields.
+VALUES = {
+    "bf16": "mixed_bfloat16",
+    "bfloat16": "mixed_bfloat16",
+    "fp16": "mixed_float16",
+    "fp32": "float32",
+    "tflite": "litert",
+    "tf": "saved_model",
+    "gpu": "none",
+    "cpu": "none",
+}
+
+
+def correct(words: Sequence[str], message: str) -> list[str]:
     """Returns the command line as the suggestion at the end of an error changes it.
 
     Args:
@@ -51,11 +67,12 @@ def correct(words: Sequence[str], message: str) -> str:
         message: the error.
 
     Returns:
-        The line to type; "" if the error suggests nothing, or nothing that was typed is near it.
+        The words to type; [] if the error suggests nothing, or nothing that was typed is near it.
     """
     found = re.search(r"Did you mean '([^']+)'\?", message)
     if found is None:
-        return ""
+        allowed = re.search(r"Allowed: (.*)\.", message)
+        return _rename_value(words, allowed[1].split(", ") if allowed else [])
     meant = found[1]
     pieces = [
         (place, piece)
@@ -64,11 +81,12 @@ def correct(words: Sequence[str], message: str) -> str:
         if piece != meant and re.search(rf"(?<![\w.]){re.escape(piece)}(?![\w])", message)
     ]
     if not pieces:
-        return ""
+        return []
 
-    def measure(pair: tuple[int, str]) -> tuple[float, int]:
+    def measure(pair: tuple[int, str]) -> tuple[bool, float, int]:
         piece = pair[1]
-        return difflib.SequenceMatcher(None, piece, meant).ratio(), -len(piece)
+        likeness = difflib.SequenceMatcher(None, piece, meant).ratio()
+        return repr(piece) in message, likeness, -len(piece)
 
     place, piece = max(pieces, key=measure)
     changed = [*words]
@@ -78,7 +96,36 @@ def correct(words: Sequence[str], message: str) -> str:
         if not before and name and " " in meant
         else [f"{before}{meant}{after}"]
     )
-    return shlex.join(["tftpu", *changed])
+    return changed
+
+
+def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
+    """Returns the words with another tool's value replaced by one that is allowed; [] if none."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if value in VALUES and VALUES[value] in allowed:
+            return [*words[:place], f"{name}{equals}{VALUES[value]}", *words[place + 1 :]]
+    return []
+
+
+def suggest_folder(path: str) -> str:
+    """Returns a clause with the nearest folder that exists, here or in `runs`; "" if none is near.
+
+    Args:
+        path: the folder that does not exist, local or in a bucket.
+    """
+    if files.is_remote(path):
+        return ""
+    around = dict.fromkeys([os.path.dirname(path.rstrip("/")) or ".", "runs"])
+    found = {
+        entry.name: os.path.normpath(entry.path)
+        for folder in around
+        if os.path.isdir(folder)
+        for entry in os.scandir(folder)
+        if entry.is_dir() and os.path.normpath(entry.path) != os.path.normpath(path)
+    }
+    near = find_nearest(os.path.basename(path.rstrip("/")), found)
+    return f" Did you mean {found[near]!r}?" if near else ""
 
 
 def _list_pieces(word: str) -> Iterator[str]:
@@ -87,6 +134,9 @@ def _list_pieces(word: str) -> Iterator[str]:
     name = flag.lstrip("-")
     yield flag
     yield name
+    for mark in (":", "/"):
+        yield from filter(None, (value or name).split(mark)) if mark in (value or name) else ()
+    yield from filter(None, [os.path.splitext(value)[1]])
     yield from name.split(".") if "." in name and not name.endswith(".py") else ()
     if value:
         yield value

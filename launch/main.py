@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -19,12 +20,14 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import correction, output
 from tftpu.launch.failures import run_for_exit_code
-from tftpu.launch.settings.options import Flag, Options, list_flags, takes_config
+from tftpu.launch.settings import config_flags
+from tftpu.launch.settings.options import ConfigOptions, Flag, Options, list_flags, takes_config
 from tftpu.launch.settings.parsing import HELP, Incomplete, parse
 from tftpu.observe import logs
 from tftpu.version import __version__
 
 _WIDTH = 100
+_CORRECTIONS = 3  # mistakes of one line that are corrected together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +116,12 @@ def format_usage(within: str = "") -> str:
     """
     modules = {n: m for n, m in _find_modules().items() if n.startswith(within)}
     parts = [f"usage: tftpu {within or 'COMMAND'} [WORD ...] [--flag=value ...]"]
-    for group in package.GROUPS:
-        inside = f"{package.__name__}.{group}."
-        rows = [
-            (name, _read_docstring(_find_source(module)).split("\n\n")[0].replace("\n", " "))
-            for name, module in sorted(modules.items())
-            if module.startswith(inside)
-        ]
-        title = _read_docstring(_find_source(inside[:-1])).partition(":")[0]
+    for group in [*package.GROUPS, ""]:
+        inside = f"{package.__name__}.{group}".removesuffix(".")
+        members = {n: m for n, m in modules.items() if m.startswith(f"{inside}.")}
+        modules = {n: m for n, m in modules.items() if n not in members}
+        rows = [(name, _read_summary(module)) for name, module in sorted(members.items())]
+        title = _read_docstring(_find_source(inside)).partition(":")[0] if group else "Others"
         if rows:
             parts.append(f"{title}\n{_format_table(rows)}")
     parts.append(
@@ -129,6 +130,10 @@ def format_usage(within: str = "") -> str:
         "  tftpu init NAME             writes a project of your own"
     )
     return "\n\n".join(parts)
+
+
+def _read_summary(module: str) -> str:
+    return " ".join(_read_docstring(_find_source(module)).split("\n\n")[0].split())
 
 
 def _dispatch(words: list[str]) -> None:
@@ -146,7 +151,7 @@ def _dispatch(words: list[str]) -> None:
     try:
         _run(*_split_command(words))
     except UserError as error:
-        line = correction.correct(words, str(error))
+        line = _correct(words, str(error))
         if line and not hasattr(error, "__notes__"):
             error.add_note(f"Type: {line}")
         raise
@@ -166,6 +171,26 @@ def _run(name: str, arguments: list[str]) -> None:
     command.run(options)
 
 
+def _correct(words: list[str], message: str) -> str:
+    """Returns the line that corrects a command line, or "" if none is found that could run."""
+    for _ in range(_CORRECTIONS):
+        words = correction.correct(words, message)
+        if not words:
+            return ""
+        try:
+            name, arguments = _split_command(words)
+            options = _load(name, _find_modules()[name]).options
+            parsed = parse(name, options, [word for word in arguments if word not in HELP])
+            if isinstance(parsed, ConfigOptions) and parsed.config:
+                parsed.load_experiment()
+            return shlex.join(["tftpu", *words])
+        except Incomplete:
+            return shlex.join(["tftpu", *words])
+        except UserError as error:
+            message = str(error)
+    return ""
+
+
 def _split_command(words: list[str]) -> tuple[str, list[str]]:
     """Splits the words into the name of a command and its arguments."""
     names = list(_find_modules())
@@ -179,6 +204,8 @@ def _split_command(words: list[str]) -> tuple[str, list[str]]:
             f"There is no command '{words[0]} {words[1]}'.{did_you_mean(words[1], group)}"
         )
     meant = correction.SYNONYMS.get(words[0])
+    if words[0].endswith(".py") or words[0] in config_flags.list_names():
+        raise UserError(f"{words[0]!r} is a config. Did you mean 'train {words[0]}'?")
     near = f" Did you mean {meant!r}?" if meant else did_you_mean(words[0], names)
     raise UserError(f"There is no command {words[0]!r}.{near}")
 

@@ -6,6 +6,7 @@ _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _PERIODS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_LONGER = {"sec": "s", "min": "m", "hour": "h", "hours": "h", "day": "d", "days": "d"}
 _DAYS = ((86_400.0, "d"),)  # the unit of times of two days or more
 
 Units = tuple[tuple[float, str], ...]  # (scale, name), the largest first
@@ -41,10 +42,11 @@ def parse_period(text: str) -> float:
     Raises:
         ValueError: the text is no such time.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)", text.strip())
-    if match is None:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?([a-z]*)", text.strip())
+    unit = _LONGER.get(match[2], match[2] or "s") if match else ""
+    if match is None or unit not in _PERIODS:
         raise ValueError(f"{text!r} is no time")
-    return float(match[1]) * _PERIODS[match[2] or "s"]
+    return float(match[1]) * _PERIODS[unit]
 
 
 def format_period(seconds: float) -> str:

@@ -11,6 +11,7 @@ from tftpu.config import Experiment, from_json
 from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may name)
+from tftpu.launch.correction import suggest_folder
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
@@ -83,7 +84,9 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
                 )
             config_flags.apply_override(experiment, change)
     elif not manifest.list_steps(files.join(workdir, "checkpoints")):
-        raise UserError(f"There is no run in {workdir!r}: it has no config.json.")
+        raise UserError(
+            f"There is no run in {workdir!r}: it has no config.json.{suggest_folder(workdir)}"
+        )
     elif config is None:
         raise UserError(
             f"The run in {workdir!r} was made by a script with tftpu.Trainer, so no config.json "

@@ -5,7 +5,7 @@ import functools
 import importlib
 import os
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tftpu.config import (
 )
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import configs
+from tftpu.launch.correction import FIELDS
 from tftpu.launch.settings import config_values, keras_objects
 from tftpu.launch.settings.own_code import (
     OwnCode,
@@ -210,13 +211,38 @@ def _parse_value(parent: Any, field: str, argument: str, value: str) -> Any:
         return config_values.parse(value, kind)
     except ValueError as error:
         expected = config_values.describe_kind(kind)
-        raise UserError(f"--{argument}={value}: the value must be {expected}.") from error
+        plain = value.replace(",", "")
+        hint = f" Did you mean {plain!r}?" if plain != value and plain.isdigit() else ""
+        raise UserError(f"--{argument}={value}: the value must be {expected}.{hint}") from error
     except TypeError as error:
         shown = kind.__name__ if isinstance(kind, type) else kind
         raise UserError(
             f"--{argument} cannot be set on the command line, because its type is {shown}: set it "
             "in the config file."
         ) from error
+
+
+def _suggest_field(
+    experiment: Experiment, parents: Sequence[str], field: str, known: Sequence[str]
+) -> str:
+    """Returns a clause with the field that was meant, here or in another group."""
+    parent, _, other = FIELDS.get(field, "").rpartition(".")
+    if parent and parent == ".".join(parents):
+        return f" Did you mean {other!r}?"
+    groups = list_fields(experiment)
+    if not parents and field in groups:
+        return f" Did you mean '{groups[field]}'?"
+    return did_you_mean(field, known)
+
+
+def list_fields(experiment: Experiment) -> dict[str, str]:
+    """Returns the fields of an experiment's groups, as "train.steps", by their own names."""
+    return {
+        field.name: f"{group.name}.{field.name}"
+        for group in reversed(dataclasses.fields(experiment))
+        if dataclasses.is_dataclass(part := getattr(experiment, group.name))
+        for field in dataclasses.fields(part)
+    }
 
 
 def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
@@ -230,7 +256,8 @@ def _check_field(experiment: Experiment, path: list[str], argument: str) -> None
         if field not in known:
             parent = ".".join(["config", *path[:depth]])
             raise UserError(
-                f"--{argument}: {parent} has no field {field!r}.{did_you_mean(field, known)}"
+                f"--{argument}: {parent} has no field {field!r}."
+                f"{_suggest_field(experiment, path[:depth], field, known)}"
             )
         here = getattr(here, field)
     if len(path) == 1 and path[0] in _NAMED:

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pkgutil
 import sys
 import sysconfig
 import traceback
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tftpu.config import Experiment
-from tftpu.errors import UserError
+from tftpu.errors import UserError, find_nearest
+from tftpu.launch import configs
 from tftpu.launch.cloud.shipping import code_imports
 
 # Names that a file beside a config may not have: tftpu imports these modules, and the file would
@@ -59,7 +61,12 @@ def find_code(config: str) -> OwnCode | None:
         return None
     path = Path(os.path.abspath(config))
     if not path.is_file():
-        raise UserError(f"There is no config file {config!r}.")
+        files = {file.name: os.path.relpath(file) for file in path.parent.glob("*.py")}
+        bundled = {one.name for one in pkgutil.iter_modules(configs.__path__)}
+        near = files.get(find_nearest(path.name, files) or "")
+        near = path.stem if path.stem in bundled else near
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise UserError(f"There is no config file {config!r}.{hint}")
     code = OwnCode(path.parent, path.stem)
     if "." in code.module:
         raise UserError(

@@ -20,6 +20,7 @@ from tftpu.config import (
 )
 from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.launch.correction import FIELDS
+from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.config_values import describe_kind
 from tftpu.launch.settings.options import FOLDERS, TIME, Flag, Options, list_flags, takes_config
 from tftpu.storage import files
@@ -106,14 +107,16 @@ def _split(
         is_override = name.startswith(OVERRIDE)
         flag = names.get(name) or _find_negated(flags, name)
         if not is_override and flag is None:
-            near = _suggest(name, [*names], overridable)
+            given = [*alone, *(w.partition("=")[2] for w in named if w.startswith("--config="))]
+            near = _suggest(name, [*names], (*given, "")[0] if overridable else None)
             raise UserError(
                 f"tftpu {command} has no flag --{name} (tftpu {command} --help lists its "
                 f"flags).{near}"
             )
         if not equals and not (flag and flag.kind is bool):
             if not rest or (rest[0].startswith("-") and not _is_number(rest[0])):
-                raise UserError(f"--{name} has no value: write --{name}=VALUE.")
+                usage = f"--{name}={flag.metavar} ({flag.help})" if flag else f"--{name}=VALUE"
+                raise UserError(f"--{name} has no value: write {usage}.")
             equals, value = "=", rest.pop(0)
         if equals and not value and not is_override:
             raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
@@ -123,15 +126,29 @@ def _split(
     return named, overrides, alone
 
 
-def _suggest(name: str, flags: Sequence[str], overridable: bool) -> str:
-    """Returns a clause with the flag, or the field of a config, that a name is nearest to."""
+def _suggest(name: str, flags: Sequence[str], config: str | None) -> str:
+    """Returns a clause with the flag, or the field of a config, that a name is nearest to.
+
+    Args:
+        name: the name that no flag has.
+        flags: the names of the flags.
+        config: the name of the config, as far as it is known; None: the command takes none.
+    """
     near = find_nearest(name, flags)
-    if overridable:
-        fields = {f: f"{g}.{f}" for g, kind in reversed(_GROUPS.items()) for f in read_fields(kind)}
-        fields |= FIELDS
+    if config is not None:
+        fields = _list_fields(config) | FIELDS
         close = name if name in fields else None if near else find_nearest(name, fields)
         near = f"{OVERRIDE}{fields[close]}" if close else near
+        if name.split(".")[0] in _GROUPS:  # a field without the word config
+            near = f"{OVERRIDE}{name}"
     return f" Did you mean '--{near}'?" if near else did_you_mean(name, flags)
+
+
+def _list_fields(config: str) -> dict[str, str]:
+    """Returns the fields that a config has, or those that all have; its file is not run."""
+    if config in config_flags.list_names():
+        return config_flags.list_fields(config_flags.load(config, []))
+    return {f: f"{g}.{f}" for g, kind in reversed(_GROUPS.items()) for f in read_fields(kind)}
 
 
 def _name_words(
@@ -149,9 +166,13 @@ def _name_words(
         return [f"--{flag.name}={word}" for word in alone]
     given = [word.partition("=")[2] for word in named if word.startswith(f"--{flag.name}=")]
     if len(alone) + len(given) > 1:
+        names = {word.partition("=")[0].lstrip("-") for word in named}
+        missing = [f.name for f in flags.values() if f.required and not f.word]
+        missing = [name for name in missing if name not in names]
+        hint = f" Did you mean '--{missing[0]}={alone[-1]}'?" if missing else ""
         raise UserError(
             f"tftpu {command} takes one {flag.metavar}, but {len(alone) + len(given)} are given: "
-            f"{', '.join(map(repr, [*given, *alone]))}."
+            f"{', '.join(map(repr, [*given, *alone]))}.{hint}"
         )
     return [f"--{flag.name}={alone[0]}"]
 

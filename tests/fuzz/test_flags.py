@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from tests.support.hostile.fuzzing import fuzzed, only_user_errors
 from tftpu.launch import main
 from tftpu.launch.settings import config_flags
-from tftpu.launch.settings.options import list_flags, parse, to_argv
+from tftpu.launch.settings.options import list_flags
+from tftpu.launch.settings.parsing import parse, to_argv
 
 COMMANDS = main.load_commands()
 _ODD = (

@@ -13,15 +13,8 @@ from tftpu.errors import UserError
 from tftpu.launch import commands as package
 from tftpu.launch import main as command_line
 from tftpu.launch.commands.training import train
-from tftpu.launch.settings.options import (
-    ConfigOptions,
-    RunOptions,
-    argument,
-    flag,
-    parse,
-    required,
-    to_argv,
-)
+from tftpu.launch.settings.options import Overrides, RunOptions, flag, required
+from tftpu.launch.settings.parsing import parse, to_argv
 
 GREET = '''"""Greets somebody.
 
@@ -74,7 +67,7 @@ def test_one_file_adds_a_command(file, command, tmp_path, monkeypatch, capsys):
     assert command_line.main([*words, "--name=Ada", "--noloud"]) == 0
     assert capsys.readouterr().out == "Hello, Ada.\n"
     assert command_line.main([*words]) == 2
-    assert f"tftpu {command} needs --name=NAME." in capsys.readouterr().err
+    assert f"tftpu {command} needs --name=NAME (whom to greet)." in capsys.readouterr().err
     assert command_line.main([*words, "--name=Ada", "--times=0"]) == 2
     assert "--times=0: the value must be a whole number of 1 or more." in capsys.readouterr().err
     assert command_line.main(["help"]) == 0
@@ -133,19 +126,18 @@ def test_all_commands_are_described_without_tensorflow_or_google_clients():
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Many(ConfigOptions):
+class Many(Overrides):
     """One flag of each kind."""
 
     text: str | None = flag(None, "text")
     count: int = flag(3, "a count")
     share: float | None = flag(None, "a share", minimum=-2)
     yes: bool = flag(False, "yes")
-    files: tuple[str, ...] = argument("FILE", "files")
+    files: tuple[str, ...] = required("FILE", "files", word=True)
 
 
 def test_values_follow_an_equals_sign_or_a_space():
     wanted = Many(
-        config="c",
         overrides=("--config.train.steps=500", "--config.model.name=x"),
         text="a=b",
         count=-1,
@@ -153,19 +145,19 @@ def test_values_follow_an_equals_sign_or_a_space():
         yes=True,
         files=("f", "g"),
     )
-    joined = "--config=c --text=a=b --count=-1 --share=-1.5 --yes f --config.train.steps=500 g"
-    spaced = "--config c f --text a=b --count -1 g --share -1.5 --yes --config.train.steps 500"
+    joined = "--text=a=b --count=-1 --share=-1.5 --yes f --config.train.steps=500 g"
+    spaced = "f --text a=b --count -1 g --share -1.5 --yes --config.train.steps 500"
     assert parse("x", Many, [*joined.split(), "--config.model.name=x"]) == wanted
     assert parse("x", Many, [*spaced.split(), "-config.model.name", "x"]) == wanted
     assert parse("x", Many, to_argv(wanted)) == wanted
 
 
 def test_words_after_two_dashes_are_not_flags():
-    assert parse("x", Many, ["--config=c", "--", "--text=f"]).files == ("--text=f",)
+    assert parse("x", Many, ["--", "--text=f"]).files == ("--text=f",)
 
 
 def test_later_values_win_and_defaults_stay():
-    options = parse("x", Many, ["--config=c", "--yes", "--noyes", "--count=1", "--count=2", "f"])
+    options = parse("x", Many, ["--yes", "--noyes", "--count=1", "--count=2", "f"])
     assert (options.yes, options.count, options.text) == (False, 2, None)
 
 
@@ -175,18 +167,17 @@ def test_later_values_win_and_defaults_stay():
         (["--count=2.5"], "--count=2.5: the value must be a whole number."),
         (["--share=-3"], "--share=-3: the value must be a number of -2 or more."),
         (["--yes=maybe"], "--yes=maybe: the value must be true or false."),
-        (["--text"], "--text has no value: write --text=VALUE."),
-        (["--text", "--yes"], "--text has no value: write --text=VALUE."),
+        (["--text"], "--text has no value: write --text=VALUE (text)."),
+        (["--text", "--yes"], "--text has no value: write --text=VALUE (text)."),
         (["--config.train.steps"], "--config.train.steps has no value"),
-        (["--txt=a"], "Did you mean 'text'?"),
+        (["--txt=a"], "Did you mean '--text'?"),
         (["--notext=a"], "has no flag --notext"),
-        (["--files=a"], "has no flag --files"),
         (["--overrides=a"], "has no flag --overrides"),
     ],
 )
 def test_a_wrong_flag_gives_a_clear_message(words, message):
     with pytest.raises(UserError) as error:
-        parse("x", Many, ["--config=c", "f", *words])
+        parse("x", Many, ["f", *words])
     assert message in str(error.value)
 
 
@@ -196,9 +187,11 @@ def test_required_flags_are_named_together():
         first: str = required("A", "one", hint=lambda: "There are 1 and 2.")
         second: str = required("B", "two")
 
-    with pytest.raises(UserError, match=r"needs --first=A and --second=B\. There are 1 and 2\."):
+    with pytest.raises(
+        UserError, match=r"needs --first=A \(one\) and --second=B \(two\)\. There are 1 and 2\."
+    ):
         parse("x", Two, [])
-    with pytest.raises(UserError, match=r"needs --second=B\.$"):
+    with pytest.raises(UserError, match=r"needs --second=B \(two\)\.$"):
         parse("x", Two, ["--first=1"])
 
 

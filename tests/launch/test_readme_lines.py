@@ -13,6 +13,7 @@ from tests.support.repository import doc_blocks
 from tests.support.repository.checkout import ROOT
 from tftpu.launch import main
 from tftpu.launch.settings import config_flags
+from tftpu.launch.settings.parsing import parse
 from tftpu.version import __version__
 
 BLOCKS = [block for page in doc_blocks.PAGES for block in doc_blocks.blocks(page) if block.reason]
@@ -69,15 +70,12 @@ def check_tftpu(arguments: list[str]) -> None:
 
 
 def check_flags(arguments: list[str]) -> None:
-    """Looks the flags up in the help of the command, and its config's fields in the config."""
-    flags = [word for word in arguments if word.startswith("--")]
-    name = " ".join(arguments[: len(arguments) - len(flags)])
-    known = {flag.name for flag in main.load_commands()[name].flags}
-    overrides = [flag for flag in flags if flag.startswith("--config.")]
-    assert {flag[2:].partition("=")[0] for flag in flags if flag not in overrides} <= known
-    if overrides:
-        (config,) = (f.partition("=")[2] for f in flags if f.startswith("--config="))
-        config_flags.load(config, overrides)
+    """Parses the words and the flags, and looks the fields up in the config."""
+    commands = main.load_commands()
+    name = next(n for n in (" ".join(arguments[:2]), arguments[0]) if n in commands)
+    options = parse(name, commands[name].options, arguments[len(name.split()) :])
+    if getattr(options, "overrides", ()):
+        config_flags.load(options.config, list(options.overrides))
 
 
 def check_extras(requirement: str) -> None:

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, find_nearest
 
 PRICE_SOURCE = "public on-demand list price, US regions, 2026"
 POWER_SOURCE = "mean power under training load, Patterson et al. 2021 (arXiv:2104.10350)"
@@ -237,10 +237,9 @@ def parse_slice(name: str) -> Slice:
     match = re.fullmatch(r"(v\d+[a-z]*)-(\d+)", name.strip())
     known = [*GENERATIONS, *ALIASES]
     if match is None or match[1] not in known:
-        hint = did_you_mean(match[1], known) if match else f" Allowed: {', '.join(known)}."
         raise UserError(
             f"{name!r} is not a TPU slice: write the generation and the size, such as v3-8 or "
-            f"v5e-8.{hint}"
+            f"v5e-8.{_suggest(name)}"
         )
     generation = GENERATIONS[ALIASES.get(match[1], match[1])]
     sizes = {
@@ -251,9 +250,22 @@ def parse_slice(name: str) -> Slice:
         unit = "cores" if generation.counted == 2 else "chips"
         raise UserError(
             f"There is no {name}: {generation.name} slices have "
-            f"{', '.join(str(s) for s in sizes)} {unit}."
+            f"{', '.join(str(s) for s in sizes)} {unit}.{_suggest(name)}"
         )
     return Slice(f"{generation.name}-{size}", generation, sizes[size])
+
+
+def _suggest(name: str) -> str:
+    """Returns a clause with the slice whose name is nearest to another name, or the generations."""
+    names = [
+        f"{generation.name}-{math.prod(_parse_axes(shape)) * generation.counted}"
+        for generation in GENERATIONS.values()
+        for shape in generation.shapes
+    ]
+    near = find_nearest(name, names)
+    if near is None:
+        return f" The generations are {', '.join([*GENERATIONS, *ALIASES])}."
+    return f" Did you mean {near!r}?"
 
 
 def _parse_axes(shape: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ bigquery:TABLE       project.dataset.table; or bigquery:SELECT ...
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 from tftpu.errors import UserError, did_you_mean
@@ -44,9 +45,12 @@ def build_reader(address: str, options: ReadOptions) -> Reader:
     """
     kind, _, what = address.partition(":")
     if kind not in _KINDS or not what:
+        near = did_you_mean(kind, _KINDS)
+        if os.path.isdir(address):
+            near = f" Did you mean 'images:{address}'?"
         raise UserError(
-            f"The source {address!r} must have the form KIND:WHAT, such as "
-            f"images:FOLDER.{did_you_mean(kind, _KINDS)}"
+            f"The source {address!r} must have the form KIND:WHAT, such as images:FOLDER. There "
+            f"is no kind {kind!r}.{near}"
         )
     for field in dataclasses.fields(options):
         kinds = _ONLY.get(field.name, (kind,))

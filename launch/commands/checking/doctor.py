@@ -37,7 +37,7 @@ def run(options: Options) -> None:
         experiment = config_flags.load(options.config, list(options.overrides))
         own_code.validate(experiment)
     elif options.overrides:
-        raise UserError(f"tftpu doctor needs --config=NAME for {options.overrides[0]}.")
+        raise UserError(f"tftpu doctor needs CONFIG for {options.overrides[0]}.")
     facts, problems = examine(Machine(), _list_buckets(experiment, options.workdir))
     if problems:
         facts["TensorFlow sees"] = "not checked: fix the problems below first"

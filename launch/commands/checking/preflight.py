@@ -84,7 +84,7 @@ class Options(ConfigOptions):
         """Raises `UserError` for flags that contradict each other or have no meaning."""
         if not self.config and not self.report:
             raise UserError(
-                "tftpu preflight needs --config=NAME, or --report=FILE. `tftpu configs` lists "
+                "tftpu preflight needs CONFIG, or --report=FILE. `tftpu configs` lists "
                 "the configs. You can also give the path of your own."
             )
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

@@ -22,6 +22,7 @@ class Options:
         "KIND:WHAT",
         "source to convert; KIND is tfds, images, index, text, tfrecord or bigquery",
         hint=lambda: "An example of a source is images:FOLDER.",
+        word=True,
     )
     output: str = required("DIR", "folder of the data set, local or gs://")
     split: str = flag(

@@ -13,6 +13,7 @@ from typing import Any
 from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.checkpoint import manifest
 from tftpu.errors import UserError
+from tftpu.launch.correction import suggest_folder
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe import writers
 from tftpu.runtime import goodput
@@ -77,7 +78,9 @@ def read_status(workdir: str) -> dict[str, Any]:
             f"`tftpu search --report --workdir={workdir}`."
         )
     if account is None:
-        raise UserError(f"There is no run in {workdir!r}: it has no {goodput.FILE}.")
+        raise UserError(
+            f"There is no run in {workdir!r}: it has no {goodput.FILE}.{suggest_folder(workdir)}"
+        )
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):
         state = "crashed"

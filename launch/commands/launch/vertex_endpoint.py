@@ -170,9 +170,7 @@ def _check_run(workdir: str) -> None:
     path = files.join(workdir, "config.json")
     if not files.exists(path):
         raise UserError(f"There is no run in {workdir}: it has no config.json.")
-    export = (
-        f"export it, `tftpu export {workdir} --output=gs://BUCKET/FOLDER`, and give --model"
-    )
+    export = f"export it, `tftpu export {workdir} --output=gs://BUCKET/FOLDER`, and give --model"
     try:
         experiment = from_json(files.read(path))
     except UserError as error:

@@ -123,7 +123,7 @@ def _resolve_workdir(options: Options) -> str:
         raise UserError(
             "tftpu search needs the --workdir=DIR of the search that it joins."
             if options.join
-            else "tftpu search needs --config=NAME, or --report and the --workdir=DIR of a search."
+            else "tftpu search needs CONFIG, or --report and the --workdir=DIR of a search."
         )
     return f"{options.default_workdir}-search"
 
@@ -184,7 +184,7 @@ def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
     from tftpu.tpu.slices import parse_slice
 
     if not options.config:
-        raise UserError("tftpu search needs --config=NAME, or --join and --workdir=DIR.")
+        raise UserError("tftpu search needs CONFIG, or --join and --workdir=DIR.")
     experiment = options.load_experiment()
     if options.slice:
         parse_slice(options.slice)

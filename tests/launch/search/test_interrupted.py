@@ -11,7 +11,7 @@ from tests.support import warm
 from tests.support.searches import TINY, result, started, table
 from tftpu.launch.commands.training import search
 from tftpu.launch.search import plan as plans
-from tftpu.launch.settings.options import parse
+from tftpu.launch.settings.parsing import parse
 from tftpu.storage import locks
 
 # Each begins a program that then runs the command line.

@@ -13,7 +13,7 @@ from tftpu.launch.cloud.vertex import search
 from tftpu.launch.commands.training import train
 from tftpu.launch.search import space
 from tftpu.launch.settings import config_flags
-from tftpu.launch.settings.options import parse
+from tftpu.launch.settings.parsing import parse
 
 FLAGS = (
     *("--config=digits_resnet", "--slice=v5e-1", "--workdir=gs://b/s", "--project=p"),

@@ -15,14 +15,14 @@ DIGITS = ("preflight", "--config=digits_resnet")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["preflight"], "needs --config=NAME"),
+        (["preflight"], "needs CONFIG"),
         ([*DIGITS, "--slices=v9-8"], "is not a TPU slice"),
         ([*DIGITS, "--slices=v3-9"], "There is no v3-9"),
         ([*DIGITS, "--slices=,"], "--slices=, names no slice"),
-        ([*DIGITS, "--slice=v3-8"], "Did you mean 'slices'?"),
+        ([*DIGITS, "--slises=v3-8"], "Did you mean '--slices'?"),
         ([*DIGITS, "--price=v5e:1"], "--price"),
-        ([*DIGITS, "--json"], "write --json=VALUE"),
-        ([*DIGITS, "--time_limit=0"], "--time_limit is 0"),
+        ([*DIGITS, "--json"], "write --json=FILE"),
+        ([*DIGITS, "--time_limit=0"], "--time_limit=0: the value must be a time"),
         ([*DIGITS, "--config.train.precision=mixed_float16"], "use mixed_bfloat16"),
         ([*DIGITS, "--html=."], "--html=. is a folder: name a file in it"),
         ([*DIGITS, "--json=/tmp"], "--json=/tmp is a folder"),

@@ -95,7 +95,7 @@ def test_status_loads_no_tensorflow_and_prints_json_for_programs(finished_run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["status"], "needs WORKDIR"),
+        (["status"], "needs RUN..."),
         (["status", "/nowhere"], "There is no run in '/nowhere'"),
         (["plot", "/nowhere"], "There are no metrics in '/nowhere'"),
         (["plot", "/nowhere", "--output=x.doc"], ".png, .svg or .pdf"),
