@@ -402,6 +402,12 @@ def list_symbolic_inputs(layer: keras.Layer) -> list[Any]:
     return [tensor for node in nodes for tensor in node.input_tensors]
 
 
+def pack_inputs(model: Any, values: list[Any]) -> Nest:
+    """Returns values, one for each of a model's symbolic inputs, nested as the model takes them."""
+    functional = getattr(model, "_functional", None) or model
+    return keras.tree.pack_sequence_as(functional._inputs_struct, values)
+
+
 @contextlib.contextmanager
 def reading_variables(read: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
     """Lets a function replace the values of variables that are read, within the block.

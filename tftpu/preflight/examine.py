@@ -14,7 +14,7 @@ from tftpu.engines import selection
 from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.lowered import LoweredStep, Lowering, ModelFn
 from tftpu.errors import UserError, counted
-from tftpu.preflight import advise, request
+from tftpu.preflight import advise, compiled_model, request
 from tftpu.preflight.compiling.caller import Caller
 from tftpu.preflight.compiling.compiler import (
     KERNEL_MEMORY,
@@ -34,28 +34,25 @@ from tftpu.tpu.slices import Slice
 
 
 def check(
-    model_fn: ModelFn,
-    batch_spec: Nest,
-    slices: Iterable[str],
+    model: keras.Model | ModelFn,
+    batch: Nest | int = 32,
+    slices: Iterable[str] = ("v3-8", "v5e-8"),
     options: PreflightOptions | None = None,
 ) -> Report:
     """Compiles the train step of a Keras model for TPU slices, on a machine without a TPU.
 
     Example:
 
-        def build():
-            model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
-            model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-            return model
-
-        batch = tf.TensorSpec((1024, 784)), tf.TensorSpec((1024,), tf.int32)
-        report = preflight.check(build, batch, ["v3-8"], PreflightOptions(steps=10_000))
-        print(report.text())
+        model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        print(tftpu.preflight.check(model, 1024, ["v3-8"]).text())
 
     Args:
-        model_fn: returns a newly built and compiled Keras model; it is called several times.
-        batch_spec: the global batch as `tf.TensorSpec`s of static shape: `(x, y)` or
-            `(x, y, sample_weight)`, nested as the model takes them.
+        model: a compiled model that its config describes, which keeps its precision; or a function
+            that returns a newly built and compiled model, and is called several times.
+        batch: the global batch as arrays or `tf.TensorSpec`s of static shape: `(x, y)` or
+            `(x, y, sample_weight)`, nested as the model takes them. Or the number of its examples,
+            for a model with symbolic inputs and one output, whose loss tells the labels.
         slices: names such as "v3-8" or "v5e-8".
         options: options of the check; None takes the defaults.
 
@@ -65,7 +62,14 @@ def check(
     """
     options = options or PreflightOptions()
     request.refuse_options(options)
-    request.refuse_model_fn(model_fn)
+    compiled = model if isinstance(model, keras.Model) else None
+    batch_spec = compiled_model.read_batch_spec(compiled, batch)
+    if isinstance(model, keras.Model):
+        options = compiled_model.choose_precision(model, options)
+        model_fn = compiled_model.build_function(model)
+    else:
+        request.refuse_model_fn(model)
+        model_fn = model
     request.refuse_batch(batch_spec, options)
     targets = request.parse_slices(slices)
     cluster = ClusterConfig(

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tftpu.config import PRECISIONS, TrainConfig
 from tftpu.engines import checks
@@ -31,10 +30,11 @@ def parse_slices(names: Iterable[str]) -> list[Slice]:
 
 def refuse_model_fn(model_fn: Any) -> None:
     """Raises `UserError` unless the argument is a function that builds a model."""
-    if isinstance(model_fn, keras.Model) or not callable(model_fn):
+    if not callable(model_fn):
         raise UserError(
-            f"model_fn is a {type(model_fn).__name__}: give a function that builds, compiles and "
-            "returns the model. It is called for each number of devices and each batch size."
+            f"The model is a {type(model_fn).__name__}: give a compiled keras.Model, or a function "
+            "that builds, compiles and returns one. It is called for each number of devices and "
+            "each batch size."
         )
 
 
@@ -56,11 +56,6 @@ def refuse_batch(batch_spec: Nest, options: PreflightOptions) -> None:
     """
     specs = keras.tree.flatten(batch_spec)
     for spec in specs:
-        if hasattr(spec, "__array__") and not isinstance(spec, tf.TensorSpec):
-            raise UserError(
-                "The batch contains arrays, but preflight needs only their shapes and dtypes: "
-                "give tf.TensorSpec.from_tensor(array) for each."
-            )
         checks.refuse_spec(spec)
         if not spec.shape.rank:
             raise UserError(

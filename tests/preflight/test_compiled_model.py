@@ -1,0 +1,89 @@
+"""A compiled model is checked as a function that builds the same model is."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tftpu import preflight
+from tftpu.errors import UserError
+from tftpu.preflight import compiled_model
+from tftpu.preflight.options import PreflightOptions
+
+
+def build(loss: str = "sparse_categorical_crossentropy") -> keras.Model:
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(4, name="logits")])
+    model.compile(keras.optimizers.Adam(0.1, beta_1=0.8), loss, metrics=["accuracy"])
+    return model
+
+
+def build_of_two() -> keras.Model:
+    given = {"a": keras.Input((3, 2)), "b": keras.Input((), dtype="int32")}
+    both = keras.layers.Concatenate()(
+        [keras.layers.Flatten()(given["a"]), keras.layers.Embedding(5, 2)(given["b"])]
+    )
+    model = keras.Model(given, keras.layers.Dense(1)(both))
+    model.compile("sgd", keras.losses.MeanSquaredError())
+    return model
+
+
+def test_the_number_of_examples_and_the_model_tell_the_batch():
+    x, y = compiled_model.read_batch_spec(build(), 64)
+    assert (x, y) == (tf.TensorSpec((64, 12)), tf.TensorSpec((64,), tf.int32))
+    _, y = compiled_model.read_batch_spec(build("categorical_crossentropy"), 64)
+    assert y == tf.TensorSpec((64, 4))
+    x, y = compiled_model.read_batch_spec(build_of_two(), 8)
+    assert x == {"a": tf.TensorSpec((8, 3, 2)), "b": tf.TensorSpec((8,), tf.int32)}
+    assert y == tf.TensorSpec((8, 1))
+
+
+def test_arrays_give_their_shapes():
+    batch = np.zeros((6, 12), "float32"), np.zeros(6, "int64")
+    expected = tf.TensorSpec((6, 12)), tf.TensorSpec((6,), tf.int64)
+    assert compiled_model.read_batch_spec(None, batch) == expected
+
+
+def test_the_model_is_built_again_with_its_optimizer_and_loss():
+    model = build()
+    again = compiled_model.build_function(model)
+    first, second = again(), again()
+    assert first is not second and first.optimizer is not second.optimizer
+    assert first.optimizer.get_config() == model.optimizer.get_config()
+    assert (first.loss, first.get_config()) == (model.loss, model.get_config())
+
+
+def test_the_precision_is_that_of_the_layers():
+    auto = PreflightOptions()
+    assert compiled_model.choose_precision(build(), auto).precision == "float32"
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    assert compiled_model.choose_precision(build(), auto).precision == "mixed_bfloat16"
+
+
+class Unknown(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x):
+        return self.layer(x)
+
+
+def test_a_model_that_no_config_describes_needs_a_function():
+    model = Unknown(keras.layers.Dense(1))
+    with pytest.raises(UserError, match="is not compiled"):
+        preflight.check(model, (np.zeros((8, 2)), np.zeros((8, 1))), ["v5e-8"])
+    model.compile("sgd", "mse")
+    with pytest.raises(UserError, match=r"cannot be built again .*give a function"):
+        preflight.check(model, (np.zeros((8, 2)), np.zeros((8, 1))), ["v5e-8"])
+    with pytest.raises(UserError, match="only of a model with symbolic inputs"):
+        preflight.check(model, 8, ["v5e-8"])
+
+
+@pytest.mark.slow
+def test_the_report_is_that_of_a_function():
+    [ours] = preflight.check(build(), 64, slices=["v5e-8"]).slices
+    batch = tf.TensorSpec((64, 12)), tf.TensorSpec((64,), tf.int32)
+    options = PreflightOptions(precision="float32")
+    [expected] = preflight.check(build, batch, ["v5e-8"], options).slices
+    assert ours.compiles and ours.step_ms == expected.step_ms
+    assert ours.hbm_bytes == expected.hbm_bytes

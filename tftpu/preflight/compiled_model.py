@@ -1,0 +1,92 @@
+"""Takes a compiled Keras model for a check: how to build it again, and the spec of its batch."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tftpu.engines import keras_internals
+from tftpu.errors import UserError
+from tftpu.preflight.options import PreflightOptions
+from tftpu.tensors import Nest
+
+
+def build_function(model: keras.Model) -> Callable[[], keras.Model]:
+    """Returns a function that builds and compiles a model like another one, from its config.
+
+    Args:
+        model: the compiled model.
+
+    Raises:
+        UserError: the model is not compiled, or does not describe itself in a config.
+    """
+    if not getattr(model, "compiled", False):
+        raise UserError(
+            f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first."
+        )
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        _rebuild(config)
+    except Exception as error:
+        reason = " ".join(str(error).strip().split("\n\n")[0].split())
+        raise UserError(
+            f"The model {model.name!r} cannot be built again from its config ({reason}): give a "
+            "function that builds, compiles and returns it, check(build, batch, slices)."
+        ) from error
+    return lambda: _rebuild(config)
+
+
+def choose_precision(model: keras.Model, options: PreflightOptions) -> PreflightOptions:
+    """Returns options with the precision that the layers of a model already have."""
+    if options.precision != "auto":
+        return options
+    found = {layer.dtype_policy.name for layer in keras_internals.list_layers(model)}
+    mixed = sorted(found & {"mixed_bfloat16", "mixed_float16"})
+    return dataclasses.replace(options, precision=mixed[0] if mixed else "float32")
+
+
+def read_batch_spec(model: keras.Model | None, batch: Nest) -> Nest:
+    """Returns the spec of a batch.
+
+    Args:
+        model: the compiled model; None: the batch must be whole.
+        batch: `(x, y)` or `(x, y, sample_weight)` of arrays or `tf.TensorSpec`s; or the number of
+            examples, for which the inputs and the loss of the model tell the rest.
+
+    Raises:
+        UserError: the number of examples is not enough.
+    """
+    if not isinstance(batch, int):
+        return keras.tree.map_structure(_to_spec, batch)
+    if model is None or not getattr(model, "inputs", None) or len(model.outputs) != 1:
+        raise UserError(
+            "The number of examples tells the batch only of a model with symbolic inputs and one "
+            "output: give a batch, (x[:256], y[:256]), or tf.TensorSpecs of its shapes."
+        )
+    shapes = [(batch, *tensor.shape[1:]) for tensor in model.inputs]
+    if any(size is None for shape in shapes for size in shape):
+        raise UserError(f"The inputs have the shapes {shapes}: give a batch of static shapes.")
+    specs = [tf.TensorSpec(shape, t.dtype) for shape, t in zip(shapes, model.inputs)]
+    x = keras_internals.pack_inputs(model, specs)
+    y_shape = (batch, *model.outputs[0].shape[1:])
+    if _is_sparse(model.loss):
+        return x, tf.TensorSpec(y_shape[:-1], tf.int32)
+    return x, tf.TensorSpec(y_shape, tf.float32)
+
+
+def _rebuild(config: dict[str, Any]) -> keras.Model:
+    return keras.saving.deserialize_keras_object(config, safe_mode=False)
+
+
+def _to_spec(value: Any) -> Any:
+    if isinstance(value, tf.TensorSpec) or not hasattr(value, "shape"):
+        return value
+    return tf.TensorSpec(tuple(value.shape), keras.backend.standardize_dtype(value.dtype))
+
+
+def _is_sparse(loss: Any) -> bool:
+    """Returns whether the labels of a compiled loss are class numbers."""
+    name = loss if isinstance(loss, str) else getattr(loss, "name", type(loss).__name__)
+    return "sparse" in name.lower()
