@@ -14,6 +14,8 @@ from tftpu.storage import files
 from tftpu.storage.buckets import BucketError
 
 _BATCH = 256  # records parsed at a time
+# Bytes that one process checks, at 10 MiB/s for pictures, before others have loaded TensorFlow.
+_ALONE = 2**26
 AT_MOST = 20  # broken records reported per shard
 
 
@@ -29,7 +31,8 @@ def run(folder: str, workers: int = 0) -> tuple[Manifest, list[str]]:
     """
     found = manifests.read(folder)
     shards = [shard for split in found.splits.values() for shard in split]
-    with processes.parallel_map(workers or os.cpu_count() or 1, len(shards)) as each:
+    tasks = len(shards) if sum(shard.bytes for shard in shards) > _ALONE else 1
+    with processes.parallel_map(workers or os.cpu_count() or 1, tasks) as each:
         problems = each(_ShardCheck(found, shards), range(len(shards)))
     return found, [problem for of_shard in problems for problem in of_shard]
 

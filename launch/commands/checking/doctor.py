@@ -8,6 +8,8 @@ With --config or --workdir, the bucket of the run is checked as well.
 import dataclasses
 import json
 import re
+import sys
+from typing import TYPE_CHECKING
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
@@ -15,6 +17,9 @@ from tftpu.launch.diagnosis import cloud, place, seen, settings, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import Overrides, flag
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,21 +44,26 @@ def run(options: Options) -> None:
     elif options.overrides:
         raise UserError(f"tftpu doctor needs CONFIG for {options.overrides[0]}.")
     facts, problems = examine(Machine(), _list_buckets(experiment, options.workdir))
+    if not options.json:
+        _print_facts(facts)
+    seen_by: dict[str, str] = {}
     if problems:
-        facts["TensorFlow sees"] = "not checked: fix the problems below first"
+        seen_by["TensorFlow sees"] = "not checked: fix the problems below first"
     else:
+        print("starting TensorFlow, to ask for its devices", file=sys.stderr)
         asked = [seen.ask_tensorflow]
         if tpu.list_devices(Machine()) and wheels.jax_drives_tpus(Machine()):
             asked.append(seen.ask_jax)
         for ask in asked:
             fact, found = ask(Machine())
-            facts |= fact
+            seen_by |= fact
             problems += found
     if options.json:
         found = [dataclasses.asdict(problem) for problem in problems]
-        print(json.dumps({"facts": facts, "problems": found}, indent=2))
+        print(json.dumps({"facts": facts | seen_by, "problems": found}, indent=2))
     else:
-        _print(facts, problems)
+        _print_facts(seen_by)
+        _print_problems(problems)
     if problems:
         names = ", ".join(problem.name for problem in problems)
         raise UserError(f"doctor found {len(problems)} problem(s): {names}.")
@@ -80,15 +90,22 @@ def _list_buckets(experiment: Experiment | None, workdir: str | None) -> list[st
     return sorted({match[1] for match in found if match})
 
 
-def _print(facts: dict[str, str], problems: list[Problem]) -> None:
-    from rich.console import Console
-
-    console = Console(soft_wrap=True, highlight=False)
+def _print_facts(facts: dict[str, str]) -> None:
     for name, value in facts.items():
-        console.print(f"  {name:17}{value}", markup=False)
+        _open_console().print(f"  {name:17}{value}", markup=False)
+
+
+def _print_problems(problems: list[Problem]) -> None:
+    console = _open_console()
     for number, problem in enumerate(problems, start=1):
         console.print(f"\n{number}. {problem.what}", markup=False, style="bold")
         console.print(f"   {problem.why}", markup=False)
         console.print(f"   Fix it with:  {problem.command}", markup=False)
     if not problems:
         console.print("\nNo problems found.", markup=False)
+
+
+def _open_console() -> "Console":
+    from rich.console import Console
+
+    return Console(soft_wrap=True, highlight=False)
