@@ -18,7 +18,7 @@ from typing import Any
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
-from tftpu.launch import correction, output
+from tftpu.launch import completion, correction, output
 from tftpu.launch.failures import run_for_exit_code
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import ConfigOptions, Flag, Options, list_flags, takes_config
@@ -85,6 +85,7 @@ class Command:
 
 def run() -> None:
     """Runs the command line of this process, and exits; the console script."""
+    completion.answer(load_commands)
     output.outlive_readers()
     logs.set_up()
     sys.exit(main(sys.argv[1:]))

@@ -136,7 +136,7 @@ def _suggest(name: str, flags: Sequence[str], config: str | None) -> str:
     """
     near = find_nearest(name, flags)
     if config is not None:
-        fields = _list_fields(config) | FIELDS
+        fields = list_config_fields(config) | FIELDS
         close = name if name in fields else None if near else find_nearest(name, fields)
         near = f"{OVERRIDE}{fields[close]}" if close else near
         if name.split(".")[0] in _GROUPS:  # a field without the word config
@@ -144,8 +144,8 @@ def _suggest(name: str, flags: Sequence[str], config: str | None) -> str:
     return f" Did you mean '--{near}'?" if near else did_you_mean(name, flags)
 
 
-def _list_fields(config: str) -> dict[str, str]:
-    """Returns the fields that a config has, or those that all have; its file is not run."""
+def list_config_fields(config: str) -> dict[str, str]:
+    """Returns the fields of a config of tftpu, or those that all have, as "train.steps" by name."""
     if config in config_flags.list_names():
         return config_flags.list_fields(config_flags.load(config, []))
     return {f: f"{g}.{f}" for g, kind in reversed(_GROUPS.items()) for f in read_fields(kind)}

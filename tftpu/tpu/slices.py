@@ -255,14 +255,18 @@ def parse_slice(name: str) -> Slice:
     return Slice(f"{generation.name}-{size}", generation, sizes[size])
 
 
-def _suggest(name: str) -> str:
-    """Returns a clause with the slice whose name is nearest to another name, or the generations."""
-    names = [
+def list_names() -> list[str]:
+    """Returns the names of all slices, one for each size of a generation."""
+    return [
         f"{generation.name}-{math.prod(_parse_axes(shape)) * generation.counted}"
         for generation in GENERATIONS.values()
         for shape in generation.shapes
     ]
-    near = find_nearest(name, names)
+
+
+def _suggest(name: str) -> str:
+    """Returns a clause with the slice whose name is nearest to another name, or the generations."""
+    near = find_nearest(name, list_names())
     if near is None:
         return f" The generations are {', '.join([*GENERATIONS, *ALIASES])}."
     return f" Did you mean {near!r}?"
