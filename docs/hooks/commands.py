@@ -72,7 +72,7 @@ def reference(commands: Iterable[Entry]) -> str:
         text += [f"## tftpu {command.name}", "", _cell(command.summary), ""]
         text += [_escaped(command.description), ""]
         if command.example:
-            text += ["```console", command.example, "```", ""]
+            text += ["```bash", command.example, "```", ""]
         rows = [
             (f"`{flag.usage}`", _escaped(flag.default), _cell(flag.help)) for flag in command.flags
         ]

@@ -36,7 +36,7 @@ CHECKED = {
 
 def executed(page: str) -> bool:
     found = doc_blocks.blocks(page)
-    return any(b.language in ("python", "console") and not b.reason for b in found)
+    return any(b.language in ("python", "bash") and not b.reason for b in found)
 
 
 TOTAL = 3000  # seconds for all pages, on cores that others use as well

@@ -51,7 +51,7 @@ def test_the_config_of_a_readers_own_is_valid(tmp_path):
     config_flags.load(str(tmp_path / block.title), []).validate()
 
 
-def test_console_blocks_are_short():
+def test_blocks_of_commands_are_short():
     for block in doc_blocks.blocks("README.md"):
-        if block.language == "console":
+        if block.language == "bash":
             assert len(block.commands) <= 6

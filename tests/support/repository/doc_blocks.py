@@ -6,7 +6,7 @@ executes the blocks of pages, in an empty folder.
 
 Each page has its own folder with photographs and texts; the runs are shared by all, so that a page
 resumes what an earlier one trained. Python blocks of a page share one namespace; a
-block with `title="photos.py"` is also written to that file. Lines of console blocks are `tftpu`
+block with `title="photos.py"` is also written to that file. Lines of bash blocks are `tftpu`
 commands, run in this process where they can be, and `make` targets, looked up in the Makefile. A
 block under `<!-- checked, not run: REASON -->` is not executed; `tests/launch/test_readme_lines.py`
 checks its commands.
@@ -33,7 +33,7 @@ PAGES = (
     "CONTRIBUTING.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 )
-LANGUAGES = ("python", "console", "text", "diff")  # the first two are executed
+LANGUAGES = ("python", "bash", "text", "diff")  # the first two are executed
 
 # Steps trained instead of the full number; they must include the steps to be profiled.
 STEPS = {"digits_resnet": 40}
@@ -64,7 +64,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The lines of a console block: continued ones joined, without comments."""
+        """The lines of a bash block: continued ones joined, without comments."""
         joined = self.text.replace("\\\n", " ").splitlines()
         lines = (re.sub(r"(^|\s+)# .*", "", line).strip() for line in joined)
         return [re.sub(r"\s+", " ", line) for line in lines if line]
@@ -110,7 +110,7 @@ def run(page: str) -> None:
                 continue
             code = compile("\n" * block.line + block.text, str(ROOT / page), "exec")
             exec(code, namespace)
-        elif block.language == "console":
+        elif block.language == "bash":
             for command in block.commands:
                 _run_command(command)
 
