@@ -21,7 +21,6 @@ CHECKED = {
     "docs/guides/pipelines.md": 4,
     "docs/guides/pods.md": 1,
     "docs/guides/predicting.md": 1,
-    "README.md": 3,
     "docs/installation.md": 3,
     "docs/guides/input-data.md": 4,
     "docs/guides/larger-than-a-device.md": 1,
