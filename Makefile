@@ -11,7 +11,7 @@ TRANSFORM := tensorflow-transform==1.21.0 tfx-bsl==1.21.0 tf_keras==2.20.1 pydot
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: train test test-all test-slow test-parity durations exhaustive fuzz audit peer-tests test-matrix lint types format \
-	docs pictures clean
+	docs pictures release clean
 
 # `make train ENGINE=jax` trains the same on the JAX engine, in a workdir of its own.
 train: $(VENV)/.$(if $(filter jax,$(ENGINE)),jax,cpu)
@@ -100,6 +100,10 @@ docs: $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.docs)
 # The pictures of README and of the documentation, made anew: trains, and runs the TPU compiler.
 pictures: $(VENV)/.dev
 	$(BIN)/python docs/pictures.py
+
+# Wheel and sdist of the next version, tried on every Python of this machine: see .ci/release.py.
+release:
+	$(PYTHON) .ci/release.py $(VERSION)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
