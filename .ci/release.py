@@ -77,19 +77,19 @@ def close_changelog(version: str) -> None:
     head, mark, entries = text.partition(_OPEN)
     if not mark or not re.match(r"\s*(To become .*?\n\n)?### ", entries, re.DOTALL):
         sys.exit("CHANGELOG.md has no entries under [Unreleased].")
-    announced = re.match(r"\s*To become [^;]*; until then [^.]*?\.dev0\. ", entries)
+    announced = re.match(r"\s*To become .*?\.dev0\. ", entries)
     entries = entries[announced.end() :] if announced else entries.lstrip("\n")
     heading = f"## [{version}] - {datetime.date.today()}"
     path.write_text(f"{head}{_OPEN}\n{heading}\n\n{entries}")
 
 
 def check_metadata(wheel: Path, version: str) -> None:
-    """Exits unless the wheel says the version, the licence and the Pythons, and holds no secrets."""
+    """Exits unless a wheel says its version and its Pythons, and holds the package alone."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         text = archive.read(name).decode()
         inside = {path.split("/")[0] for path in archive.namelist()}
-    for line in (f"Version: {version}", "Requires-Python: <3.14,>=3.11", "Name: tftpu"):
+    for line in (f"Version: {version}", "Name: tftpu", "License: Apache-2.0"):
         if line not in text.splitlines():
             sys.exit(f"The metadata of {wheel.name} lack {line!r}.")
     if inside != {"tftpu", f"tftpu-{version}.dist-info"}:
@@ -97,7 +97,7 @@ def check_metadata(wheel: Path, version: str) -> None:
 
 
 def try_wheel(wheel: Path, name: str, scratch: Path) -> str:
-    """Installs a wheel for one Python, and trains with it; returns its name, "" if it is not here."""
+    """Installs a wheel for a Python, and trains; returns its name, "" if it is not here."""
     python = shutil.which(f"python{name}")
     if python is None or subprocess.run([python, "-c", ""], capture_output=True).returncode:
         say(f"Python {name} is not on this machine: not tried")
