@@ -23,8 +23,7 @@ def executed(tmp_path_factory) -> nbformat.NotebookNode:
     """Executes a short run of the notebook in a separate folder."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     folder = tmp_path_factory.mktemp("colab")
-    set_parameter(notebook, "STEPS = 900", "STEPS = 60")
-    set_parameter(notebook, 'PREFLIGHT = "v5e-1,v5e-8,v3-8"', 'PREFLIGHT = "v5e-1"')
+    set_parameter(notebook, 'PREFLIGHT = ""', 'PREFLIGHT = "v5e-1"')
     set_parameter(notebook, 'SAVE_TO = ""', f'SAVE_TO = "{folder}/drive"')
     client = NotebookClient(
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
@@ -55,7 +54,7 @@ def test_it_installs_nothing_if_everything_is_installed(executed):
 
 
 def test_it_shows_the_preflight_report(executed):
-    table = text_of(executed).partition("Preflight: global batch 128")[2]
+    table = text_of(executed).partition("Preflight: global batch 256")[2]
     assert "cost/1k steps" in table
     assert "\nv5e-1 " in table
 
@@ -64,7 +63,7 @@ def test_it_trains_on_the_available_device(executed):
     text = text_of(executed)
     assert "1 replica(s), float32" in text
     accuracy = float(text.split("'accuracy': ")[1].split("}")[0].split(",")[0])
-    assert accuracy > 0.5  # of ten classes, after 60 steps
+    assert accuracy > 0.9
 
 
 def test_it_shows_curves(executed):
@@ -79,7 +78,7 @@ def test_it_shows_curves(executed):
 
 def test_it_saves_the_run(executed):
     saved = Path(executed.metadata["folder"]) / "drive"
-    run = Path(executed.metadata["folder"]) / "runs" / "digits_resnet"
+    run = Path(executed.metadata["folder"]) / "runs" / "mine"
     names = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
     assert names == {path.relative_to(saved) for path in saved.rglob("*") if path.is_file()}
     assert (saved / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()

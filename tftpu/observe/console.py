@@ -56,7 +56,11 @@ class Console(writers.Writer):
     def __init__(
         self, steps: int | None, start: int = 0, chips: int | None = None, *, live: bool = True
     ):
-        self._console = RichConsole(file=sys.stdout, soft_wrap=True, highlight=False)
+        # Jupyter sets FORCE_COLOR, but moves no cursor.
+        forced = None if sys.stdout.isatty() else False
+        self._console = RichConsole(
+            soft_wrap=True, highlight=False, force_terminal=forced, force_jupyter=False
+        )
         self._steps = steps
         self._live: Live | None = None
         self._line = LiveLine(steps, start, chips)

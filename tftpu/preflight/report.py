@@ -62,7 +62,7 @@ class Report:
             width: columns available; in a narrow table some columns are left out.
         """
         stream = io.StringIO()
-        self.print(Console(file=stream, width=width), explain)
+        self.print(Console(file=stream, width=width, force_jupyter=False), explain)
         return stream.getvalue()
 
     def print(self, console: Console, explain: bool = False) -> None:
