@@ -66,6 +66,8 @@ def test_a_failing_beat_is_logged_once_and_ends_nothing(tmp_path, caplog):
 
 def test_alerts_name_the_problem_and_the_fix():
     assert telemetry.find_alerts({}, SECONDS | {"step": 10.0, "input_wait": 1.0}) == {}
+    short = SECONDS | {"step": 0.2, "input_wait": 0.5, "checkpoint_wait": 0.9}
+    assert telemetry.find_alerts({}, short) == {}  # which no user would notice
     found = telemetry.find_alerts({}, SECONDS | {"step": 62.0, "input_wait": 38.0})
     assert "Input wait is 38 % of the step" in found["input"]
     found = telemetry.find_alerts({}, SECONDS | {"step": 80.0, "checkpoint_wait": 20.0})

@@ -24,6 +24,7 @@ _TPU_METRICS = (
     ("hbm_capacity_usage", "tpu_memory_gib", GIB, "max"),
     ("hbm_capacity_total", "tpu_memory_total_gib", GIB, "max"),
 )
+_NOTICEABLE = 1.0  # seconds of waiting since the last message; less is nobody's concern
 
 
 class Telemetry:
@@ -126,7 +127,7 @@ def find_alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str
     """
     found = {}
     training = seconds["step"] + seconds["input_wait"]
-    if training and seconds["input_wait"] > 0.2 * training:
+    if seconds["input_wait"] > max(0.2 * training, _NOTICEABLE):
         percent = 100 * seconds["input_wait"] / training
         found["input"] = (
             f"Input wait is {percent:.0f} % of the step: the data are slower than the devices. "
@@ -134,7 +135,7 @@ def find_alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str
             "config, `tftpu data check` measures its data."
         )
     whole = sum(seconds.values())
-    if whole and seconds["checkpoint_wait"] > 0.1 * whole:
+    if seconds["checkpoint_wait"] > max(0.1 * whole, _NOTICEABLE):
         percent = 100 * seconds["checkpoint_wait"] / whole
         found["checkpoint"] = (
             f"Checkpoint wait is {percent:.0f} % of the time: save less often "
