@@ -70,7 +70,7 @@ def run(
         after = publishing.publish(conversion, reader, made, skipped)
     files.remove_tree(str(folder))
     if skipped:
-        say(f"Left out {len(skipped)} file(s), listed in {manifest.NAME}:")
+        say(f"Left out {counted(len(skipped), 'file')}, listed in {manifest.NAME}:")
         for left in skipped[:_SHOWN]:
             say(f"  {left.file} {left.why}")
     say(f"The split {conversion.split!r} of {conversion.output} is ready.")

@@ -339,7 +339,7 @@ def describe(found: ImageFiles) -> list[str]:
 def describe_left_out(left_out: LeftOut) -> list[str]:
     """Returns a line for each reason to leave files out."""
     return [
-        f"Left out {len(names):,} {'folder(s)' if reason == _EMPTY else 'file(s)'}, {reason}: "
+        f"Left out {counted(len(names), 'folder' if reason == _EMPTY else 'file')}, {reason}: "
         f"{_format_some(map(decode_path, names))}"
         for reason, names in left_out.items()
         if names

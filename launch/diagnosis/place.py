@@ -3,6 +3,7 @@
 import urllib.error
 import urllib.request
 
+from tftpu.errors import counted
 from tftpu.launch.diagnosis.machine import Machine
 
 _TIMEOUT_S = 0.5  # seconds; a metadata server is on the machine itself and answers at once
@@ -28,7 +29,7 @@ def describe(machine: Machine) -> dict[str, str]:
         workers = read_attribute(machine, "worker-network-endpoints") or environ.get(
             "TPU_WORKER_HOSTNAMES", ""
         )
-        facts["Slice"] = f"{accelerator}, {len(workers.split(','))} worker(s)"
+        facts["Slice"] = f"{accelerator}, {counted(len(workers.split(',')), 'worker')}"
     return facts
 
 

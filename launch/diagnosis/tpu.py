@@ -4,6 +4,7 @@ import glob
 import os
 from pathlib import Path
 
+from tftpu.errors import counted
 from tftpu.launch.diagnosis.machine import Machine, Problem
 from tftpu.tpu.environment import FROM_V5E, UP_TO_V4
 
@@ -27,7 +28,7 @@ def describe(machine: Machine) -> dict[str, str]:
         f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ
     ]
     return {
-        "TPU": f"{len(chips)} chip(s) attached" if chips else "none attached",
+        "TPU": f"{counted(len(chips), 'chip')} attached" if chips else "none attached",
         "TPU variables": ", ".join(variables) or "none set",
     }
 

@@ -9,6 +9,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 
 from tftpu import installation
+from tftpu.errors import counted
 from tftpu.launch.diagnosis.machine import Machine, Problem
 from tftpu.tpu import environment
 
@@ -106,7 +107,7 @@ def _find_tensorflow_problems(
         return [
             Problem(
                 "damaged-wheel",
-                f"{damaged[0]} and {len(damaged) - 1} other file(s) of {name} "
+                f"{damaged[0]} and {counted(len(damaged) - 1, 'other file')} of {name} "
                 f"{distribution.version} are missing or changed.",
                 "Removing one TensorFlow wheel also deletes the files that it shares with another.",
                 f"pip install --force-reinstall --no-deps '{name}=={distribution.version}'",

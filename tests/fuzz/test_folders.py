@@ -106,7 +106,7 @@ def expected_of(files: dict[str, bytes], found: list[str]) -> dict[str, dict[str
 
 
 def named_in(said: list[str], of_splits: bool) -> set[str]:
-    """Returns the files that lines such as "train: Left out 1 file(s), hidden: .x" name."""
+    """Returns the files that lines such as "train: Left out 1 file, hidden: .x" name."""
     named = set()
     for split, left_out, rest in (line.partition("Left out") for line in said):
         top = split.replace(": ", "/") if of_splits else ""

@@ -61,7 +61,7 @@ def test_it_shows_the_preflight_report(executed):
 
 def test_it_trains_on_the_available_device(executed):
     text = text_of(executed)
-    assert "1 replica(s), float32" in text
+    assert "1 replica, float32" in text
     accuracy = float(text.split("'accuracy': ")[1].split("}")[0].split(",")[0])
     assert accuracy > 0.9
 

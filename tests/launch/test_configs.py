@@ -66,7 +66,7 @@ def test_digits_resnet_trains_on_eight_replicas(tmp_path):
         "--config.train.checkpoint_every=0",
         f"--workdir={tmp_path}",
     )
-    assert "8 replica(s)" in said
+    assert "8 replicas" in said
     losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").open()]
     assert losses[-1] < 2.0  # the logarithm of 10 classes is 2.3
 

@@ -44,7 +44,7 @@ def test_bench_times_the_jax_engine_beside_a_bare_step_and_keras():
     jax = [*few, "--config.cluster.engine=jax", "--config.model.norm_batch=16"]
     done = subprocess.run([*command, *jax, "--compare"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "1 device(s), JAX engine" in done.stdout
+    assert "1 device, JAX engine" in done.stdout
     rows = re.findall(r"^  (\w[\w ,]*?) +([\d.]+) ms/step", done.stdout, re.M)
     assert [name for name, _ in rows] == ["trainer", "bare step", "pipeline", "keras fit"]
     assert all(float(milliseconds) > 0 for _, milliseconds in rows)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, counted, did_you_mean
 
 DATA, FSDP, SEQUENCE, TENSOR = "data", "fsdp", "sequence", "tensor"
 AXES = (DATA, FSDP, SEQUENCE, TENSOR)
@@ -95,8 +95,8 @@ def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
         sizes[free[0]] = devices // known
     elif known != devices or free:
         raise UserError(
-            f"The mesh {mesh!r} needs {'a multiple of ' if free else ''}{known} device(s), but "
-            f"there are {devices}: the product of its sizes must be that number. The size -1 uses "
-            "the devices that are left, as in 'fsdp:-1'."
+            f"The mesh {mesh!r} needs {'a multiple of ' if free else ''}"
+            f"{counted(known, 'device')}, but there are {devices}: the product of its sizes must "
+            "be that number. The size -1 uses the devices that are left, as in 'fsdp:-1'."
         )
     return {**every, **sizes}

@@ -382,7 +382,7 @@ class Engine(Protocol):
 
     @property
     def description(self) -> str:
-        """The devices in words, such as "8 replica(s)"."""
+        """The devices in words, such as "8 replicas"."""
         ...
 
     @property

@@ -27,7 +27,7 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
             f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first."
         )
     try:
-        config = keras.saving.serialize_keras_object(model)
+        config: Any = keras.saving.serialize_keras_object(model)
         _rebuild(config)
     except Exception as error:
         reason = " ".join(str(error).strip().split("\n\n")[0].split())

@@ -8,7 +8,7 @@ import keras
 
 from tftpu.engines import keras_internals
 from tftpu.engines.objectives.own import has_own_compute_loss
-from tftpu.errors import KerasError, UserError, did_you_mean
+from tftpu.errors import KerasError, UserError, counted, did_you_mean
 from tftpu.tensors import Nest
 
 
@@ -99,7 +99,7 @@ def check_features(model: keras.Model, spec: Nest) -> None:
         given = keras.tree.flatten(x)
         if len(given) > len(inputs):
             raise UserError(
-                f"The model {model.name!r} has {len(inputs)} input(s), but the data has "
+                f"The model {model.name!r} has {counted(len(inputs), 'input')}, but the data has "
                 f"{len(given)} features: pass one array for each input, in a list or in a dict by "
                 "name."
             )

@@ -17,7 +17,7 @@ from tftpu.engines.engine import Dataset, Engine, Epoch, Executor, TrainLoop
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
 from tftpu.engines.own_steps import check_options
-from tftpu.errors import OwnStepsNeeded, UserError
+from tftpu.errors import OwnStepsNeeded, UserError, counted
 from tftpu.runtime.goodput import Clock
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.tensors import Nest
@@ -210,9 +210,10 @@ class Programs:
             executor.warn_of_mixing(dataset, class_weight)
         if size % (self.engine.data_shards * microbatches):
             warnings.warn(
-                f"{self.engine.data_shards} device(s) with {microbatches} microbatch(es) cannot "
-                f"share a batch of {size} examples equally, so they compute some or all of it "
-                "more than once. A multiple of their product is faster.",
+                f"{counted(self.engine.data_shards, 'device')} with "
+                f"{counted(microbatches, 'microbatch')} cannot share a batch of {size} examples "
+                "equally, so they compute some or all of it more than once. A multiple of their "
+                "product is faster.",
                 stacklevel=2,
             )
         if epoch is not None and epoch.last is not None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.launch.cloud.shipping import code_folder, code_imports, own_wheel, packages
 from tftpu.storage import buckets
 
@@ -102,7 +102,7 @@ class Shipment:
         ]
         if self.folder:
             total = _format_size(sum(self.code.values()))
-            lines.append(f"{_CODE} is {self.folder}, {len(self.code)} file(s) of {total}:")
+            lines.append(f"{_CODE} is {self.folder}, {counted(len(self.code), 'file')} of {total}:")
             shown = list(self.code.items())[:_SHOWN]
             lines += [f"  {ascii(name)[1:-1]}  {_format_size(size)}" for name, size in shown]
             if len(self.code) > _SHOWN:

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tftpu.config import Experiment
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.launch.diagnosis import cloud, place, seen, settings, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
 from tftpu.launch.settings import config_flags, own_code
@@ -66,7 +66,7 @@ def run(options: Options) -> None:
         _print_problems(problems)
     if problems:
         names = ", ".join(problem.name for problem in problems)
-        raise UserError(f"doctor found {len(problems)} problem(s): {names}.")
+        raise UserError(f"doctor found {counted(len(problems), 'problem')}: {names}.")
 
 
 def examine(machine: Machine, buckets: list[str]) -> tuple[dict[str, str], list[Problem]]:

@@ -104,7 +104,7 @@ def run(options: Options) -> None:
     sys.stdout.flush()
     errors = sum(finding.level == "error" for finding in found)
     if errors:
-        raise UserError(f"data check found {errors} error(s) in {options.name}.")
+        raise UserError(f"data check found {counted(errors, 'error')} in {options.name}.")
 
 
 def inspect_evaluation(data: Any) -> list[Finding]:

@@ -33,7 +33,8 @@ def run(options: Options) -> None:
         print(problem)
     if problems:
         raise UserError(
-            f"{len(problems)} problem(s) in {options.folder}: remove it and convert it again."
+            f"{counted(len(problems), 'problem')} in {options.folder}: remove it and convert it "
+            "again."
         )
     for split, shards in manifest.splits.items():
         size = sum(shard.bytes for shard in shards)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tftpu import installation
 from tftpu.amounts import format_metric
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.launch.run import result
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe.writers import THROUGHPUT
@@ -68,7 +68,7 @@ def run(options: Options) -> None:
         raise UserError(f"--output={output}: the file must end in .png, .svg or .pdf.")
     runs = {name: read_curves(workdir) for name, workdir in zip(choose_labels(workdirs), workdirs)}
     draw(runs, select_metrics(runs, metrics), output, log)
-    print(f"{len(runs)} run(s) in {output}")
+    print(f"{counted(len(runs), 'run')} in {output}")
 
 
 def choose_labels(workdirs: Sequence[str]) -> list[str]:

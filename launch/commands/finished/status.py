@@ -12,7 +12,7 @@ from typing import Any
 
 from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.checkpoint import manifest
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.launch.correction import suggest_folder
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe import writers
@@ -117,7 +117,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
     rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
     if record.get("examples_per_sec"):
         speed = f"{format_metric(record['examples_per_sec'])} examples/s"
-        speed += f" on {record['chips']} chip(s)" if record.get("chips", 1) > 1 else ""
+        speed += f" on {counted(record['chips'], 'chip')}" if record.get("chips", 1) > 1 else ""
         rows.append(("speed", speed + (f", MFU {record['mfu']:.1%}" if "mfu" in record else "")))
     if running and "eta_seconds" in record:
         rows.append(("time left", format_clock(record["eta_seconds"])))

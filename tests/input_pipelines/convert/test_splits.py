@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_decoded_ends_the_conversion(damaged, tmp_path, ca
 def test_bad_files_are_left_out_and_listed(damaged, pictures, tmp_path, capsys):
     assert convert(f"images:{damaged}", tmp_path / "out", "--skip_bad") == 0
     said = capsys.readouterr().out
-    assert "Left out 2 file(s)" in said
+    assert "Left out 2 files" in said
     assert "  cat/cut.jpg cannot be decoded (" in said
     assert "  dog/text.png is not an image that can be read (JPEG, PNG, " in said
     assert images(tmp_path / "out", "train") == files(pictures, cat=0, dog=1, owl=2)

@@ -57,7 +57,7 @@ def test_a_folder_or_file_beside_the_splits_does_not_make_them_classes(tmp_path,
     }
     assert convert(f"images:{folder}", tmp_path / "out") == 0
     said = capsys.readouterr().out
-    assert "Left out 1 file(s), " in said and beside in said
+    assert "Left out 1 file, " in said and beside in said
     assert "train: 2 images in 2 classes: cat 1, dog 1\n" in said
     made = [
         sorted(
@@ -195,9 +195,9 @@ def test_dead_links_and_empty_folders_are_named(tmp_path, capsys):
     (tmp_path / "photos" / "test").mkdir()
     assert convert(f"images:{folder}", tmp_path / "out") == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "Left out" in line] == [
-        "Left out 1 folder(s), without images: test",
-        "train: Left out 2 file(s), links to nothing or no regular files: ant, cat/dead.png",
-        "train: Left out 2 folder(s), without images: cat/adir.png, owl",
+        "Left out 1 folder, without images: test",
+        "train: Left out 2 files, links to nothing or no regular files: ant, cat/dead.png",
+        "train: Left out 2 folders, without images: cat/adir.png, owl",
     ]
 
 
@@ -343,7 +343,7 @@ def test_a_file_that_cannot_be_read_is_called_so(tmp_path, monkeypatch):
     found, left_out = image_files.sort_files(folder)
     assert list(found) == ["cat/1.png", "cat/3.png"]
     assert image_files.describe_left_out(left_out) == [
-        "Left out 1 file(s), which cannot be read: cat/2.png"
+        "Left out 1 file, which cannot be read: cat/2.png"
     ]
 
 
@@ -390,7 +390,7 @@ def test_images_of_all_formats_are_streamed_and_converted_alike(kinds, tmp_path,
         assert levels(data) == expected
         assert "no images: a/scan.heic" in caplog.text
     assert convert(f"images:{kinds}", tmp_path / "out") == 0
-    assert "Left out 1 file(s), no images: a/scan.heic" in capsys.readouterr().out
+    assert "Left out 1 file, no images: a/scan.heic" in capsys.readouterr().out
     assert (
         levels(StreamedImages(format="tfrecord", data_dir=str(tmp_path / "out"), **plain))
         == expected

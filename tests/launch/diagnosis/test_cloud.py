@@ -99,7 +99,7 @@ def test_the_metadata_server_names_the_slice(tpu_vm, serve):
     )
     facts, problems = tpu_vm.examine()
     assert problems == []
-    assert (facts["Place"], facts["Slice"]) == ("TPU VM", "v5litepod-16, 2 worker(s)")
+    assert (facts["Place"], facts["Slice"]) == ("TPU VM", "v5litepod-16, 2 workers")
     assert facts["Credentials"] == "the machine's own service account"
 
 
@@ -119,4 +119,4 @@ def test_gke(laptop):
         "TPU_ACCELERATOR_TYPE": "v5p-32",
     }
     facts, _ = laptop.examine()
-    assert (facts["Place"], facts["Slice"]) == ("GKE", "v5p-32, 4 worker(s)")
+    assert (facts["Place"], facts["Slice"]) == ("GKE", "v5p-32, 4 workers")

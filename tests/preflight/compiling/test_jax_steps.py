@@ -61,7 +61,7 @@ def test_two_slices_exchange_their_sums_over_the_network():
 def test_a_mesh_that_a_slice_cannot_have_is_said_in_its_row():
     fits, refused = report("fsdp:4", "v5e-4,v5e-8")
     assert fits["fits"]
-    assert "'fsdp:4' needs 4 device(s), but there are 8" in refused["error"]
+    assert "'fsdp:4' needs 4 devices, but there are 8" in refused["error"]
 
 
 def test_auto_cuts_the_model_as_little_as_the_memory_allows():

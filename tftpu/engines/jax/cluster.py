@@ -14,7 +14,7 @@ from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement import placing
 from tftpu.engines.jax.processes import coordination
 from tftpu.engines.jax.processes.hosts import JaxHosts
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.runtime import hosts
 from tftpu.runtime.hosts import Task
 from tftpu.tpu import environment
@@ -99,9 +99,9 @@ def _choose_devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.De
     devices = _find_devices()
     if tpu == "local" and devices[0].platform != "tpu":
         raise UserError(
-            f"tpu='local' was requested, but JAX finds {len(devices)} {devices[0].platform} "
-            "device(s). On a TPU VM, install tftpu with its [jax-tpu] extra. tpu='none' trains "
-            "on the CPU or GPUs."
+            f"tpu='local' was requested, but JAX finds "
+            f"{counted(len(devices), f'{devices[0].platform} device')}. On a TPU VM, install "
+            "tftpu with its [jax-tpu] extra. tpu='none' trains on the CPU or GPUs."
         )
     return devices
 
@@ -141,6 +141,7 @@ def _create_virtual_cpus(count: int) -> Sequence[meshes.Device]:
     if len(found) < count:
         raise UserError(
             f"virtual_devices={count} cannot be set up, because JAX already runs with "
-            f"{len(found)} CPU device(s): call tftpu.connect() before anything else uses JAX."
+            f"{counted(len(found), 'CPU device')}: call tftpu.connect() before anything else uses "
+            "JAX."
         )
     return jax.devices("cpu") if jax.process_count() > 1 else found[:count]

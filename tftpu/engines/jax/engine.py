@@ -23,7 +23,7 @@ from tftpu.engines.jax.processes.hosts import JaxHosts, OneHost
 from tftpu.engines.jax.tracer import JaxTracer
 from tftpu.engines.jax.tracing import building_for
 from tftpu.engines.objectives.objective import Objective
-from tftpu.errors import OwnStepsNeeded, UserError
+from tftpu.errors import OwnStepsNeeded, UserError, counted
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
@@ -57,7 +57,7 @@ class JaxEngine(BaseEngine):
         axes = ",".join(f"{axis}:{size}" for axis, size in mesh.shape.items() if size > 1)
         of_hosts = f" of {self.hosts.count} hosts" if self.hosts.count > 1 else ""
         self.description = ", ".join(
-            filter(None, [f"{len(devices)} device(s){of_hosts}", "JAX engine", axes])
+            filter(None, [f"{counted(len(devices), 'device')}{of_hosts}", "JAX engine", axes])
         )
         self.hardware = hardware.find_hardware(len(devices), self._platform == "tpu")
         self.compiler_options = choose_compiler_options(setting, self.hardware.generation)

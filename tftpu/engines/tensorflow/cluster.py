@@ -17,7 +17,7 @@ from tftpu.config import ClusterConfig
 from tftpu.config.validation import check_types
 from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.engine import TensorFlowEngine, format_scope_error
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.runtime import hosts
 
 _ANSWERS = 8.0  # seconds in which a TPU's machine has to answer
@@ -130,7 +130,7 @@ def _create_virtual_cpus(count: int) -> tf.distribute.Strategy:
     if len(found) < count:
         raise UserError(
             f"virtual_devices={count} cannot be set up, because TensorFlow already runs with "
-            f"{len(found)} CPU device(s): call tftpu.connect() before anything else uses "
+            f"{counted(len(found), 'CPU device')}: call tftpu.connect() before anything else uses "
             "TensorFlow."
         )
     if count == 1:

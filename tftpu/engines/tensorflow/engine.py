@@ -21,7 +21,7 @@ from tftpu.engines.tensorflow.executor import TensorFlowExecutor
 from tftpu.engines.tensorflow.hosts import StrategyHosts
 from tftpu.engines.tensorflow.own_steps import TensorFlowOwnSteps
 from tftpu.engines.tensorflow.tracer import TensorFlowTracer
-from tftpu.errors import OwnStepsNeeded, UserError
+from tftpu.errors import OwnStepsNeeded, UserError, counted
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 
@@ -52,7 +52,7 @@ class TensorFlowEngine(BaseEngine):
         end_iterators_at_exit()
         self.strategy = strategy
         self.data_shards: int = strategy.num_replicas_in_sync
-        self.description = f"{self.data_shards} replica(s)"
+        self.description = counted(self.data_shards, "replica")
         self.hosts = StrategyHosts(strategy)
         self.tracer = TensorFlowTracer()
         on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)

@@ -199,7 +199,7 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
             ["--slice=v5e-16", "--config.cluster.engine=tensorflow"],
             "add --config.cluster.engine=jax",
         ),
-        (["--config.cluster.mesh=fsdp:8"], "needs 8 device(s), but there are 16"),
+        (["--config.cluster.mesh=fsdp:8"], "needs 8 devices, but there are 16"),
         (["--workdir=runs/x"], "write gs://BUCKET/FOLDER"),
         (["--namespace=Research"], "--namespace=Research is not a valid name in Kubernetes"),
         (["--service_account=a@b"], "Give the name of the Kubernetes service account"),

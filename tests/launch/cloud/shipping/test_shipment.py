@@ -214,7 +214,7 @@ def test_a_dry_run_shows_what_would_travel(own, where, slice_name, capsys):
     for name, data in sent.files.items():
         assert hashlib.sha256(data).hexdigest() in head
         assert f"#   {name}  " in head
-    assert f"code.tar.gz is {own.parent}, 3 file(s) of " in head
+    assert f"code.tar.gz is {own.parent}, 3 files of " in head
     assert "#   lengths.py  10 bytes\n" in head
     assert "tensorflow-tpu==2.20.0" in head
 

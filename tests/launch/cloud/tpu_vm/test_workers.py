@@ -162,7 +162,7 @@ def test_the_tensorflow_engine_is_refused_with_the_flag_to_add(capsys):
 
 def test_a_mesh_that_does_not_fit_the_slice_fails_before_it_is_rented(capsys):
     assert launch("--dry_run", "--config.cluster.mesh=fsdp:8") == 2
-    assert "The mesh 'fsdp:8' needs 8 device(s), but there are 16" in capsys.readouterr().err
+    assert "The mesh 'fsdp:8' needs 8 devices, but there are 16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "place"), [(0, ""), (3, "worker-3/")])

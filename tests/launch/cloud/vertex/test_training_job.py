@@ -151,7 +151,7 @@ sys.exit(code)
         ("--slice=v3-32", "`tftpu launch tpu-vm --slice=v3-32` rents it"),
         ("--slice=v5e-16", "v5e-16 has 4 hosts, but the TensorFlow engine uses one"),
         ("--slice=tpu", "'tpu' is not a TPU slice"),
-        ("--config.cluster.mesh=fsdp:8", "The mesh 'fsdp:8' needs 8 device(s), but there are 4"),
+        ("--config.cluster.mesh=fsdp:8", "The mesh 'fsdp:8' needs 8 devices, but there are 4"),
         ("--workdir=runs/mine", "write gs://BUCKET/FOLDER"),
         ("--workdir=gs:///mine", "or gs://BUCKET/FOLDER"),
         ("--timeout=2 hours", "as 90m, 24h or 7d"),

@@ -17,7 +17,7 @@ def test_nothing_is_wrong_with_the_right_wheels(tpu_vm):
     assert problems == []
     assert facts["TensorFlow"] == "tensorflow-tpu 2.20.0"
     assert facts["libtpu"] == "0.0.14"
-    assert facts["TPU"] == "1 chip(s) attached"
+    assert facts["TPU"] == "1 chip attached"
 
 
 def test_the_tpu_wheels_without_a_tpu_are_not_a_problem(tpu_vm):
@@ -247,7 +247,7 @@ def test_a_problem_makes_it_exit_with_2_and_show_the_command():
     done = run_doctor("--workdir=gs://bucket/run", HOME="/nonexistent")
     assert done.returncode == 2
     assert "Fix it with:  gcloud auth application-default login" in done.stdout
-    assert done.stderr == "tftpu: doctor found 1 problem(s): no-credentials.\n"
+    assert done.stderr == "tftpu: doctor found 1 problem: no-credentials.\n"
 
 
 def test_an_import_that_aborts_is_reported(tmp_path):

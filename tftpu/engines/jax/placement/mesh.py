@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from tftpu.config import mesh as sizes_of
 from tftpu.config.mesh import BATCH_AXES, FSDP, SEQUENCE, TENSOR
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 
 Device = Any  # a jax.Device; type checkers take that name for a variable
 WEIGHT_AXES = (FSDP, SEQUENCE)  # axes along which a weight is sharded if no rule names others
@@ -73,8 +73,8 @@ def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
         each = mesh.devices.size // len({device.process_index for device in mesh.devices.flat})
         raise UserError(
             f"The mesh has {len(shards[0])} devices for each shard of the batch (along "
-            f"{SEQUENCE!r} and {TENSOR!r}), and each host has {each} device(s): one of the two "
-            "numbers must divide the other."
+            f"{SEQUENCE!r} and {TENSOR!r}), and each host has {counted(each, 'device')}: one of "
+            "the two numbers must divide the other."
         )
     return BatchShard(mine[0] // len(mine), len(feeders) // len(mine))
 
