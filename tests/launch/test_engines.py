@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.support.messages import check_message
 from tftpu.config import ClusterConfig
 from tftpu.errors import UserError
 from tftpu.launch import main
@@ -18,7 +19,7 @@ def said(*command: str) -> str:
         [sys.executable, "-m", "tftpu.launch.main", *command], capture_output=True, text=True
     )
     assert done.returncode == 2, done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    check_message(done.stderr, "tftpu: ")
     return done.stderr
 
 

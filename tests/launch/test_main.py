@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import warm
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS
+from tests.support.messages import check_message
 from tftpu import models
 from tftpu.config import to_json
 from tftpu.errors import UserError
@@ -135,11 +136,7 @@ def test_a_mistake_gives_one_clear_message_and_exit_code_2(
 ):
     monkeypatch.chdir(tmp_path)
     assert command_line.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    first, *line = said.strip().splitlines()
-    assert message in first
-    assert [text.split(": tftpu ")[0] for text in line] in ([], ["Type"], ["For example"])
+    check_message(capsys.readouterr().err, message)
 
 
 def test_a_refused_run_leaves_no_workdir(tmp_path, capsys):

@@ -6,7 +6,9 @@ import sys
 from tests.support.repository.imports import modules
 
 # What builds and lowers models needs an engine, and what checks the request for that.
-WITH_AN_ENGINE = tuple(f"tftpu.preflight.{name}" for name in ("examine", "request", "writing"))
+WITH_AN_ENGINE = tuple(
+    f"tftpu.preflight.{name}" for name in ("compiled_model", "examine", "request", "writing")
+)
 MODULES = [
     name for name in modules() if name.startswith("tftpu.preflight.") and name not in WITH_AN_ENGINE
 ]

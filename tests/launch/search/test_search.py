@@ -118,7 +118,7 @@ def test_another_search_or_a_changed_one_does_not_enter_its_workdir(done, capsys
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("search",), "needs --config=NAME"),
+        (("search",), "needs CONFIG"),
         (("search", "--join"), "needs the --workdir=DIR"),
         (("search", "--report", "--workdir={}"), "There is no search in"),
         (("search", "--config=digits_resnet", "--workdir={}"), "nothing to search"),

@@ -327,7 +327,7 @@ def test_a_dynamic_shape_and_an_unknown_slice_fail_before_compiling():
     spec = tf.TensorSpec((None, 1024)), tf.TensorSpec((None,), tf.int32)
     with pytest.raises(UserError, match="only static shapes"):
         preflight.check(mlp(), spec, ["v3-8"])
-    with pytest.raises(UserError, match="Did you mean 'v5p'"):
+    with pytest.raises(UserError, match="Did you mean 'v5p-8'"):
         preflight.check(mlp(), classified(8, 1024), ["v5-8"])
 
 

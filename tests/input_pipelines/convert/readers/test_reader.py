@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.data.conversions import content, examples, one, silent
+from tests.support.messages import check_message
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import converter
 from tftpu.input_pipelines.convert.conversion import Conversion
@@ -109,7 +110,7 @@ def test_an_index_of_images_with_class_names(pictures, tmp_path):
         ("images", "KIND:WHAT"),
         ("images:/nowhere", "There is no folder /nowhere: name a folder of images"),
         ("index:/nowhere.csv", "cannot be read"),
-        ("text:/nowhere/*.txt", "There is nothing in text:/nowhere/*.txt.\n"),
+        ("text:/nowhere/*.txt", "There is nothing in text:/nowhere/*.txt."),
         ("text:/nowhere", "Name the files in a folder, as text:/nowhere/*."),
         ("tfds:digitz", "Did you mean 'digits'?"),
         ("tfrecord:/nowhere", "There is no data set in"),
@@ -118,9 +119,7 @@ def test_an_index_of_images_with_class_names(pictures, tmp_path):
 def test_a_missing_source_fails_with_one_line(tmp_path, capsys, source, sentence):
     arguments = ["data", "convert", f"--source={source}", f"--output={tmp_path}/out"]
     assert command_line.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert len(said.strip().splitlines()) == 1
+    check_message(capsys.readouterr().err, sentence)
 
 
 def test_an_empty_text_file_is_called_empty(tmp_path):

@@ -8,6 +8,7 @@ from google.cloud import aiplatform_v1 as v1
 from google.protobuf import json_format
 
 from tests.support.fakes.rented_machine import RentedMachine
+from tests.support.messages import check_message
 from tftpu.launch import main
 from tftpu.launch.cloud.vertex import search
 from tftpu.launch.commands.training import train
@@ -161,8 +162,7 @@ def test_a_condition_puts_a_parameter_inside_of_another():
 )
 def test_what_vertex_ai_cannot_express_and_mistakes_fail_with_one_clear_line(capsys, flags, says):
     assert main.main(["launch", "vertex-search", *FLAGS, *flags]) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
+    check_message(capsys.readouterr().err, says)
 
 
 def test_a_search_needs_a_space_and_an_evaluation(capsys, tmp_path):
