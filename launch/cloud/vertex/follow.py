@@ -1,18 +1,55 @@
-"""Follows a hyper-parameter tuning job of Vertex AI to its end, and prints its best trials."""
+"""Follows a job of Vertex AI to its end: the metrics of a run, or the trials of a search."""
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError
+from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.vertex import client as vertex_client
 from tftpu.launch.cloud.vertex import trials
-from tftpu.launch.cloud.vertex.client import TUNING
+from tftpu.launch.cloud.vertex.client import CUSTOM, TUNING
 
 if TYPE_CHECKING:
-    from google.cloud.aiplatform_v1 import HyperparameterTuningJob, JobServiceClient
+    from google.cloud.aiplatform_v1 import CustomJob, HyperparameterTuningJob, JobServiceClient
 
 
-def follow(client: "JobServiceClient", name: str) -> None:
+def follow_run(client: "JobServiceClient", name: str) -> None:
+    """Prints the states of a run's job, and its metrics as they are written.
+
+    Args:
+        client: the SDK's client.
+        name: resource name of the job.
+
+    Raises:
+        UserError: the job failed, was cancelled, or cannot be reached.
+    """
+    folders: list[google_cloud.BucketFolder] = []
+
+    def show(job: "CustomJob") -> None:
+        if not folders:
+            folders.append(google_cloud.BucketFolder(_find_run_folder(job, name)))
+        folders[0].print_new("metrics.jsonl")
+
+    again = f" `{_format_attach_command(name)}` follows it again."
+    vertex_client.watch(client, CUSTOM, name, show, again)
+
+
+def _find_run_folder(job: "CustomJob", name: str) -> str:
+    """Returns the workdir of the run that a job's command trains.
+
+    Raises:
+        UserError: `tftpu launch vertex` did not start it.
+    """
+    pools = job.job_spec.worker_pool_specs
+    command = " ".join(pools[0].container_spec.command) if pools else ""
+    found = re.search(r"--workdir=(gs://[^\s']+)", command)
+    if found is None:
+        raise UserError(f"{name} is not a job that `tftpu launch vertex` started.")
+    return found[1]
+
+
+def follow_search(client: "JobServiceClient", name: str) -> None:
     """Prints each trial of a job when it ends, and the best trials after the last one.
 
     Args:
@@ -53,21 +90,21 @@ def explain_how_to_follow(name: str) -> str:
 
 
 def _format_attach_command(name: str) -> str:
-    return f"tftpu launch vertex-search-attach {name}"
+    return f"tftpu launch vertex-attach {name}"
 
 
-def parse_region(name: str) -> str:
-    """Returns the region of a job.
+def choose(name: str) -> "tuple[str, Callable[[JobServiceClient, str], None]]":
+    """Returns the region of a job, and the function that follows jobs of its kind.
 
     Raises:
         UserError: the name does not belong to such a job.
     """
-    form = r"projects/[^/]+/locations/([^/]+)/hyperparameterTuningJobs/[^/]+"
-    found = re.fullmatch(form, name)
-    if not found:
+    kinds: dict[str, Any] = {"customJobs": follow_run, "hyperparameterTuningJobs": follow_search}
+    found = re.fullmatch(r"projects/[^/]+/locations/([^/]+)/([^/]+)/[^/]+", name)
+    if not found or found[2] not in kinds:
         raise UserError(
-            f"{name} is not the resource name of a search: write "
-            "projects/PROJECT/locations/REGION/hyperparameterTuningJobs/NUMBER, which `tftpu "
-            "launch vertex-search` has printed."
+            f"{name} is not the resource name of a run or a search: write "
+            "projects/PROJECT/locations/REGION/customJobs/NUMBER, or hyperparameterTuningJobs in "
+            "place of customJobs, as `tftpu launch vertex` or `vertex-search` has printed."
         )
-    return found[1]
+    return found[1], kinds[found[2]]

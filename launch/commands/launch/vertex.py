@@ -8,7 +8,6 @@ with more than 4 chips, need the JAX engine.
 
 import dataclasses
 
-from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.settings.options import flag
@@ -40,6 +39,7 @@ def _launch(
     order: training_job.VertexJob, created: training_job.CustomJob, options: Options
 ) -> None:
     from tftpu.launch.cloud.vertex import client as vertex_client
+    from tftpu.launch.cloud.vertex import follow
 
     order.confirm_shipment(options.send_data)
     client = vertex_client.create_client(order.region)
@@ -50,5 +50,4 @@ def _launch(
     print(f"The run is in        {order.run_folder}", flush=True)
     if options.detach:
         return
-    folder = google_cloud.BucketFolder(order.run_folder)
-    vertex_client.watch(client, kind, name, lambda _: folder.print_new("metrics.jsonl"))
+    follow.follow_run(client, name)

@@ -82,4 +82,4 @@ def _launch(search: VertexSearch, created: vertex_search.Spec, options: Options)
     if options.detach:
         print(vertex_follow.explain_how_to_follow(name))
         return
-    vertex_follow.follow(client, name)
+    vertex_follow.follow_search(client, name)

@@ -44,7 +44,8 @@ class Vertex:
         self._reach()
         assert request.name == NAME
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        return v1.CustomJob(name=NAME, state=state, error={"message": self.error})
+        sent = self.created[-1].custom_job if self.created else v1.CustomJob()
+        return v1.CustomJob(sent, name=NAME, state=state, error={"message": self.error})
 
     def list(self, request):
         self._reach()
@@ -112,6 +113,19 @@ def test_it_names_the_job_and_waits_for_its_end(service, capsys):
     ]
     assert said.count('{"step": 60}\n{"step": 120}\n') == 1
     assert "torn" not in said
+
+
+def test_a_run_that_was_left_alone_is_followed_again(service, capsys):
+    assert launch("--detach") == 0
+    service.objects["b/run/metrics.jsonl"] = b'{"step": 60}\n'
+    capsys.readouterr()
+    assert main.main(["launch", "vertex-attach", NAME]) == 0
+    assert '{"step": 60}' in capsys.readouterr().out
+
+
+def test_a_job_of_something_else_is_not_followed(service, capsys):
+    assert main.main(["launch", "vertex-attach", NAME]) == 2
+    assert "is not a job that `tftpu launch vertex` started" in capsys.readouterr().err
 
 
 def test_with_detach_it_returns_at_once(service, capsys):

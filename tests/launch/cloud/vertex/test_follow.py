@@ -174,7 +174,7 @@ def test_for_a_loss_the_lowest_is_the_best(service, capsys):
 def test_a_job_that_was_left_alone_is_followed_again(service, capsys):
     assert launch("--detach") == 0
     said = capsys.readouterr().out
-    follow = next(line for line in said.splitlines() if "vertex-search-attach" in line)
+    follow = next(line for line in said.splitlines() if "vertex-attach" in line)
     assert len(service.states) == 4  # nobody has waited
     assert main.main(follow.partition("tftpu ")[2].split()) == 0
     said = capsys.readouterr().out
@@ -185,7 +185,7 @@ def test_a_job_that_was_left_alone_is_followed_again(service, capsys):
 def test_a_search_of_something_else_has_no_command_that_trains(service, capsys):
     assert launch("--detach") == 0
     service.foreign = True
-    assert main.main(["launch", "vertex-search-attach", NAME]) == 2
+    assert main.main(["launch", "vertex-attach", NAME]) == 2
     assert "is not a search that `tftpu launch vertex-search` started" in capsys.readouterr().err
 
 
@@ -205,7 +205,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_how_to_follow_it(
     assert launch() == 0
     said = capsys.readouterr().out
     assert f"The job keeps running. The job is {NAME}" in said
-    assert f"tftpu launch vertex-search-attach {NAME}" in said
+    assert f"tftpu launch vertex-attach {NAME}" in said
 
 
 @pytest.mark.parametrize(
@@ -249,11 +249,11 @@ def test_a_request_that_never_arrived_is_not_called_a_job(service, capsys):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("digits-1124-abcdef", "is not the resource name of a search"),
-        (f"{PARENT}/customJobs/1", "is not the resource name of a search"),
+        ("digits-1124-abcdef", "is not the resource name of a run or a search"),
+        (f"{PARENT}/pipelineJobs/1", "is not the resource name of a run or a search"),
         (f"{PARENT}/hyperparameterTuningJobs/9", "The job does not exist"),
     ],
 )
 def test_a_job_that_there_is_not_cannot_be_followed(service, capsys, name, says):
-    assert main.main(["launch", "vertex-search-attach", name]) == 2
+    assert main.main(["launch", "vertex-attach", name]) == 2
     assert says in capsys.readouterr().err

@@ -1,6 +1,8 @@
-"""Follows a search that `tftpu launch vertex-search` started, and shows its best trials.
+"""Follows a run or a search on Vertex AI, after its terminal was closed.
 
-tftpu launch vertex-search-attach projects/1/locations/us-central1/hyperparameterTuningJobs/2
+A run shows its metrics, a search its trials and, in the end, the best ones.
+
+    tftpu launch vertex-attach projects/1/locations/us-central1/customJobs/2
 """
 
 import dataclasses
@@ -14,11 +16,11 @@ from tftpu.launch.settings.options import required
 class Options:
     """The job to follow."""
 
-    job: str = required("JOB", "resource name of the job, as `vertex-search` printed it", word=True)
+    job: str = required("JOB", "resource name of the job, as the launcher printed it", word=True)
 
 
 def run(options: Options) -> None:
-    """Prints each trial of a job when it ends, and the best trials after the last one.
+    """Prints what is new of a job until it ends.
 
     Raises:
         UserError: there is no such job, or it failed.
@@ -27,5 +29,5 @@ def run(options: Options) -> None:
     from tftpu.launch.cloud.vertex import client as vertex_client
     from tftpu.launch.cloud.vertex import follow
 
-    client = vertex_client.create_client(follow.parse_region(options.job))
-    follow.follow(client, options.job)
+    region, follow_job = follow.choose(options.job)
+    follow_job(vertex_client.create_client(region), options.job)
