@@ -49,7 +49,7 @@ def test_what_is_no_mesh(text, message):
 
 @pytest.mark.parametrize("text", ["fsdp:4", "fsdp:16", "data:3,fsdp:-1", "data:16,fsdp:-1"])
 def test_sizes_that_do_not_use_every_device(text):
-    with pytest.raises(UserError, match=r"device\(s\), but there are 8: the product of its sizes"):
+    with pytest.raises(UserError, match=r"devices, but there are 8: the product of its sizes"):
         mesh_sizes(text, 8)
 
 

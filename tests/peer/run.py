@@ -18,6 +18,8 @@ from pathlib import Path
 
 import keras
 
+from tftpu.errors import counted
+
 ROOT = Path(__file__).parents[2]
 # Needs a server of Keras's own.
 _LEFT_OUT = {"remote_monitor_test.py"}
@@ -85,8 +87,9 @@ def main() -> None:
         passed, others = run(files, given.backend, given.devices, through=True)
         for name in sorted({*others} - {*left}):
             print(f"  {name}")
+        devices = counted(given.devices, "device")
         print(
-            f"{group}, {given.backend}, {given.devices} device(s): {passed} of {expected} that "
+            f"{group}, {given.backend}, {devices}: {passed} of {expected} that "
             f"Keras {keras.__version__} passes ({datetime.date.today()})",
             flush=True,
         )

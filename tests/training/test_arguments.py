@@ -113,7 +113,7 @@ SIZES = {
         Y,
         r"takes features of shape \(6,\) for each example.*has \(1, 6\)",
     ),
-    "inputs": (mlp, [X, X], Y, r"has 1 input\(s\), but the data has 2 features"),
+    "inputs": (mlp, [X, X], Y, r"has 1 input, but the data has 2 features"),
     "classes": (mlp, X, Y + 3, r"labels, has the value 6 .*, and the model's output has 4 classes"),
 }
 

@@ -6,13 +6,14 @@ After any failure, a message names a slice that may still exist, with the comman
 import contextlib
 import shlex
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tftpu.amounts import format_period
 from tftpu.errors import ExitCode, UserError
 from tftpu.launch.cloud import google_cloud, job, waiting
 from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError
 from tftpu.launch.cloud.tpu_vm.job import TpuVmJob
+from tftpu.launch.cloud.tpu_vm.rented import RentedSlice, format_resource, from_resource
 from tftpu.launch.cloud.tpu_vm.workers import Outcome, SliceWorkers
 
 if TYPE_CHECKING:
@@ -55,116 +56,164 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
     """
     order.ship()
     while True:
-        rented = _RentedSlice(client, order)
+        rental = _Rental(client, order.describe_slice(job.make_unique_name(order.config)))
         try:
-            rented.train()
+            rental.request(order)
+            rental.follow()
             return
         except ConnectionLost as lost:
             raise UserError(str(lost)) from lost
         except _Preempted:
-            rented.delete()
+            rental.delete()
             if not order.spot:
-                raise UserError(
-                    f"The slice {rented.name} was preempted, or its run stopped. The same command "
-                    "resumes from the last checkpoint."
-                ) from None
+                rental.raise_preempted()
             print("The slice was preempted: requesting another one.", flush=True)
 
 
-class _RentedSlice:
-    """One request for a slice, under a unique name. The arguments are those of `train`."""
+def attach(client: "TpuClient", project: str, zone: str, name: str) -> None:
+    """Follows the run on a slice that was requested before, and deletes the slice at its end.
 
-    def __init__(self, client: "TpuClient", order: TpuVmJob):
-        self.name = job.make_unique_name(order.config)
+    Args:
+        client: Cloud TPU's client.
+        project: project of Google Cloud.
+        zone: zone of the slice.
+        name: name of the slice.
+
+    Raises:
+        UserError: there is no such slice, it was preempted, or the run failed.
+    """
+    get = client.get_queued_resource
+    resource = format_resource(project, zone, name)
+    try:
+        found = google_cloud.call("looking for the slice", get, name=resource)
+    except NotFoundError as error:
+        raise UserError(
+            f"There is no slice {name} in {zone} of the project {project}: after the end of a run "
+            "it is deleted. What the run printed is in launch/ in its workdir."
+        ) from error
+    except ConnectionLost as lost:
+        raise UserError(str(lost)) from lost
+    rental = _Rental(client, from_resource(found))
+    try:
+        rental.follow()
+    except ConnectionLost as lost:
+        raise UserError(str(lost)) from lost
+    except _Preempted:
+        rental.delete()
+        rental.raise_preempted()
+
+
+class _Rental:
+    """A request for a slice, from its creation to the slice's deletion."""
+
+    def __init__(self, client: "TpuClient", rented: RentedSlice):
         self._client = client
-        self._order = order
-        self._resource = f"{order.parent}/queuedResources/{self.name}"
-        self._ending = f"this deletes it: {shlex.join(order.build_delete_command(self.name))}"
+        self._rented = rented
+        self._states = waiting.StateLog()
+        self._ending = f"this deletes it: {shlex.join(rented.build_delete_command())}"
 
-    def train(self) -> None:
-        """Rents the slice, follows the run and deletes the slice. The caller handles a preemption.
+    def request(self, order: TpuVmJob) -> None:
+        """Requests the slice and waits until it is there. The caller handles a preemption.
 
         Raises:
-            UserError: there was no slice, or the run failed.
+            UserError: the request was rejected, or there was no slice.
         """
         try:
-            self._create()
-            print(f"Requested {self._order.slice.name} as {self.name}; {self._ending}", flush=True)
+            self._create(order)
+            name = self._rented.name
+            print(f"Requested {self._rented.slice.name} as {name}; {self._ending}", flush=True)
             self._wait_for_capacity()
         except (_NotCreatedError, _Preempted):
             raise
         except BaseException:
             self.delete()  # nothing has run on the machine yet
             raise
-        workers = SliceWorkers(self._order, self.name)
+
+    def follow(self) -> None:
+        """Follows the run, and deletes the slice at its end. The caller handles a preemption.
+
+        Raises:
+            UserError: there was no slice, or the run failed.
+        """
+        workers = SliceWorkers(self._rented)
         try:
+            self._wait_for_capacity()  # returns at once if the slice is there
             outcome = self._follow(workers)
         except _Preempted:
             raise
         except KeyboardInterrupt:
-            print(f"\nNo longer watching. The run continues, and incurs costs; {self._ending}")
+            print(
+                f"\nNo longer watching. The run continues, and incurs costs; {self._ending}\n"
+                f"This follows it again: {self._rented.format_attach_command()}"
+            )
             return
         except BaseException:
             print(f"The run may continue, and incur costs; {self._ending}")
             raise
-        if self._order.keep:
-            print(f"The slice {self.name} is kept, and incurs costs; {self._ending}")
+        if self._rented.keep:
+            print(f"The slice {self._rented.name} is kept, and incurs costs; {self._ending}")
         else:
             self.delete()
         self._report(workers, outcome)
+
+    def raise_preempted(self) -> NoReturn:
+        """Raises `UserError`, which says how to resume."""
+        raise UserError(
+            f"The slice {self._rented.name} was preempted, or its run stopped. The same "
+            "`tftpu launch tpu-vm` command resumes from the last checkpoint."
+        ) from None
 
     def delete(self) -> None:
         """Deletes the slice, or prints that it could not be deleted."""
         from google.cloud import tpu_v2
 
-        request = tpu_v2.DeleteQueuedResourceRequest(name=self._resource, force=True)
+        request = tpu_v2.DeleteQueuedResourceRequest(name=self._rented.resource, force=True)
         delete = self._client.delete_queued_resource
         try:
             operation = waiting.retry(
                 lambda: google_cloud.call("deleting the slice", delete, request=request)
             )
             operation.result(timeout=DELETE_TIMEOUT_S)
-            print(f"Deleted the slice {self.name}.", flush=True)
+            print(f"Deleted the slice {self._rented.name}.", flush=True)
         except NotFoundError:
-            print(f"There is no slice {self.name}: nothing to delete.", flush=True)
+            print(f"There is no slice {self._rented.name}: nothing to delete.", flush=True)
         except (Exception, KeyboardInterrupt) as error:
             print(
-                f"The slice {self.name} could not be deleted ({error}), and may incur costs; "
-                f"{self._ending}",
+                f"The slice {self._rented.name} could not be deleted ({error}), and may incur "
+                f"costs; {self._ending}",
                 flush=True,
             )
 
-    def _create(self) -> None:
+    def _create(self, order: TpuVmJob) -> None:
         from google.cloud import tpu_v2
 
         what = "requesting the slice"
-        wanted = self._order.build_request(self.name)
+        wanted = order.build_request(self._rented.name)
         try:
             operation = google_cloud.call(
                 what,
                 self._client.create_queued_resource,
-                parent=self._order.parent,
-                queued_resource_id=self.name,
+                parent=order.parent,
+                queued_resource_id=self._rented.name,
                 queued_resource=google_cloud.to_message(tpu_v2.QueuedResource, wanted),
             )
         except UserError as error:
             raise _NotCreatedError(str(error)) from error
         except ConnectionLost:  # the TPU VM may have been created: polling its state shows it
-            print(f"No answer to the request for {self.name}: looking for it.", flush=True)
+            print(f"No answer to the request for {self._rented.name}: looking for it.", flush=True)
             return
         # Google Cloud may report only now that a quota is exceeded.
         with contextlib.suppress(ConnectionLost, TimeoutError):
             google_cloud.call(what, operation.result, timeout=CREATE_TIMEOUT_S)
 
     def _wait_for_capacity(self) -> None:
-        states = waiting.StateLog()
         for state, detail in waiting.poll(self._read_state):
-            states.print(state.lower().replace("_", " "))
+            self._states.print(state.lower().replace("_", " "))
             if state == "ACTIVE":
                 return
             if state == "FAILED":
                 raise UserError(
-                    f"There is no capacity for {self._order.slice.name} in {self._order.zone}: "
+                    f"There is no capacity for {self._rented.slice.name} in {self._rented.zone}: "
                     f"{detail} Try another zone or slice, or a longer --queue_timeout."
                 )
             if state in _GONE:
@@ -172,7 +221,7 @@ class _RentedSlice:
 
     def _follow(self, workers: SliceWorkers) -> Outcome | None:
         """Prints the run's output until it ends; returns its outcome, None without an exit code."""
-        overdue = time.monotonic() + self._order.timeout + OVERDUE_S
+        overdue = time.monotonic() + self._rented.timeout + OVERDUE_S
         others = workers.describe_other_logs()
         if others:
             print(others, flush=True)
@@ -192,34 +241,34 @@ class _RentedSlice:
         """Returns the state of the request, such as "ACTIVE", and the reason for a failure."""
         get = self._client.get_queued_resource
         try:
-            found = google_cloud.call("watching the slice", get, name=self._resource).state
+            found = google_cloud.call("watching the slice", get, name=self._rented.resource).state
         except NotFoundError as error:
             raise UserError(
-                f"There is no slice {self.name}: the request never arrived, or the slice was "
-                f"deleted. If it appears later, {self._ending}"
+                f"There is no slice {self._rented.name}: the request never arrived, or the slice "
+                f"was deleted. If it appears later, {self._ending}"
             ) from error
         detail = found.failed_data.error.message
         return found.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
 
     def _report(self, workers: SliceWorkers, outcome: Outcome | None) -> None:
         """Raises `UserError` if the run failed; prints what is known of silent workers."""
-        order = self._order
+        rented = self._rented
         if outcome is None:
             raise UserError(
-                f"No exit code came from {self.name} within "
-                f"--timeout={format_period(order.timeout)}. Its output is in "
-                f"{order.resolve_log(self.name, 0)}."
+                f"No exit code came from {rented.name} within "
+                f"--timeout={format_period(rented.timeout)}. Its output is in "
+                f"{rented.resolve_log(0)}."
             )
         log = workers.explain(outcome)
         if outcome.code == ExitCode.HUNG:
             raise UserError(
                 "The run was ended, because it hung or took longer than "
-                f"--timeout={format_period(order.timeout)}; {log} The same command resumes from "
-                "the last checkpoint."
+                f"--timeout={format_period(rented.timeout)}; {log} The same "
+                "`tftpu launch tpu-vm` command resumes from the last checkpoint."
             )
         if outcome.code:
-            one = "The run" if order.slice.hosts == 1 else f"Worker {outcome.worker}"
-            rest = "" if order.slice.hosts == 1 else ", and the run with it"
+            one = "The run" if rented.slice.hosts == 1 else f"Worker {outcome.worker}"
+            rest = "" if rented.slice.hosts == 1 else ", and the run with it"
             raise UserError(f"{one} ended with code {outcome.code}{rest}; {log}")
         if outcome.missing:
             print(f"The run ended well; {log}")

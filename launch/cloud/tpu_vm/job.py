@@ -12,6 +12,7 @@ from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
+from tftpu.launch.cloud.tpu_vm.rented import RentedSlice
 from tftpu.tpu.slices import PRICE_SOURCE, Slice
 
 # The image of each TPU generation: https://cloud.google.com/tpu/docs/runtimes
@@ -48,21 +49,17 @@ class TpuVmJob(job.CloudJob):
         """The resource name of the location in which the request is made."""
         return f"projects/{self.project}/locations/{self.zone}"
 
-    def build_delete_command(self, name: str) -> list[str]:
-        """Returns the command that deletes a slice."""
-        command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
-        return [*command, "--quiet", f"--project={self.project}", f"--zone={self.zone}"]
-
-    def resolve_folder(self, name: str) -> str:
-        """Returns the folder where worker 0 writes its log and its exit code.
-
-        The others write theirs to the folders `worker-1`, `worker-2`, … in it.
-        """
-        return f"{self.workdir}/launch/{name}"
-
-    def resolve_log(self, name: str, worker: int) -> str:
-        """Returns the address of the file with the output of a worker."""
-        return f"{self.resolve_folder(name)}/{name_log(worker)}"
+    def describe_slice(self, name: str) -> RentedSlice:
+        """Returns the slice that the request of that name gets."""
+        return RentedSlice(
+            name=name,
+            project=self.project,
+            zone=self.zone,
+            slice=self.slice,
+            folder=f"{self.workdir}/launch/{name}",
+            timeout=self.timeout,
+            keep=self.keep,
+        )
 
     def build_request(self, name: str) -> dict[str, Any]:
         """Returns the QueuedResource to create, with the names of the REST interface."""
@@ -94,25 +91,21 @@ class TpuVmJob(job.CloudJob):
 
     def build_startup_script(self, name: str) -> str:
         """Returns the script that each worker runs; every value in it is quoted."""
+        rented = self.describe_slice(name)
         lines = [
             "#!/bin/bash",
             "set -u",
             "export HOME=/root",
             'home="${TFTPU_HOME:-/opt/tftpu}"',
-            f"folder={shlex.quote(self.resolve_folder(name))}",
+            f"folder={shlex.quote(rented.folder)}",
             f"slices={self.slice.slices}",
             f"hosts={self.slice.single.hosts}",
             f"limit={self.timeout}",
-            f"delete=({shlex.join([] if self.keep else self.build_delete_command(name))})",
+            f"delete=({shlex.join([] if self.keep else rented.build_delete_command())})",
             self.shipment.build_script(self.workdir, self.build_arguments(self.workdir)),
             (Path(__file__).parent / "startup.sh").read_text(),
         ]
         return "\n".join(lines)
-
-
-def name_log(worker: int) -> str:
-    """Returns the path of the file with the output of a worker, in the folder of the launch."""
-    return f"{f'worker-{worker}/' if worker else ''}log.txt"
 
 
 def as_yaml(order: TpuVmJob) -> str:

@@ -6,7 +6,7 @@ import time
 
 from tftpu.errors import ExitCode
 from tftpu.launch.cloud import google_cloud, waiting
-from tftpu.launch.cloud.tpu_vm.job import TpuVmJob, name_log
+from tftpu.launch.cloud.tpu_vm.rented import RentedSlice, name_log
 
 # Seconds after the first exit code for which the other workers' codes are awaited.
 OTHERS_S = 900.0
@@ -33,24 +33,21 @@ class SliceWorkers:
     """The workers of a slice, each with a log and, once it has ended, an exit code.
 
     Args:
-        order: what runs on the slice.
-        name: name of the slice.
+        rented: the slice.
     """
 
-    def __init__(self, order: TpuVmJob, name: str):
-        self._order = order
-        self._name = name
-        self._folder = google_cloud.BucketFolder(order.resolve_folder(name))
+    def __init__(self, rented: RentedSlice):
+        self._rented = rented
+        self._folder = google_cloud.BucketFolder(rented.folder)
         self._deadline = math.inf
 
     def describe_other_logs(self) -> str:
         """Returns a line that says where the output of the other workers is; "" on one host."""
-        last = self._order.slice.hosts - 1
-        folder = self._order.resolve_folder(self._name)
+        last = self._rented.slice.hosts - 1
         if last < 1:
             return ""
         others = "worker 1 writes" if last == 1 else f"workers 1 to {last} write"
-        return f"Worker 0 is shown; {others} to {folder}/worker-N/log.txt."
+        return f"Worker 0 is shown; {others} to {self._rented.folder}/worker-N/log.txt."
 
     def poll(self) -> Outcome | None:
         """Prints the new output of worker 0; returns how the run ended, or None if it continues.
@@ -66,7 +63,7 @@ class SliceWorkers:
         if not codes:
             return None
         self._deadline = min(self._deadline, time.monotonic() + OTHERS_S)
-        missing = tuple(w for w in range(self._order.slice.hosts) if w not in codes)
+        missing = tuple(w for w in range(self._rented.slice.hosts) if w not in codes)
         if missing and time.monotonic() < self._deadline:
             return None
         self._folder.print_new(name_log(0))
@@ -78,7 +75,7 @@ class SliceWorkers:
 
         The lines of worker 0 have already been shown.
         """
-        log = self._order.resolve_log(self._name, outcome.worker)
+        log = self._rented.resolve_log(outcome.worker)
         if outcome.worker:
             text = self._folder.read_new(name_log(outcome.worker))
             waiting.print_last_lines(f"worker {outcome.worker}", text)

@@ -1,13 +1,12 @@
-"""Follows a job of Vertex AI to its end: the metrics of a run, or the trials of a search."""
+"""Follows a job of Vertex AI to its end: a run's metrics, a search's trials, a pipeline's steps."""
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud
 from tftpu.launch.cloud.vertex import client as vertex_client
-from tftpu.launch.cloud.vertex import trials
+from tftpu.launch.cloud.vertex import pipeline_client, trials
 from tftpu.launch.cloud.vertex.client import CUSTOM, TUNING
 
 if TYPE_CHECKING:
@@ -93,18 +92,24 @@ def _format_attach_command(name: str) -> str:
     return f"tftpu launch vertex-attach {name}"
 
 
-def choose(name: str) -> "tuple[str, Callable[[JobServiceClient, str], None]]":
-    """Returns the region of a job, and the function that follows jobs of its kind.
+def attach(name: str) -> None:
+    """Follows a run, a search or a pipeline that was started before.
+
+    Args:
+        name: resource name of the job.
 
     Raises:
-        UserError: the name does not belong to such a job.
+        UserError: the name belongs to no such job, the job failed, or it cannot be reached.
     """
-    kinds: dict[str, Any] = {"customJobs": follow_run, "hyperparameterTuningJobs": follow_search}
+    jobs: dict[str, Any] = {"customJobs": follow_run, "hyperparameterTuningJobs": follow_search}
     found = re.fullmatch(r"projects/[^/]+/locations/([^/]+)/([^/]+)/[^/]+", name)
-    if not found or found[2] not in kinds:
+    if found and found[2] in jobs:
+        jobs[found[2]](vertex_client.create_client(found[1]), name)
+    elif found and found[2] == "pipelineJobs":
+        pipeline_client.watch(pipeline_client.create_clients(found[1]), name)
+    else:
         raise UserError(
-            f"{name} is not the resource name of a run or a search: write "
-            "projects/PROJECT/locations/REGION/customJobs/NUMBER, or hyperparameterTuningJobs in "
-            "place of customJobs, as `tftpu launch vertex` or `vertex-search` has printed."
+            f"{name} is not the resource name of a job: write projects/PROJECT/locations/REGION/"
+            "KIND/NUMBER as the launcher printed it, with customJobs for a run, "
+            "hyperparameterTuningJobs for a search or pipelineJobs for a pipeline as KIND."
         )
-    return found[1], kinds[found[2]]

@@ -15,6 +15,7 @@ from typing import Any
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.cloud import job
 from tftpu.launch.cloud.vertex import training_job
+from tftpu.launch.cloud.vertex.pipeline_client import OUTPUTS
 from tftpu.launch.kfp.pipelines import PipelinePlan
 
 _LAUNCHER = "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"
@@ -116,7 +117,7 @@ class VertexPipeline:
         found: Spec = {
             "displayName": job.to_resource_name(training.config),
             "pipelineSpec": self.compile_spec(),
-            "runtimeConfig": {"gcsOutputDirectory": f"{training.workdir}/pipelines"},
+            "runtimeConfig": {"gcsOutputDirectory": f"{training.workdir}{OUTPUTS}"},
             "labels": training.build_custom_job()["labels"],
         }
         if training.service_account:

@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tftpu.errors import UserError
 from tftpu.launch.cloud import google_cloud, waiting
 from tftpu.launch.cloud.google_cloud import ConnectionLost
-from tftpu.launch.cloud.vertex.pipeline import Spec
 from tftpu.launch.cloud.vertex.training_job import VertexJob as Training
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import PipelineServiceClient, ScheduleServiceClient
+
+    from tftpu.launch.cloud.vertex.pipeline import Spec
+
+
+OUTPUTS = "/pipelines"  # folder of Vertex AI Pipelines in the workdir
 
 
 class PipelineClients(NamedTuple):
@@ -29,7 +33,7 @@ def create_clients(region: str) -> PipelineClients:
     )
 
 
-def submit(given: PipelineClients, training: Training, created: Spec, number: str) -> str:
+def submit(given: PipelineClients, training: Training, created: "Spec", number: str) -> str:
     """Uploads the run's files, starts a run of a pipeline, and returns its resource name.
 
     Args:
@@ -45,7 +49,7 @@ def submit(given: PipelineClients, training: Training, created: Spec, number: st
 
     training.shipment.upload(training.workdir)
     name = f"{training.parent}/pipelineJobs/{number}"
-    ending = explain_how_to_end(training, name)
+    ending = explain_how_to_end(name)
     with waiting.creating(f"The pipeline may run, and incur costs. {ending}"):
         try:
             google_cloud.call(
@@ -69,7 +73,7 @@ def _is_there(given: PipelineClients, name: str) -> bool:
     return True
 
 
-def submit_schedule(given: PipelineClients, training: Training, created: Spec, cron: str) -> str:
+def submit_schedule(given: PipelineClients, training: Training, created: "Spec", cron: str) -> str:
     """Uploads the run's files, creates a schedule of a pipeline, and returns its resource name.
 
     Args:
@@ -93,7 +97,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: Spec, c
     }
     with waiting.creating(
         f"The schedule may exist, and start runs that cost: look for {created['displayName']} on "
-        f"{_format_console_url(training, 'schedules')}, and delete it there."
+        f"{_format_console_url(training.project, 'schedules')}, and delete it there."
     ):
         return google_cloud.call(
             "creating the schedule",
@@ -103,7 +107,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: Spec, c
         ).name
 
 
-def watch(given: PipelineClients, training: Training, name: str) -> None:
+def watch(given: PipelineClients, name: str) -> None:
     """Waits for the end of a pipeline; prints the states of its steps and the path of the export.
 
     Ctrl-C ends the watching, not the pipeline.
@@ -112,8 +116,8 @@ def watch(given: PipelineClients, training: Training, name: str) -> None:
         UserError: it failed, was cancelled, or cannot be reached.
     """
     get, states = given.pipelines.get_pipeline_job, waiting.StateLog()
-    ending = explain_how_to_end(training, name)
-    with waiting.watching(f"The pipeline keeps running. {ending}"):
+    again = f"`tftpu launch vertex-attach {name}` follows it again."
+    with waiting.watching(f"The pipeline keeps running. {explain_how_to_end(name)} {again}"):
         for found in waiting.poll(
             lambda: google_cloud.call("watching the pipeline", get, name=name)
         ):
@@ -121,18 +125,19 @@ def watch(given: PipelineClients, training: Training, name: str) -> None:
                 states.print(task.state.name.lower(), task.task_name)
             state = found.state.name.removeprefix("PIPELINE_STATE_").lower()
             if state == "succeeded":
-                print(f"The export is in {resolve_run_folder(training, name)}/export")
+                workdir = found.runtime_config.gcs_output_directory.removesuffix(OUTPUTS)
+                print(f"The export is in {resolve_run_folder(workdir, name)}/export")
                 return
             if state in ("failed", "cancelled"):
                 raise UserError(
                     f"The pipeline {state}: {_describe_failure(found)}. The log of each step "
-                    f"gives the reason: {format_page_url(training, name)}"
+                    f"gives the reason: {format_page_url(name)}"
                 )
 
 
-def resolve_run_folder(training: Training, name: str) -> str:
+def resolve_run_folder(workdir: str, name: str) -> str:
     """Returns the folder of a run, which is named by the run's number."""
-    return f"{training.workdir}/{name.rpartition('/')[2]}"
+    return f"{workdir}/{name.rpartition('/')[2]}"
 
 
 def _describe_failure(found: Any) -> str:
@@ -145,25 +150,22 @@ def _describe_failure(found: Any) -> str:
     return "; ".join(reasons) or found.error.message.rstrip(".") or "no reason was given"
 
 
-def format_page_url(training: Training, name: str) -> str:
+def format_page_url(name: str) -> str:
     """Returns the address of a run in the console."""
-    return _format_console_url(
-        training, f"locations/{training.region}/runs/{name.rpartition('/')[2]}"
-    )
+    project, region, number = name.split("/")[1::2]
+    return _format_console_url(project, f"locations/{region}/runs/{number}")
 
 
-def _format_console_url(training: Training, what: str) -> str:
-    console = "https://console.cloud.google.com/vertex-ai/pipelines"
-    return f"{console}/{what}?project={training.project}"
+def _format_console_url(project: str, what: str) -> str:
+    return f"https://console.cloud.google.com/vertex-ai/pipelines/{what}?project={project}"
 
 
-def explain_how_to_end(training: Training, name: str) -> str:
+def explain_how_to_end(name: str) -> str:
     """Returns a line with the name of a run and the page that ends it; `gcloud` has no command."""
-    return f"It is {name}; {format_page_url(training, name)} shows and cancels it."
+    return f"It is {name}; {format_page_url(name)} shows and cancels it."
 
 
 def explain_how_to_end_schedule(training: Training, name: str) -> str:
     """Returns a line with the name of a schedule and the page that ends it."""
-    return (
-        f"It is {name}; {_format_console_url(training, 'schedules')} shows, pauses and deletes it."
-    )
+    page = _format_console_url(training.project, "schedules")
+    return f"It is {name}; {page} shows, pauses and deletes it."

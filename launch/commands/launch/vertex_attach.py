@@ -1,6 +1,6 @@
-"""Follows a run or a search on Vertex AI, after its terminal was closed.
+"""Follows a run, a search or a pipeline on Vertex AI, after its terminal was closed.
 
-A run shows its metrics, a search its trials and, in the end, the best ones.
+A run shows its metrics, a pipeline its steps, a search its trials and, in the end, the best ones.
 
     tftpu launch vertex-attach projects/1/locations/us-central1/customJobs/2
 """
@@ -26,8 +26,6 @@ def run(options: Options) -> None:
         UserError: there is no such job, or it failed.
     """
     google_cloud.require(CLIENT)
-    from tftpu.launch.cloud.vertex import client as vertex_client
     from tftpu.launch.cloud.vertex import follow
 
-    region, follow_job = follow.choose(options.job)
-    follow_job(vertex_client.create_client(region), options.job)
+    follow.attach(options.job)

@@ -141,7 +141,7 @@ def _launch(training: training_job.VertexJob, created: dict, options: Options) -
         print(client.explain_how_to_end_schedule(training, name))
         return
     name = client.submit(given, training, created, job.make_unique_name(options.config))
-    print(client.explain_how_to_end(training, name))
-    print(f"The run is in {client.resolve_run_folder(training, name)}", flush=True)
+    print(client.explain_how_to_end(name))
+    print(f"The run is in {client.resolve_run_folder(training.workdir, name)}", flush=True)
     if not options.detach:
-        client.watch(given, training, name)
+        client.watch(given, name)

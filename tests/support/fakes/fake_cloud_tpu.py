@@ -59,8 +59,11 @@ class CloudTpu:
         if states == ["ACTIVE"] and not self.hangs:
             self._run(request.name.rpartition("/")[2])
         found = {"state": state, "failed_data": {"error": {"message": self.failure}}}
+        requested = {f"{r.parent}/queuedResources/{r.queued_resource_id}": r for r in self.requests}
         return tpu_v2.QueuedResource(
-            name=request.name, state=found if self.failure else {"state": state}
+            name=request.name,
+            tpu=requested[request.name].queued_resource.tpu,
+            state=found if self.failure else {"state": state},
         )
 
     def delete(self, request):

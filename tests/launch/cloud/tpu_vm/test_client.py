@@ -212,7 +212,10 @@ def test_a_slice_that_is_not_spot_is_not_rented_again(service, capsys):
     assert launch() == 2
     assert len(service.requests) == 1
     assert not service.slices
-    assert "The same command resumes from the last checkpoint" in capsys.readouterr().err
+    assert (
+        "The same `tftpu launch tpu-vm` command resumes from the last checkpoint"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_answer_lost_after_the_creation(service):
@@ -294,10 +297,71 @@ def test_an_interrupt(service, capsys, monkeypatch, active):
         assert len(service.slices) == 1
         message = f"The run continues, and incurs costs; this deletes it: {delete_command(name)}"
         assert message in captured.out
+        attach = f"tftpu launch tpu-vm-attach {name} --zone=us-west4-a --project=p"
+        assert captured.out.endswith(f"This follows it again: {attach}\n")
     else:  # nothing ran on it
         assert code == 130
         assert not service.slices
         assert f"Deleted the slice {name}." in captured.out
+
+
+def leave_alone(service, monkeypatch, *flags: str) -> str:
+    """Starts a run whose launcher is interrupted; returns the name of its slice."""
+    service.hangs = True
+    service.states = [["ACTIVE"]]
+    with monkeypatch.context() as patched:
+        interrupt_waiting(patched)
+        assert launch(*flags) == 0
+    service.hangs = False
+    return id_of(service)
+
+
+def attach(name: str) -> int:
+    place = "--zone=us-west4-a", "--project=p"
+    return main.main(["launch", "tpu-vm-attach", name, *place])
+
+
+def test_a_run_that_was_left_alone_is_followed_again(service, capsys, monkeypatch):
+    name = leave_alone(service, monkeypatch)
+    capsys.readouterr()
+    assert attach(name) == 0
+    said = capsys.readouterr().out
+    assert f"trained on {name}" in said
+    assert said.endswith(f"Deleted the slice {name}.\n")
+    assert not service.slices
+
+
+def test_a_kept_slice_is_kept_by_whoever_follows_its_run(service, capsys, monkeypatch):
+    name = leave_alone(service, monkeypatch, "--keep")
+    assert attach(name) == 0
+    assert len(service.slices) == 1
+    assert f"The slice {name} is kept" in capsys.readouterr().out
+
+
+def test_a_failed_run_that_is_followed_again_ends_with_its_code(service, capsys, monkeypatch):
+    service.exit_codes = [3]
+    name = leave_alone(service, monkeypatch)
+    assert attach(name) == 2
+    assert f"code 3; gs://b/run/launch/{name}/log.txt" in capsys.readouterr().err
+    assert not service.slices
+
+
+def test_a_followed_slice_that_is_preempted_is_deleted(service, capsys, monkeypatch):
+    name = leave_alone(service, monkeypatch)
+    (service.slices[f"{PARENT}/queuedResources/{name}"],) = [["SUSPENDED"]]
+    assert attach(name) == 2
+    assert "`tftpu launch tpu-vm` command resumes" in capsys.readouterr().err
+    assert not service.slices
+
+
+def test_a_slice_that_is_gone_or_of_something_else_is_not_followed(service, capsys, monkeypatch):
+    assert attach("gpt-1122-14d641") == 2
+    assert "There is no slice gpt-1122-14d641 in us-west4-a" in capsys.readouterr().err
+    name = leave_alone(service, monkeypatch)
+    service.requests[0].queued_resource.tpu.node_spec[0].node.metadata["startup-script"] = "ls"
+    assert attach(name) == 2
+    assert "is not a slice that `tftpu launch tpu-vm` requested" in capsys.readouterr().err
+    assert len(service.slices) == 1
 
 
 def test_a_bucket_that_cannot_be_written_costs_nothing(service, capsys, monkeypatch):

@@ -16,7 +16,7 @@ from tests.support.fakes.rented_machine import RentedMachine
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
 from tftpu.launch.cloud.shipping import shipment
-from tftpu.launch.cloud.tpu_vm import job, workers
+from tftpu.launch.cloud.tpu_vm import job, rented, workers
 from tftpu.tpu.slices import parse_slice
 
 JAX = "--config.cluster.engine=jax"
@@ -240,6 +240,14 @@ def test_all_workers_are_followed_to_one_end(service, capsys):
     assert "worker 1 of" not in said
     assert "19.20 USD an hour" in said  # 16 chips
     assert not service.slices
+
+
+def test_what_cloud_tpu_answers_describes_the_slices(service):
+    found = order("2xv5e-16")
+    wanted = found.build_request("n")
+    resource = tpu_v2.QueuedResource(name=f"{found.parent}/queuedResources/n")
+    json_format.ParseDict({"tpu": wanted["tpu"]}, tpu_v2.QueuedResource.pb(resource))
+    assert rented.from_resource(resource) == found.describe_slice("n")
 
 
 def test_one_worker_fails_and_the_slice_is_deleted(service, capsys):

@@ -249,8 +249,8 @@ def test_a_request_that_never_arrived_is_not_called_a_job(service, capsys):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("digits-1124-abcdef", "is not the resource name of a run or a search"),
-        (f"{PARENT}/pipelineJobs/1", "is not the resource name of a run or a search"),
+        ("digits-1124-abcdef", "is not the resource name of a job"),
+        (f"{PARENT}/datasets/1", "is not the resource name of a job"),
         (f"{PARENT}/hyperparameterTuningJobs/9", "The job does not exist"),
     ],
 )

@@ -83,7 +83,10 @@ class Vertex:
             raise Fault(grpc.StatusCode.NOT_FOUND, "there is none")
         state, tasks = self.moments.pop(0) if len(self.moments) > 1 else self.moments[0]
         detail = v1.PipelineJobDetail(task_details=tasks)
-        return v1.PipelineJob(name=request.name, state=state, job_detail=detail)
+        runtime = self.created[names.index(request.name)].pipeline_job.runtime_config
+        return v1.PipelineJob(
+            name=request.name, state=state, job_detail=detail, runtime_config=runtime
+        )
 
     def schedule(self, request):
         self.scheduled.append(request)
@@ -138,6 +141,16 @@ def payload_of(spec: dict, folder: str = "gs://b/digits/run-7") -> dict:
 def without_names(spec: dict) -> dict:
     """Returns a pipeline without the display name of its custom job, which is new each time."""
     return json.loads(json.dumps(spec).replace(payload_of(spec)["display_name"], "NAME"))
+
+
+def test_a_pipeline_that_was_left_alone_is_followed_again(service, capsys):
+    assert launch("--detach") == 0
+    number = service.created[0].pipeline_job_id
+    capsys.readouterr()
+    assert main.main(["launch", "vertex-attach", f"{PARENT}/pipelineJobs/{number}"]) == 0
+    said = capsys.readouterr().out
+    assert "train running" in said
+    assert said.endswith(f"The export is in gs://b/digits/{number}/export\n")
 
 
 @pytest.mark.slow
