@@ -100,6 +100,7 @@ docs: $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.docs)
 # The pictures of README and of the documentation, made anew: trains, and runs the TPU compiler.
 pictures: $(VENV)/.dev
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/plots.py
 
 # Wheel and sdist of the next version, tried on every Python of this machine: see .ci/release.py.
 release:
