@@ -1,22 +1,28 @@
 """Generates the pictures of README and of the documentation: `make pictures`.
 
 python docs/pictures.py            all of them, which takes the TPU compiler some minutes
-python docs/pictures.py rooms      one of them: curves, search, preflight, pipeline or rooms
+python docs/pictures.py rooms      one of them: curves, search, preflight, pipeline, rooms, gallery
 """
 
+import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
-IMAGES = Path(__file__).parent / "images"
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+GALLERY = sorted(set((ROOT / "docs" / "gallery").glob("*.md")) - {ROOT / "docs/gallery/index.md"})
 TFTPU = Path(sys.executable).parent / "tftpu"
 PREFLIGHT = (
     *("preflight", "--config=resnet50_imagenet", "--config.model.norm_batch=128"),
@@ -267,7 +273,50 @@ def pipeline() -> None:
     )
 
 
+def gallery() -> None:
+    """Executes every page of the gallery, as its reader would; keeps the picture that it draws."""
+    for page in GALLERY:
+        with tempfile.TemporaryDirectory() as folder:
+            execute_page(page, Path(folder))
+            with Image.open(Path(folder) / f"{page.stem}.png") as picture:
+                # 64 colours are enough for curves, in a third of the bytes.
+                picture.convert("RGB").quantize(64).save(
+                    IMAGES / "gallery" / f"{page.stem}.png", optimize=True
+                )
+
+
+def execute_page(page: Path, folder: Path) -> None:
+    """Executes the blocks of a page in one program, in a folder; commands train all their steps.
+
+    Raises:
+        subprocess.CalledProcessError: a block failed.
+    """
+    sys.path.insert(0, str(ROOT))
+    from tests.support.repository import doc_blocks
+
+    lines = ["import subprocess"]
+    found = doc_blocks.blocks(page.relative_to(ROOT).as_posix())
+    commands = {command for block in found for command in block.commands}
+    for block in found:
+        if block.title:
+            (folder / block.title).write_text(block.text)
+        if block.language == "python" and f"python {block.title}" not in commands:
+            lines.append(block.text)
+        elif block.language == "bash":
+            words = (shlex.split(command) for command in block.commands)
+            lines += [f"subprocess.run({json.dumps(w)}, check=True)" for w in words]
+    (folder / "page.py").write_text("\n".join(lines))
+    path = os.pathsep.join([str(TFTPU.parent), os.environ["PATH"]])
+    variables = {"PATH": path, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    print(f"== {page.name}", flush=True)
+    start = time.monotonic()
+    program = [sys.executable, "page.py"]
+    subprocess.run(program, cwd=folder, env=os.environ | variables, check=True)
+    print(f"== {page.name}: {time.monotonic() - start:.0f} s", flush=True)
+
+
 PICTURES = {
+    "gallery": gallery,
     "rooms": rooms,
     "pipeline": pipeline,
     "curves": curves,

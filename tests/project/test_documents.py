@@ -113,6 +113,25 @@ def test_the_modules_that_are_run_exist(page):
         assert importlib.util.find_spec(module), module
 
 
+def test_every_page_of_the_gallery_has_the_picture_that_it_draws():
+    folder, pictures = ROOT / "docs/gallery", ROOT / "docs/images/gallery"
+    pages = {path.stem: path.read_text() for path in folder.glob("*.md")}
+    index = pages.pop("index")
+    assert pages and set(pages) == {path.stem for path in pictures.iterdir()}
+    for name, text in pages.items():
+        assert (pictures / f"{name}.png").stat().st_size < 80_000, name
+        link = f"](../images/gallery/{name}.png)"
+        assert link in text.partition("```")[0] and link in index, name
+        assert f"]({name}.md)" in index, name
+        code = "\n".join(block.text for block in doc_blocks.blocks(f"docs/gallery/{name}.md"))
+        assert re.search(rf'savefig\("{name}\.png"|--output={name}\.png', code), name
+
+
+def test_the_script_in_the_gallery_is_that_of_the_tests():
+    script = (ROOT / "tests/compatibility/scripts/vae.py").read_text()
+    assert script in [block.text for block in doc_blocks.blocks("docs/gallery/scripts.md")]
+
+
 def room_of(module: str, rooms: dict[str, int]) -> str | None:
     """Returns the picture's room of a module: the one with the longest matching name."""
     found = [room for room in rooms if f"{module}.".startswith(f"{room}.")]
