@@ -12,5 +12,5 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const box of document.querySelectorAll(`.md-typeset :is(${boxes})`)) observer.observe(box)
 
   // The copy button of each block of code would be a landmark of its own, without a name.
-  for (const nav of document.querySelectorAll(".md-code__nav")) nav.setAttribute("role", "group")
+  for (const nav of document.querySelectorAll(".md-code__nav")) nav.setAttribute("role", "none")
 })
