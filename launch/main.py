@@ -109,21 +109,29 @@ def load_commands() -> dict[str, Command]:
     return {name: _load(name, module) for name, module in sorted(_find_modules().items())}
 
 
+def group_commands() -> dict[str, dict[str, str]]:
+    """Maps each group's title to its commands' modules by name; `train`, the usual first, leads."""
+    modules = dict(sorted(_find_modules().items(), key=lambda item: (item[0] != "train", item[0])))
+    groups = {}
+    for group in [*package.GROUPS, ""]:
+        inside = f"{package.__name__}.{group}".removesuffix(".")
+        title = _read_docstring(_find_source(inside)).partition(":")[0] if group else "Others"
+        groups[title] = {n: m for n, m in modules.items() if m.startswith(f"{inside}.")}
+        modules = {n: m for n, m in modules.items() if n not in groups[title]}
+    return {title: members for title, members in groups.items() if members}
+
+
 def format_usage(within: str = "") -> str:
     """Returns what `tftpu help` prints; imports no command.
 
     Args:
         within: the first word of commands, such as "launch": only those are listed.
     """
-    modules = {n: m for n, m in _find_modules().items() if n.startswith(within)}
     parts = [f"usage: tftpu {within or 'COMMAND'} [WORD ...] [--flag=value ...]"]
-    for group in [*package.GROUPS, ""]:
-        inside = f"{package.__name__}.{group}".removesuffix(".")
-        members = {n: m for n, m in modules.items() if m.startswith(f"{inside}.")}
-        modules = {n: m for n, m in modules.items() if n not in members}
-        rows = [(name, _read_summary(module)) for name, module in sorted(members.items())]
-        title = _read_docstring(_find_source(inside)).partition(":")[0] if group else "Others"
-        if rows:
+    for title, modules in group_commands().items():
+        names = [name for name in modules if name.startswith(within)]
+        if names:
+            rows = [(name, _read_summary(modules[name])) for name in names]
             parts.append(f"{title}\n{_format_table(rows)}")
     parts.append(
         "  tftpu COMMAND --help        shows the words and flags of a command\n"

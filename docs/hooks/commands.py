@@ -1,8 +1,8 @@
 """Writes the command reference and the tables of config fields while the site is built.
 
 A page requests them with a separate line: `{{ commands }}`, `{{ fields tftpu.config.TrainConfig }}`
-or `{{ classes tftpu.models.sizes tftpu.config.ModelConfig }}`. The last one writes the fields of
-each class of a module that derives from another class.
+or `{{ classes tftpu.models.sizes tftpu.config.ModelConfig }}`. The last one writes what each class
+of a module adds to the class that it derives from.
 """
 
 import dataclasses
@@ -24,8 +24,9 @@ class Flag(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A command as the reference shows it."""
+    """A command as the reference shows it, and the title of its group."""
 
+    group: str
     name: str
     summary: str
     description: str
@@ -41,8 +42,11 @@ def entries() -> list[Entry]:
     """
     from tftpu.launch import main
 
+    commands = main.load_commands()
+    ordered = [(group, name) for group, names in main.group_commands().items() for name in names]
     return [
         Entry(
+            group,
             name,
             command.summary,
             command.description,
@@ -53,7 +57,8 @@ def entries() -> list[Entry]:
             ),
             command.takes_config,
         )
-        for name, command in main.load_commands().items()
+        for group, name in ordered
+        for command in [commands[name]]
     ]
 
 
@@ -67,9 +72,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def reference(commands: Iterable[Entry]) -> str:
     """Returns the command reference as Markdown: a section and a table of flags for each."""
-    text = []
+    text, group = [], ""
     for command in commands:
-        text += [f"## tftpu {command.name}", "", _cell(command.summary), ""]
+        if command.group != group:
+            group = command.group
+            text += [f"## {group}", ""]
+        text += [f"### tftpu {command.name}", "", _cell(command.summary), ""]
         text += [_escaped(command.description), ""]
         if command.example:
             text += ["```bash", command.example, "```", ""]
@@ -86,11 +94,12 @@ def reference(commands: Iterable[Entry]) -> str:
 
 
 def classes(module: str, base: str) -> str:
-    """Returns a section with the fields of each class of a module, by name, as Markdown.
+    """Returns a section with the own fields of each class of a module, by name, as Markdown.
 
     Args:
         module: that defines or imports the classes.
-        base: path of the class that they derive from; one that others derive from is left out.
+        base: path of the class that they derive from, whose fields are left out where the default
+            is the same; a class that others derive from is left out.
     """
     parent = _import_class(base)
     found = {
@@ -100,7 +109,7 @@ def classes(module: str, base: str) -> str:
     }
     bases = {above for cls in found.values() for above in cls.__mro__[1:]}
     names = [name for name, cls in found.items() if cls not in bases]
-    return "\n\n".join(f"### {name}\n\n{fields(f'{module}.{name}')}" for name in names)
+    return "\n\n".join(f"### {name}\n\n{fields(f'{module}.{name}', base)}" for name in names)
 
 
 def _import_class(path: str) -> type:
@@ -108,13 +117,19 @@ def _import_class(path: str) -> type:
     return getattr(importlib.import_module(module), name)
 
 
-def fields(path: str) -> str:
-    """Returns the fields of a dataclass as a Markdown table; inherited ones first.
+def fields(path: str, base: str = "") -> str:
+    """Returns the fields of a dataclass as a Markdown table, in the order of their declaration.
 
     Args:
         path: of the class, as "tftpu.config.TrainConfig".
+        base: path of a class whose rows are left out; "" leaves none out.
     """
-    cls = _import_class(path)
+    known = _rows(_import_class(base)) if base else []
+    rows = [row for row in _rows(_import_class(path)) if row not in known]
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def _rows(cls: type) -> list[tuple[str, ...]]:
     meanings = _meanings(cls)
     rows = []
     for field in dataclasses.fields(cls):
@@ -122,7 +137,7 @@ def fields(path: str) -> str:
         rows.append(
             (f"`{field.name}`", f"`{kind}`", _value(field), _cell(meanings.get(field.name, "")))
         )
-    return _table(("field", "type", "default", "meaning"), rows)
+    return rows
 
 
 def _meanings(cls: type) -> dict[str, str]:

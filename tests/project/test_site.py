@@ -1,6 +1,7 @@
-"""The built documentation: nothing external is loaded, and no page is wider than the screen.
+"""The built documentation: nothing external is loaded, and every page can be read and used.
 
-The second is checked with a browser, at the widths of a desktop and of a phone.
+The second is checked with a browser, at the widths of a desktop and of a phone: no page is wider
+than the screen, flags stay on one line, and the keyboard reaches what scrolls.
 """
 
 import functools
@@ -96,6 +97,55 @@ def test_no_page_scrolls_sideways(width, browser, address, pages, tmp_path):
             wide.append(f"{page}: {needed} of {there}")
             assert browser.save_screenshot(str(tmp_path / f"{len(wide)}.png"))
     assert wide == []
+
+
+# The flags in the text's code that are drawn on more than one line.
+BROKEN_FLAGS = """
+const broken = []
+for (const code of document.querySelectorAll("article :not(pre) > code")) {
+  const walker = document.createTreeWalker(code, NodeFilter.SHOW_TEXT)
+  while (walker.nextNode()) {
+    for (const flag of walker.currentNode.data.matchAll(/--[A-Za-z][\\w.-]*/g)) {
+      const range = document.createRange()
+      range.setStart(walker.currentNode, flag.index)
+      range.setEnd(walker.currentNode, flag.index + flag[0].length)
+      const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)))
+      if (lines.size > 1) broken.push(flag[0])
+    }
+  }
+}
+return broken
+"""
+# The boxes that scroll sideways, of which the Tab key reaches neither the box nor anything inside.
+UNREACHABLE = """
+return [...document.querySelectorAll("article *")]
+  .filter((box) => /auto|scroll/.test(getComputedStyle(box).overflowX))
+  .filter((box) => box.scrollWidth > box.clientWidth && box.clientWidth > 0)
+  .filter((box) => ![box, ...box.querySelectorAll("*")].some((part) => part.tabIndex >= 0))
+  .map((box) => box.outerHTML.slice(0, 80))
+"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_flags_stay_on_one_line(width, browser, address, pages):
+    screen(browser, *WIDTHS[width])
+    broken = {}
+    for page in pages:
+        browser.get(f"{address}/{page}")
+        broken[page] = browser.execute_script(BROKEN_FLAGS)
+    assert {page: flags for page, flags in broken.items() if flags} == {}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_keyboard_reaches_what_scrolls(width, browser, address, pages):
+    screen(browser, *WIDTHS[width])
+    unreachable = {}
+    for page in pages:
+        browser.get(f"{address}/{page}")
+        frames = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
+        browser.execute_async_script(frames)  # what observes sizes has been told of them
+        unreachable[page] = browser.execute_script(UNREACHABLE)
+    assert {page: boxes for page, boxes in unreachable.items() if boxes} == {}
 
 
 @pytest.mark.parametrize("width", WIDTHS)

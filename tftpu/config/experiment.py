@@ -50,34 +50,34 @@ class OptimizerConfig:
     Attributes:
         name: one of `OPTIMIZERS`.
         learning_rate: the peak; at `base_batch_size` examples per step unless `scaling` is "none".
-        scaling: scaling of the learning rate with the global batch: none, linear or sqrt.
-        base_batch_size: global batch that `learning_rate` is given for.
+        weight_decay: biases and norms are left out; it is decoupled, except in lars.
         warmup_steps: steps of a linear warmup from 0.
         decay: shape of the decay to `end_factor` of the peak at the last step.
         end_factor: final learning rate as a fraction of the peak.
-        decay_power: exponent of the polynomial decay.
-        decay_steps: for the step decay, the steps at which the rate is multiplied by `decay_rate`.
-        decay_rate: factor of the step decay.
-        weight_decay: biases and norms are left out; it is decoupled, except in lars.
         momentum: momentum of sgd and lars.
         nesterov: whether sgd uses Nesterov momentum.
         beta_2: decay of the second moment of adam, adamax, adamw, lamb and lion.
+        scaling: scaling of the learning rate with the global batch: none, linear or sqrt.
+        base_batch_size: global batch that `learning_rate` is given for.
+        decay_power: exponent of the polynomial decay.
+        decay_steps: for the step decay, the steps at which the rate is multiplied by `decay_rate`.
+        decay_rate: factor of the step decay.
     """
 
     name: str = "adamw"
     learning_rate: float = 1e-3
-    scaling: str = "none"
-    base_batch_size: int = 256
+    weight_decay: float = 0.0
     warmup_steps: int = 0
     decay: str = "cosine"
     end_factor: float = 0.0
-    decay_power: float = 2.0
-    decay_steps: tuple[int, ...] = ()
-    decay_rate: float = 0.1
-    weight_decay: float = 0.0
     momentum: float = 0.9
     nesterov: bool = False
     beta_2: float = 0.999
+    scaling: str = "none"
+    base_batch_size: int = 256
+    decay_power: float = 2.0
+    decay_steps: tuple[int, ...] = ()
+    decay_rate: float = 0.1
 
     def validate(self) -> None:
         """Raises `UserError` for a value that is not allowed."""

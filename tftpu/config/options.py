@@ -17,17 +17,19 @@ WRITERS = ("mlflow", "wandb", "hypertune")
 LONGEST = 1e7  # most seconds of a watchdog, about four months
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)  # in the order of use, which the reference follows
 class TrainConfig:
     """The options of training: of a `Trainer`, and of an experiment.
 
-    Those from `steps` on are of an experiment alone. A program gives a `Trainer` the length and
-    `eval_every` as arguments of `fit`, a smoothed loss in the compiled model, and the dtype policy
-    by `tftpu.set_precision`.
+    `steps`, `epochs`, `eval_every`, `label_smoothing` and `precision` are of an experiment alone. A
+    program gives a `Trainer` the length and `eval_every` as arguments of `fit`, a smoothed loss in
+    the compiled model, and the dtype policy by `tftpu.set_precision`.
 
     Attributes:
-        steps_per_loop: steps that run on the devices before control returns to the host; None: 50,
-            or one execution if a callback has batch methods.
+        steps: total length of the run; 1,000 where neither steps nor epochs are given.
+        epochs: length of the run in passes over the training data, instead of `steps`.
+        eval_every: steps between evaluations, which callbacks see as an epoch; 0 evaluates at the
+            end of every epoch if the length is given in `epochs`, else only at the end.
         log_every: steps between lines of metrics.
         checkpoint_every: steps between checkpoints; 0 saves at the end, and whenever an evaluation
             is the best so far.
@@ -35,55 +37,53 @@ class TrainConfig:
             checkpoint; 0 disables it.
         keep: number of newest checkpoints to keep; the best one is kept as well.
         keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
-        grace_seconds: seconds from a SIGTERM to the end of the process.
-        watchdog_seconds: end the process, with exit code 124 and the stacks of its threads, if no
-            step was finished for this long. Must exceed the time of one evaluation. None: never.
         best_metric: metric of the evaluation that marks the best checkpoint; "" is the loss.
             For losses and errors, lower is better.
+        precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
+            GPU and float32 on a CPU.
+        seed: seed of dropout and of every other layer that draws random numbers.
         gradient_accumulation_steps: microbatches that each shard of a global batch is cut into.
         global_clipnorm: largest global norm of the gradient, after its sum over all replicas and
             microbatches; None does not clip.
+        label_smoothing: share of the label that is spread over all classes.
         ema_momentum: momentum of the moving average of the weights, which evaluation then uses;
             None keeps no average.
-        seed: seed of dropout and of every other layer that draws random numbers.
-        profile: steps to profile for TensorBoard: "100:110" profiles those steps, "slow" the steps
-            after a device loop among the slowest 1 %, "100:110,slow" both.
-        writers: additional destinations for the metrics, by name: "mlflow", "wandb", and
-            "hypertune", which reports best_metric to a hyper-parameter tuning job of Vertex AI.
+        steps_per_loop: steps that run on the devices before control returns to the host; None: 50,
+            or one execution if a callback has batch methods.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
             checkpoint and skips the batches since.
         max_rollbacks: number of rollbacks before the run ends.
-        steps: total length of the run; 1,000 where neither steps nor epochs are given.
-        epochs: length of the run in passes over the training data, instead of `steps`.
-        eval_every: steps between evaluations, which callbacks see as an epoch; 0 evaluates at the
-            end of every epoch if the length is given in `epochs`, else only at the end.
-        label_smoothing: share of the label that is spread over all classes.
-        precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
-            GPU and float32 on a CPU.
+        writers: additional destinations for the metrics, by name: "mlflow", "wandb", and
+            "hypertune", which reports best_metric to a hyper-parameter tuning job of Vertex AI.
+        profile: steps to profile for TensorBoard: "100:110" profiles those steps, "slow" the steps
+            after a device loop among the slowest 1 %, "100:110,slow" both.
+        watchdog_seconds: end the process, with exit code 124 and the stacks of its threads, if no
+            step was finished for this long. Must exceed the time of one evaluation. None: never.
+        grace_seconds: seconds from a SIGTERM to the end of the process.
     """
 
-    steps_per_loop: int | None = dataclasses.field(default=None, metadata=OPERATIONAL)
+    steps: int | None = None
+    epochs: int | None = None
+    eval_every: int = 0
     log_every: int = dataclasses.field(default=50, metadata=OPERATIONAL)
     checkpoint_every: int = dataclasses.field(default=0, metadata=OPERATIONAL)
     checkpoint_minutes: float = dataclasses.field(default=0.0, metadata=OPERATIONAL)
     keep: int = dataclasses.field(default=3, metadata=OPERATIONAL)
     keep_every: int = dataclasses.field(default=0, metadata=OPERATIONAL)
-    grace_seconds: float = dataclasses.field(default=25.0, metadata=OPERATIONAL)
-    watchdog_seconds: float | None = dataclasses.field(default=None, metadata=OPERATIONAL)
     best_metric: str = ""
+    precision: str = "auto"
+    seed: int = 0
     gradient_accumulation_steps: int = 1
     global_clipnorm: float | None = None
+    label_smoothing: float = 0.0
     ema_momentum: float | None = None
-    seed: int = 0
-    profile: str = dataclasses.field(default="", metadata=OPERATIONAL)
-    writers: tuple[str, ...] = dataclasses.field(default=(), metadata=OPERATIONAL)
+    steps_per_loop: int | None = dataclasses.field(default=None, metadata=OPERATIONAL)
     on_nan: str = "stop"
     max_rollbacks: int = 3
-    steps: int | None = None
-    epochs: int | None = None
-    eval_every: int = 0
-    label_smoothing: float = 0.0
-    precision: str = "auto"
+    writers: tuple[str, ...] = dataclasses.field(default=(), metadata=OPERATIONAL)
+    profile: str = dataclasses.field(default="", metadata=OPERATIONAL)
+    watchdog_seconds: float | None = dataclasses.field(default=None, metadata=OPERATIONAL)
+    grace_seconds: float = dataclasses.field(default=25.0, metadata=OPERATIONAL)
 
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None:
