@@ -278,6 +278,17 @@ def infer_batch_size(dataset: tf.data.Dataset) -> int:
     sizes = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
     if None not in sizes:
         return sizes.pop()
+    if dataset not in _SIZES:
+        _SIZES[dataset] = _read_batch_size(dataset)
+    return _SIZES[dataset]
+
+
+# The sizes that had to be read: every evaluation of a run asks for that of the same data set, and
+# a pipeline that is started for one batch prepares many.
+_SIZES: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
+
+
+def _read_batch_size(dataset: tf.data.Dataset) -> int:
     for batch in dataset.take(1):
         found = {int(tf.shape(part)[0]) for part in keras.tree.flatten(batch)}
         _refuse_unequal(found)
