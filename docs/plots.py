@@ -12,8 +12,8 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("svg")
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 DOCS = Path(__file__).parent
 OURS, OTHERS, LINE = "#0b7285", "#adb5bd", "#495057"  # also told apart in shades of grey
@@ -118,7 +118,7 @@ def scaling(axes: Axes) -> None:
     """Draws the step time of Llama 3.1 8B on more and more chips, with as much work for each."""
     text = (DOCS / "speed.md").read_text()
     chips, step, exposed = (
-        [read_number(cell) for cell in re.search(rf"^\| {head} \|(.+)\|$", text, re.M)[1].split("|")]
+        list(map(read_number, re.search(rf"^\| {head} \|(.+)\|$", text, re.M)[1].split("|")))
         for head in ("v5e chips", "predicted s a step", "exchange that nothing hides, s")
     )
     places = range(len(chips))

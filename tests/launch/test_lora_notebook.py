@@ -56,18 +56,20 @@ def test_it_trains_adapters_and_generates(executed):
     text = text_of(executed)
     assert "12 layers are adapted." in text
     assert text.count("What does math.sqrt do?\n") == 2  # before and after the training
-    losses = [float(line.split("loss ")[1].split()[0]) for line in text.splitlines() if "  loss " in line]
+    losses = [
+        float(line.split("loss ")[1].split()[0]) for line in text.splitlines() if "  loss " in line
+    ]
     assert len(losses) >= 2 and losses[-1] < losses[0]
 
 
 def test_checkpoints_hold_the_adapters_alone(executed):
-    from tftpu.checkpoint import reading
+    from safetensors import safe_open
 
     run = Path(executed.metadata["folder"]) / "runs" / "lora"
-    (newest,) = (run / "checkpoints").iterdir()
-    names = reading.list_variables(str(newest))
-    assert any("lora" in name for name in names)
-    assert not any(name.endswith("token_embedding/embeddings") for name in names)
+    (file,) = run.glob("checkpoints/*/model.safetensors")
+    with safe_open(file, "np") as stored:
+        names = list(stored.keys())
+    assert names and all("lora" in name for name in names)
 
 
 def test_the_saved_preset_has_the_trained_weights(executed, preset):

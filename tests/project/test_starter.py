@@ -43,7 +43,7 @@ class Project:
 def project(tmp_path_factory) -> Project:
     made = Project(tmp_path_factory.mktemp("starter"))
     said = made.run("tftpu", "init", "flowers", folder=made.scratch)
-    assert said.endswith("Try:  cd flowers; tftpu train --config=flowers.py\n")
+    assert said.endswith("Try:  cd flowers; tftpu train flowers.py\n")
     where = made.run("python", "-c", "import tftpu; print(tftpu.__file__)")
     assert str(made.bin.parent) in where  # the wheel's, not this checkout's
     made.run("tftpu", "train", "--config=flowers.py", "--config.train.epochs=4")

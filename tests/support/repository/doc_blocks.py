@@ -150,7 +150,8 @@ def _run_command(command: str) -> None:
 
 def _shortened(arguments: list[str]) -> list[str]:
     """Returns the arguments of a command that trains a few steps, or searches in a few trials."""
-    config = next((a.partition("=")[2] for a in arguments if a.startswith("--config=")), "")
+    given = [a.removeprefix("--config=") for a in arguments[1:] if not re.match("--(?!config=)", a)]
+    config = given[0] if given else ""
     profiled = any(word.startswith("--config.train.profile=") for word in arguments)
     steps = PROFILED if profiled else STEPS.get(config, FEW_STEPS)
     arguments = [re.sub(r"/checkpoints/\d+$", f"/checkpoints/{steps}", a) for a in arguments]
