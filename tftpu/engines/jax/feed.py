@@ -11,6 +11,7 @@ from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import data_errors
 from tftpu.engines.data.conversion import Epochs, Pipeline
 from tftpu.engines.data.gate import Gate
+from tftpu.engines.data.tuning import limit_tuning
 from tftpu.engines.engine import Epoch
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement import placing
@@ -23,7 +24,7 @@ from tftpu.tensors import Nest
 def iterate_arrays(batches: tf.data.Dataset) -> Iterator[Nest]:
     """Yields the batches of a data set as NumPy arrays, prepared while the devices work."""
     with data_errors():
-        yield from batches.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()
+        yield from limit_tuning(batches.prefetch(tf.data.AUTOTUNE)).as_numpy_iterator()
 
 
 def iterate_training_batches(

@@ -13,6 +13,7 @@ from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
 from tftpu.engines.data.gate import Gate
+from tftpu.engines.data.tuning import limit_tuning
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch
 from tftpu.engines.objectives.objective import Objective
@@ -103,7 +104,7 @@ class TensorFlowEngine(BaseEngine):
         )
 
     def _iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
-        return iter(batches.prefetch(tf.data.AUTOTUNE))
+        return iter(limit_tuning(batches.prefetch(tf.data.AUTOTUNE)))
 
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True

@@ -16,6 +16,7 @@ from tftpu.engines.data.conversion import (
     build_training,
 )
 from tftpu.engines.data.gate import Gate, endless
+from tftpu.engines.data.tuning import limit_tuning
 from tftpu.engines.engine import Epoch
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.tensorflow.hosts import count_input_hosts, is_read_remotely
@@ -55,9 +56,10 @@ def iterate_training_batches(
         batches = build_training(dataset, start, class_weight, host, hosts)
         if shard * hosts < dataset.global_batch_size:
             batches = batches.rebatch(shard, drop_remainder=True)
-        return endless(batches).prefetch(tf.data.AUTOTUNE)
+        return limit_tuning(endless(batches).prefetch(tf.data.AUTOTUNE))
 
-    return iter(strategy.distribute_datasets_from_function(build_host_dataset))
+    options = _build_input_options(strategy)
+    return iter(strategy.distribute_datasets_from_function(build_host_dataset, options))
 
 
 def build_evaluation_batches(
@@ -83,8 +85,19 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
     # tf.data's own sharding would give each pipeline a part of the files, and so change the order.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    dataset = dataset.with_options(options).prefetch(tf.data.AUTOTUNE)
-    return strategy.experimental_distribute_dataset(dataset)
+    dataset = limit_tuning(dataset.with_options(options).prefetch(tf.data.AUTOTUNE))
+    return strategy.experimental_distribute_dataset(dataset, _build_input_options(strategy))
+
+
+def _build_input_options(strategy: tf.distribute.Strategy) -> tf.distribute.InputOptions | None:
+    """Returns options with which virtual CPU devices read the host's memory itself.
+
+    Else each has an iterator that copies for it, with a thread of its own: see `limit_tuning`.
+    """
+    mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
+    if mirrored and "CPU" in strategy.extended.worker_devices[0]:
+        return tf.distribute.InputOptions(experimental_fetch_to_device=False)
+    return None
 
 
 def split_shards(batch: Any, strategy: tf.distribute.Strategy) -> Any:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.batches import data_errors
+from tftpu.engines.data.tuning import limit_tuning
 from tftpu.engines.engine import LoopResult
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.own_steps import (
@@ -166,7 +167,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         return build_leaves({**groups, "step": [self._step], "ema": []})
 
     def _iterate(self, batches: tf.data.Dataset) -> Iterator[Nest]:
-        return iter(batches)
+        return iter(limit_tuning(batches))
 
     def _build_step(self, kind: str) -> Callable[[Any], Any]:
         """Returns a function of an execution's batches, which returns the results of the last."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tftpu.engines.data.batches import build_finite_dataset, narrow, warn_if_endless
 from tftpu.engines.data.streams import Stream, to_arrays
+from tftpu.engines.data.tuning import limit_tuning
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.tensorflow import feed
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
@@ -67,6 +68,6 @@ def _iterate_batches(dataset: Any) -> Iterator[Any]:
 
 def _iterate_items(batches: tf.data.Dataset) -> Iterator[Any]:
     # At the end of the data, a plain `for` loop makes TensorFlow write to stderr.
-    iterator = iter(batches)
+    iterator = iter(limit_tuning(batches))
     while bool((item := iterator.get_next_as_optional()).has_value()):
         yield item.get_value()
