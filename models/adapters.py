@@ -54,8 +54,9 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
     globs = [glob.strip() for glob in targets.split(",") if glob.strip()]
     heads = [] if globs else _find_heads(model, layers)
     adapted = _find_targets(model, layers, globs, heads)
-    for layer in adapted:
+    for layer in adapted:  # all of them before the first one is changed
         _check_rank(layer, rank)
+        _check_base(layer, base)
     for layer in adapted:
         _adapt(layer, rank, base)
     kept = {id(layer) for layer in (*adapted, *heads)}
@@ -286,9 +287,9 @@ def _adapt(layer: Any, rank: int, base: str) -> None:
         variable.trainable = variable.path.endswith(ADAPTERS)
 
 
-def _quantize(layer: Any, base: str) -> None:
-    """Quantizes the kernel of a dense layer or a convolution."""
-    if layer.quantization_mode == base:
+def _check_base(layer: Any, base: str) -> None:
+    """Raises `UserError` if the kernel of a layer cannot be quantized as asked."""
+    if not base or layer.quantization_mode == base:
         return
     if layer.quantization_mode is not None:
         raise UserError(
@@ -297,11 +298,19 @@ def _quantize(layer: Any, base: str) -> None:
         )
     known = type(layer) in (Dense, keras.layers.Dense) or isinstance(layer, QuantizedConvolution)
     if not known:
+        kind = type(layer).__name__
         raise UserError(
-            f"model.lora_base={base!r} works only with dense layers and the zoo's convolutions, "
-            f"but {layer.path!r} is a {type(layer).__name__}. Leave that layer out of "
-            "model.lora_targets, or leave out lora_base."
+            f"model.lora_base={base!r} works only with Dense layers and the zoo's convolutions, "
+            f"but {layer.path!r} is of the class {kind}. Leave that layer out of "
+            "model.lora_targets, or leave out lora_base. (In a program these are the arguments "
+            "targets and base.)"
         )
+
+
+def _quantize(layer: Any, base: str) -> None:
+    """Quantizes the kernel of a dense layer or a convolution."""
+    if layer.quantization_mode == base:
+        return
     # Keras's annotations do not say that None leaves activations unquantized
     quantizers: Any = keras.quantizers
     if base == "int8":

@@ -214,6 +214,7 @@ def _prepare(builder: Builder, **options: Any) -> None:
     """Prepares a data set, with one line instead of the messages and progress bars of TFDS."""
     if builder.is_prepared():
         return
+    _check_folder(builder)
     with _locked(builder):
         if builder.is_prepared():  # another process has prepared it meanwhile
             builder.info.read_from_directory(builder.data_dir)
@@ -222,6 +223,25 @@ def _prepare(builder: Builder, **options: Any) -> None:
         tfds.disable_progress_bar()
         with contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare(**options)
+
+
+def _check_folder(builder: Builder) -> None:
+    """Raises `UserError` if the folder for a data set of TFDS holds files of somebody else.
+
+    Who names a folder of texts or pictures wants to train on them, not on what is made beside them.
+    """
+    folder = str(builder.data_dir_root)
+    if files.is_remote(folder) or not os.path.isdir(folder):
+        return
+    found = sorted(e.name for e in os.scandir(folder) if e.is_file() and e.name[0] != ".")
+    if found:
+        raise UserError(
+            f"{folder} holds files, such as {found[0]}, and not the data set {builder.name!r}, "
+            "which this config reads. For texts of your own, give the config data=Tokens("
+            f"train_text='{folder}/*', eval_text=...); for pictures, data=StreamedImages("
+            f"format='folder', data_dir='{folder}'). To prepare {builder.name!r} itself, name an "
+            "empty folder."
+        )
 
 
 @contextlib.contextmanager

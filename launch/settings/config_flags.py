@@ -232,7 +232,20 @@ def _suggest_field(
     groups = list_fields(experiment)
     if not parents and field in groups:
         return f" Did you mean '{groups[field]}'?"
+    others = _find_sources_with(field) if list(parents) == ["data"] else []
+    if others:
+        one = type(experiment.data).__name__
+        return f" It is a field of {' and '.join(others)}, and the data of this config are {one}."
     return did_you_mean(field, known)
+
+
+def _find_sources_with(field: str) -> list[str]:
+    """Returns the names of the sources of data that have a field."""
+    from tftpu.input_pipelines import sources
+
+    kinds: dict[str, Any] = {name: getattr(sources, name) for name in sources.__all__}
+    found = {name: kind for name, kind in kinds.items() if hasattr(kind, "training")}
+    return [n for n, kind in found.items() if field in {f.name for f in dataclasses.fields(kind)}]
 
 
 def list_fields(experiment: Experiment) -> dict[str, str]:

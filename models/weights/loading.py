@@ -292,7 +292,8 @@ def _find_config(model: keras.Model) -> ModelConfig:
     if config is None:
         raise UserError(
             f"The model {model.name!r} was not built by tftpu.models.build, so its layout is "
-            "unknown: use Keras's own load_weights and save_weights."
+            "unknown. Use Keras's own load_weights and save_weights; model.save, and "
+            "save_to_preset of a KerasHub model, merge adapters."
         )
     return config
 

@@ -31,7 +31,10 @@ true, "beta_2": 0.999}, "loss": null, "metrics": [], "weighted_metrics": [], "ca
 "virtual_devices": null, "engine": "auto", "mesh": null, "compiler_options": "auto",
 "host_timeout": 30.0}, "config_file": ""}
 """
-CHANGES = ("train.steps=40", "train.eval_every=20", "train.checkpoint_every=20", "cluster.tpu=none")
+CHANGES = (
+    *("train.steps=40", "train.eval_every=20", "train.checkpoint_every=20"),
+    *("train.checkpoint_minutes=0", "cluster.tpu=none"),
+)
 
 
 @pytest.mark.parametrize("module", ["tftpu", "tftpu.config"])

@@ -56,6 +56,10 @@ MISTAKES = [
         [*TRAIN, "--config.optimizer=adam", "--config.optimizer.learning_rate=1"],
         "config.optimizer is 'adam', which has no fields",
     ),
+    (
+        ["train", "--config=python_gpt", "--config.data.train_text=mine/*"],
+        "has no field 'train_text'. It is a field of Tokens, and the data of this config are Text.",
+    ),
     ([*TRAIN, "--config.train.epochs=0"], "train.epochs is 0"),
     ([*TRAIN, "--config.loss=mse"], "train.label_smoothing=0.1 changes only the default loss"),
     ([*TRAIN, "--config.callbacks=x"], "cannot be set on the command line"),

@@ -146,9 +146,19 @@ def test_models_without_dense_layers_ask_for_the_layers_to_adapt():
         models.enable_lora(zoo.build("resnet"), 2)
     own = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3, name="own")])
     with pytest.raises(
-        tftpu.UserError, match=r"works only with dense layers and the zoo's .* is a Conv2D"
+        tftpu.UserError, match=r"works only with Dense layers and the zoo's .* class Conv2D"
     ):
         models.enable_lora(own, 2, "*own", "int8")
+
+
+def test_a_refused_model_is_as_it_was():
+    layers = [keras.layers.Dense(8, name="first"), keras.layers.EinsumDense("bd,de->be", 8)]
+    own = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(2)])
+    before = [variable.path for variable in own.trainable_variables]
+    with pytest.raises(tftpu.UserError, match="is of the class EinsumDense"):
+        models.enable_lora(own, 2, base="int8")
+    assert [variable.path for variable in own.trainable_variables] == before
+    assert len(models.enable_lora(own, 2)) == 2
 
 
 @pytest.mark.slow

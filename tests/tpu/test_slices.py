@@ -63,6 +63,7 @@ def test_a_replica_has_its_share_of_the_chip():
     [
         ("v5x-8", "write the generation and the size"),
         ("v5lite-8", "Did you mean"),
+        ("v5-e8", "Did you mean 'v5e-8'"),
         ("tpu", "The generations are v2, v3"),
         ("v3-7", "v3 slices have 8, 32, 64"),
         ("v3-4", "2048 cores"),

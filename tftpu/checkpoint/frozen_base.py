@@ -94,7 +94,7 @@ class Base:
         raise UserError(
             f"The adapters in {workdir!r} were trained with weights whose digest is {saved}, but "
             f"the digest of the model's weights is {found}. Load the weights that the adapters "
-            "were trained with, by model.init_from or in your build()."
+            "were trained with, by model.init_from or where the model is built."
         )
 
 

@@ -67,7 +67,7 @@ class TrainConfig:
     eval_every: int = 0
     log_every: int = dataclasses.field(default=50, metadata=OPERATIONAL)
     checkpoint_every: int = dataclasses.field(default=0, metadata=OPERATIONAL)
-    checkpoint_minutes: float = dataclasses.field(default=0.0, metadata=OPERATIONAL)
+    checkpoint_minutes: float = dataclasses.field(default=10.0, metadata=OPERATIONAL)
     keep: int = dataclasses.field(default=3, metadata=OPERATIONAL)
     keep_every: int = dataclasses.field(default=0, metadata=OPERATIONAL)
     best_metric: str = ""

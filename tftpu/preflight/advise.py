@@ -136,7 +136,12 @@ def find_lints(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
     ]
     layers.sort(key=lambda item: -item.step_share)
     of_program = [*_find_uncounted_loops(cost), *_find_silent_kernels(cost)]
-    return [*of_program, *_find_partial_tiles(microbatch), *_find_emulated_float16(step), *layers]
+    return [
+        *of_program,
+        *_find_partial_tiles(step, microbatch),
+        *_find_emulated_float16(step),
+        *layers,
+    ]
 
 
 def _find_uncounted_loops(cost: Cost) -> list[Lint]:
@@ -156,9 +161,10 @@ def _find_silent_kernels(cost: Cost) -> list[Lint]:
     return [Lint("", text, "Give a cost_estimate to pallas_call")]
 
 
-def _find_partial_tiles(microbatch: int) -> list[Lint]:
+def _find_partial_tiles(step: LoweredStep, microbatch: int) -> list[Lint]:
     padded = -(-microbatch // SUBLANES) * SUBLANES
-    if 1 - microbatch / padded < WORTH:
+    by_token = any("Attention" in kind for kind in step.layers.values())  # rows of its products
+    if by_token or 1 - microbatch / padded < WORTH:
         return []
     return [
         Lint(

@@ -28,7 +28,13 @@ from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.plots import build_plots
 from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.preflight.report import Report
-from tftpu.preflight.slice_report import SliceReport, fill, fill_state, fill_unpriced
+from tftpu.preflight.slice_report import (
+    SliceReport,
+    fill,
+    fill_state,
+    fill_unpriced,
+    summarize,
+)
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice
 
@@ -83,7 +89,16 @@ def check(
     with Progress() as progress:
         processes = Processes(progress)
         examiner = Examiner(model_fn, batch_spec, options, lowering, caller, processes)
-        found = caller.map_items(examiner.examine, targets, processes.stop)
+        left = [target.name for target in targets]
+
+        def examine(target: Slice) -> SliceReport:
+            report = examiner.examine(target)
+            left.remove(target.name)
+            if left:
+                progress.print_result(f"{summarize(report)}; still checked: {', '.join(left)}")
+            return report
+
+        found = caller.map_items(examine, targets, processes.stop)
     return Report(
         global_batch_size=examiner.global_batch_size,
         precision=examiner.precision,

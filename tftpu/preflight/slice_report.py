@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tftpu.amounts import format_size
+from tftpu.amounts import format_duration, format_size
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
@@ -121,6 +121,15 @@ class SliceReport:
     lints: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
     plots: Plots | None = None
+
+
+def summarize(report: SliceReport) -> str:
+    """Returns a report in a line, such as "v5p-16: fits, 17.6 GiB, 835 ms per step"."""
+    if not report.fits:
+        held = f", {format_size(report.hbm_bytes)} needed" if report.hbm_bytes else ""
+        return f"{report.slice}: does not fit{held}" if report.compiles else f"{report.slice}: no"
+    step = f", {format_duration(report.step_ms / 1e3)} per step" if report.step_ms else ""
+    return f"{report.slice}: fits, {format_size(report.hbm_bytes)}{step}"
 
 
 def fill(

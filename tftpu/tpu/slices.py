@@ -266,7 +266,9 @@ def list_names() -> list[str]:
 
 def _suggest(name: str) -> str:
     """Returns a clause with the slice whose name is nearest to another name, or the generations."""
-    near = find_nearest(name, list_names())
+    letters = name.replace("-", "")  # as in v5e8 and v5-e8
+    same = [known for known in list_names() if known.replace("-", "") == letters]
+    near = same[0] if same else find_nearest(name, list_names())
     if near is None:
         return f" The generations are {', '.join([*GENERATIONS, *ALIASES])}."
     return f" Did you mean {near!r}?"

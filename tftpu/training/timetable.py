@@ -264,7 +264,8 @@ class Length:
             lengths = divide_pass(steps_per_epoch, epoch.steps)
             alone = epoch.last is not None
             table = Timetable(options, loop_steps, epochs, lengths, None, 0, epoch.steps, alone)
-            if steps_per_epoch is not None and {*lengths} != {steps_per_epoch}:
+            cut = steps_per_epoch is not None and steps_per_epoch * epochs > epoch.steps
+            if cut and {*lengths} != {steps_per_epoch}:
                 warnings.warn(
                     f"One pass over the data has {epoch.steps} batches, so some epochs end before "
                     f"steps_per_epoch={steps_per_epoch}. Add .repeat() to a tf.data.Dataset for "

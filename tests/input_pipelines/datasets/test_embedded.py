@@ -50,6 +50,13 @@ def test_preparing_prints_one_line_and_no_progress_bars(tmp_path, capfd):
     assert len(embedded.load_split("digits", str(tmp_path), "train")["label"]) == 1437
 
 
+def test_a_folder_of_texts_is_not_taken_for_a_place_to_prepare_others_in(tmp_path):
+    (tmp_path / "mine.txt").write_text("My own text.")
+    with pytest.raises(UserError, match=r"such as mine.txt, and not the data set 'python_source'"):
+        tfds.open_builder("python_source", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
 def test_programs_that_others_published_are_not_downloaded(tmp_path):
     for name in ("huggingface:someone/data", "someone:data/config", "kaggle:data:1.0.0"):
         with pytest.raises(UserError, match="TFDS would download and run another author's program"):

@@ -15,6 +15,7 @@ from tftpu.amounts import format_size
 _EVERY = 0.5  # seconds between two checks
 # Seconds after which a phase prints a line; then each time that its duration has doubled.
 _FIRST, _SECOND = 1.0, 30.0
+_LONG = 20.0  # seconds of a check from which on results are shown before its end
 
 
 @dataclasses.dataclass
@@ -53,6 +54,8 @@ class Progress:
 
     def __init__(self) -> None:
         self._phases: list[Phase] = []
+        self._lines: list[str] = []
+        self._start = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
@@ -83,11 +86,20 @@ class Progress:
             with self._lock:
                 self._phases.remove(phase)
 
+    def print_result(self, text: str) -> None:
+        """Prints a line that stays, unless all of the check takes some seconds only."""
+        if time.monotonic() - self._start >= _LONG:
+            with self._lock:
+                self._lines.append(text)
+
     def _show(self) -> None:
         live, widest = sys.stderr.isatty(), 0
         while not self._ended.wait(_EVERY):
             with self._lock:
-                phases = list(self._phases)
+                phases, lines = list(self._phases), list(self._lines)
+                self._lines.clear()
+            for line in lines:
+                print(f"\r{line:{widest}}", file=sys.stderr, flush=True)
             if live:
                 columns = shutil.get_terminal_size().columns - 1
                 line = "; ".join(map(str, phases))[:columns]
