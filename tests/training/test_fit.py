@@ -1,6 +1,7 @@
 """`Trainer.fit` with Keras's arguments, against Keras's own `fit`; arrays, epochs, callbacks."""
 
 import gc
+import warnings
 
 import keras
 import numpy as np
@@ -332,6 +333,16 @@ def test_calls_without_a_workdir_have_other_orders_of_the_examples():
     trainer = make_trainer(model)
     last = [trainer.fit(x, y, 24, 1, steps_per_epoch=1, verbose=0).history["loss"] for _ in "ab"]
     assert last[0] != last[1]
+
+
+@pytest.mark.parametrize(("epochs", "warned"), [(1, False), (2, False), (3, True)])
+def test_epochs_that_end_with_the_data_are_warned_of_only_if_there_are_any(epochs, warned):
+    """The data have 25 batches, so that the third epoch of 10 has 5."""
+    x, y = examples(100)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(compiled()).fit(x, y, 4, epochs, steps_per_epoch=10, verbose=0)
+    assert warned == any("some epochs end before" in str(w.message) for w in caught)
 
 
 def test_steps_count_from_the_beginning_of_the_run_and_epochs_too_in_a_workdir(tmp_path):
