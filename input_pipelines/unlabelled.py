@@ -15,7 +15,7 @@ import tensorflow as tf
 from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.datasets.arrays import to_device_array
-from tftpu.input_pipelines.formats import example_proto, pillow
+from tftpu.input_pipelines.formats import example_proto, manifest, pillow
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import counted, image_files, shards
@@ -48,9 +48,14 @@ def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]
     if (kind in kinds and what) or text in (EVALUATION, TRAINING):
         return kind, what
     allowed = [*(f"{name}:..." for name in kinds), EVALUATION, TRAINING]
+    hint = did_you_mean(kind, [*kinds, EVALUATION, TRAINING])
+    if os.path.isdir(text):
+        is_converted = os.path.exists(os.path.join(text, manifest.NAME))
+        kind = "tfrecord" if is_converted else "images"
+        hint = f" Did you mean '{kind}:{text}'?" if kind in kinds else hint
     raise UserError(
         f"Data of the class {data} cannot be read from the input {text!r}: use "
-        f"{', '.join(allowed)}.{did_you_mean(kind, [*kinds, EVALUATION, TRAINING])}"
+        f"{', '.join(allowed)}.{hint}"
     )
 
 

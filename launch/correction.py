@@ -45,7 +45,6 @@ FIELDS = {
     "dataset": "data.data_dir",
 }
 
-
 # What other tools call values of flags and fields.
 VALUES = {
     "bf16": "mixed_bfloat16",
@@ -57,6 +56,7 @@ VALUES = {
     "gpu": "none",
     "cpu": "none",
 }
+_RUNS = 10  # most runs that a suggestion names
 
 
 def correct(words: Sequence[str], message: str) -> list[str]:
@@ -90,10 +90,13 @@ def correct(words: Sequence[str], message: str) -> list[str]:
 
     place, piece = max(pieces, key=measure)
     changed = [*words]
+    if re.match(r"--\w+=", meant):  # a whole word
+        changed[place] = meant
+        return changed
     before, name, after = changed[place].partition(piece)
     changed[place : place + 1] = (
         [*meant.split(), *filter(None, [after])]
-        if not before and name and " " in meant
+        if not before and name and " " in meant and not os.path.exists(meant)
         else [f"{before}{meant}{after}"]
     )
     return changed
@@ -108,14 +111,23 @@ def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
     return []
 
 
-def suggest_folder(path: str) -> str:
-    """Returns a clause with the nearest folder that exists, here or in `runs`; "" if none is near.
+def suggest_folder(path: str, several: bool = False) -> str:
+    """Returns a clause with the runs in a folder, or else with the nearest folder that exists.
 
     Args:
-        path: the folder that does not exist, local or in a bucket.
+        path: the folder that is not a run, local or in a bucket.
+        several: whether the command takes several runs.
+
+    Returns:
+        A clause such as " Did you mean 'runs/pets'?"; "" if nothing is near, here or in `runs`.
     """
     if files.is_remote(path):
         return ""
+    runs = _list_newest_runs(path)
+    if len(runs) == 1 or (several and runs and not any(" " in run for run in runs)):
+        return f" Did you mean {' '.join(sorted(runs))!r}?"
+    if runs:
+        return f" It holds the runs {', '.join(sorted(runs))}. Did you mean {runs[0]!r}?"
     around = dict.fromkeys([os.path.dirname(path.rstrip("/")) or ".", "runs"])
     found = {
         entry.name: os.path.normpath(entry.path)
@@ -126,6 +138,18 @@ def suggest_folder(path: str) -> str:
     }
     near = find_nearest(os.path.basename(path.rstrip("/")), found)
     return f" Did you mean {found[near]!r}?" if near else ""
+
+
+def _list_newest_runs(path: str) -> list[str]:
+    """Returns the runs directly inside a folder, the newest first, at most `_RUNS`."""
+    if not os.path.isdir(path):
+        return []
+    times = {}
+    for entry in os.scandir(path):
+        account = os.path.join(entry.path, "goodput.json")
+        if os.path.isfile(account):
+            times[os.path.normpath(entry.path)] = os.path.getmtime(account)
+    return sorted(times, key=lambda run: times[run], reverse=True)[:_RUNS]
 
 
 def _list_pieces(word: str) -> Iterator[str]:

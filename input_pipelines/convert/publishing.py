@@ -55,8 +55,8 @@ def find_unfinished(conversion: Conversion, reader: Reader) -> tuple[Manifest, i
     if conversion.split in found.splits:
         raise UserError(
             f"{conversion.output} already holds a split {conversion.split!r} that was made from "
-            "other data or with other options. Choose another output folder, or remove that one "
-            "first."
+            "other data or with other options. Choose another output folder, such as "
+            f"{files.suggest_path(conversion.output)}."
         )
     if differences := list(_find_differences(found, conversion, reader)):
         raise UserError(

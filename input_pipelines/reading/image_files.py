@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 
-from tftpu.errors import UserError, counted
+from tftpu.errors import UserError, counted, find_nearest
 from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.reading import listing
 from tftpu.input_pipelines.reading.listing import decode_path
@@ -100,7 +100,13 @@ def _explain_missing_folder(path: str) -> str:
     if os.path.isfile(path):
         folder = os.path.dirname(path) or "."
         return f"{path} is a file, and a folder of images is needed: name its folder, {folder}."
-    return f"There is no folder {path}: name a folder of images that exists."
+    missing, beside = path.rstrip("/"), os.path.dirname(path.rstrip("/"))
+    while beside and not os.path.isdir(beside):
+        missing, beside = beside, os.path.dirname(beside)
+    others = [entry.name for entry in os.scandir(beside or ".") if entry.is_dir()]
+    near = find_nearest(os.path.basename(missing), others)
+    hint = f" Did you mean {os.path.join(beside, near)!r}?" if near else ""
+    return f"There is no folder {path}: name a folder of images that exists.{hint}"
 
 
 def _is_hidden(name: str) -> bool:

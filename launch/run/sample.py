@@ -8,7 +8,7 @@ from tftpu.errors import UserError
 from tftpu.inference.generate import Row, Writer
 from tftpu.inference.sampling import Sampling
 from tftpu.input_pipelines import sources
-from tftpu.launch.run.texts import ByteCodec
+from tftpu.launch.run.texts import ByteCodec, has_byte_tokens
 from tftpu.launch.startup import quieten_xla
 from tftpu.training.trainer import Trainer
 
@@ -38,6 +38,22 @@ def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> st
     except UserError:  # the user's own model cannot write text; it may be a classifier
         return ""
     return PROMPT + ByteCodec().build_decoder(prompt)(written)
+
+
+def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
+    """Returns flags with which `tftpu generate` continues texts of `Tokens`; "" for other models.
+
+    On several hosts, no model is tried, so none is suggested.
+    """
+    data = experiment.data
+    if not isinstance(data, sources.Tokens) or trainer.hosts.count > 1:
+        return ""
+    try:
+        _build_writer(trainer, data.context)
+        known = data.tokenizer or has_byte_tokens(data)
+    except UserError:  # the user's own model cannot write text
+        return ""
+    return "--prompt='Once upon a time'" + ("" if known else " --tokenizer=tokenizer.json")
 
 
 # Keeps what is compiled for each executor, because every evaluation of a run draws a sample.

@@ -13,7 +13,7 @@ from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, TrainConfig, operational_fields, renamed, to_plain
 from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.launch import startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
@@ -68,8 +68,8 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
     chief = task.chief
     if chief:
         print(
-            f"tftpu train {options.name}: {_format_length(experiment.train)} steps of "
-            f"{experiment.data.global_batch_size:,} examples, in {workdir}",
+            f"tftpu train {options.name}: {_format_length(experiment.train)} of "
+            f"{counted(experiment.data.global_batch_size, 'example')}, in {workdir}",
             flush=True,
         )
     claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
@@ -98,7 +98,9 @@ def _list_interpreter_flags() -> list[str]:
 
 
 def _format_length(train: TrainConfig) -> str:
-    return f"{train.steps:,}" if train.steps is not None else f"{train.epochs:,} epochs in"
+    if train.steps is not None:
+        return counted(train.steps, "step")
+    return f"{counted(train.epochs or 0, 'epoch')} in steps"
 
 
 def _check_same_run(
@@ -136,7 +138,8 @@ def _check_same_run(
             shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")
             raise UserError(
                 f"The workdir {workdir!r} holds a run with another {group} configuration: "
-                f"{shown}. Give this run another workdir with --workdir=DIR, or remove that one."
+                f"{shown}. Give this run another workdir, such as "
+                f"--workdir={files.suggest_path(workdir)}."
             )
 
 
@@ -156,11 +159,15 @@ def _extract_fields(plain: Any) -> dict[str, Any]:
 
 def _list_differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns fields that change a run's results and differ: "model.width was 8 and is 16"."""
-    return [
-        f"{f'{group}.{name}'.rstrip('.')} was {before.get(name)!r} and is {now.get(name)!r}"
-        for name in now | before
-        if before.get(name) != now.get(name)
-    ]
+    found: list[str] = []
+    for name in now | before:
+        was, is_now = before.get(name), now.get(name)
+        place = f"{group}.{name}".rstrip(".")
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            found += _list_differences(place, was, is_now)
+        elif was != is_now:
+            found.append(f"{place} was {was!r} and is {is_now!r}")
+    return found
 
 
 def _list_defaults(config: Any) -> dict[str, Any]:

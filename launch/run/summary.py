@@ -34,8 +34,9 @@ def format_summary(
         rows.append((f"time{over}" if index == 0 else "", row))
     rows.append(("try next", f"tensorboard --logdir={workdir}"))
     rows.append(("", f"tftpu evaluate {workdir}"))
-    if text:
-        rows.append(("", f"tftpu generate {workdir} --prompt='{sample.PROMPT}'"))
+    prompt = f"--prompt='{sample.PROMPT}'" if text else sample.suggest_flags(experiment, trainer)
+    if prompt:
+        rows.append(("", f"tftpu generate {workdir} {prompt}"))
     width = max(12, *(len(name) + 2 for name, _ in rows))
     return "\n".join([*lines, *(f"  {name:{width}}{value}" for name, value in rows)])
 

@@ -1,11 +1,13 @@
 """Mistaken command lines: each answer names a line, and that line is one that runs."""
 
+import os
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from tftpu.errors import UserError
 from tftpu.launch import correction, main
 from tftpu.launch.settings.options import ConfigOptions
 from tftpu.launch.settings.parsing import HELP, parse
@@ -16,10 +18,12 @@ LINES = re.findall(r"^(.+)\n    (.+)$", _TEXT, re.MULTILINE)
 
 @pytest.fixture
 def _folders(tmp_path, monkeypatch):
-    """Changes to a folder with a run and with pictures."""
+    """Changes to a folder with a run, with pictures, and with an exported model."""
     monkeypatch.chdir(tmp_path)
-    for name in ("runs/digits_resnet", "photos/train/cat"):
+    for name in ("runs/digits_resnet", "photos/train/cat", "saved"):
         (tmp_path / name).mkdir(parents=True)
+    for name in ("runs/digits_resnet/goodput.json", "saved/saved_model.pb"):
+        (tmp_path / name).touch()
 
 
 @pytest.mark.usefixtures("_folders")
@@ -51,6 +55,55 @@ def test_there_are_as_many_lines_as_promised():
 def test_a_line_that_would_fail_again_is_not_suggested(capsys):
     assert main.main(["trian", "digits_resnet", "--config.train.steps=many"]) == 2
     assert "Type:" not in capsys.readouterr().err
+
+
+def test_all_runs_of_a_folder_are_named_and_one_of_them_where_a_command_takes_one(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("pets", "birds", "no_run")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        if name != "no_run":
+            (tmp_path / "runs" / name / "goodput.json").touch()
+            os.utime(tmp_path / "runs" / name / "goodput.json", (1e9 - age, 1e9 - age))
+    assert main.main(["status", "runs"]) == 2
+    assert "Type: tftpu status runs/birds runs/pets\n" in capsys.readouterr().err
+    assert main.main(["evaluate", "runs/"]) == 2
+    said = capsys.readouterr().err
+    assert "It holds the runs runs/birds, runs/pets." in said
+    assert "Type: tftpu evaluate runs/pets\n" in said  # the newest
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"), [("new", "images"), ("shards", "tfrecord")], ids=["images", "converted"]
+)
+def test_a_folder_that_is_to_be_predicted_gets_its_kind(folder, kind, tmp_path, monkeypatch):
+    from tftpu.input_pipelines import unlabelled
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("new/1.png", "shards/dataset.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as error:
+        unlabelled.parse_address(folder, "StreamedImages", ("images", "tfrecord"))
+    words = ["predict", "runs/a", f"--input={folder}", "--output=out"]
+    corrected = [*words[:2], f"--input={kind}:{folder}", "--output=out"]
+    assert correction.correct(words, str(error.value)) == corrected
+
+
+def test_a_folder_of_pictures_with_a_misspelt_name_is_corrected(tmp_path, monkeypatch):
+    from tftpu.input_pipelines.reading import image_files
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pets/train/cat").mkdir(parents=True)
+    (tmp_path / "pets/train/cat/1.png").touch()
+    words = ["train", "photos.py", "--config.data.data_dir={}"]
+    for mistaken, sought in ("pest", "pest/train"), ("pets/trian", "pets/trian"):
+        with pytest.raises(UserError) as error:
+            image_files.sort_files(sought)
+        given = [*words[:2], words[2].format(mistaken)]
+        meant = {"pest": "pets", "pets/trian": "pets/train"}[mistaken]
+        assert correction.correct(given, str(error.value)) == [*words[:2], words[2].format(meant)]
 
 
 def test_names_of_other_tools_are_those_of_commands_and_fields():

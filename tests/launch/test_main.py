@@ -13,7 +13,7 @@ from tests.support import warm
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS
 from tests.support.messages import check_message
 from tftpu import models
-from tftpu.config import to_json
+from tftpu.config import TrainConfig, to_json
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
 from tftpu.launch.run import start
@@ -237,6 +237,34 @@ def test_a_workdir_of_another_model_fails_with_the_fields_that_differ(tmp_path, 
     assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
     said = capsys.readouterr().err
     assert "another model configuration: model.width was 16 and is 32. Give" in said
+    assert f"such as --workdir={tmp_path}_2." in said
+
+
+def test_of_a_group_inside_a_group_only_the_fields_that_differ_are_named(tmp_path):
+    from tftpu.input_pipelines.augment.settings import Augment
+    from tftpu.input_pipelines.sources import StreamedImages
+
+    experiment = config_flags.load("digits_resnet", [])
+    experiment.data = StreamedImages(data_dir="x")
+    run_in(tmp_path, experiment)
+    experiment.data = StreamedImages(data_dir="x", augment=Augment(crop=False))
+    with pytest.raises(
+        UserError, match=r"configuration: data\.augment\.crop was True and is False\. Give"
+    ):
+        start._check_same_run(experiment, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("train", "length"),
+    [
+        (TrainConfig(epochs=1), "1 epoch in steps"),
+        (TrainConfig(epochs=2), "2 epochs in steps"),
+        (TrainConfig(steps=1), "1 step"),
+        (TrainConfig(steps=1500), "1,500 steps"),
+    ],
+)
+def test_the_length_of_a_run_is_printed_in_words(train, length):
+    assert start._format_length(train) == length
 
 
 def test_a_workdir_with_nothing_to_resume_takes_another_configuration(tmp_path):

@@ -116,7 +116,8 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
     Path("flowers/model.py").write_text("mine")
     capsys.readouterr()
     assert main(["init", "flowers"]) == 2
-    assert "flowers exists already" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "flowers exists already: give another name, such as flowers_2. To train on a" in said
     assert Path("flowers/model.py").read_text() == "mine"
 
 

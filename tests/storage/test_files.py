@@ -11,6 +11,13 @@ from tftpu.errors import UserError
 from tftpu.storage import files
 
 
+def test_a_path_that_is_taken_gets_the_next_number(tmp_path):
+    for name in ("a", "a_2", "b.onnx"):
+        (tmp_path / name).mkdir()
+    assert files.suggest_path(f"{tmp_path}/a/") == f"{tmp_path}/a_3"
+    assert files.suggest_path(tmp_path / "b.onnx", ".onnx") == f"{tmp_path}/b_2.onnx"
+
+
 def test_a_file_that_comes_and_goes_is_there_or_missing(tmp_path):
     path, over = tmp_path / "lock", threading.Event()
 

@@ -246,7 +246,8 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
         if name != "crc32c" and plan.get(name) != found.get(name):
             raise UserError(
                 f"{job.output} holds predictions with {name} = {found.get(name)!r}, but the new "
-                f"ones have {plan.get(name)!r}: choose another output folder, or remove that one."
+                f"ones have {plan.get(name)!r}: choose another output folder, such as "
+                f"{files.suggest_path(job.output)}."
             )
     # An earlier version of tftpu wrote the plan without a checksum.
     files.write_whole(path, sums.seal(plan))

@@ -217,6 +217,18 @@ def exists(path: StrPath) -> bool:
     return _operate("exists", path, os.path.exists, path)
 
 
+def suggest_path(path: StrPath, ending: str = "") -> str:
+    """Returns a similar path that does not exist yet, such as `digits_2.onnx` for `digits.onnx`.
+
+    Args:
+        path: a path that is taken, local or in a bucket.
+        ending: the end of its name, which is kept, such as ".onnx".
+    """
+    stem = str(path).rstrip("/").removesuffix(ending)
+    names = (f"{stem}_{number}{ending}" for number in itertools.count(2))
+    return next(name for name in names if not exists(name))
+
+
 def find_size(path: StrPath) -> int | None:
     """Returns the bytes of a file, or None if there is none."""
     if is_remote(path):

@@ -9,11 +9,12 @@ is run by the format's own runtime in its own process, and discarded if its outp
 import dataclasses
 import functools
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from tftpu.amounts import format_size
 from tftpu.config import Experiment
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.launch.run import finished
 from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
@@ -57,7 +58,8 @@ def run(options: Options) -> None:
     _check_bits(options, form)
     named = None if options.inputs is None else _parse_names(options.inputs, form)
     if files.exists(options.output):
-        raise UserError(f"{options.output} exists already: choose another place, or remove it.")
+        other = files.suggest_path(options.output, _ENDINGS[form])
+        raise UserError(f"{options.output} exists already: choose another place, such as {other}.")
     experiment = finished.load_experiment(options.workdir, options)
     # All formats are made from TensorFlow's graph, and a checkpoint is the same on both engines.
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
@@ -96,12 +98,14 @@ def _choose_format(options: Options) -> str:
     if form not in _ENDINGS:
         raise UserError(f"There is no format {form!r}.{did_you_mean(form, _ENDINGS)}")
     ending = os.path.splitext(to)[1]
-    looks_like_a_file = ending[1:].isalpha() and len(ending) <= 6
+    looks_like_a_file = re.fullmatch(r"\.[a-z][a-z0-9]{0,10}", ending, re.IGNORECASE)
     if options.format is None and form == "saved_model" and looks_like_a_file:
-        known = ", ".join(text for text in _ENDINGS.values() if text)
+        known = ", ".join(filter(None, _ENDINGS.values()))
+        near = find_nearest(ending, filter(None, _ENDINGS.values()))
         raise UserError(
-            f"--output={options.output} has the ending {ending}, but a SavedModel is a folder. The "
-            f"endings of the other formats are {known}.{did_you_mean(ending, _ENDINGS.values())}"
+            f"--output={options.output} has the ending {ending}, which no format has: use {known}; "
+            "or no ending for the folder of a SavedModel, or --format=saved_model for a folder of "
+            f"this name.{f' Did you mean {near!r}?' if near else ''}"
         )
     if form != by_ending:
         ending = (
@@ -163,10 +167,14 @@ def _add_pixel_input(model: Any, experiment: Experiment) -> Any:
     from tftpu.models.blocks.block_model import BlockModel
     from tftpu.models.layers import pixels
 
-    if getattr(experiment.data, "space_to_depth", False) or not isinstance(model, BlockModel):
+    to_depth = getattr(experiment.data, "space_to_depth", False)
+    if to_depth or not isinstance(model, BlockModel):
+        # A model that is trained on uint8 standardizes its pixels itself.
+        scales = hasattr(experiment.data, "image_dtype") and not to_depth
+        hint = "; or train with --config.data.image_dtype=uint8" if scales else ""
         raise UserError(
             "--format=keras writes the model itself, without the code that prepares its images: "
-            "choose saved_model or onnx."
+            f"choose saved_model or onnx{hint}."
         )
     taken: Any = model.input
     return model if taken.dtype == "uint8" else pixels.standardize_pixels(model)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tftpu import installation
 from tftpu.amounts import format_metric
 from tftpu.errors import UserError, counted, did_you_mean
+from tftpu.launch.correction import suggest_folder
 from tftpu.launch.run import result
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe.writers import THROUGHPUT
@@ -95,7 +96,10 @@ def read_curves(workdir: str) -> RunCurves:
                 curve.steps.append(step)
                 curve.values.append(value)
     if not found.curves:
-        raise UserError(f"There are no metrics in {workdir!r}: has a run been started there?")
+        raise UserError(
+            f"There are no metrics in {workdir!r}: has a run been started there?"
+            f"{suggest_folder(workdir, several=True)}"
+        )
     return found
 
 

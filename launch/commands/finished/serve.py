@@ -74,6 +74,11 @@ def run(options: Options) -> None:
     path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
     if (path is None) == (options.workdir is None):
         raise UserError("Give either --workdir=DIR for a run, or --model=PATH for an export.")
+    if options.workdir is not None and _is_exported(options.workdir):
+        raise UserError(
+            f"{options.workdir!r} is an exported model, not a run. Did you mean "
+            f"'--model={options.workdir}'?"
+        )
     _check_text_flags(options, path)
     quieten_tensorflow()
     try:
@@ -81,6 +86,7 @@ def run(options: Options) -> None:
         from tftpu.inference.server import run as server
         from tftpu.inference.server.answering import Limits
         from tftpu.inference.server.app import About
+        from tftpu.inference.server.text import Language
     except ImportError as error:
         raise UserError(f"Serving needs further packages: run `{command('serve')}`.") from error
     on_vertex = "AIP_HTTP_PORT" in os.environ
@@ -108,10 +114,20 @@ def run(options: Options) -> None:
     server.warm(model)
     address = server.listen(at)
 
+    route = "/v1/completions" if isinstance(model, Language) else about.predict
+
     def print_ready() -> None:
-        print(f"{source} on the {model.device}: {address}{about.predict}", flush=True)
+        print(f"{source} on the {model.device}: {address}{route}", flush=True)
+        print("Ctrl-C ends it.", flush=True)
 
     server.serve(model, about, limits, at, print_ready)
+    print("Stopped.", flush=True)
+
+
+def _is_exported(path: str) -> bool:
+    """Returns whether a path is an ONNX file or the folder of a SavedModel."""
+    is_onnx = path.endswith(".onnx") and not os.path.isdir(path)
+    return is_onnx or files.exists(files.join(path, "saved_model.pb"))
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:

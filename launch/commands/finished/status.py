@@ -26,10 +26,12 @@ _IN_WORDS = {
     "starting": "starting: no step is trained yet",
     "running": "running",
     "finished": "finished",
-    "stopped": "stopped by the user: the same command resumes it",
-    "preempted": "preempted: the same command resumes it",
     "failed": "ended with an error",
-    "crashed": "crashed, or was killed: the same command resumes it",
+}
+_RESUMABLE = {
+    "stopped": "stopped by the user",
+    "preempted": "preempted",
+    "crashed": "crashed, or was killed",
 }
 
 
@@ -79,7 +81,8 @@ def read_status(workdir: str) -> dict[str, Any]:
         )
     if account is None:
         raise UserError(
-            f"There is no run in {workdir!r}: it has no {goodput.FILE}.{suggest_folder(workdir)}"
+            f"There is no run in {workdir!r}: it has no {goodput.FILE}."
+            f"{suggest_folder(workdir, several=True)}"
         )
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):
@@ -89,7 +92,8 @@ def read_status(workdir: str) -> dict[str, Any]:
     metrics = _read_last_metrics(workdir)
     # goodput.json is written every 10 s, and metrics.jsonl at every log line.
     logged = max((int(last["step"]) for last in metrics.values()), default=0)
-    facts["step"] = max(facts["step"] or 0, logged)
+    accounted = facts["step"] or 0
+    facts["step"] = max(accounted, logged)
     return {
         "workdir": workdir,
         **{name: value for name, value in facts.items() if value is not None},
@@ -102,6 +106,7 @@ def read_status(workdir: str) -> dict[str, Any]:
         "goodput": account.goodput,
         "wall_seconds": account.wall_seconds,
         "seconds": account.seconds,
+        "seconds_step": accounted,
     }
 
 
@@ -111,7 +116,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
         return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
     ago = format_clock(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
-    rows = [("state", _IN_WORDS.get(record["state"], record["state"]))]
+    rows = [("state", _describe_state(record["state"], bool(record["checkpoints"]["steps"])))]
     rows.append(("process", f"{record['process']}, last update {ago} ago"))
     step, steps = record.get("step", 0), record.get("steps", 0)
     rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
@@ -141,7 +146,21 @@ def format_status(record: dict[str, Any]) -> list[str]:
     text = [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     for index, row in enumerate(goodput.format_table(record["seconds"])):
         text.append(f"  {'time' if index == 0 else '':12}{row}")
+    if record["seconds_step"] < step:
+        text.append(f"  {'':12}as last written, at step {record['seconds_step']}")
     return text
+
+
+def _describe_state(state: str, has_checkpoint: bool) -> str:
+    """Returns the state in words, and what the same command does next."""
+    if state not in _RESUMABLE:
+        return _IN_WORDS.get(state, state)
+    follows = (
+        "the same command resumes it"
+        if has_checkpoint
+        else "nothing was saved, and the same command starts over"
+    )
+    return f"{_RESUMABLE[state]}: {follows}"
 
 
 def _is_alive(workdir: str, account: goodput.Record) -> bool:

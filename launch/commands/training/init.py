@@ -1,6 +1,7 @@
 """Writes a project of your own: a config, a model, data that are drawn by code, and tests.
 
-The project trains at once, and every file says what to change.
+The project trains at once, and every file says what to change. A folder of pictures needs no
+project: README.md has a config of one file, photos.py, that trains on such a folder.
 
     tftpu init flowers
 """
@@ -12,6 +13,7 @@ from tftpu.errors import UserError
 from tftpu.launch import starter
 from tftpu.launch.settings.options import required
 from tftpu.launch.settings.own_code import check_name
+from tftpu.storage import files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,10 @@ def run(options: Options) -> None:
         )
     check_name(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already: give another name, or remove it.")
+        raise UserError(
+            f"{folder} exists already: give another name, such as {files.suggest_path(folder)}. To "
+            "train on a folder of pictures, no project is needed: see photos.py in README.md."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in starter.render_files(name).items():
         (folder / file).write_text(text)

@@ -12,7 +12,8 @@ from tests.support import serving
 from tests.support.serving import ask, running, wait_for_waiting
 from tftpu.errors import UserError
 from tftpu.inference.generate import Chunk
-from tftpu.inference.server import run
+from tftpu.inference.server import completions, run
+from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.text import Language
 
 STREAM = {"prompt": "a", "max_tokens": 5, "stream": True}
@@ -58,6 +59,25 @@ def failures(port: int) -> int:
 
 def last_error(events: bytes) -> str:
     return json.loads(events.decode().strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"promt": "a"}, "There is no field 'promt'. Did you mean 'prompt'?"),
+        (
+            {"zzz": 1},
+            "There is no field 'zzz'. Allowed: max_tokens, model, prompt, seed, stream, "
+            "temperature, top_k, top_p.",
+        ),
+        ({"max_tokens": "5"}, "max_tokens must be a whole number of at most 100."),
+        ({"max_tokens": 101}, "max_tokens=101: give 1 to 100."),
+    ],
+)
+def test_a_field_that_is_wrong_is_explained(given, message):
+    with pytest.raises(BadRequest) as error:
+        completions.parse_completion({"prompt": "a", **given}, language(lambda: None), 100, 4)
+    assert str(error.value) == message
 
 
 def test_a_short_text_is_answered_while_a_long_one_is_written():

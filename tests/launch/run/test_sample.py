@@ -9,6 +9,9 @@ import numpy as np
 
 from tftpu.config import Experiment
 from tftpu.engines import functions
+from tftpu.input_pipelines.formats import manifest
+from tftpu.input_pipelines.formats.manifest import Manifest
+from tftpu.input_pipelines.sources import Tokens
 from tftpu.launch.run import sample
 from tftpu.launch.settings import config_flags
 
@@ -20,7 +23,8 @@ class Executor:
         self.compiled = functools.partial(functions.compile_function, model)
 
 
-def sampled(experiment: Experiment, *layers: keras.layers.Layer) -> str:
+def trained(experiment: Experiment, *layers: keras.layers.Layer) -> Any:
+    """Returns what a sample needs of a trainer."""
     tokens = keras.Input((experiment.data.context,), dtype="int32")
     model = keras.Sequential([tokens, keras.layers.Embedding(512, 2), *layers])
     for weight in model.layers[-1].weights[1:]:
@@ -28,8 +32,11 @@ def sampled(experiment: Experiment, *layers: keras.layers.Layer) -> str:
         bias[300], bias[ord("x")] = 200.0, 100.0
         weight.assign(bias)
     one_host = types.SimpleNamespace(count=1)
-    trainer: Any = types.SimpleNamespace(model=model, executor=Executor(model), hosts=one_host)
-    return sample.draw_text(experiment, trainer, 5)
+    return types.SimpleNamespace(model=model, executor=Executor(model), hosts=one_host)
+
+
+def sampled(experiment: Experiment, *layers: keras.layers.Layer) -> str:
+    return sample.draw_text(experiment, trained(experiment, *layers), 5)
 
 
 def test_a_vocabulary_larger_than_bytes_is_sampled_as_bytes():
@@ -43,3 +50,19 @@ def test_a_model_that_does_not_write_has_no_sample():
     experiment = config_flags.load("python_gpt", [])
     flat = keras.layers.Flatten()
     assert sampled(experiment, flat, keras.layers.Dense(512)) == ""
+
+
+def test_a_model_of_tokens_gets_the_flags_that_continue_its_texts(tmp_path):
+    experiment = config_flags.load("python_gpt", [])
+    writer, flat = keras.layers.Dense(512), keras.layers.Flatten()
+    assert sample.suggest_flags(experiment, trained(experiment, writer)) == ""  # it has a sample
+    experiment.data = Tokens(context=8, train_text="a.txt", eval_text="b.txt")
+    prompt = "--prompt='Once upon a time'"
+    trainer = trained(experiment, keras.layers.Dense(512))
+    assert sample.suggest_flags(experiment, trainer) == prompt
+    classifier = trained(experiment, flat, keras.layers.Dense(512))
+    assert sample.suggest_flags(experiment, classifier) == ""
+    manifest.write(Manifest(str(tmp_path), {}, {}, about={"tokenizer": "their.json"}))
+    experiment.data = Tokens(context=8, data_dir=str(tmp_path))
+    flags = sample.suggest_flags(experiment, trainer)
+    assert flags == f"{prompt} --tokenizer=tokenizer.json"

@@ -108,7 +108,7 @@ def _write_export(
     modules: Sequence[str] = (),
 ) -> Exported:
     if files.exists(to):
-        raise UserError(f"{to} exists already: choose another place, or remove it.")
+        raise UserError(f"{to} exists already: choose another place.")
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / (os.path.basename(to.rstrip("/")) or "model")
         write(path)

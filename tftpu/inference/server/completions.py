@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, did_you_mean
 from tftpu.inference.generate import Row
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.server.payloads import BadRequest, UnknownModel, check_signature
@@ -58,7 +58,8 @@ def parse_completion(
     known = {*_NUMBERS, "prompt", "stream", "model"}
     unknown = sorted(set(given) - known)
     if unknown:
-        raise BadRequest(f"There is no field {unknown[0][:80]!r}: the fields are {sorted(known)}.")
+        name = unknown[0][:80]
+        raise BadRequest(f"There is no field {name!r}.{did_you_mean(name, known)}")
     stream = given.get("stream") or False
     if not isinstance(stream, bool):
         raise BadRequest("stream must be true or false.")
@@ -75,7 +76,11 @@ def build_rows(
     prompts: list[str], given: Mapping[str, Any], language: Language, longest: int
 ) -> list[Row]:
     """Returns a row for each prompt; see `parse_completion`."""
-    numbers = {name: _parse_number(name, kind, given.get(name)) for name, kind in _NUMBERS.items()}
+    most = {"max_tokens": longest}
+    numbers = {
+        name: _parse_number(name, kind, given.get(name), most.get(name, _LARGEST))
+        for name, kind in _NUMBERS.items()
+    }
     length, seed = numbers.pop("max_tokens"), numbers.pop("seed")
     length = _TOKENS if length is None else length
     if not 1 <= length <= longest:
@@ -93,13 +98,13 @@ def build_rows(
     return [Row(prompt, length, sampling, seed, place) for place, prompt in enumerate(tokens)]
 
 
-def _parse_number(name: str, kind: type, value: Any) -> Any:
+def _parse_number(name: str, kind: type, value: Any, most: int) -> Any:
     if value is None:
         return None
     allowed = (int,) if kind is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, allowed) or abs(value) > _LARGEST:
         number = "a whole number" if kind is int else "a number"
-        raise BadRequest(f"{name} must be {number} of at most {_LARGEST}.")
+        raise BadRequest(f"{name} must be {number} of at most {most}.")
     return kind(value)
 
 

@@ -2,12 +2,17 @@
 
 import os
 
+import keras
 import numpy as np
 import onnxruntime
 import pytest
 
+from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import small
+from tftpu.input_pipelines.sources import StreamedImages
+from tftpu.launch.commands.finished import export
 from tftpu.launch.main import main
+from tftpu.launch.settings import config_flags
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +139,7 @@ def test_a_language_model_takes_what_its_data_are_read_with(tmp_path, capsys):
         (["--format=onix", "--to=m"], "Did you mean 'onnx'?"),
         (["--format=litert", "--to=m"], "ends in .tflite"),
         (["--to=digits.onx"], "Did you mean '.onnx'?"),
+        (["--to=pets.h5"], "has the ending .h5, which no format has: use .onnx, .tflite, .keras;"),
         (["--format=litert", "--to=m.tflite", "--quantize=int4"], "or use --quantize=int8"),
         (["--format=onnx", "--to=m"], "ends in .onnx"),
         (["--format=keras", "--to=m.onnx"], "ends in .keras"),
@@ -148,6 +154,17 @@ def test_a_language_model_takes_what_its_data_are_read_with(tmp_path, capsys):
 def test_a_mistake_is_explained(run, capsys, words, message):
     assert main(["export", f"--workdir={run}", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("to_depth", "hint"), [(False, "; or train with"), (True, ".")])
+def test_pixels_that_the_data_prepare_cannot_be_in_a_keras_file(to_depth, hint):
+    """uint8 pixels are standardized by the model itself, if it takes them as they are."""
+    experiment = config_flags.load("digits_resnet", [])
+    experiment.data = StreamedImages(data_dir="x", space_to_depth=to_depth)
+    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()])
+    with pytest.raises(UserError) as error:
+        export._add_pixel_input(model, experiment)
+    assert f"choose saved_model or onnx{hint}" in str(error.value)
 
 
 @pytest.mark.slow

@@ -43,8 +43,16 @@ def exported(tmp_path_factory) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, **environment: str) -> Iterator[tuple[subprocess.Popen, int]]:
-    """Runs `tftpu serve`; yields the process and its port, once it answers."""
+def serving(
+    *flags: str, route: str = "", **environment: str
+) -> Iterator[tuple[subprocess.Popen, int]]:
+    """Runs `tftpu serve`; yields the process and its port, once it answers.
+
+    Args:
+        flags: the flags of the command.
+        route: the end of the address that it prints.
+        environment: variables of its environment.
+    """
     command = [sys.executable, "-c", PROGRAM, "serve", *flags]
     process = warm.Popen(
         command,
@@ -57,6 +65,7 @@ def serving(*flags: str, **environment: str) -> Iterator[tuple[subprocess.Popen,
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, process.communicate()[1]
+        assert line.endswith(f"{route}\n")
         yield process, int(line.split("127.0.0.1:")[1].split("/")[0])
     finally:
         process.kill()
@@ -121,6 +130,8 @@ def test_a_saved_model_is_served(exported):
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == "Ctrl-C ends it.\nStopped.\n"
 
 
 @pytest.mark.slow
@@ -132,7 +143,7 @@ def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
     assert main(["train", "--config=digits_resnet", digits, *options]) == 0
     small = ["--config.model.layers=1", "--config.model.width=32", "--config.model.heads=2"]
     assert main(["train", "--config=python_gpt", texts, *options, *small]) == 0
-    with serving(digits, "--port=0") as (_, port):
+    with serving(digits, "--port=0", route="/predict") as (_, port):
         image = np.zeros((1, 8, 8, 1), int).tolist()
         status, answer = ask(port, "POST", "/v1/models/digits:predict", {"instances": image})
         assert status == 200 and len(answer["predictions"][0]["logits"]) == 10
@@ -140,7 +151,7 @@ def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
     words = ["--prompt=def", "--tokens=12", "--temperature=0.5", "--seed=3"]
     assert main(["generate", texts, *words]) == 0
     written = capsys.readouterr().out.rstrip("\n")
-    with serving(texts, "--port=0") as (_, port):
+    with serving(texts, "--port=0", route="/v1/completions") as (_, port):
         body = {"prompt": "def", "max_tokens": 12, "temperature": 0.5, "seed": 3}
         status, answer = ask(port, "POST", "/v1/completions", body)
         assert status == 200 and "def" + answer["choices"][0]["text"].rstrip("\n") == written

@@ -51,7 +51,13 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     finally:
         holder.kill()
         holder.wait()
-    assert status.read_status(str(tmp_path))["state"] == "crashed"
+    crashed = status.read_status(str(tmp_path))
+    assert crashed["state"] == "crashed"
+    said = "\n".join(format_status(crashed))
+    assert "nothing was saved, and the same command starts over" in said and "none yet" in said
+    files.write_whole(str(tmp_path / "checkpoints/5/manifest.json"), b"{}")
+    said = "\n".join(format_status(status.read_status(str(tmp_path))))
+    assert "crashed, or was killed: the same command resumes it" in said
     with locks.locked(str(tmp_path)):  # status leaves no lock behind
         pass
 
@@ -63,7 +69,9 @@ def test_the_step_is_that_of_the_newest_file(finished_run, tmp_path):
     files.write_whole(
         str(tmp_path / "metrics.jsonl"), (finished_run / "metrics.jsonl").read_bytes()
     )
-    assert status.read_status(str(tmp_path))["step"] == 60
+    found = status.read_status(str(tmp_path))
+    assert found["step"] == 60
+    assert format_status(found)[-1].strip() == "as last written, at step 0"
 
 
 def test_the_status_of_runs_is_shown_beside_one_that_is_missing(finished_run, capsys):
