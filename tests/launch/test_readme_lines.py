@@ -27,6 +27,7 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "docker push ",
     "curl localhost:8080/",
     "curl -N localhost:8080/",
+    "curl https://us-central1-aiplatform.googleapis.com/v1/projects/PROJECT/",
     "tensorboard --logdir=",
     "kill -USR1 ",
 )

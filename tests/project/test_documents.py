@@ -28,7 +28,7 @@ CHECKED = {
     "docs/guides/launching.md": 7,
     "docs/guides/fine-tuning.md": 1,
     "docs/guides/preflight.md": 1,
-    "docs/guides/serving.md": 4,
+    "docs/guides/serving.md": 7,
     "docs/guides/searching.md": 3,
     "docs/guides/watching-a-run.md": 2,
 }

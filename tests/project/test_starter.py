@@ -46,7 +46,7 @@ def project(tmp_path_factory) -> Project:
     assert said.endswith("Try:  cd flowers; tftpu train flowers.py\n")
     where = made.run("python", "-c", "import tftpu; print(tftpu.__file__)")
     assert str(made.bin.parent) in where  # the wheel's, not this checkout's
-    made.run("tftpu", "train", "--config=flowers.py", "--config.train.epochs=4")
+    made.run("tftpu", "train", "flowers.py", "--config.train.epochs=4")
     return made
 
 
@@ -57,9 +57,9 @@ def test_it_trains_evaluates_and_exports(project):
     last = [line for line in map(json.loads, lines) if line["split"] == "eval"][-1]
     assert last["step"] == 120
     assert last["accuracy"] > 0.8  # a third would be chance
-    said = project.run("tftpu", "evaluate", "--workdir=runs/flowers")
+    said = project.run("tftpu", "evaluate", "runs/flowers")
     assert re.match(r"step \d+  loss [\d.]+  accuracy 0\.[89]", said)
-    project.run("tftpu", "export-weights", "--workdir=runs/flowers", "--to=w.weights.h5")
+    project.run("tftpu", "export-weights", "runs/flowers", "--output=w.weights.h5")
     stack = [keras.Input((16, 16, 1))]
     for filters in (16, 32, 64):
         stack.append(keras.layers.Conv2D(filters, 3, strides=2, padding="same"))
@@ -79,7 +79,7 @@ def test_its_own_tests_pass(project):
 @pytest.mark.timeout(SECONDS)
 def test_it_is_compiled_for_a_slice(project):
     pytest.importorskip("libtpu", reason="no TPU compiler here: pip install 'tftpu[preflight]'")
-    project.run("tftpu", "preflight", "--config=flowers.py", "--slices=v5e-4")
+    project.run("tftpu", "preflight", "flowers.py", "--slices=v5e-4")
     report = json.loads((project.folder / "runs/flowers/preflight.json").read_text())
     (found,) = report["slices"]
     assert (found["slice"], found["fits"]) == ("v5e-4", True)
