@@ -13,6 +13,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.support.notebooks import read_text, set_parameter
+
 pytestmark = pytest.mark.slow
 
 NOTEBOOK = Path(__file__).parent.parent.parent / "launch" / "colab.ipynb"
@@ -33,34 +35,19 @@ def executed(tmp_path_factory) -> nbformat.NotebookNode:
     return notebook
 
 
-def set_parameter(notebook: nbformat.NotebookNode, line: str, replacement: str) -> None:
-    cell = notebook.cells[1]
-    assert line in cell.source
-    cell.source = cell.source.replace(line, replacement)
-
-
-def text_of(notebook: nbformat.NotebookNode) -> str:
-    return "\n".join(
-        output.text
-        for cell in notebook.cells
-        for output in cell.get("outputs", ())
-        if output.output_type == "stream"
-    )
-
-
 def test_it_installs_nothing_if_everything_is_installed(executed):
-    assert "This is neither Colab nor Kaggle, without a TPU." in text_of(executed)
-    assert "nothing was installed" in text_of(executed)
+    assert "This is neither Colab nor Kaggle, without a TPU." in read_text(executed)
+    assert "nothing was installed" in read_text(executed)
 
 
 def test_it_shows_the_preflight_report(executed):
-    table = text_of(executed).partition("Preflight: global batch 256")[2]
+    table = read_text(executed).partition("Preflight: global batch 256")[2]
     assert "cost/1k steps" in table
     assert "\nv5e-1 " in table
 
 
 def test_it_trains_on_the_available_device(executed):
-    text = text_of(executed)
+    text = read_text(executed)
     assert "1 replica, float32" in text
     accuracy = float(text.split("'accuracy': ")[1].split("}")[0].split(",")[0])
     assert accuracy > 0.9

@@ -6,12 +6,12 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.launch.test_colab import NOTEBOOK as OTHER
-from tests.launch.test_colab import set_parameter, text_of
+from tests.support.notebooks import read_text, set_parameter
+from tests.support.repository.checkout import ROOT
 
 pytestmark = pytest.mark.slow
 
-NOTEBOOK = OTHER.with_name("lora.ipynb")
+NOTEBOOK, OTHER = ROOT / "launch/lora.ipynb", ROOT / "launch/colab.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def executed(preset, tmp_path_factory) -> nbformat.NotebookNode:
 
 
 def test_it_trains_adapters_and_generates(executed):
-    text = text_of(executed)
+    text = read_text(executed)
     assert "12 layers are adapted." in text
     assert text.count("What does math.sqrt do?\n") == 2  # before and after the training
     losses = [
