@@ -13,4 +13,10 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // The copy button of each block of code would be a landmark of its own, without a name.
   for (const nav of document.querySelectorAll(".md-code__nav")) nav.setAttribute("role", "none")
+
+  // Sections with a page of their own are labelled by an arrow, all with the same words.
+  for (const nav of document.querySelectorAll(".md-nav__container ~ .md-nav")) {
+    nav.removeAttribute("aria-labelledby")
+    nav.setAttribute("aria-label", nav.parentElement.querySelector(".md-nav__link").textContent.trim())
+  }
 })
