@@ -211,8 +211,8 @@ def _read_documents(
         if not isinstance(text, str):
             raise UserError(
                 f"{place}: the record has no field {field!r}, only {sorted(row)}. Rename the "
-                "field that holds the text, or name it with --field, for example "
-                "--field=content, if the command has that flag."
+                "field that holds the text, or name it: --field=content for `tftpu data convert`, "
+                "--config.data.field=content for a config with Tokens."
             )
         yield place, text
     if empty and not begin:

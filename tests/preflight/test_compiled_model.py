@@ -52,6 +52,16 @@ def test_the_model_is_built_again_with_its_optimizer_and_loss():
     assert (first.loss, first.get_config()) == (model.loss, model.get_config())
 
 
+def test_a_functional_model_is_built_again_as_often_as_it_is_needed():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8, "relu")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2)(hidden))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    build = compiled_model.build_function(model)
+    for _ in range(3):
+        assert [v.shape for v in build().weights] == [v.shape for v in model.weights]
+
+
 def test_the_precision_is_that_of_the_layers():
     auto = PreflightOptions()
     assert compiled_model.choose_precision(build(), auto).precision == "float32"

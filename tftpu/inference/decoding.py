@@ -115,7 +115,7 @@ class Recomputed:
         # A user's own model may take any shape.
         shape = getattr(model, "input_shape", None) or (None, None)
         if not isinstance(shape, tuple) or len(shape) != 2:
-            raise _explain_no_writer(model, f"it takes {shape}")
+            raise _explain_no_writer(model, f"It takes {shape}.")
         found = context or shape[1]
         if not model.built or found is None:
             raise UserError(
@@ -171,8 +171,9 @@ def build_decoding(model: Any, context: int | None = None) -> Decoding:
 
 def _explain_no_writer(model: Any, reason: str) -> UserError:
     return UserError(
-        f"The model {model.name!r} does not continue texts: it must take tokens, (batch, time), "
-        f"and return logits of the next one, (batch, time, vocabulary). {reason}"
+        f"tftpu cannot write texts with the model {model.name!r}: it must take tokens, (batch, "
+        f"time), and return logits of the next one, (batch, time, vocabulary). {reason} A model "
+        "of KerasHub writes texts by its own generate."
     )
 
 

@@ -1,5 +1,6 @@
 """Takes a compiled Keras model for a check: how to build it again, and the spec of its batch."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +78,8 @@ def read_batch_spec(model: keras.Model | None, batch: Nest) -> Nest:
 
 
 def _rebuild(config: dict[str, Any]) -> keras.Model:
-    return keras.saving.deserialize_keras_object(config, safe_mode=False)
+    # A copy, since Keras takes the parts of a functional model out of the config that it reads.
+    return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=False)
 
 
 def _to_spec(value: Any) -> Any:

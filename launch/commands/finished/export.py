@@ -87,7 +87,10 @@ def run(options: Options) -> None:
     print(f"step {step}: {options.output}, {format_size(found.bytes)}")
     print(f"  inputs   {inputs}, any batch")
     print(f"  outputs  {', '.join(serving.output_specs())}")
-    print(f"  largest difference from the model {found.difference:.1e} of the largest output")
+    compared = f"the {options.quantize} model" if options.quantize else "the model"
+    print(f"  largest difference from {compared} {found.difference:.1e} of the largest output")
+    if form == "keras":
+        print("  tftpu.models.load_model reads it")
 
 
 def _choose_format(options: Options) -> str:

@@ -73,7 +73,7 @@ def run(options: Options) -> None:
     """Answers requests until the process is asked to end."""
     path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
     if (path is None) == (options.workdir is None):
-        raise UserError("Give either --workdir=DIR for a run, or --model=PATH for an export.")
+        raise UserError("Give a run, `tftpu serve runs/mine`, or an export, --model=PATH.")
     if options.workdir is not None and _is_exported(options.workdir):
         raise UserError(
             f"{options.workdir!r} is an exported model, not a run. Did you mean "

@@ -115,7 +115,7 @@ NOT_TEXT = {
     "a.ndjson": (b'{"text": "a"}\n[1]\n', "line 2 of .*a.ndjson is not a JSON object"),
     "b.ndjson": (b'{"text": "a"}\n{"text": 1}\n', "line 2 of .*the field .* is 1, not a text: put"),
     "d.ndjson": (b'{"text": "a"}\n{"text": }\n', r"line 2 of .*: Expecting value \(column 10\)"),
-    "n.ndjson": (b'{"body": "a"}\n', "Rename the field that holds .* example --field=content"),
+    "n.ndjson": (b'{"body": "a"}\n', "Rename the field that holds .*: --field=content for"),
     "d.json": (b'[{"text": "a"},\n{"text": }]\n', r"not JSON: .* \(line 2, column 10\)"),
     "a.ipynb": (b'{\n "cells": []\n}\n', r"element 0 of .*a.ipynb: .*only \['cells'\]"),
     "a.json": (b'{"text": "a",', "a.json is not JSON"),

@@ -111,7 +111,7 @@ def test_text_that_the_model_writes_is_priced(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--config=digits_resnet", "--generate=1"], "does not continue texts"),
+        (["--config=digits_resnet", "--generate=1"], "cannot write texts with the model"),
         (["--config=python_gpt", "--generate=0"], "--generate"),
         (["--config=python_gpt", "--generate=1", "--explain"], "--explain is about a train step"),
     ],

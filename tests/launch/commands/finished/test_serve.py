@@ -160,8 +160,8 @@ def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "Give either --workdir=DIR"),
-        (["--model=m.onnx", "--workdir=w"], "Give either --workdir=DIR"),
+        ([], "Give a run, `tftpu serve runs/mine`"),
+        (["--model=m.onnx", "--workdir=w"], "Give a run, `tftpu serve runs/mine`"),
         (["--model=m.onnx", "--port=0"], "There is no file or folder m.onnx"),
         (["--model=nothing", "--port=0"], "There is no file or folder nothing"),
         (["--workdir=nothing", "--port=0"], "There is no run in 'nothing'"),
