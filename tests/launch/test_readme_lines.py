@@ -17,7 +17,9 @@ from tftpu.launch.settings.parsing import parse
 from tftpu.version import __version__
 
 BLOCKS = [block for page in doc_blocks.PAGES for block in doc_blocks.blocks(page) if block.reason]
-COMMANDS = {command: block for block in BLOCKS for command in block.commands}
+COMMANDS = {
+    command: block for block in BLOCKS if block.language == "bash" for command in block.commands
+}
 ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "pip uninstall -y tensorflow tensorflow-cpu",
     "pip wheel --no-deps --wheel-dir=dist .",
@@ -30,6 +32,7 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "curl https://us-central1-aiplatform.googleapis.com/v1/projects/PROJECT/",
     "tensorboard --logdir=",
     "kill -USR1 ",
+    "sky jobs launch ",
 )
 
 
