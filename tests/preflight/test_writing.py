@@ -52,7 +52,7 @@ def test_what_cannot_write_is_refused():
     def classifier() -> keras.Model:
         return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
 
-    with pytest.raises(UserError, match=r"does not continue texts"):
+    with pytest.raises(UserError, match=r"cannot write texts with the model"):
         check_writing(classifier, ["v5e-1"], 1)
     with pytest.raises(UserError, match=r"rows=0: give the number of texts"):
         check_writing(gpt, ["v5e-1"], 0)
