@@ -27,7 +27,7 @@ def answer(load: "Callable[[], dict[str, Command]]") -> None:
         return
     try:
         import argcomplete
-    except ImportError:  # the shell was told of it in another environment
+    except ImportError:  # the shell asks, but this environment lacks it
         return
     argcomplete.autocomplete(_build_parser(load()), always_complete_options="long")
 

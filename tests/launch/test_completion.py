@@ -1,4 +1,4 @@
-"""What a shell is told when it asks for the words that may follow."""
+"""Completion: the words that a shell offers after a part of a command line."""
 
 import os
 import subprocess

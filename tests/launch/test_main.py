@@ -12,6 +12,7 @@ import pytest
 from tests.support import warm
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS
 from tests.support.messages import check_message
+from tests.support.workdirs import held_by_another
 from tftpu import models
 from tftpu.config import TrainConfig, to_json
 from tftpu.errors import UserError
@@ -199,20 +200,9 @@ def test_models_are_listed_with_parameters_and_sizes(capsys):
 
 
 def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, capsys):
-    code = (
-        "import sys, time\nfrom tftpu.storage import locks\n"
-        "with locks.locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
-    )
-    holder = warm.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout.readline() == "held\n"
+    with held_by_another(tmp_path) as holder:
         assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
-        assert f"held by process {holder.pid}" in capsys.readouterr().err
-    finally:
-        holder.kill()
-        holder.wait()
+        assert f"held by process {holder}" in capsys.readouterr().err
     with locks.locked(str(tmp_path)):  # the lock was released with its holder
         pass
 

@@ -1,4 +1,4 @@
-"""What a mistaken command line is answered: one message, and perhaps the line to type."""
+"""Checks the answer to a mistaken command line: one message, and perhaps the line to type."""
 
 
 def check_message(said: str, expected: str) -> None:

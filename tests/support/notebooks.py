@@ -1,4 +1,4 @@
-"""What tests of the notebooks share."""
+"""Helpers of the tests of notebooks: parameters to set, and the printed text."""
 
 import nbformat
 

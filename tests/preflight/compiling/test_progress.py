@@ -1,4 +1,4 @@
-"""What a long check shows before its end."""
+"""Results of slices that a long check shows before its end."""
 
 import time
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support import warm
+from tests.support.workdirs import held_by_another
 from tftpu.launch import main as command_line
 from tftpu.launch.commands.finished import status
 from tftpu.launch.commands.finished.status import format_status
@@ -36,21 +36,10 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     record = goodput.read(str(finished_run)).to_json()
     record |= {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
-    code = (
-        "import sys, time\nfrom tftpu.storage import locks\n"
-        "with locks.locked(sys.argv[1]):\n    print('held', flush=True)\n    time.sleep(60)\n"
-    )
-    holder = warm.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout.readline() == "held\n"
+    with held_by_another(tmp_path):
         running = status.read_status(str(tmp_path))
         assert running["state"] == "running"
         assert "time left   1:15" in "\n".join(format_status(running))
-    finally:
-        holder.kill()
-        holder.wait()
     crashed = status.read_status(str(tmp_path))
     assert crashed["state"] == "crashed"
     said = "\n".join(format_status(crashed))
