@@ -144,6 +144,10 @@ class _Child:
     def flush(self) -> None:
         """Does nothing: there is no buffer."""
 
+    def isatty(self) -> bool:
+        """Says that lines are not redrawn."""
+        return False
+
     def _around(self, import_tensorflow):
         def imported() -> None:
             self.mark("command line")
