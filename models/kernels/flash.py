@@ -3,7 +3,7 @@
 The matrix of scores is never in HBM: a block of queries is multiplied with one block of keys at a
 time in the core's own memory, and the backward pass recomputes the scores from the softmax's
 denominators.
-Blocks of keys that come after all queries of a block are skipped.
+Blocks of keys that come after all queries of a block, or before the window of all, are skipped.
 
 Layout: (batch, time, heads x head_dim), as the projections write it, split into columns of 128, the
 lanes of a TPU. With head_dim 64 two heads share a column; each is masked in one factor of a
@@ -46,6 +46,8 @@ def forward(
     *,
     head_dim: int,
     causal: bool,
+    window: int = 0,
+    soft_cap: float = 0.0,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Computes attention, and the logarithm of the softmax's denominator of each query and head.
@@ -59,6 +61,8 @@ def forward(
             sees only keys of the same segment. None: all keys.
         head_dim: a divisor or a multiple of 128.
         causal: whether a query sees only keys up to its own position.
+        window: if causal, how many keys a query sees at most, its own position's included; 0: all.
+        soft_cap: bound of the scores, by soft_cap x tanh(score / soft_cap); 0: none.
         interpret: whether to run on a CPU, by Pallas's interpreter.
 
     Returns:
@@ -72,7 +76,13 @@ def forward(
     row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, i: (b, i, c))
     whole = pl.BlockSpec((1, time, lanes), lambda b, c, i: (b, 0, jax.lax.div(c, shared)))
     body = functools.partial(
-        _forward_body, heads=heads, head_dim=head_dim, causal=causal, segmented=segmented
+        _forward_body,
+        heads=heads,
+        head_dim=head_dim,
+        causal=causal,
+        window=window,
+        soft_cap=soft_cap,
+        segmented=segmented,
     )
     return pl.pallas_call(
         body,
@@ -86,7 +96,9 @@ def forward(
         compiler_params=Parameters(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=VMEM
         ),
-        cost_estimate=_estimate_cost(query, key, head_dim, causal, products=2, queries=2, keys=2),
+        cost_estimate=_estimate_cost(
+            query, key, head_dim, causal, window, products=2, queries=2, keys=2
+        ),
         interpret=interpret,
     )(query, key, value, *_build_segment_arguments(segments))
 
@@ -102,12 +114,15 @@ def backward(
     *,
     head_dim: int,
     causal: bool,
+    window: int = 0,
+    soft_cap: float = 0.0,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes the gradients with respect to query, key and value.
 
     Args:
-        query: see `forward`; the same for key, value, segments, head_dim, causal and interpret.
+        query: see `forward`; the same for key, value, segments, head_dim, causal, window, soft_cap
+            and interpret.
         log_sum: the second result of `forward`.
         output: the first.
         upstream: the gradient of the output, of query's shape.
@@ -129,7 +144,13 @@ def backward(
     whole = pl.BlockSpec((1, time, lanes), lambda b, c, member, i: (b, 0, c * shared + member))
     sums = pl.BlockSpec((1, 1, heads, time), lambda b, c, member, i: (b, c * shared + member, 0, 0))
     body = functools.partial(
-        _backward_body, heads=heads, head_dim=head_dim, causal=causal, segmented=segmented
+        _backward_body,
+        heads=heads,
+        head_dim=head_dim,
+        causal=causal,
+        window=window,
+        soft_cap=soft_cap,
+        segmented=segmented,
     )
     of_keys = time if shared > 1 else BLOCK
     # float32 gradients are summed where they are written; others are summed in a separate array.
@@ -158,12 +179,14 @@ def backward(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
             vmem_limit_bytes=VMEM,
         ),
-        cost_estimate=_estimate_cost(query, key, head_dim, causal, products=5, queries=3, keys=4),
+        cost_estimate=_estimate_cost(
+            query, key, head_dim, causal, window, products=5, queries=3, keys=4
+        ),
         interpret=interpret,
     )(query, key, value, upstream, log_sum, shift, *_build_segment_arguments(segments))
 
 
-def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented):
+def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, window, soft_cap, segmented):
     segments, (out_ref, log_sum_ref) = refs[:-2], refs[-2:]
     block, product = pl.program_id(2), build_product(q_ref.dtype)
     query = q_ref[0].astype(jnp.float32) * head_dim**-0.5  # (BLOCK, lanes)
@@ -176,7 +199,11 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented
             largest, total, mixed = state
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
             scores = product(k_ref[0, at, :].astype(jnp.float32), own, 1, 1)  # (keys, queries)
-            visible = _find_visible(segments, at, slice(None), segmented, diagonal)
+            scores = _cap_scores(scores, soft_cap)
+            distance = block - index if window else None
+            visible = _find_visible(
+                segments, at, slice(None), segmented, diagonal, distance, window
+            )
             scores = scores if visible is None else jnp.where(visible, scores, HIDDEN)
             new = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
             weight = jnp.exp(scores - new)
@@ -191,7 +218,8 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented
             jnp.zeros(query.shape[::-1], jnp.float32),  # (lanes, queries)
         )
         if causal:
-            state = jax.lax.fori_loop(0, block, step, start)
+            first = jax.lax.div(jnp.maximum(block * BLOCK - window + 1, 0), BLOCK) if window else 0
+            state = jax.lax.fori_loop(first, block, step, start)
             largest, total, mixed = step(block, state, diagonal=True)
         else:
             largest, total, mixed = jax.lax.fori_loop(0, k_ref.shape[1] // BLOCK, step, start)
@@ -201,7 +229,19 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, segmented
 
 
 def _backward_body(
-    q_ref, k_ref, v_ref, up_ref, log_sum_ref, shift_ref, *refs, heads, head_dim, causal, segmented
+    q_ref,
+    k_ref,
+    v_ref,
+    up_ref,
+    log_sum_ref,
+    shift_ref,
+    *refs,
+    heads,
+    head_dim,
+    causal,
+    window,
+    soft_cap,
+    segmented,
 ):
     segments, (dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum) = refs[:-6], refs[-6:]
     member, block, product = pl.program_id(2), pl.program_id(3), build_product(q_ref.dtype)
@@ -226,21 +266,29 @@ def _backward_body(
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
             query, up = (ref[0, at, :].astype(jnp.float32) for ref in (q_ref, up_ref))
             query = query * scale
-            scores = product(own_key, query, 1, 1)  # (keys, queries)
-            visible = _find_visible(segments, slice(None), at, segmented, diagonal)
-            scores = scores if visible is None else jnp.where(visible, scores, HIDDEN)
+            capped = _cap_scores(product(own_key, query, 1, 1), soft_cap)  # (keys, queries)
+            distance = index - block if window else None
+            visible = _find_visible(
+                segments, slice(None), at, segmented, diagonal, distance, window
+            )
+            scores = capped if visible is None else jnp.where(visible, capped, HIDDEN)
             weight = jnp.exp(scores - log_sum_ref[0, 0, pl.ds(head, 1), at])
             d_value += product(weight, up, 1, 0)
             d_score = product(own_value, up, 1, 1)
             d_score = weight * (d_score - shift_ref[0, 0, pl.ds(head, 1), at])
+            if soft_cap:
+                d_score *= 1.0 - (capped / soft_cap) ** 2
             d_key += product(d_score, query, 1, 0)
             dq_sum[at, :] += product(d_score, own_key, 0, 0)
             return d_key, d_value
 
-        state, first = (zeros, zeros), 0
+        state, first, end = (zeros, zeros), 0, blocks
         if causal:
             state, first = step(block, state, diagonal=True), block + 1
-        found = jax.lax.fori_loop(first, blocks, step, state)
+        if window:  # the last query that sees a key of this block, and the end of its block
+            last = (block + 1) * BLOCK + window - 2
+            end = jnp.minimum(blocks, jax.lax.div(last, BLOCK) + 1)
+        found = jax.lax.fori_loop(first, end, step, state)
         d_key = jnp.where(mine, found[0], d_key)
         d_value = jnp.where(mine, found[1], d_value)
     for ref, sums, found in ((dk_ref, dk_sum, d_key), (dv_ref, dv_sum, d_value)):
@@ -314,12 +362,31 @@ def _mask_lanes(head: int, head_dim: int, shape: tuple[int, ...]) -> jax.Array:
     return (lane >= head * head_dim) & (lane < (head + 1) * head_dim)
 
 
-def _find_visible(segments, keys, queries, segmented: bool, diagonal: bool) -> jax.Array | None:
-    """Returns whether each query sees each key, (keys, queries) bool; None if all do."""
+def _cap_scores(scores: jax.Array, soft_cap: float) -> jax.Array:
+    return soft_cap * jnp.tanh(scores / soft_cap) if soft_cap else scores
+
+
+def _find_visible(
+    segments, keys, queries, segmented: bool, diagonal: bool, distance: Any, window: int
+) -> jax.Array | None:
+    """Returns whether each query sees each key, (keys, queries) bool; None if all do.
+
+    Args:
+        segments: references to the segments of queries and of keys.
+        keys: slice of the keys.
+        queries: slice of the queries.
+        segmented: whether there are segments.
+        diagonal: whether the queries have the positions of the keys, and see no later ones.
+        distance: number of blocks from the keys to the queries; None without a window.
+        window: number of keys that a query sees at most; 0: all.
+    """
     visible = None
+    key, query = (jax.lax.broadcasted_iota(jnp.int32, (BLOCK, BLOCK), a) for a in (0, 1))
     if diagonal:
-        key, query = (jax.lax.broadcasted_iota(jnp.int32, (BLOCK, BLOCK), a) for a in (0, 1))
         visible = key <= query
+    if distance is not None:
+        near = query - key + distance * BLOCK < window
+        visible = near if visible is None else visible & near
     if segmented:
         query_segments, key_segments = segments
         same = key_segments[0, keys, :] == query_segments[0, :, queries]
@@ -354,6 +421,7 @@ def _estimate_cost(
     key: jax.Array,
     head_dim: int,
     causal: bool,
+    window: int,
     products: int,
     queries: int,
     keys: int,
@@ -361,7 +429,7 @@ def _estimate_cost(
     """Returns the cost of the work done, with complete blocks and all lanes of each product.
 
     Args:
-        query: see `forward`; the same for key, head_dim and causal.
+        query: see `forward`; the same for key, head_dim, causal and window.
         products: number of products over all scores.
         queries: number of arrays of query's shape that are read and written.
         keys: number of arrays of key's shape.
@@ -369,6 +437,8 @@ def _estimate_cost(
     batch, time, width = query.shape
     blocks = time // BLOCK
     pairs = blocks * (blocks + 1) // 2 if causal else blocks**2
+    if window:
+        pairs = sum(i + 1 - max(i * BLOCK - window + 1, 0) // BLOCK for i in range(blocks))
     scores = batch * (width // head_dim) * pairs * BLOCK**2
     return pl.CostEstimate(
         flops=products * 2 * scores * max(LANES, head_dim),

@@ -24,6 +24,9 @@ def flash_attention(
     causal: bool,
     segment_ids: Tensor | None,
     mask: Tensor | None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes `tftpu.models.layers.attention.attention` by the kernel `flash`.
 
@@ -60,6 +63,11 @@ def flash_attention(
             f"{chunks * flash.BLOCK} tokens, not {time}: pad the sequences, or use "
             "model.attention='plain'."
         )
+    if ring is not None and (window or soft_cap):
+        raise UserError(
+            f"On a mesh with {ring.axis}:{ring.size}, model.attention='flash' supports neither "
+            "windows nor soft caps: use another axis of the mesh, or model.attention='plain'."
+        )
     times = _count_repeats(query, key.shape[2], flash)
     if times > 1:  # the gradient of `ops.repeat` sums over the queries that share a key
         key, value = (ops.repeat(x, times, axis=2) for x in (key, value))
@@ -71,7 +79,8 @@ def flash_attention(
         return ops.reshape(x, (*x.shape[:2], -1))
 
     if ring is None:
-        run, module, shared = {"head_dim": head_dim, "causal": causal}, flash, None
+        run = {"head_dim": head_dim, "causal": causal, "window": window, "soft_cap": soft_cap}
+        module, shared = flash, None
     else:
         from tftpu.models.kernels import ring as rings
 
@@ -85,8 +94,12 @@ def flash_attention(
         (*given, sums, tokens, tokens),
         (tokens, tokens, tokens),
     )
-    attend = _attach_gradient(forward, backward, segments)
-    found = attend(to_columns(query), to_columns(key), to_columns(value))
+    given = [to_columns(query), to_columns(key), to_columns(value)]
+    if sinks is not None:
+        forward, backward = _add_sinks(forward, backward)
+        padded = ops.pad(ops.cast(sinks, "float32"), (0, -heads % column))
+        given.append(ops.reshape(padded, (-1, column)))  # (columns, heads per column)
+    found = _attach_gradient(forward, backward, segments)(*given)
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
 
@@ -241,16 +254,52 @@ def _attach_gradient(forward: Callable, backward: Callable, segments: list[Tenso
     """Combines the kernels of the forward and the backward pass."""
 
     @ops.custom_gradient
-    def attend(query, key, value):
-        output, log_sum = _mark_keepable(forward(query, key, value, segments or None))
+    def attend(*given):
+        output, log_sum = _mark_keepable(forward(*given[:3], segments or None, *given[3:]))
 
         def gradient(*upstream):
             (upstream,) = upstream
-            return backward(query, key, value, segments or None, log_sum, output, upstream)
+            kept = log_sum, output, upstream
+            return backward(*given[:3], segments or None, *given[3:], *kept)
 
         return output, gradient
 
     return attend
+
+
+def _add_sinks(forward: Callable, backward: Callable) -> tuple[Callable, Callable]:
+    """Extends kernels by the score of a key that each query of a head sees, whose value is zero.
+
+    The softmax's denominators grow, and the output shrinks by the same factor. The backward kernel
+    computes weights from the denominators alone, so that it needs no change.
+
+    Args:
+        forward: the function of query, key, value and segments.
+        backward: the function of these, log_sum, output and upstream.
+
+    Returns:
+        The same functions with the sinks, (columns, heads per column) float32, after the segments;
+        the second has one more result, the gradient with respect to them.
+    """
+
+    def split_heads(x, sums):  # (batch, time, columns x lanes) -> (batch, time, columns, heads, -1)
+        return ops.reshape(ops.cast(x, "float32"), (*x.shape[:2], *sums.shape[1:3], -1))
+
+    def extended_forward(query, key, value, segments, sinks):
+        output, log_sum = forward(query, key, value, segments)
+        total = ops.logaddexp(log_sum, sinks[None, :, :, None])
+        kept = ops.transpose(ops.exp(log_sum - total), (0, 3, 1, 2))[..., None]
+        shrunk = ops.reshape(split_heads(output, log_sum) * kept, output.shape)
+        return ops.cast(shrunk, output.dtype), total
+
+    def extended_backward(query, key, value, segments, sinks, total, output, upstream):
+        gradients = backward(query, key, value, segments, total, output, upstream)
+        shift = ops.sum(split_heads(output, total) * split_heads(upstream, total), -1)
+        weight = ops.exp(sinks[None, :, :, None] - total)  # (batch, columns, heads, time)
+        d_sinks = -ops.sum(weight * ops.transpose(shift, (0, 2, 3, 1)), (0, 3))
+        return *gradients, d_sinks
+
+    return extended_forward, extended_backward
 
 
 def _mark_keepable(results: Sequence[Tensor]) -> Sequence[Tensor]:

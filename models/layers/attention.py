@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 
@@ -23,6 +24,9 @@ def attention(
     causal: bool = False,
     segment_ids: Tensor | None = None,
     mask: Tensor | None = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     implementation: str = "plain",
 ) -> Tensor:
     """Computes scaled dot-product attention (Vaswani et al. 2017).
@@ -39,6 +43,12 @@ def attention(
         segment_ids: (batch, time), int: a query sees only keys of the same segment, as for several
             documents packed into one sequence; needs time == key_time.
         mask: (batch, key_time), bool: False for keys that no query sees, such as padding.
+        window: how many keys a causal query sees at most, its own position's included; 0: all
+            (Beltagy et al. 2020, https://arxiv.org/abs/2004.05150).
+        soft_cap: bound of the scores, by soft_cap x tanh(score / soft_cap); 0: none (Gemma Team
+            2024, https://arxiv.org/abs/2408.00118).
+        sinks: (heads,): the score of one more key, whose value is zero, for the queries of each
+            head (OpenAI 2025, https://arxiv.org/abs/2508.10925). None: no such key.
         implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
             which writes no scores to memory; elsewhere the same as "plain". The kernel takes at
             most 8,192 tokens, 16,384 a device where devices share the time of causal attention, and
@@ -59,9 +69,14 @@ def attention(
     if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
         from tftpu.models.kernels import functions
 
-        return functions.flash_attention(query, key, value, causal, segment_ids, mask)
+        return functions.flash_attention(
+            query, key, value, causal, segment_ids, mask, window, soft_cap, sinks
+        )
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
-    mixed = _attend_by_blocks(query, key, value, causal, segment_ids, mask)
+    sees = Sight(causal, window, segment_ids, mask)
+    if sinks is not None:
+        sinks = ops.reshape(ops.cast(sinks, "float32"), (1, key_heads, -1, 1, 1))
+    mixed = _attend_by_blocks(query, key, value, sees, soft_cap, sinks)
     return ops.reshape(mixed, shape)
 
 
@@ -192,13 +207,44 @@ def _has_kernel(implementation: str) -> bool:
     return sharding.get_platform() == "tpu"
 
 
+class Sight(NamedTuple):
+    """Which keys a query sees: `attention` describes the attributes."""
+
+    causal: bool
+    window: int
+    segment_ids: Tensor | None
+    mask: Tensor | None
+
+    def find_visible(self, time: int, key_time: int, rows: slice, seen: slice) -> Tensor | None:
+        """Returns which of the keys `seen` the queries `rows` see; None if they see all.
+
+        It is bool, and broadcasts to (batch, key_heads, shared, time, key_time).
+        """
+        visible = None
+
+        def narrow(condition: Tensor) -> Tensor:
+            return condition if visible is None else ops.logical_and(visible, condition)
+
+        if self.causal:
+            distance = ops.arange(time)[rows, None] - ops.arange(key_time)[None, seen]
+            visible = distance >= 0
+            if self.window:
+                visible = narrow(distance < self.window)
+        if self.segment_ids is not None:
+            same = self.segment_ids[:, rows, None] == self.segment_ids[:, None, seen]
+            visible = narrow(same[:, None, None])
+        if self.mask is not None:
+            visible = narrow(ops.cast(self.mask, "bool")[:, None, None, None, seen])
+        return visible
+
+
 def _attend_by_blocks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    causal: bool,
-    segment_ids: Tensor | None,
-    mask: Tensor | None,
+    sees: Sight,
+    soft_cap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Computes attention whose backward pass recomputes the scores, block by block.
 
@@ -206,33 +252,42 @@ def _attend_by_blocks(
     Dao et al. 2022, https://arxiv.org/abs/2205.14135). Scores and probabilities are in memory in
     the compute dtype; arithmetic on them is in float32.
 
-    Args: as for `attention`, but query is scaled and (batch, time, key_heads, shared, head_dim).
+    Args:
+        query: scaled, (batch, time, key_heads, shared, head_dim).
+        key, value, soft_cap: as for `attention`.
+        sees: which keys a query sees.
+        sinks: (1, key_heads, shared, 1, 1), float32; or None.
     """
 
     time, key_time = ops.shape(query)[1], ops.shape(key)[1]
-    cut = causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0
+    cut = sees.causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0
 
     def iterate_blocks():
         """Yields slices of queries, slices of keys they may see, and which of those they see."""
         size = time // BLOCKS if cut else 0
         for index in range(BLOCKS if cut else 1):
             rows = slice(index * size, (index + 1) * size) if cut else slice(None)
-            seen = slice(rows.stop if causal else None)
-            yield rows, seen, _find_visible(time, key_time, rows, seen, causal, segment_ids, mask)
+            seen = slice(rows.stop if sees.causal else None)
+            yield rows, seen, sees.find_visible(time, key_time, rows, seen)
 
     def compute_scores(query, key, rows, seen, visible):
         found = ops.cast(ops.einsum("btgrd,bsgd->bgrts", query[:, rows], key[:, seen]), "float32")
+        found = soft_cap * ops.tanh(found / soft_cap) if soft_cap else found
         return found if visible is None else ops.where(visible, found, HIDDEN)
 
     @ops.custom_gradient
-    def attend(query, key, value):
+    def attend(query, key, value, *sinks):
         values = _append_ones(value) if cut else value
         outputs, log_sums = [], []
         for rows, seen, visible in iterate_blocks():
             score = compute_scores(query, key, rows, seen, visible)
             largest = ops.max(score, axis=-1, keepdims=True)
+            for sink in sinks:
+                largest = ops.maximum(largest, sink)
             weight = ops.exp(score - largest)
             mixed, total = _mix_values(weight, values[:, seen], value.shape[-1])
+            for sink in sinks:
+                total += ops.transpose(ops.exp(sink - largest), (0, 3, 1, 2, 4))
             outputs.append(ops.cast(mixed / total, value.dtype))
             total = ops.transpose(total, (0, 2, 3, 1, 4))  # (batch, key_heads, shared, time, 1)
             log_sums.append(largest + ops.log(total))
@@ -244,21 +299,29 @@ def _attend_by_blocks(
             shift = ops.cast(upstream, "float32") * ops.cast(output, "float32")
             shift = ops.transpose(ops.sum(shift, axis=-1, keepdims=True), (0, 2, 3, 1, 4))
             queries, keys, values = [], [], []
+            d_sinks = [ops.zeros_like(sink) for sink in sinks]
             for (rows, seen, visible), log_sum in zip(iterate_blocks(), log_sums):
-                weight = ops.exp(compute_scores(query, key, rows, seen, visible) - log_sum)
+                score = compute_scores(query, key, rows, seen, visible)
+                weight = ops.exp(score - log_sum)
                 up = upstream[:, rows]
                 d_weight = ops.einsum("btgrd,bsgd->bgrts", up, value[:, seen])
                 d_score = weight * (ops.cast(d_weight, "float32") - shift[:, :, :, rows])
+                if soft_cap:  # hidden scores have no weight
+                    d_score *= 1 - ops.square(ops.minimum(ops.abs(score) / soft_cap, 1.0))
                 d_score = ops.cast(d_score, query.dtype)
+                d_sinks = [
+                    d_sink - ops.sum(ops.exp(sink - log_sum) * shift[:, :, :, rows], (0, 3), True)
+                    for d_sink, sink in zip(d_sinks, sinks)
+                ]
                 weight = ops.cast(weight, value.dtype)
                 values.append(ops.einsum("bgrts,btgrd->bsgd", weight, up))
                 queries.append(ops.einsum("bgrts,bsgd->btgrd", d_score, key[:, seen]))
                 keys.append(ops.einsum("bgrts,btgrd->bsgd", d_score, query[:, rows]))
-            return _join_parts(queries, 1), _sum_padded(keys), _sum_padded(values)
+            return _join_parts(queries, 1), _sum_padded(keys), _sum_padded(values), *d_sinks
 
         return output, gradient
 
-    return attend(query, key, value)
+    return attend(query, key, value, *([] if sinks is None else [sinks]))
 
 
 def _append_ones(value: Tensor) -> Tensor:
@@ -303,31 +366,3 @@ def _sum_padded(parts: list[Tensor]) -> Tensor:
         rest = total.shape[1] - part.shape[1]
         total += ops.cast(ops.pad(part, ((0, 0), (0, rest), (0, 0), (0, 0))), "float32")
     return ops.cast(total, parts[0].dtype)
-
-
-def _find_visible(
-    time: int,
-    key_time: int,
-    rows: slice,
-    seen: slice,
-    causal: bool,
-    segment_ids: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor | None:
-    """Returns which keys each query sees; None if it sees all.
-
-    It is bool, and broadcasts to (batch, key_heads, shared, time, key_time).
-    """
-    visible = None
-
-    def narrow(condition: Tensor) -> Tensor:
-        return condition if visible is None else ops.logical_and(visible, condition)
-
-    if causal:
-        visible = ops.arange(time)[rows, None] >= ops.arange(key_time)[None, seen]
-    if segment_ids is not None:
-        same = segment_ids[:, rows, None] == segment_ids[:, None, seen]
-        visible = narrow(same[:, None, None])
-    if mask is not None:
-        visible = narrow(ops.cast(mask, "bool")[:, None, None, None, seen])
-    return visible

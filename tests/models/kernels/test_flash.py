@@ -41,10 +41,14 @@ def arrays(time, heads, head_dim, key_heads=None, dtype="float32"):
     return [tf.cast(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-def with_gradients(implementation, given, weight, **options):
+def with_gradients(implementation, given, weight, sinks=None, **options):
+    if sinks is not None:
+        given, sinks = [*given, tf.constant(sinks)], len(given)
     with tf.GradientTape() as tape:
         tape.watch(given)
-        found = attention(*given, implementation=implementation, **options)
+        if sinks is not None:
+            options["sinks"] = given[sinks]
+        found = attention(*given[:3], implementation=implementation, **options)
         loss = tf.reduce_sum(tf.cast(found, "float32") * weight)
     return [found, *tape.gradient(loss, given)]
 
@@ -62,12 +66,23 @@ LENGTHS = np.array([[150], [200]])
         ((256, 4, 64, 2), {"causal": True, "mask": np.arange(256)[None] < LENGTHS}),
         ((256, 4, 128, 2), {"causal": True, "segment_ids": SEGMENTS}),
         ((256, 3, 128, 1), {}),
+        ((512, 2, 64), {"causal": True, "window": 1}),
+        ((512, 2, 64), {"causal": True, "window": 130}),
+        (
+            (512, 4, 128, 2),
+            {"causal": True, "window": 128, "mask": np.arange(512)[None] < 2 * LENGTHS + 100},
+        ),
+        ((512, 2, 128), {"causal": True, "window": 300, "soft_cap": 1.5}),
+        ((256, 2, 64), {"soft_cap": 1.5}),
+        ((256, 3, 64), {"causal": True, "sinks": [-1.0, 0.5, 2.0]}),
+        ((256, 2, 128, 1), {"causal": True, "window": 100, "soft_cap": 2.0, "sinks": [1.0, 40.0]}),
         ((197, 3, 64), {}),
         ((200, 2, 64), {"mask": np.arange(200)[None] < LENGTHS}),
     ],
     ids=[
         *("all", "causal", "packed", "grouped-padded", "grouped-packed", "one-key-head"),
-        *("odd-length-and-heads", "padded"),
+        *("window-of-one", "window", "window-of-a-block-padded", "window-capped", "capped"),
+        *("sinks", "window-capped-sinks", "odd-length-and-heads", "padded"),
     ],
 )
 def test_flash_gives_the_output_and_gradients_of_plain_attention(interpreted, shape, options):

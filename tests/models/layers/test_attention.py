@@ -1,5 +1,7 @@
 """Attention agrees with its definition, written out in NumPy in float64."""
 
+import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ def qkv(key_heads=HEADS, key_time=TIME):
     return draw(), draw(key_heads, key_time, 1), draw(key_heads, key_time, 2)
 
 
-def by_definition(query, key, value, sees=lambda b, t, s: True):
+def by_definition(query, key, value, sees=lambda b, t, s: True, soft_cap=None, sinks=None):
     """Computes one query at a time; `sees(b, t, s)`: does query t of example b see key s?"""
     query, key, value = (np.asarray(x, "float64") for x in (query, key, value))
     shared = query.shape[2] // key.shape[2]
@@ -29,8 +31,11 @@ def by_definition(query, key, value, sees=lambda b, t, s: True):
     for b, t, h in np.ndindex(*query.shape[:3]):
         seen = [s for s in range(key.shape[1]) if sees(b, t, s)]
         scores = np.array([query[b, t, h] @ key[b, s, h // shared] for s in seen]) / DIM**0.5
-        weights = np.exp(scores - scores.max())
-        out[b, t, h] = weights @ value[b, seen, h // shared] / weights.sum()
+        if soft_cap:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        weights = np.exp(scores)
+        total = weights.sum() + (0 if sinks is None else np.exp(sinks[h]))
+        out[b, t, h] = weights @ value[b, seen, h // shared] / total
     return out
 
 
@@ -45,6 +50,49 @@ def test_every_query_sees_every_key():
 
 def test_causal_queries_see_no_later_key():
     close(attention(*qkv(), causal=True), by_definition(*qkv(), lambda b, t, s: s <= t))
+
+
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_a_window_hides_older_keys(window):
+    found = attention(*qkv(), causal=True, window=window)
+    close(found, by_definition(*qkv(), lambda b, t, s: t - window < s <= t))
+
+
+def test_scores_are_capped():
+    close(attention(*qkv(), soft_cap=0.5), by_definition(*qkv(), soft_cap=0.5))
+
+
+@pytest.mark.parametrize("key_heads", [2, HEADS])
+def test_a_sink_takes_its_part_of_the_weights(key_heads):
+    sinks = np.array([-3.0, 0.0, 2.0, 90.0], "float32")
+    expected = by_definition(*qkv(key_heads), lambda b, t, s: s <= t, sinks=sinks)
+    close(attention(*qkv(key_heads), causal=True, sinks=sinks), expected)
+
+
+def test_the_gradients_of_windows_caps_and_sinks_are_those_of_their_definition():
+    """Against JAX's gradient of the definition."""
+    given = [x.astype("float64") for x in (*qkv(2), np.array([-1.0, 0.0, 0.5, 2.0]))]
+    weight = np.random.default_rng(3).normal(size=given[0].shape)
+
+    def define(query, key, value, sinks):
+        key, value = (jnp.repeat(x, 2, axis=2) for x in (key, value))
+        scores = jnp.einsum("bthd,bshd->bhts", query, key) / DIM**0.5
+        scores = 1.5 * jnp.tanh(scores / 1.5)
+        distance = np.arange(TIME)[:, None] - np.arange(TIME)[None]
+        weights = jnp.where((distance >= 0) & (distance < 4), jnp.exp(scores), 0)
+        total = weights.sum(-1, keepdims=True) + jnp.exp(sinks)[None, :, None, None]
+        return (jnp.einsum("bhts,bshd->bthd", weights / total, value) * weight).sum()
+
+    with jax.enable_x64(True):
+        expected = jax.grad(define, (0, 1, 2, 3))(*given)
+    tensors = [tf.constant(x, "float32") for x in given]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        query, key, value, sinks = tensors
+        found = attention(query, key, value, causal=True, window=4, soft_cap=1.5, sinks=sinks)
+        loss = tf.reduce_sum(found * weight.astype("float32"))
+    for one, other in zip(tape.gradient(loss, tensors), expected):
+        close(one, other)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2])
