@@ -6,23 +6,26 @@ from collections.abc import Callable
 import keras
 
 from tftpu.errors import UserError
-from tftpu.tensors import Tensor
+from tftpu.tensors import Nest, Tensor
+
+# What a part returns, the losses that its layers add, and the new values of what is not trained.
+Recomputed = tuple[Nest, list[Tensor], list[Tensor]]
 
 
 def run_recomputed(
-    part: Callable[[Tensor], Tensor],
-    variables: list[keras.Variable],
-    x: Tensor,
+    part: Callable[[Nest], Nest],
+    block: keras.Layer,
+    x: Nest,
     keep_products: bool = False,
-) -> Tensor:
+) -> Nest:
     """Returns `part(x)`, keeping only x for the backward pass (Chen et al. 2016).
 
     Follows https://arxiv.org/abs/1604.06174. Numbers do not change: random layers draw the same
-    numbers again, and batch statistics are updated once.
+    numbers again, batch statistics are updated once, and losses that layers add count once.
 
     Args:
-        part: applies layers to one float tensor and returns one.
-        variables: all variables of these layers.
+        part: applies layers to a float tensor, or a nest of them, and returns tensors.
+        block: the layer or the model that `part` applies.
         x: the input of `part`.
         keep_products: whether to keep its products with weights, and what attention's kernels
             found, too; JAX alone can.
@@ -30,26 +33,28 @@ def run_recomputed(
     Raises:
         UserError: Keras runs on another backend than TensorFlow or JAX.
     """
-    trained = [v for v in variables if v.trainable]
-    others = [v for v in variables if not v.trainable]
-    changed = []
+    trained = [v for v in block.variables if v.trainable]
+    others = [v for v in block.variables if not v.trainable]
+    changed: list[keras.Variable] = []
 
-    def forward(x, weights, states):
+    def forward(x: Nest, weights: list[Tensor], states: list[Tensor]) -> Recomputed:
         mapping = [*zip(trained, weights), *zip(others, states)]
-        with keras.StatelessScope(state_mapping=mapping) as scope:
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
             before = [scope.get_current_value(v) for v in others]
             y = part(x)
             after = [scope.get_current_value(v) for v in others]
         changed[:] = [v for v, old, new in zip(others, before, after) if new is not old]
-        return y, [new for old, new in zip(before, after) if new is not old]
+        return y, scope.losses, [new for old, new in zip(before, after) if new is not old]
 
-    y, values = _choose_checkpoint(keep_products)(forward, x, trained, others)
+    y, losses, values = _choose_checkpoint(keep_products)(forward, x, trained, others)
     for variable, value in zip(changed, values):
         variable.assign(value)
+    for loss in losses:
+        block.add_loss(loss)
     return y
 
 
-def _choose_checkpoint(keep_products: bool) -> Callable[..., tuple[Tensor, list[Tensor]]]:
+def _choose_checkpoint(keep_products: bool) -> Callable[..., Recomputed]:
     """Returns the function of Keras's backend that recomputes."""
     backend = keras.config.backend()
     if backend == "tensorflow":

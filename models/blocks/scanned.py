@@ -62,15 +62,15 @@ def run(
 
     first = blocks[0]
 
-    def body(x: Tensor, values: list[Tensor]) -> Tensor:
+    def body(x: Tensor, values: list[Tensor]) -> tuple[Tensor, None]:
         with keras.StatelessScope(state_mapping=list(zip(first.variables, values))):
-            return first([x, *given], training=training)
+            return first([x, *given], training=training), None
 
-    columns = [_read_values(block) for block in blocks]
-    return scan(body, x, [list(same) for same in zip(*columns)], remat)
+    columns = [read_values(block) for block in blocks]
+    return scan(body, x, [list(same) for same in zip(*columns)], remat)[0]
 
 
-def _read_values(block: keras.Model) -> list[Tensor]:
+def read_values(block: keras.Layer) -> list[Tensor]:
     """Returns the values of a block's variables, in the dtype in which its layers use them.
 
     Stacked in that dtype they take half of the memory, and the layers would cast each anyway.

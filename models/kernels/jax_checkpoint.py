@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tftpu.models.layers.internals import read_stored_value
 from tftpu.sharding import GATHERED
-from tftpu.tensors import Tensor
+from tftpu.tensors import Nest, Tensor
 
 _ATTENTION = "attention"
 _FORMS = (
@@ -59,12 +59,12 @@ def mark_attention(results: Sequence[Tensor]) -> list[Tensor]:
 
 
 def checkpoint(
-    forward: Callable[..., tuple[Tensor, list[Tensor]]],
-    x: Tensor,
+    forward: Callable[..., Nest],
+    x: Nest,
     trained: list[keras.Variable],
     others: list[keras.Variable],
     keep_products: bool,
-) -> tuple[Tensor, list[Tensor]]:
+) -> Nest:
     """Returns `forward(x, weights, states)`, keeping none of its intermediate results.
 
     Args: as for `tftpu.models.kernels.tensorflow_checkpoint.checkpoint`, and
@@ -75,28 +75,26 @@ def checkpoint(
 
 
 def scan(
-    body: Callable[[Tensor, list[Tensor]], Tensor],
+    body: Callable[[Tensor, list[Tensor]], tuple[Tensor, Nest]],
     x: Tensor,
     weights: list[list[Tensor]],
     remat: str,
-) -> Tensor:
+) -> tuple[Tensor, Nest]:
     """Applies a body once for each set of weights, as one loop of the program.
 
     Args:
-        body: maps a tensor and a set of weights to a tensor like the first.
+        body: maps a tensor and a set of weights to a tensor like the first, and to other results.
         x: what the first run is given.
         weights: for each weight of a set, those of all sets.
         remat: "block": the backward pass recomputes a run from what it was given; "products": from
             that and the products with weights; "none": it gathers weights again that devices share,
             and recomputes nothing.
+
+    Returns:
+        The last tensor, and the other results of all runs, stacked.
     """
     if remat == "none":
         body = forget_gathered(body)
     else:
         body = rematerialize(body, remat == "products")
-
-    def step(x: Any, set_: list[Any]) -> tuple[Any, None]:
-        return body(x, set_), None
-
-    found, _ = jax.lax.scan(step, x, [jnp.stack(same) for same in weights])
-    return found
+    return jax.lax.scan(body, x, [jnp.stack(same) for same in weights])

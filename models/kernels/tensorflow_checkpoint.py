@@ -1,54 +1,70 @@
 """Recomputation in the backward pass by TensorFlow, for `tftpu.models.blocks.recompute`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
 from tftpu import sharding
 from tftpu.models.kernels import internals
-from tftpu.tensors import Tensor
+from tftpu.tensors import Nest, Tensor
 
 
 def checkpoint(
-    forward: Callable[..., tuple[Tensor, list[Tensor]]],
-    x: Tensor,
+    forward: Callable[..., tuple[Nest, list[Tensor], list[Tensor]]],
+    x: Nest,
     trained: list[keras.Variable],
     others: list[keras.Variable],
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Nest, list[Tensor], list[Tensor]]:
     """Returns `forward(x, weights, states)`, keeping none of its intermediate results.
 
     Args:
-        forward: a pure function, whose first result has a gradient.
-        x: a float tensor.
+        forward: a pure function. Of its three results the first two have gradients.
+        x: a float tensor, or a nest of them.
         trained: the variables whose values are `weights`.
         others: the variables whose values are `states`, constants to the gradient.
     """
     # The scope inside `forward` hides the enclosing scope, so current values are passed in.
     states = [tf.convert_to_tensor(v) for v in others]
+    leaves = keras.tree.flatten(x)
+    results: list[Nest] = []  # of the last call, for its structure
+
+    def compute(given: Sequence[Tensor]) -> list[Tensor]:
+        x_again = keras.tree.pack_sequence_as(x, given[: len(leaves)])
+        results[:] = [forward(x_again, list(given[len(leaves) :]), states)]
+        return [t for t in keras.tree.flatten(results[0]) if t is not None]
 
     @tf.custom_gradient
-    def run(x, *weights):
-        def gradient(upstream, *_):
-            again, upstream = _wait_for(x, upstream)
+    def run(*given):
+        found = compute(given)
+        y, losses, _ = results[0]
+        count = sum(t is not None for t in keras.tree.flatten((y, losses)))
+        chosen = [i for i in range(count) if found[i].dtype.is_floating]
+
+        def gradient(*upstream):
+            again, upstream = _wait_for(given[: len(leaves)], [upstream[i] for i in chosen])
+            sources = [*again, *given[len(leaves) :]]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([again, *weights])
-                y, _ = forward(again, weights, states)
-            return tape.gradient([y], [again, *weights], [upstream])
+                tape.watch(sources)
+                repeated = compute(sources)
+            return tape.gradient([repeated[i] for i in chosen], sources, upstream)
 
-        y, values = forward(x, weights, states)
-        return [y, *values], gradient
+        return found, gradient
 
-    y, *values = run(x, *(tf.convert_to_tensor(v) for v in trained))
-    return y, values
+    found = iter(run(*leaves, *(tf.convert_to_tensor(v) for v in trained)))
+    flat = [None if t is None else next(found) for t in keras.tree.flatten(results[0])]
+    return keras.tree.pack_sequence_as(results[0], flat)
 
 
-def _wait_for(x: Tensor, upstream: Tensor) -> list[Tensor]:
+def _wait_for(
+    given: Sequence[Tensor], upstream: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
     """Returns both unchanged, but makes their uses wait for `upstream`.
 
     Otherwise a compiler would merge the two computations and keep the first result.
     """
     if sharding.get_platform() == "tpu":
-        return internals.optimization_barrier(x, upstream)
-    with tf.control_dependencies([upstream]):
-        return [tf.identity(x), upstream]
+        both = internals.optimization_barrier(*given, *upstream)
+        return both[: len(given)], both[len(given) :]
+    with tf.control_dependencies(upstream):
+        return [tf.identity(x) for x in given], list(upstream)

@@ -1,14 +1,17 @@
 """The private interfaces of Keras that the layers use, each behind one function.
 
-Tested with Keras 3.15.1 by the tests of scanned blocks and of adapters.
+Tested with Keras 3.15.1 by the tests of blocks, scanned blocks and adapters.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import keras
+from keras.src import backend
 from keras.src.backend.common import stateless_scope
+from keras.src.models import functional
 
 from tftpu.tensors import Tensor
 
@@ -21,7 +24,7 @@ def read_stored_value(variable: keras.Variable) -> Tensor:
     return private._value if value is None else value
 
 
-def compute_dtypes(model: keras.Model) -> dict[int, str]:
+def compute_dtypes(model: keras.Layer) -> dict[int, str]:
     """Returns the dtype in which its layer uses each variable of a model, by id of the variable.
 
     Variables that no layer casts are left out.
@@ -37,6 +40,12 @@ def flatten_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Returns a layer, or a model, and all layers in it, outer ones first."""
     private: Any = layer
     return list(private._flatten_layers())
+
+
+def list_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns the layers in a layer or model, without those in them."""
+    private: Any = layer
+    return list(private._flatten_layers(recursive=False, include_self=False))
 
 
 def find_stored_matrix(layer: keras.Layer) -> keras.Variable:
@@ -69,3 +78,82 @@ def count_rows_per_scale(layer: keras.Layer) -> int:
     """Returns how many rows of a 4-bit kernel share a scale; 0 means all."""
     rows = getattr(layer, "_int4_block_size", None) or 0
     return max(rows, 0)
+
+
+class GraphCall(NamedTuple):
+    """The only call of an operation in the graph of a functional model.
+
+    Attributes:
+        operation: a layer or another operation.
+        arguments: all arguments by their paths, with symbolic tensors. A path begins with 0 and the
+            position, or with 1 and the name.
+        outputs: the symbolic outputs.
+    """
+
+    operation: Any
+    arguments: dict[tuple[Any, ...], Any]
+    outputs: list[Any]
+
+
+def read_calls(model: keras.Model) -> list[GraphCall]:
+    """Returns the calls in the graphs of a model and of models in it, in their order.
+
+    Operations that are called several times are left out.
+    """
+    found = []
+    for graph in flatten_layers(model):
+        if isinstance(graph, functional.Functional):
+            nodes = [
+                node
+                for depth in sorted(graph._nodes_by_depth, reverse=True)
+                for node in graph._nodes_by_depth[depth]
+                if not node.is_input
+            ]
+            operations = [id(node.operation) for node in nodes]
+            for node in nodes:
+                if operations.count(id(node.operation)) == 1:
+                    given = node.arguments.args, node.arguments.kwargs
+                    arguments = dict(keras.tree.flatten_with_path(given))
+                    found.append(GraphCall(node.operation, arguments, list(node.outputs)))
+    return found
+
+
+def read_settings(layer: keras.Layer) -> dict[str, Any]:
+    """Returns the attributes of a layer beyond those that every Keras layer has."""
+    every = set(vars(keras.layers.Layer()))
+    return {name: value for name, value in vars(layer).items() if name not in every}
+
+
+@contextlib.contextmanager
+def replacing_calls(replacements: Mapping[int, Callable[..., Any]]) -> Iterator[None]:
+    """Calls a function in place of some layers within the block, in all threads.
+
+    Args:
+        replacements: by the id of a layer, a function of its arguments after Keras's own
+            `Layer.__call__`.
+    """
+    original = keras.layers.Layer.__call__
+
+    @functools.wraps(original)
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        replacement = replacements.get(id(layer))
+        if replacement is None:
+            return original(layer, *args, **kwargs)
+        return replacement(original, *args, **kwargs)
+
+    keras.layers.Layer.__call__ = call
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__call__ = original
+
+
+def read_mask(tensor: Tensor) -> Tensor | None:
+    """Returns the mask that Keras passes along with a tensor, or None."""
+    return backend.get_keras_mask(tensor)
+
+
+def attach_mask(tensor: Tensor, mask: Tensor | None) -> None:
+    """Passes a mask along with a tensor."""
+    if mask is not None:
+        backend.set_keras_mask(tensor, mask)

@@ -13,6 +13,8 @@ from tftpu.errors import UserError, did_you_mean
 
 ON_NAN = ("stop", "rollback")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
+REMATS = ("none", "block", "products")
+SCANS = ("none", "block")
 WRITERS = ("mlflow", "wandb", "hypertune")
 LONGEST = 1e7  # most seconds of a watchdog, about four months
 
@@ -50,6 +52,11 @@ class TrainConfig:
             None keeps no average.
         steps_per_loop: steps that run on the devices before control returns to the host; None: 50,
             or one execution if a callback has batch methods.
+        remat: what the backward pass recomputes of a model's repeated blocks, to save memory: "block"
+            keeps only the input of each; "products", on the JAX engine, also the products with
+            weights; "none" recomputes nothing. Models of the zoo have `model.remat` instead.
+        scan: "block", on the JAX engine, compiles equal blocks as one loop, so that the program
+            is as short as one of them; "none" does not. Models of the zoo have `model.scan`.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
             checkpoint and skips the batches since.
         max_rollbacks: number of rollbacks before the run ends.
@@ -78,6 +85,8 @@ class TrainConfig:
     label_smoothing: float = 0.0
     ema_momentum: float | None = None
     steps_per_loop: int | None = dataclasses.field(default=None, metadata=OPERATIONAL)
+    remat: str = "none"
+    scan: str = "none"
     on_nan: str = "stop"
     max_rollbacks: int = 3
     writers: tuple[str, ...] = dataclasses.field(default=(), metadata=OPERATIONAL)
@@ -131,6 +140,8 @@ class TrainConfig:
             raise UserError(
                 f"train.ema_momentum is {self.ema_momentum}: it must be between 0 and 1, or None."
             )
+        one_of("train.remat", self.remat, REMATS)
+        one_of("train.scan", self.scan, SCANS)
         one_of("train.on_nan", self.on_nan, ON_NAN)
         profile_plan(self.profile)
         for name in self.writers:

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import keras
 
+from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.division import Division, divided
 from tftpu.engines.objectives.losses import Computed, Losses
+from tftpu.models.blocks.running import running_blocks
 from tftpu.tensors import Nest, Tensor, ops
 
 
@@ -53,6 +55,7 @@ class Variables(Protocol):
     """The variables of a model as an engine holds them."""
 
     model: keras.Model
+    options: TrainConfig
 
     @property
     def seed_states(self) -> list[keras.Variable]:
@@ -108,7 +111,10 @@ class ForwardPass:
         if values.metrics is None:
             values = values._replace(metrics=self.build_zero_metrics())
         means = keras_internals.unscaled_losses()
-        with self._build_scope(values) as scope, divided(division), means:
+        options = self._state.options
+        remat = options.remat if training else "none"
+        blocks = running_blocks(self._model, remat, options.scan)
+        with self._build_scope(values) as scope, divided(division), means, blocks:
             computed = self.losses.compute(batch, training, valid, lambda: scope.losses)
             new = [scope.get_current_value(v) for v in self.statistics]
             states = [scope.get_current_value(v) for v in self.losses.metric_variables]
@@ -121,7 +127,8 @@ class ForwardPass:
             batch: see `run`.
             values: the values of the variables; None: their present values.
         """
-        with self._build_scope(values or Values(self._state.read_trained_values())):
+        blocks = running_blocks(self._model, "none", self._state.options.scan)
+        with self._build_scope(values or Values(self._state.read_trained_values())), blocks:
             return self.losses.compute_outputs(batch)
 
     def build_zero_metrics(self) -> list[Tensor]:

@@ -1,0 +1,140 @@
+"""Recomputes the blocks of any model in the backward pass, or runs them as a loop.
+
+The blocks are found by `tftpu.models.blocks.structure`; the model itself stays as it is.
+
+    with running_blocks(model, remat="block", scan="none"):
+        model(x, training=True)  # traced
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from tftpu.models.blocks import structure
+from tftpu.models.blocks.recompute import run_recomputed
+from tftpu.models.blocks.scanned import read_values
+from tftpu.models.blocks.structure import Chain
+from tftpu.models.layers import internals
+from tftpu.tensors import Nest, Tensor
+
+
+@contextlib.contextmanager
+def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
+    """Changes how a model's blocks are run within the block, not what they compute.
+
+    Args:
+        model: the model.
+        remat: what the backward pass recomputes: "none", "block", or on JAX "products", which
+            keeps the products with weights.
+        scan: "block" for one loop over the blocks of each chain, on JAX; or "none".
+    """
+    if remat == "none" and scan == "none":
+        yield
+        return
+    replacements: dict[int, Callable[..., Any]] = {}
+    if remat != "none":
+        keep = remat == "products"
+        for block in structure.find_blocks(model):
+            replacements[id(block)] = functools.partial(_recompute, block, keep)
+    if scan != "none":
+        for chain in structure.find_chains(model):
+            replacements |= {id(block): functools.partial(_skip, chain) for block in chain.blocks}
+            replacements[id(chain.blocks[0])] = functools.partial(_loop, chain, remat)
+    with internals.replacing_calls(replacements):
+        yield
+
+
+def _recompute(
+    block: keras.Layer, keep_products: bool, plain: Callable, *args: Any, **kwargs: Any
+) -> Nest:
+    """Calls a block so that the backward pass recomputes it."""
+    inputs = _Inputs(args, kwargs)
+
+    def part(floats: list[Tensor]) -> tuple[Nest, list[Tensor | None]]:
+        args, kwargs = inputs.replace(floats)
+        y = plain(block, *args, **kwargs)
+        return y, [internals.read_mask(tensor) for tensor in keras.tree.flatten(y)]
+
+    y, masks = run_recomputed(part, block, inputs.floats, keep_products)
+    for tensor, mask in zip(keras.tree.flatten(y), masks):
+        internals.attach_mask(tensor, mask)
+    return y
+
+
+def _loop(chain: Chain, remat: str, plain: Callable, *args: Any, **kwargs: Any) -> Tensor:
+    """Calls all blocks of a chain in place of its first one, as one loop over the groups."""
+    from tftpu.models.kernels.jax_checkpoint import scan
+
+    size = chain.period
+    groups = [chain.blocks[i : i + size] for i in range(0, len(chain.blocks), size)]
+    variables = [[v for block in group for v in block.variables] for group in groups]
+    changed: list[int] = []
+    inputs = _Inputs(args, kwargs)
+
+    def body(x: Tensor, values: list[Tensor]) -> tuple[Tensor, Nest]:
+        mapping = list(zip(variables[0], values))
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            for block in groups[0]:
+                args, kwargs = inputs.replace_one(chain.carry, x)
+                x = plain(block, *args, **kwargs)
+            after = [scope.get_current_value(v) for v in variables[0]]
+        changed[:] = [i for i, (old, new) in enumerate(zip(values, after)) if new is not old]
+        return x, (scope.losses, [after[i] for i in changed])
+
+    columns = [[v for block in group for v in read_values(block)] for group in groups]
+    weights = [list(same) for same in zip(*columns)]
+    x, (losses, values) = scan(body, inputs.find(chain.carry), weights, remat)
+    for place, stacked in zip(changed, values):
+        for group, value in zip(variables, stacked):
+            group[place].assign(value)
+    for loss in losses:
+        groups[0][0].add_loss(keras.ops.sum(loss))
+    return inputs.keep_mask(chain.carry, x)
+
+
+def _skip(chain: Chain, plain: Callable, *args: Any, **kwargs: Any) -> Tensor:
+    """Returns what a block that was part of a loop is given: the output of the loop."""
+    return _Inputs(args, kwargs).find(chain.carry)
+
+
+class _Inputs:
+    """The arguments of a call, of which tensors can be replaced.
+
+    Attributes:
+        floats: the float tensors.
+    """
+
+    def __init__(self, args: Any, kwargs: Any):
+        self._structure = (args, kwargs)
+        self._leaves = dict(keras.tree.flatten_with_path(self._structure))
+        self._floats = {path: leaf for path, leaf in self._leaves.items() if _is_float(leaf)}
+        self.floats = list(self._floats.values())
+
+    def find(self, path: tuple[Any, ...]) -> Any:
+        """Returns the argument at a path."""
+        return self._leaves[path]
+
+    def replace(self, floats: list[Tensor]) -> Any:
+        """Returns the positional and the keyword arguments with other float tensors."""
+        return self._replace(dict(zip(self._floats, floats)))
+
+    def replace_one(self, path: tuple[Any, ...], tensor: Tensor) -> Any:
+        """Returns the positional and the keyword arguments with another tensor at a path."""
+        return self._replace({path: tensor})
+
+    def keep_mask(self, path: tuple[Any, ...], tensor: Tensor) -> Tensor:
+        """Returns a tensor with the mask of the argument at a path."""
+        internals.attach_mask(tensor, internals.read_mask(self._leaves[path]))
+        return tensor
+
+    def _replace(self, tensors: dict[tuple[Any, ...], Tensor]) -> Any:
+        kept = {path: self.keep_mask(path, tensor) for path, tensor in tensors.items()}
+        return keras.tree.pack_sequence_as(self._structure, list((self._leaves | kept).values()))
+
+
+def _is_float(leaf: Any) -> bool:
+    is_tensor = keras.ops.is_tensor(leaf)
+    return is_tensor and keras.backend.is_float_dtype(keras.backend.standardize_dtype(leaf.dtype))

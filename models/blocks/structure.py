@@ -1,0 +1,153 @@
+"""Finds the repeated blocks of any model by its layers, its graph and its weights.
+
+A block is a layer made of layers, such as a decoder layer of KerasHub, of which a model has several
+with weights of the same shapes. Nothing needs to be known of the class.
+"""
+
+import collections
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tftpu.models.layers import internals
+from tftpu.models.layers.internals import GraphCall
+
+
+class Chain(NamedTuple):
+    """Blocks that are each called with the output of the one before, and otherwise alike.
+
+    Attributes:
+        blocks: a whole number of groups.
+        period: blocks per group. Those of a group may differ, as windows of attention that
+            alternate do; the groups are equal.
+        carry: path of the earlier block's output among the arguments, as of a `GraphCall`.
+    """
+
+    blocks: tuple[keras.Layer, ...]
+    period: int
+    carry: tuple[Any, ...]
+
+
+def find_blocks(model: keras.Model) -> list[keras.Layer]:
+    """Returns the blocks of a model, the outermost ones; [] if there are none."""
+    kinds = [_identify(layer) for layer in internals.flatten_layers(model)]
+    counts = collections.Counter(kind for kind in kinds if kind)
+    found: list[keras.Layer] = []
+
+    def descend(layer: keras.Layer) -> None:
+        for inner in internals.list_layers(layer):
+            kind = _identify(inner)
+            if kind and counts[kind] > 1:
+                found.append(inner)
+            else:
+                descend(inner)
+
+    descend(model)
+    return found
+
+
+def find_chains(model: keras.Model) -> list[Chain]:
+    """Returns the chains of at least two groups of blocks in the graphs of a functional model."""
+    blocks = {id(block) for block in find_blocks(model)}
+    alike: dict[Any, list[GraphCall]] = {}
+    for call in internals.read_calls(model):
+        if id(call.operation) in blocks:
+            alike.setdefault(_identify(call.operation), []).append(call)
+    found = []
+    for calls in alike.values():
+        for run in _split_runs(calls):
+            period = _find_period([call.operation for call in run])
+            groups = len(run) // period
+            if groups > 1:
+                members = tuple(call.operation for call in run[: groups * period])
+                found.append(Chain(members, period, _find_carry(run[0], run[1])))
+    return found
+
+
+def _identify(layer: keras.Layer) -> Any:
+    """Returns what equal blocks have in common; None for a layer that is no block."""
+    if isinstance(layer, keras.Model) or not layer.trainable_variables:
+        return None
+    if len(internals.flatten_layers(layer)) == 1:
+        return None
+    return type(layer), tuple((tuple(v.shape), v.dtype, v.trainable) for v in layer.variables)
+
+
+def _split_runs(calls: Sequence[GraphCall]) -> Iterator[list[GraphCall]]:
+    """Yields the calls that differ from the one before only in what it returned."""
+    run, carry = [calls[0]], ()
+    for call in calls[1:]:
+        found = _find_carry(run[-1], call)
+        if found and carry in ((), found):
+            run, carry = [*run, call], found
+        else:
+            yield run
+            run, carry = [call], ()
+    yield run
+
+
+def _find_carry(before: GraphCall, after: GraphCall) -> tuple[Any, ...]:
+    """Returns the path of one call's only output among the arguments of the next.
+
+    () if it is not there, or if the calls differ in another argument.
+    """
+    if len(before.outputs) != 1 or before.arguments.keys() != after.arguments.keys():
+        return ()
+    differing = [
+        path
+        for path, argument in after.arguments.items()
+        if not _is_same(before.arguments[path], argument)
+    ]
+    if len(differing) == 1 and after.arguments[differing[0]] is before.outputs[0]:
+        return differing[0]
+    return ()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    plain = (int, float, str, bool)
+    return one is other or (isinstance(one, plain) and type(one) is type(other) and one == other)
+
+
+def _find_period(blocks: Sequence[keras.Layer]) -> int:
+    """Returns the least number of blocks after which their behaviour repeats."""
+    known = [_describe(block) for block in blocks]
+    for period in range(1, len(blocks)):
+        if all(known[i] == known[i - period] for i in range(period, len(blocks))):
+            return period
+    return len(blocks)
+
+
+def _describe(block: keras.Layer) -> list[Any]:
+    """Returns what determines a block's behaviour, beside the values of its variables."""
+    return [
+        (type(layer), {k: _describe_value(v) for k, v in internals.read_settings(layer).items()})
+        for layer in internals.flatten_layers(block)
+    ]
+
+
+def _describe_value(value: Any) -> Any:
+    """Returns something that is equal for values that mean the same."""
+    known = (keras.Variable, keras.KerasTensor, keras.Layer, keras.random.SeedGenerator)
+    if isinstance(value, known):
+        return type(value).__name__  # compared by shapes and by the layers' own settings
+    if isinstance(value, (list, tuple)):
+        return [_describe_value(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _describe_value(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), value.tobytes()
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        return value
+    if isinstance(value, types.MethodType):
+        return value.__func__
+    if hasattr(value, "get_config"):
+        return type(value), _describe_value(value.get_config())
+    plain = (int, float, str, bool, bytes, type(None))
+    return value if isinstance(value, plain) else Unknown()
+
+
+class Unknown:
+    """A value that is compared by nothing, and so equals no other."""
