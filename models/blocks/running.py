@@ -13,7 +13,9 @@ from typing import Any
 
 import keras
 
+from tftpu.errors import UserError
 from tftpu.models.blocks import structure
+from tftpu.models.blocks.block_model import Structure
 from tftpu.models.blocks.recompute import run_recomputed
 from tftpu.models.blocks.scanned import read_values
 from tftpu.models.blocks.structure import Chain
@@ -51,11 +53,12 @@ def _recompute(
     block: keras.Layer, keep_products: bool, plain: Callable, *args: Any, **kwargs: Any
 ) -> Nest:
     """Calls a block so that the backward pass recomputes it."""
-    inputs = _Inputs(args, kwargs)
+    inputs, context = _Inputs(args, kwargs), internals.read_call_context()
 
     def part(floats: list[Tensor]) -> tuple[Nest, list[Tensor | None]]:
         args, kwargs = inputs.replace(floats)
-        y = plain(block, *args, **kwargs)
+        with internals.entering_call(context):  # TensorFlow repeats it when the call has ended
+            y = plain(block, *args, **kwargs)
         return y, [internals.read_mask(tensor) for tensor in keras.tree.flatten(y)]
 
     y, masks = run_recomputed(part, block, inputs.floats, keep_products)
@@ -138,3 +141,36 @@ class _Inputs:
 def _is_float(leaf: Any) -> bool:
     is_tensor = keras.ops.is_tensor(leaf)
     return is_tensor and keras.backend.is_float_dtype(keras.backend.standardize_dtype(leaf.dtype))
+
+
+def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
+    """Raises `UserError` if a model has no blocks to recompute, or none to run as a loop.
+
+    Args: as for `running_blocks`.
+    """
+    asked = [f"train.{k}={v!r}" for k, v in (("remat", remat), ("scan", scan)) if v != "none"]
+    if not asked:
+        return
+    wanted, fields = " and ".join(asked), " and ".join(one.split("=")[0] for one in asked)
+    if any(isinstance(layer, Structure) for layer in internals.flatten_layers(model)):
+        raise UserError(
+            f"{wanted} does not apply to models of the zoo: set "
+            f"{fields.replace('train.', 'model.')} instead."
+        )
+    backend = keras.config.backend()
+    if backend != "jax" and (remat == "products" or scan == "block"):
+        raise UserError(
+            f"{wanted} works only on the JAX engine, but Keras runs on {backend}: use a mesh or "
+            "engine=jax, or train.remat='block' alone."
+        )
+    if remat != "none" and not structure.find_blocks(model):
+        raise UserError(
+            f"train.remat={remat!r} needs a model with several equal blocks, layers made of "
+            f"layers, but {model.name!r} has none: use train.remat='none'."
+        )
+    if scan != "none" and not structure.find_chains(model):
+        raise UserError(
+            f"train.scan={scan!r} needs a functional model with a chain of equal blocks, each "
+            f"called with what the one before returns, but {model.name!r} has none: use "
+            "train.scan='none'."
+        )

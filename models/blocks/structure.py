@@ -133,6 +133,8 @@ def _describe_value(value: Any) -> Any:
     known = (keras.Variable, keras.KerasTensor, keras.Layer, keras.random.SeedGenerator)
     if isinstance(value, known):
         return type(value).__name__  # compared by shapes and by the layers' own settings
+    if isinstance(value, keras.initializers.Initializer):
+        return type(value).__name__  # has done its work; its seed is a random one
     if isinstance(value, (list, tuple)):
         return [_describe_value(item) for item in value]
     if isinstance(value, dict):

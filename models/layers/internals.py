@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import keras
 from keras.src import backend
-from keras.src.backend.common import stateless_scope
+from keras.src.backend.common import global_state, stateless_scope
 from keras.src.models import functional
 
 from tftpu.tensors import Tensor
+
+_CALL_CONTEXT = "current_call_ctx"  # of `keras.src.layers.layer`
 
 
 def read_stored_value(variable: keras.Variable) -> Tensor:
@@ -121,7 +123,9 @@ def read_calls(model: keras.Model) -> list[GraphCall]:
 def read_settings(layer: keras.Layer) -> dict[str, Any]:
     """Returns the attributes of a layer beyond those that every Keras layer has."""
     every = set(vars(keras.layers.Layer()))
-    return {name: value for name, value in vars(layer).items() if name not in every}
+    own = {name: value for name, value in vars(layer).items() if name not in every}
+    # TensorFlow's, for checkpoints.
+    return {name: value for name, value in own.items() if not name.startswith("_self_")}
 
 
 @contextlib.contextmanager
@@ -146,6 +150,22 @@ def replacing_calls(replacements: Mapping[int, Callable[..., Any]]) -> Iterator[
         yield
     finally:
         keras.layers.Layer.__call__ = original
+
+
+def read_call_context() -> Any:
+    """Returns what Keras passes from a layer's call to those in it, such as `training`."""
+    return global_state.get_global_attribute(_CALL_CONTEXT)
+
+
+@contextlib.contextmanager
+def entering_call(context: Any) -> Iterator[None]:
+    """Calls layers within the block as in the call that had this context."""
+    before = read_call_context()
+    global_state.set_global_attribute(_CALL_CONTEXT, context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_CALL_CONTEXT, before)
 
 
 def read_mask(tensor: Tensor) -> Tensor | None:

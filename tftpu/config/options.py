@@ -52,7 +52,7 @@ class TrainConfig:
             None keeps no average.
         steps_per_loop: steps that run on the devices before control returns to the host; None: 50,
             or one execution if a callback has batch methods.
-        remat: what the backward pass recomputes of a model's repeated blocks, to save memory: "block"
+        remat: what the backward pass recomputes of a model's equal blocks, to save memory: "block"
             keeps only the input of each; "products", on the JAX engine, also the products with
             weights; "none" recomputes nothing. Models of the zoo have `model.remat` instead.
         scan: "block", on the JAX engine, compiles equal blocks as one loop, so that the program

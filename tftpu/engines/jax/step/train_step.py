@@ -19,6 +19,7 @@ from tftpu.engines.jax.step.microbatches import MicrobatchLayout
 from tftpu.engines.jax.step.objective_step import ObjectiveStep
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.errors import UserError
+from tftpu.models.blocks.running import check_blocks
 from tftpu.tensors import Nest, Tensor
 
 
@@ -43,6 +44,7 @@ class TrainStep:
     def __init__(self, state: JaxState, shard_spec: Nest, examples: int | None = None):
         keras.tree.map_structure(checks.refuse_spec, shard_spec)
         checks.refuse_frozen(state.model, state.groups, state.compiled)
+        check_blocks(state.model, state.options.remat, state.options.scan)
         self.state = state
         microbatches = state.options.gradient_accumulation_steps
         self.microbatching = MicrobatchLayout(state.layout, shard_spec, microbatches, examples)

@@ -32,6 +32,7 @@ from tftpu.engines.tensorflow.step.accumulator import Accumulator
 from tftpu.engines.tensorflow.step.loops import StepVariants
 from tftpu.engines.tensorflow.step.objective_step import ObjectiveStep
 from tftpu.engines.tensorflow.step.replicas import EXCHANGE
+from tftpu.models.blocks.running import check_blocks
 from tftpu.tensors import Nest
 
 
@@ -62,6 +63,7 @@ class TrainStep:
     def __init__(self, state: ModelState, batch_spec: Nest, examples: int | None = None):
         keras.tree.map_structure(checks.refuse_spec, batch_spec)
         checks.refuse_frozen(state.model, state.groups, state.compiled)
+        check_blocks(state.model, state.options.remat, state.options.scan)
         self.state = state
         division = Division(state.replicas, state.options.gradient_accumulation_steps, EXCHANGE)
         size = count_examples(batch_spec) // division.microbatches

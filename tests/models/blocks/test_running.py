@@ -1,0 +1,66 @@
+"""Blocks of other people's models, found by structure, are recomputed or run as a loop."""
+
+import json
+
+import keras
+import pytest
+
+import tftpu
+from tests.support.models import blocks, zoo
+from tests.support.programs import jax_process
+from tftpu.errors import UserError
+from tftpu.models.blocks import structure
+from tftpu.models.blocks.running import check_blocks
+
+
+def test_a_chain_is_found_by_its_graph_with_the_period_of_what_differs():
+    model = blocks.build_chain()
+    assert [block.scale for block in structure.find_blocks(model)] == [1.0, 2.0] * 4 + [1.0]
+    (chain,) = structure.find_chains(model)
+    assert (len(chain.blocks), chain.period) == (8, 2)
+
+
+def test_blocks_inside_a_layer_are_found_and_make_no_chain():
+    model = blocks.build_nested()
+    assert len(structure.find_blocks(model)) == 3
+    assert structure.find_chains(model) == []
+
+
+def test_a_block_that_takes_another_argument_ends_a_chain():
+    x = inputs = keras.Input((blocks.TIME, blocks.WIDTH))
+    shifts = [keras.layers.Dense(blocks.WIDTH)(inputs) for _ in range(2)]
+    for index in range(6):
+        x = blocks.Block(1.0)(x, shift=shifts[index > 3])
+    chains = structure.find_chains(keras.Model(inputs, x))
+    assert [len(chain.blocks) for chain in chains] == [4, 2]
+
+
+@pytest.mark.parametrize("name", ["chain", "nested"])
+def test_recomputing_changes_no_number_on_tensorflow(name):
+    """Nor draws of dropout, nor batch statistics, nor losses of layers."""
+    assert blocks.compare(name, "block", "none") < 1e-6
+
+
+@pytest.mark.slow
+def test_recomputing_and_loops_change_no_number_on_jax():
+    printed = jax_process.output("models.blocks")
+    cases = [json.loads(line) for line in printed.splitlines()]
+    assert len(cases) == 12
+    for case in cases:
+        assert case["difference"] < 5e-6, case
+        if case["scan"] == "block":
+            assert case["length"] < 0.6, case
+        if case["remat"] != "none":
+            assert case["recomputed"], case
+
+
+def test_what_does_not_fit_the_model_is_refused():
+    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(2)])
+    with pytest.raises(UserError, match=r"has none: use train\.remat='none'"):
+        check_blocks(plain, "block", "none")
+    with pytest.raises(UserError, match=r"works only on the JAX engine.*train\.remat='block'"):
+        check_blocks(blocks.build_chain(), "products", "none")
+    with pytest.raises(UserError, match=r"set model\.remat instead"):
+        check_blocks(zoo.compiled("gpt"), "block", "none")
+    with pytest.raises(UserError, match=r"train\.remat.*'blok'"):
+        tftpu.TrainConfig(remat="blok").validate()
