@@ -15,7 +15,9 @@ from tftpu.models.blocks.running import check_blocks
 
 def test_a_chain_is_found_by_its_graph_with_the_period_of_what_differs():
     model = blocks.build_chain()
-    assert [block.scale for block in structure.find_blocks(model)] == [1.0, 2.0] * 4 + [1.0]
+    assert [block.scale for block in structure.find_blocks(model)] == pytest.approx(
+        [0.2, 0.3] * 4 + [0.2]
+    )
     (chain,) = structure.find_chains(model)
     assert (len(chain.blocks), chain.period) == (8, 2)
 
@@ -49,7 +51,7 @@ def test_recomputing_and_loops_change_no_number_on_jax():
     for case in cases:
         assert case["difference"] < 5e-6, case
         if case["scan"] == "block":
-            assert case["length"] < 0.6, case
+            assert case["length"] < 0.75, case  # of 9 blocks, of which 8 are 4 groups
         if case["remat"] != "none":
             assert case["recomputed"], case
 

@@ -72,7 +72,7 @@ def build_chain() -> keras.Model:
     x = inputs = keras.Input((TIME, WIDTH))
     shift = keras.layers.Dense(WIDTH)(inputs)
     for index in range(9):
-        x = Block(1.0 + index % 2)(x, shift=shift)
+        x = Block(0.2 + 0.1 * (index % 2))(x, shift=shift)
     return keras.Model(inputs, keras.layers.Dense(3)(x[:, 0]))
 
 
@@ -125,7 +125,7 @@ def train(name: str, remat: str, scan: str) -> list[np.ndarray]:
     with tftpu.connect().scope():
         model = MODELS[name]()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+        model.compile(keras.optimizers.SGD(0.05), loss)
     options = tftpu.TrainConfig(remat=remat, scan=scan)
     trainer = tftpu.Trainer(model, options=options)
     history = trainer.fit(*draw_batches(), batch_size=16, epochs=2, shuffle=False, verbose=0)
