@@ -85,6 +85,8 @@ def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
         "gradient_accumulation_steps": "pass gradient_accumulation_steps=N to the optimizer",
         "ema_momentum": "pass use_ema=True and ema_momentum=… to the optimizer",
         "global_clipnorm": "pass global_clipnorm=… to the optimizer",
+        "remat": "build the model in a keras.RematScope",
+        "scan": "leave it at 'none'",
     }
     default = TrainConfig()
     for name, advice in instead.items():
