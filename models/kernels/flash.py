@@ -2,8 +2,8 @@
 
 The matrix of scores is never in HBM: a block of queries is multiplied with one block of keys at a
 time in the core's own memory, and the backward pass recomputes the scores from the softmax's
-denominators.
-Blocks of keys that come after all queries of a block, or before the window of all, are skipped.
+denominators. Blocks of keys that come after all queries of a block are skipped, and so are those
+that a mask hides from all of them.
 
 Layout: (batch, time, heads x head_dim), as the projections write it, split into columns of 128, the
 lanes of a TPU. With head_dim 64 two heads share a column; each is masked in one factor of a
@@ -17,8 +17,8 @@ bfloat16 itself: v2 and v3 support no bfloat16 product in a kernel.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,9 @@ HIDDEN = -1e9
 VMEM = 64 * 2**20  # bytes of VMEM that the kernels may use
 # Segments of the queries and of the keys, each (batch, time) int32.
 Segments = tuple[jax.Array, jax.Array]
+# Whether a key is seen by a query, (batch, time of keys, time of queries) int8; and whether any key
+# of a block is seen by any query of a block, (batch, blocks of keys, blocks of queries) int32.
+Mask = tuple[jax.Array, jax.Array]
 # Renamed in jax 0.7.
 Parameters = getattr(pltpu, "CompilerParams", None) or pltpu.TPUCompilerParams  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -43,10 +46,10 @@ def forward(
     key: jax.Array,
     value: jax.Array,
     segments: Segments | None,
+    mask: Mask | None = None,
     *,
     head_dim: int,
     causal: bool,
-    window: int = 0,
     soft_cap: float = 0.0,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
@@ -59,9 +62,9 @@ def forward(
         value: has the shape of key.
         segments: those of the queries and those of the keys, each (batch, time) int32: a query
             sees only keys of the same segment. None: all keys.
+        mask: which keys each query sees beside that. None: no further limit.
         head_dim: a divisor or a multiple of 128.
         causal: whether a query sees only keys up to its own position.
-        window: if causal, how many keys a query sees at most, its own position's included; 0: all.
         soft_cap: bound of the scores, by soft_cap x tanh(score / soft_cap); 0: none.
         interpret: whether to run on a CPU, by Pallas's interpreter.
 
@@ -72,7 +75,7 @@ def forward(
     batch, time, width = query.shape
     lanes = max(LANES, head_dim)
     heads, columns, shared = lanes // head_dim, width // lanes, width // key.shape[2]
-    segmented = segments is not None
+    limits = Limits(segments is not None, mask is not None)
     row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, i: (b, i, c))
     whole = pl.BlockSpec((1, time, lanes), lambda b, c, i: (b, 0, jax.lax.div(c, shared)))
     body = functools.partial(
@@ -80,14 +83,13 @@ def forward(
         heads=heads,
         head_dim=head_dim,
         causal=causal,
-        window=window,
         soft_cap=soft_cap,
-        segmented=segmented,
+        limits=limits,
     )
     return pl.pallas_call(
         body,
         grid=(batch, columns, time // BLOCK),
-        in_specs=[row, whole, whole, *_build_segment_specs(segmented, BLOCK, time)],
+        in_specs=[row, whole, whole, *limits.build_specs(BLOCK, time)],
         out_specs=[row, pl.BlockSpec((1, 1, heads, BLOCK), lambda b, c, i: (b, c, 0, i))],
         out_shape=[
             jax.ShapeDtypeStruct(query.shape, query.dtype),
@@ -96,11 +98,9 @@ def forward(
         compiler_params=Parameters(
             dimension_semantics=("parallel", "parallel", "arbitrary"), vmem_limit_bytes=VMEM
         ),
-        cost_estimate=_estimate_cost(
-            query, key, head_dim, causal, window, products=2, queries=2, keys=2
-        ),
+        cost_estimate=_estimate_cost(query, key, head_dim, causal, products=2, queries=2, keys=2),
         interpret=interpret,
-    )(query, key, value, *_build_segment_arguments(segments))
+    )(query, key, value, *_list_limits(segments, mask))
 
 
 def backward(
@@ -108,20 +108,20 @@ def backward(
     key: jax.Array,
     value: jax.Array,
     segments: Segments | None,
+    mask: Mask | None,
     log_sum: jax.Array,
     output: jax.Array,
     upstream: jax.Array,
     *,
     head_dim: int,
     causal: bool,
-    window: int = 0,
     soft_cap: float = 0.0,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes the gradients with respect to query, key and value.
 
     Args:
-        query: see `forward`; the same for key, value, segments, head_dim, causal, window, soft_cap
+        query: see `forward`; the same for key, value, segments, mask, head_dim, causal, soft_cap
             and interpret.
         log_sum: the second result of `forward`.
         output: the first.
@@ -135,7 +135,7 @@ def backward(
     batch, time, width = query.shape
     lanes = max(LANES, head_dim)
     heads, columns, shared = lanes // head_dim, key.shape[2] // lanes, width // key.shape[2]
-    segmented = segments is not None
+    limits = Limits(segments is not None, mask is not None)
 
     def done(b, c, member, i):  # of heads that share keys, the last one completes the block of keys
         return (b, jnp.where(member == shared - 1, i, 0), c)
@@ -148,9 +148,8 @@ def backward(
         heads=heads,
         head_dim=head_dim,
         causal=causal,
-        window=window,
         soft_cap=soft_cap,
-        segmented=segmented,
+        limits=limits,
     )
     of_keys = time if shared > 1 else BLOCK
     # float32 gradients are summed where they are written; others are summed in a separate array.
@@ -166,7 +165,7 @@ def backward(
             whole,
             sums,
             sums,
-            *_build_segment_specs(segmented, time, BLOCK),
+            *limits.build_specs(time, BLOCK),
         ],
         out_specs=[whole, *(2 * [pl.BlockSpec((1, BLOCK, lanes), done)])],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)],
@@ -179,15 +178,13 @@ def backward(
             dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
             vmem_limit_bytes=VMEM,
         ),
-        cost_estimate=_estimate_cost(
-            query, key, head_dim, causal, window, products=5, queries=3, keys=4
-        ),
+        cost_estimate=_estimate_cost(query, key, head_dim, causal, products=5, queries=3, keys=4),
         interpret=interpret,
-    )(query, key, value, upstream, log_sum, shift, *_build_segment_arguments(segments))
+    )(query, key, value, upstream, log_sum, shift, *_list_limits(segments, mask))
 
 
-def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, window, soft_cap, segmented):
-    segments, (out_ref, log_sum_ref) = refs[:-2], refs[-2:]
+def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, soft_cap, limits):
+    seen, (out_ref, log_sum_ref) = limits.split(refs)
     block, product = pl.program_id(2), build_product(q_ref.dtype)
     query = q_ref[0].astype(jnp.float32) * head_dim**-0.5  # (BLOCK, lanes)
     output = jnp.zeros(query.shape, jnp.float32)
@@ -200,10 +197,7 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, window, s
             at = pl.ds(pl.multiple_of(index * BLOCK, BLOCK), BLOCK)
             scores = product(k_ref[0, at, :].astype(jnp.float32), own, 1, 1)  # (keys, queries)
             scores = _cap_scores(scores, soft_cap)
-            distance = block - index if window else None
-            visible = _find_visible(
-                segments, at, slice(None), segmented, diagonal, distance, window
-            )
+            visible = seen.find_visible(at, slice(None), diagonal)
             scores = scores if visible is None else jnp.where(visible, scores, HIDDEN)
             new = jnp.maximum(largest, jnp.max(scores, axis=0, keepdims=True))
             weight = jnp.exp(scores - new)
@@ -212,17 +206,22 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, window, s
             mixed = mixed * kept + product(v_ref[0, at, :].astype(jnp.float32), weight, 0, 0)
             return new, total, mixed
 
+        def visit(index, state, step=step, diagonal=False):
+            run = functools.partial(step, index, diagonal=diagonal)
+            return seen.run_unless_hidden(index, block, run, state)
+
         start = (
             jnp.full((1, BLOCK), -jnp.inf, jnp.float32),
             jnp.zeros((1, BLOCK), jnp.float32),
             jnp.zeros(query.shape[::-1], jnp.float32),  # (lanes, queries)
         )
         if causal:
-            first = jax.lax.div(jnp.maximum(block * BLOCK - window + 1, 0), BLOCK) if window else 0
-            state = jax.lax.fori_loop(first, block, step, start)
-            largest, total, mixed = step(block, state, diagonal=True)
+            state = jax.lax.fori_loop(0, block, visit, start)
+            largest, total, mixed = visit(block, state, diagonal=True)
         else:
-            largest, total, mixed = jax.lax.fori_loop(0, k_ref.shape[1] // BLOCK, step, start)
+            largest, total, mixed = jax.lax.fori_loop(0, k_ref.shape[1] // BLOCK, visit, start)
+        if limits.masked:  # queries that see none of the keys: zero, and finite
+            largest, total = jnp.where(total == 0, 0.0, largest), jnp.where(total == 0, 1.0, total)
         output = jnp.where(mine, (mixed / total).T, output)
         log_sum_ref[0, 0, head, :] = (largest + jnp.log(total))[0]
     out_ref[0] = output.astype(out_ref.dtype)
@@ -239,11 +238,10 @@ def _backward_body(
     heads,
     head_dim,
     causal,
-    window,
     soft_cap,
-    segmented,
+    limits,
 ):
-    segments, (dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum) = refs[:-6], refs[-6:]
+    seen, (dq_ref, dk_ref, dv_ref, dq_sum, dk_sum, dv_sum) = limits.split(refs)
     member, block, product = pl.program_id(2), pl.program_id(3), build_product(q_ref.dtype)
     blocks, scale = q_ref.shape[1] // BLOCK, head_dim**-0.5
     dq_sum = dq_ref.at[0] if dq_ref.dtype == jnp.float32 else dq_sum
@@ -267,10 +265,7 @@ def _backward_body(
             query, up = (ref[0, at, :].astype(jnp.float32) for ref in (q_ref, up_ref))
             query = query * scale
             capped = _cap_scores(product(own_key, query, 1, 1), soft_cap)  # (keys, queries)
-            distance = index - block if window else None
-            visible = _find_visible(
-                segments, slice(None), at, segmented, diagonal, distance, window
-            )
+            visible = seen.find_visible(slice(None), at, diagonal)
             scores = capped if visible is None else jnp.where(visible, capped, HIDDEN)
             weight = jnp.exp(scores - log_sum_ref[0, 0, pl.ds(head, 1), at])
             d_value += product(weight, up, 1, 0)
@@ -282,13 +277,14 @@ def _backward_body(
             dq_sum[at, :] += product(d_score, own_key, 0, 0)
             return d_key, d_value
 
-        state, first, end = (zeros, zeros), 0, blocks
+        def visit(index, state, step=step, diagonal=False):
+            run = functools.partial(step, index, diagonal=diagonal)
+            return seen.run_unless_hidden(block, index, run, state)
+
+        state, first = (zeros, zeros), 0
         if causal:
-            state, first = step(block, state, diagonal=True), block + 1
-        if window:  # the last query that sees a key of this block, and the end of its block
-            last = (block + 1) * BLOCK + window - 2
-            end = jnp.minimum(blocks, jax.lax.div(last, BLOCK) + 1)
-        found = jax.lax.fori_loop(first, end, step, state)
+            state, first = visit(block, state, diagonal=True), block + 1
+        found = jax.lax.fori_loop(first, blocks, visit, state)
         d_key = jnp.where(mine, found[0], d_key)
         d_value = jnp.where(mine, found[1], d_value)
     for ref, sums, found in ((dk_ref, dk_sum, d_key), (dv_ref, dv_sum, d_value)):
@@ -366,54 +362,101 @@ def _cap_scores(scores: jax.Array, soft_cap: float) -> jax.Array:
     return soft_cap * jnp.tanh(scores / soft_cap) if soft_cap else scores
 
 
-def _find_visible(
-    segments, keys, queries, segmented: bool, diagonal: bool, distance: Any, window: int
-) -> jax.Array | None:
-    """Returns whether each query sees each key, (keys, queries) bool; None if all do.
+class Limits(NamedTuple):
+    """What limits the keys that a query sees, beside causality.
 
-    Args:
-        segments: references to the segments of queries and of keys.
-        keys: slice of the keys.
-        queries: slice of the queries.
+    Attributes:
         segmented: whether there are segments.
-        diagonal: whether the queries have the positions of the keys, and see no later ones.
-        distance: number of blocks from the keys to the queries; None without a window.
-        window: number of keys that a query sees at most; 0: all.
+        masked: whether there is a mask.
     """
-    visible = None
-    key, query = (jax.lax.broadcasted_iota(jnp.int32, (BLOCK, BLOCK), a) for a in (0, 1))
-    if diagonal:
-        visible = key <= query
-    if distance is not None:
-        near = query - key + distance * BLOCK < window
-        visible = near if visible is None else visible & near
-    if segmented:
-        query_segments, key_segments = segments
-        same = key_segments[0, keys, :] == query_segments[0, :, queries]
-        visible = same if visible is None else visible & same
-    return visible
+
+    segmented: bool
+    masked: bool
+
+    def build_specs(self, queries: int, keys: int) -> list[pl.BlockSpec]:
+        """Returns the specs of the arrays of `_list_limits`.
+
+        Args:
+            queries: how many queries the kernel sees at a time, a block of them or all.
+            keys: how many keys.
+        """
+
+        def at(size: int, others: tuple) -> Any:
+            return others[-1] if size == BLOCK else 0
+
+        specs = []
+        if self.segmented:  # the queries' along lanes, the keys' along sublanes
+            specs += [
+                pl.BlockSpec((1, 1, queries), lambda b, c, *others: (b, 0, at(queries, others))),
+                pl.BlockSpec((1, keys, 1), lambda b, c, *others: (b, at(keys, others), 0)),
+            ]
+        if self.masked:
+            blocks = max(queries, keys) // BLOCK
+            specs += [
+                pl.BlockSpec(
+                    (1, keys, queries),
+                    lambda b, c, *others: (b, at(keys, others), at(queries, others)),
+                ),
+                pl.BlockSpec(
+                    (1, blocks, blocks), lambda b, c, *_: (b, 0, 0), memory_space=pltpu.SMEM
+                ),
+            ]
+        return specs
+
+    def split(self, refs: Sequence[Any]) -> tuple["Seen", Sequence[Any]]:
+        """Returns the limits of a kernel, and its references to other arrays."""
+        segments, rest = (refs[:2], refs[2:]) if self.segmented else (None, refs)
+        mask, rest = (rest[:2], rest[2:]) if self.masked else (None, rest)
+        return Seen(segments, mask), rest
 
 
-def _build_segment_specs(segmented: bool, queries: int, keys: int) -> list[pl.BlockSpec]:
-    """Returns the specs of the queries' segments, along lanes, and the keys', along sublanes."""
+class Seen(NamedTuple):
+    """References to what limits the keys that a query sees.
 
-    def index(size: int, axis: int) -> Callable[..., tuple]:
-        def at(b, c, *others):
-            block = others[-1] if size == BLOCK else 0
-            return (b, 0, block) if axis == 2 else (b, block, 0)
+    Attributes:
+        segments: those of the queries, and those of the keys; or None.
+        mask: as `Mask`; or None.
+    """
 
-        return at
+    segments: Any
+    mask: Any
 
-    if not segmented:
-        return []
-    return [
-        pl.BlockSpec((1, 1, queries), index(queries, 2)),
-        pl.BlockSpec((1, keys, 1), index(keys, 1)),
-    ]
+    def find_visible(self, keys: Any, queries: Any, diagonal: bool) -> jax.Array | None:
+        """Returns whether each query sees each key, (keys, queries) bool; None if all do.
+
+        Args:
+            keys: slice of the keys.
+            queries: slice of the queries.
+            diagonal: whether the queries have the positions of the keys, and see no later ones.
+        """
+        found = []
+        if diagonal:
+            key, query = (jax.lax.broadcasted_iota(jnp.int32, (BLOCK, BLOCK), a) for a in (0, 1))
+            found.append(key <= query)
+        if self.segments is not None:
+            of_queries, of_keys = self.segments
+            found.append(of_keys[0, keys, :] == of_queries[0, :, queries])
+        if self.mask is not None:
+            found.append(self.mask[0][0, keys, queries].astype(jnp.int32) != 0)
+        return functools.reduce(jnp.logical_and, found) if found else None
+
+    def run_unless_hidden(self, keys: Any, queries: Any, run: Callable, state: Any) -> Any:
+        """Returns `run(state)`; or `state`, if the mask hides a block of keys from all queries.
+
+        Args:
+            keys: number of the block of keys.
+            queries: number of the block of queries.
+            run: a function of the state.
+            state: the state.
+        """
+        if self.mask is None:
+            return run(state)
+        return jax.lax.cond(self.mask[1][0, keys, queries] != 0, run, lambda same: same, state)
 
 
-def _build_segment_arguments(segments: Segments | None) -> list[jax.Array]:
-    return [] if segments is None else [segments[0][:, None, :], segments[1][:, :, None]]
+def _list_limits(segments: Segments | None, mask: Mask | None) -> list[jax.Array]:
+    of_segments = [] if segments is None else [segments[0][:, None, :], segments[1][:, :, None]]
+    return [*of_segments, *(mask or ())]
 
 
 def _estimate_cost(
@@ -421,7 +464,6 @@ def _estimate_cost(
     key: jax.Array,
     head_dim: int,
     causal: bool,
-    window: int,
     products: int,
     queries: int,
     keys: int,
@@ -429,7 +471,7 @@ def _estimate_cost(
     """Returns the cost of the work done, with complete blocks and all lanes of each product.
 
     Args:
-        query: see `forward`; the same for key, head_dim, causal and window.
+        query: see `forward`; the same for key, head_dim and causal.
         products: number of products over all scores.
         queries: number of arrays of query's shape that are read and written.
         keys: number of arrays of key's shape.
@@ -437,8 +479,6 @@ def _estimate_cost(
     batch, time, width = query.shape
     blocks = time // BLOCK
     pairs = blocks * (blocks + 1) // 2 if causal else blocks**2
-    if window:
-        pairs = sum(i + 1 - max(i * BLOCK - window + 1, 0) // BLOCK for i in range(blocks))
     scores = batch * (width // head_dim) * pairs * BLOCK**2
     return pl.CostEstimate(
         flops=products * 2 * scores * max(LANES, head_dim),

@@ -24,7 +24,6 @@ def flash_attention(
     causal: bool,
     segment_ids: Tensor | None,
     mask: Tensor | None,
-    window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -63,23 +62,29 @@ def flash_attention(
             f"{chunks * flash.BLOCK} tokens, not {time}: pad the sequences, or use "
             "model.attention='plain'."
         )
-    if ring is not None and (window or soft_cap):
+    pairwise = mask is not None and len(mask.shape) == 3
+    if ring is not None and (pairwise or soft_cap):
         raise UserError(
             f"On a mesh with {ring.axis}:{ring.size}, model.attention='flash' supports neither "
-            "windows nor soft caps: use another axis of the mesh, or model.attention='plain'."
+            "masks of queries and keys nor soft caps: use another axis of the mesh, or "
+            "model.attention='plain'."
         )
     times = _count_repeats(query, key.shape[2], flash)
     if times > 1:  # the gradient of `ops.repeat` sums over the queries that share a key
         key, value = (ops.repeat(x, times, axis=2) for x in (key, value))
-    segments = _build_segments(batch, time, segment_ids, mask, -time % flash.BLOCK)
+    padding = -time % flash.BLOCK
+    segments = _build_segments(batch, time, segment_ids, None if pairwise else mask, padding)
+    limits = [segments or None]
+    if ring is None:
+        limits.append(_build_mask(mask, padding, flash.BLOCK) if pairwise else None)
     column = max(flash.LANES // head_dim, 1)  # heads per column
 
     def to_columns(x):  # (batch, time, heads, head_dim) -> (batch, blocks, columns x 128)
-        x = ops.pad(x, ((0, 0), (0, -time % flash.BLOCK), (0, -heads % column), (0, 0)))
+        x = ops.pad(x, ((0, 0), (0, padding), (0, -heads % column), (0, 0)))
         return ops.reshape(x, (*x.shape[:2], -1))
 
     if ring is None:
-        run = {"head_dim": head_dim, "causal": causal, "window": window, "soft_cap": soft_cap}
+        run = {"head_dim": head_dim, "causal": causal, "soft_cap": soft_cap}
         module, shared = flash, None
     else:
         from tftpu.models.kernels import ring as rings
@@ -87,7 +92,8 @@ def flash_attention(
         run, module, shared = {"head_dim": head_dim, "ring": ring}, rings, TIME
     tokens = (EXAMPLES, shared, (HEADS, column * head_dim))
     sums = (EXAMPLES, HEADS, None, shared)  # (batch, columns, heads per column, time)
-    given = (tokens, tokens, tokens, (EXAMPLES, shared))
+    of_limits = ((EXAMPLES, shared), (EXAMPLES, None, None))[: len(limits)]
+    given = (tokens, tokens, tokens, *of_limits)
     forward = _call(functools.partial(module.forward, **run), given, (tokens, sums))
     backward = _call(
         functools.partial(module.backward, **run),
@@ -99,7 +105,7 @@ def flash_attention(
         forward, backward = _add_sinks(forward, backward)
         padded = ops.pad(ops.cast(sinks, "float32"), (0, -heads % column))
         given.append(ops.reshape(padded, (-1, column)))  # (columns, heads per column)
-    found = _attach_gradient(forward, backward, segments)(*given)
+    found = _attach_gradient(forward, backward, limits)(*given)
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
 
@@ -250,17 +256,38 @@ def _build_segments(
     return [ops.pad(queries, paddings), ops.pad(keys, paddings, constant_values=-1)]
 
 
-def _attach_gradient(forward: Callable, backward: Callable, segments: list[Tensor]) -> Callable:
-    """Combines the kernels of the forward and the backward pass."""
+def _build_mask(mask: Tensor, padding: int, block: int) -> list[Tensor]:
+    """Returns a mask of queries and keys as the kernel takes it, `flash.Mask`.
+
+    Args:
+        mask: (batch, time, key time), bool.
+        padding: positions to append to both times.
+        block: positions of a block of the kernel.
+    """
+    mask = ops.pad(ops.cast(mask, "int8"), ((0, 0), (0, padding), (0, padding)))
+    mask = ops.transpose(mask, (0, 2, 1))
+    batch, time, _ = mask.shape
+    blocks = ops.reshape(mask, (batch, time // block, block, time // block, block))
+    return [mask, ops.cast(ops.max(blocks, (2, 4)), "int32")]
+
+
+def _attach_gradient(forward: Callable, backward: Callable, limits: list[Any]) -> Callable:
+    """Combines the kernels of the forward and the backward pass.
+
+    Args:
+        forward: the function of query, key, value, limits and, if there are any, sinks.
+        backward: the function of these, log_sum, output and upstream.
+        limits: arguments without a gradient.
+    """
 
     @ops.custom_gradient
     def attend(*given):
-        output, log_sum = _mark_keepable(forward(*given[:3], segments or None, *given[3:]))
+        output, log_sum = _mark_keepable(forward(*given[:3], *limits, *given[3:]))
 
         def gradient(*upstream):
             (upstream,) = upstream
             kept = log_sum, output, upstream
-            return backward(*given[:3], segments or None, *given[3:], *kept)
+            return backward(*given[:3], *limits, *given[3:], *kept)
 
         return output, gradient
 
@@ -274,26 +301,28 @@ def _add_sinks(forward: Callable, backward: Callable) -> tuple[Callable, Callabl
     computes weights from the denominators alone, so that it needs no change.
 
     Args:
-        forward: the function of query, key, value and segments.
+        forward: the function of query, key, value and limits.
         backward: the function of these, log_sum, output and upstream.
 
     Returns:
-        The same functions with the sinks, (columns, heads per column) float32, after the segments;
+        The same functions with the sinks, (columns, heads per column) float32, after the limits;
         the second has one more result, the gradient with respect to them.
     """
 
     def split_heads(x, sums):  # (batch, time, columns x lanes) -> (batch, time, columns, heads, -1)
         return ops.reshape(ops.cast(x, "float32"), (*x.shape[:2], *sums.shape[1:3], -1))
 
-    def extended_forward(query, key, value, segments, sinks):
-        output, log_sum = forward(query, key, value, segments)
+    def extended_forward(*given):
+        *given, sinks = given
+        output, log_sum = forward(*given)
         total = ops.logaddexp(log_sum, sinks[None, :, :, None])
         kept = ops.transpose(ops.exp(log_sum - total), (0, 3, 1, 2))[..., None]
         shrunk = ops.reshape(split_heads(output, log_sum) * kept, output.shape)
         return ops.cast(shrunk, output.dtype), total
 
-    def extended_backward(query, key, value, segments, sinks, total, output, upstream):
-        gradients = backward(query, key, value, segments, total, output, upstream)
+    def extended_backward(*given):
+        *given, sinks, total, output, upstream = given
+        gradients = backward(*given, total, output, upstream)
         shift = ops.sum(split_heads(output, total) * split_heads(upstream, total), -1)
         weight = ops.exp(sinks[None, :, :, None] - total)  # (batch, columns, heads, time)
         d_sinks = -ops.sum(weight * ops.transpose(shift, (0, 2, 3, 1)), (0, 3))

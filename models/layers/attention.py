@@ -24,7 +24,6 @@ def attention(
     causal: bool = False,
     segment_ids: Tensor | None = None,
     mask: Tensor | None = None,
-    window: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     implementation: str = "plain",
@@ -42,9 +41,8 @@ def attention(
         causal: whether a query sees only keys up to its own position; needs time == key_time.
         segment_ids: (batch, time), int: a query sees only keys of the same segment, as for several
             documents packed into one sequence; needs time == key_time.
-        mask: (batch, key_time), bool: False for keys that no query sees, such as padding.
-        window: how many keys a causal query sees at most, its own position's included; 0: all
-            (Beltagy et al. 2020, https://arxiv.org/abs/2004.05150).
+        mask: (batch, key_time), bool: False for keys that no query sees, such as padding; or
+            (batch, time, key_time): which keys each query sees, such as those of a window.
         soft_cap: bound of the scores, by soft_cap x tanh(score / soft_cap); 0: none (Gemma Team
             2024, https://arxiv.org/abs/2408.00118).
         sinks: (heads,): the score of one more key, whose value is zero, for the queries of each
@@ -70,10 +68,10 @@ def attention(
         from tftpu.models.kernels import functions
 
         return functions.flash_attention(
-            query, key, value, causal, segment_ids, mask, window, soft_cap, sinks
+            query, key, value, causal, segment_ids, mask, soft_cap, sinks
         )
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
-    sees = Sight(causal, window, segment_ids, mask)
+    sees = Sight(causal, segment_ids, mask)
     if sinks is not None:
         sinks = ops.reshape(ops.cast(sinks, "float32"), (1, key_heads, -1, 1, 1))
     mixed = _attend_by_blocks(query, key, value, sees, soft_cap, sinks)
@@ -211,7 +209,6 @@ class Sight(NamedTuple):
     """Which keys a query sees: `attention` describes the attributes."""
 
     causal: bool
-    window: int
     segment_ids: Tensor | None
     mask: Tensor | None
 
@@ -226,15 +223,15 @@ class Sight(NamedTuple):
             return condition if visible is None else ops.logical_and(visible, condition)
 
         if self.causal:
-            distance = ops.arange(time)[rows, None] - ops.arange(key_time)[None, seen]
-            visible = distance >= 0
-            if self.window:
-                visible = narrow(distance < self.window)
+            visible = ops.arange(time)[rows, None] >= ops.arange(key_time)[None, seen]
         if self.segment_ids is not None:
             same = self.segment_ids[:, rows, None] == self.segment_ids[:, None, seen]
             visible = narrow(same[:, None, None])
         if self.mask is not None:
-            visible = narrow(ops.cast(self.mask, "bool")[:, None, None, None, seen])
+            mask = ops.cast(self.mask, "bool")
+            pairwise = len(mask.shape) == 3
+            mask = mask[:, rows, seen] if pairwise else mask[:, None, seen]
+            visible = narrow(mask[:, None, None])
         return visible
 
 

@@ -57,6 +57,13 @@ SEGMENTS = np.sort(np.random.default_rng(1).integers(0, 3, (2, 256)), axis=1)
 LENGTHS = np.array([[150], [200]])
 
 
+def see_window(time, window, lengths=((10**9,), (10**9,))):
+    """Which keys each query sees, (2, time, time) bool: earlier ones in a window, no padding."""
+    distance = np.arange(time)[:, None] - np.arange(time)[None]
+    near = (distance >= 0) & (distance < window)
+    return near & (np.arange(time) < np.asarray(lengths))[:, None]
+
+
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
@@ -66,16 +73,13 @@ LENGTHS = np.array([[150], [200]])
         ((256, 4, 64, 2), {"causal": True, "mask": np.arange(256)[None] < LENGTHS}),
         ((256, 4, 128, 2), {"causal": True, "segment_ids": SEGMENTS}),
         ((256, 3, 128, 1), {}),
-        ((512, 2, 64), {"causal": True, "window": 1}),
-        ((512, 2, 64), {"causal": True, "window": 130}),
-        (
-            (512, 4, 128, 2),
-            {"causal": True, "window": 128, "mask": np.arange(512)[None] < 2 * LENGTHS + 100},
-        ),
-        ((512, 2, 128), {"causal": True, "window": 300, "soft_cap": 1.5}),
+        ((512, 2, 64), {"mask": see_window(512, 1)}),
+        ((512, 2, 64), {"causal": True, "mask": see_window(512, 130)}),
+        ((500, 4, 128, 2), {"mask": see_window(500, 128, 2 * LENGTHS + 100)}),
+        ((512, 2, 128), {"mask": see_window(512, 300), "soft_cap": 1.5}),
         ((256, 2, 64), {"soft_cap": 1.5}),
         ((256, 3, 64), {"causal": True, "sinks": [-1.0, 0.5, 2.0]}),
-        ((256, 2, 128, 1), {"causal": True, "window": 100, "soft_cap": 2.0, "sinks": [1.0, 40.0]}),
+        ((256, 2, 128, 1), {"mask": see_window(256, 100), "soft_cap": 2.0, "sinks": [1.0, 40.0]}),
         ((197, 3, 64), {}),
         ((200, 2, 64), {"mask": np.arange(200)[None] < LENGTHS}),
     ],

@@ -52,10 +52,17 @@ def test_causal_queries_see_no_later_key():
     close(attention(*qkv(), causal=True), by_definition(*qkv(), lambda b, t, s: s <= t))
 
 
-@pytest.mark.parametrize("window", [1, 3, 20])
-def test_a_window_hides_older_keys(window):
-    found = attention(*qkv(), causal=True, window=window)
-    close(found, by_definition(*qkv(), lambda b, t, s: t - window < s <= t))
+def draw_window(time, window, lengths=None):
+    """Which keys causal queries see within a window, (batch, time, time) bool."""
+    distance = np.arange(time)[:, None] - np.arange(time)[None]
+    mask = np.repeat([(distance >= 0) & (distance < window)], BATCH, axis=0)
+    return mask if lengths is None else mask & (np.arange(time)[None, None] < lengths[:, None])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_of_queries_and_keys_may_be_a_window(causal):
+    found = attention(*qkv(), causal=causal, mask=draw_window(TIME, 3))
+    close(found, by_definition(*qkv(), lambda b, t, s: t - 3 < s <= t))
 
 
 def test_scores_are_capped():
@@ -69,7 +76,7 @@ def test_a_sink_takes_its_part_of_the_weights(key_heads):
     close(attention(*qkv(key_heads), causal=True, sinks=sinks), expected)
 
 
-def test_the_gradients_of_windows_caps_and_sinks_are_those_of_their_definition():
+def test_the_gradients_of_masks_caps_and_sinks_are_those_of_their_definition():
     """Against JAX's gradient of the definition."""
     given = [x.astype("float64") for x in (*qkv(2), np.array([-1.0, 0.0, 0.5, 2.0]))]
     weight = np.random.default_rng(3).normal(size=given[0].shape)
@@ -89,7 +96,7 @@ def test_the_gradients_of_windows_caps_and_sinks_are_those_of_their_definition()
     with tf.GradientTape() as tape:
         tape.watch(tensors)
         query, key, value, sinks = tensors
-        found = attention(query, key, value, causal=True, window=4, soft_cap=1.5, sinks=sinks)
+        found = attention(query, key, value, mask=draw_window(TIME, 4), soft_cap=1.5, sinks=sinks)
         loss = tf.reduce_sum(found * weight.astype("float32"))
     for one, other in zip(tape.gradient(loss, tensors), expected):
         close(one, other)
