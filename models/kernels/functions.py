@@ -109,6 +109,27 @@ def flash_attention(
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
 
+def takes_attention(query: Any, key: Any) -> bool:
+    """Returns whether `flash_attention` can be used, on one device's heads and time.
+
+    Args:
+        query: (batch, time, heads, head_dim).
+        key: (batch, key time, key heads, head_dim).
+    """
+    shapes = [*query.shape, *key.shape]
+    if sharding.get_platform() != "tpu" or not all(isinstance(size, int) for size in shapes):
+        return False
+    flash, (_, time, heads, head_dim) = _import_kernel(), query.shape
+    fills = not (flash.LANES % head_dim and head_dim % flash.LANES)
+    return (
+        fills
+        and key.shape[1] == time
+        and time <= flash.LONGEST
+        and heads % key.shape[2] == 0
+        and sharding.get_ring() is None
+    )
+
+
 def _count_repeats(query: Tensor, key_heads: int, flash: Any) -> int:
     """Returns how often keys and values are repeated for heads of queries that share them.
 
@@ -277,21 +298,25 @@ def _attach_gradient(forward: Callable, backward: Callable, limits: list[Any]) -
     Args:
         forward: the function of query, key, value, limits and, if there are any, sinks.
         backward: the function of these, log_sum, output and upstream.
-        limits: arguments without a gradient.
+        limits: arguments without a gradient, each a list of tensors or None.
     """
+    # They are arguments, as JAX cannot differentiate in a loop what closes over tensors of it.
+    flat = [tensor for limit in limits for tensor in limit or ()]
 
     @ops.custom_gradient
     def attend(*given):
-        output, log_sum = _mark_keepable(forward(*given[:3], *limits, *given[3:]))
+        kept, sinks = iter(given[3:][: len(flat)]), given[3 + len(flat) :]
+        seen = [limit and [next(kept) for _ in limit] for limit in limits]
+        output, log_sum = _mark_keepable(forward(*given[:3], *seen, *sinks))
 
         def gradient(*upstream):
             (upstream,) = upstream
-            kept = log_sum, output, upstream
-            return backward(*given[:3], *limits, *given[3:], *kept)
+            found = backward(*given[:3], *seen, *sinks, log_sum, output, upstream)
+            return *found[:3], *([None] * len(flat)), *found[3:]
 
         return output, gradient
 
-    return attend
+    return lambda query, key, value, *sinks: attend(query, key, value, *flat, *sinks)
 
 
 def _add_sinks(forward: Callable, backward: Callable) -> tuple[Callable, Callable]:

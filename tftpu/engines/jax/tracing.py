@@ -14,6 +14,7 @@ from tftpu import sharding
 from tftpu.config.mesh import SEQUENCE, TENSOR
 from tftpu.engines import keras_internals
 from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.models.kernels.dispatch import attending_by_kernel
 from tftpu.sharding import EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharding
 
 
@@ -23,7 +24,7 @@ def tracing_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
     JAX's errors stay unchanged: Keras would fail to add the arguments of the layer to them.
     """
-    with building_for(platform, mesh), keras_internals.plain_errors():
+    with building_for(platform, mesh), keras_internals.plain_errors(), attending_by_kernel():
         yield
 
 

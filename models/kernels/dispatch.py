@@ -1,0 +1,88 @@
+"""Keras's own attention, computed by the flash kernel in programs for a TPU.
+
+Keras chooses among kernels by the devices of the machine; of the masks of a batch its kernel for
+TPUs takes the first one for all examples, and its other ways drop a soft cap. Here the target of
+the program decides, and any mask is followed.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from tftpu import sharding
+from tftpu.errors import UserError
+from tftpu.models.kernels import functions, jax_internals
+from tftpu.models.layers.attention import attention
+from tftpu.tensors import Tensor, ops
+
+
+@contextlib.contextmanager
+def attending_by_kernel() -> Iterator[None]:
+    """Computes `keras.ops.dot_product_attention` by the kernel within the block, on JAX.
+
+    Models that ask which devices there are get those of the target.
+    """
+    if sharding.get_platform() != "tpu":
+        yield
+        return
+    with jax_internals.replacing_attention(attend), jax_internals.reporting_devices("tpu"):
+        yield
+
+
+def attend(
+    original: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    flash_attention: bool | None = None,
+    attn_logits_soft_cap: float | None = None,
+) -> Tensor:
+    """Computes what `keras.ops.dot_product_attention` is documented to.
+
+    Args:
+        original: Keras's function, which computes what the kernel does not take.
+        query, key, value, bias, mask, scale, is_causal, flash_attention, attn_logits_soft_cap: as
+            for `keras.ops.dot_product_attention`.
+
+    Raises:
+        UserError: a soft cap with a bias, or with masks that differ by head.
+    """
+    limit = None if mask is None else _simplify_mask(mask, query.shape[0])
+    ours = bias is None and (mask is None or limit is not None)
+    if ours:
+        runs = flash_attention is not False and functions.takes_attention(query, key)
+        if runs or attn_logits_soft_cap:
+            if scale is not None:  # `attention` divides by the root of head_dim
+                query = query * ops.cast(scale * query.shape[-1] ** 0.5, query.dtype)
+            return attention(
+                query,
+                key,
+                value,
+                causal=is_causal,
+                mask=limit,
+                soft_cap=attn_logits_soft_cap or 0.0,
+                implementation="flash" if runs else "plain",
+            )
+    if attn_logits_soft_cap:
+        raise UserError(
+            f"Attention with the soft cap {attn_logits_soft_cap} takes no bias here, and no masks "
+            "that differ by head."
+        )
+    return original(query, key, value, bias, mask, scale, is_causal, flash_attention=False)
+
+
+def _simplify_mask(mask: Tensor, batch: int) -> Tensor | None:
+    """Returns a mask as `attention` takes it; None if it differs by head.
+
+    Args:
+        mask: of keys and queries, broadcasts to (batch, heads, time, key_time).
+        batch: number of examples.
+    """
+    mask = mask[:, None] if len(mask.shape) == 3 else mask
+    if len(mask.shape) != 4 or mask.shape[1] != 1:
+        return None
+    mask = ops.broadcast_to(mask[:, 0], (batch, *mask.shape[2:]))
+    return mask[:, 0] if mask.shape[1] == 1 else mask
