@@ -1,0 +1,139 @@
+"""Trains a backbone two steps by Keras's `fit` and by `Trainer`, and compares the two."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tftpu
+from tests.support.hub import builders, inputs
+
+STEPS, BATCH, TOLERANCE = 2, 8, 1e-5
+# An output that has no row for each example.
+_SHARED = ("prompt_dense_positional_embeddings",)
+
+
+class KerasFailedError(Exception):
+    """A backbone that KerasHub does not build, or Keras's `fit` does not train."""
+
+
+class Trained(NamedTuple):
+    """The outcome of a training run.
+
+    Attributes:
+        losses: of each step.
+        weights: all weights of the model after the last step.
+    """
+
+    losses: np.ndarray
+    weights: list[np.ndarray]
+
+
+class Compared(NamedTuple):
+    """How far `Trainer` is from Keras's `fit`, and how far training went.
+
+    Attributes:
+        losses: the largest relative difference of a step's losses.
+        weights: the norm of the weights' difference over that of their change by training.
+        update: the norm of that change over the norm of the weights.
+        still: the weights that training did not change, over the number of all.
+    """
+
+    losses: float
+    weights: float
+    update: float
+    still: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether the difference is rounding."""
+        return max(self.losses, self.weights) <= TOLERANCE
+
+
+def compare(name: str, engine: Any) -> Compared:
+    """Trains a backbone in both ways, from the same weights on the same batches.
+
+    Args:
+        name: of the backbone's class.
+        engine: the engine that `Trainer` uses; Keras's `fit` uses one device.
+
+    Raises:
+        UserError: tftpu does not train this backbone so.
+        KerasFailedError: Keras does not either.
+    """
+    keras.utils.set_random_seed(1)
+    try:
+        model = build_model(name)
+        before = model.get_weights()
+        batches = draw_batches(name, model)
+        arguments = {"epochs": STEPS, "steps_per_epoch": 1, "shuffle": False}
+        expected = _train(model, model.fit, batches, **arguments)
+    except Exception as error:
+        raise KerasFailedError(f"{type(error).__name__}: {error}") from error
+    with engine.scope():
+        ours = build_model(name)
+        ours.set_weights(before)
+    trainer = tftpu.Trainer(ours, engine=engine)
+    found = _train(ours, trainer.fit, batches, steps=STEPS, eval_every=1)
+    return measure(found, expected, before)
+
+
+def build_model(name: str) -> Any:
+    """Returns a backbone, compiled with the mean square of its outputs' distance from targets.
+
+    Inputs and outputs are dictionaries. The outputs are all of floating point that have a row for
+    each example.
+    """
+    backbone = builders.build_backbone(name)
+    given = {}
+    for tensor in keras.tree.flatten(backbone.input):
+        key = "images" if tensor.name.startswith("keras_tensor") else tensor.name
+        given[key] = keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype, name=key)
+    found = backbone(keras.tree.pack_sequence_as(backbone.input, [*given.values()]))
+    outputs = {
+        "_".join(map(str, path)) or "output": tensor
+        for path, tensor in keras.tree.flatten_with_path(found)
+        if "float" in tensor.dtype and path != _SHARED
+    }
+    model: Any = keras.Model(given, outputs)
+    # Two steps of TensorFlow need no compiler. Keras's own choice on JAX is to compile.
+    compiler: Any = False if keras.backend.backend() == "tensorflow" else "auto"
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, dict.fromkeys(outputs, "mse"), jit_compile=compiler)
+    return model
+
+
+def draw_batches(name: str, model: Any) -> tf.data.Dataset:
+    """Returns the batches of all steps: inputs, and targets of the outputs' shapes."""
+    x = inputs.draw_inputs(name, model.input, STEPS * BATCH)
+    outputs = model.predict_on_batch({key: value[:BATCH] for key, value in x.items()})
+    rng = np.random.default_rng(1)
+    y = {}
+    for key, output in outputs.items():
+        y[key] = rng.normal(size=(STEPS * BATCH, *output.shape[1:])).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
+
+
+def measure(found: Trained, expected: Trained, before: list[np.ndarray]) -> Compared:
+    """Returns the differences of two runs that began with the same weights."""
+    start, end, ours = (
+        np.concatenate([w.ravel() for w in ws]).astype("float64")
+        for ws in (before, expected.weights, found.weights)
+    )
+    update = np.linalg.norm(end - start)
+    return Compared(
+        losses=float(np.max(np.abs(found.losses - expected.losses) / np.abs(expected.losses))),
+        weights=float(np.linalg.norm(ours - end) / update),
+        update=float(update / np.linalg.norm(start)),
+        still=float(np.mean([np.array_equal(*pair) for pair in zip(before, expected.weights)])),
+    )
+
+
+def _train(model: Any, fit: Callable[..., Any], batches: Any, **arguments: Any) -> Trained:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        history = fit(batches, verbose=0, **arguments)
+    return Trained(np.asarray(history.history["loss"]), model.get_weights())
