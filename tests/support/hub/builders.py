@@ -1,7 +1,7 @@
 """Builds each backbone of KerasHub small, with random weights.
 
-Most need the arguments of `sizes.py` alone. Those that are made of other models have a function here
-that builds these.
+Most need the arguments of `sizes.py` alone. For those that are made of other models, a function here
+builds these.
 """
 
 import inspect
@@ -48,7 +48,7 @@ def _build_resnet(stages: int) -> Any:
 
 
 def _give_basnet() -> dict[str, Any]:
-    # Its last stages divide the images by 64, and upsample them by 32.
+    # Its last stages divide the images by 32.
     encoder = _build(
         keras_hub.models.ResNetBackbone,
         stackwise_num_filters=[64, 64, 64, 64],
@@ -61,7 +61,6 @@ def _give_basnet() -> dict[str, Any]:
     return {
         "image_encoder": encoder,
         "num_classes": 1,
-        "image_shape": (2 * PIXELS, 2 * PIXELS, 3),
     }
 
 

@@ -1,0 +1,97 @@
+"""Trains backbones on one route, and prints a line of JSON for each.
+
+    KERAS_BACKEND=BACKEND python -m tests.support.hub.routes ROUTE NAME ...
+
+A route is an engine with its devices, beside which Keras's `fit` trains on one device of the same
+backend. A backbone that takes more than TIME_LIMIT seconds ends the process.
+"""
+
+import dataclasses
+import json
+import signal
+import sys
+from typing import Any
+
+TIME_LIMIT = 900
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A way in which `Trainer` trains.
+
+    Attributes:
+        title: its name in the table.
+        backend: Keras's.
+        devices: the number of virtual CPU devices.
+        mesh: as for `tftpu.connect`.
+    """
+
+    title: str
+    backend: str
+    devices: int
+    mesh: str | None = None
+
+
+ROUTES = {
+    "tensorflow": Route("TensorFlow, 1 device", "tensorflow", 1),
+    "fsdp": Route("JAX `fsdp:8`", "jax", 8, "fsdp:8"),
+    "tensor": Route("JAX `data:2,tensor:4`", "jax", 8, "data:2,tensor:4"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a backbone on a route.
+
+    Attributes:
+        kind: "equal", "differs", "refused" (by tftpu, with a reason), "keras" (it is Keras that
+            fails) or "open" (any other error).
+        reason: the first line of the error; all of it if it is a reason.
+        losses, weights, update, still: as in `training.Compared`; None if it did not train.
+    """
+
+    kind: str
+    reason: str = ""
+    losses: float | None = None
+    weights: float | None = None
+    update: float | None = None
+    still: float | None = None
+
+
+def try_backbone(name: str, engine: Any) -> Result:
+    """Returns what comes of a backbone, whatever happens."""
+    from tests.support.hub import training
+    from tftpu.errors import UserError
+
+    try:
+        found = training.compare(name, engine)
+    except training.KerasFailedError as error:
+        return Result("keras", _take_line(str(error)))
+    except UserError as error:
+        return Result("refused", " ".join(str(error).split()))
+    except Exception as error:  # a failure is a result
+        return Result("open", _take_line(f"{type(error).__name__}: {error}"))
+    return Result("equal" if found.equal else "differs", **found._asdict())
+
+
+def _take_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]
+
+
+def main(route: str, *names: str) -> None:
+    """Prints the results."""
+    import keras
+
+    import tftpu
+
+    chosen = ROUTES[route]
+    engine = tftpu.connect("none", virtual_devices=chosen.devices, mesh=chosen.mesh)
+    for name in names:
+        signal.alarm(TIME_LIMIT)
+        found = try_backbone(name, engine)
+        print(json.dumps(dataclasses.asdict(found)), flush=True)
+        keras.backend.clear_session()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
