@@ -3,8 +3,8 @@
     python -m tests.benchmarks.atlas [--only=NAME,...] [--routes=ROUTE,...]
 
 Writes docs/keras-hub/atlas.md, and atlas.json beside it as each result comes. What that file has is
-not measured again, unless `--only` names it; with other versions of the packages, all is. The routes
-are those of `tests/support/hub/routes.py`.
+not measured again, unless `--only` names it; with other versions of the packages, all is. The
+routes are those of `tests/support/hub/routes.py`.
 """
 
 import argparse
@@ -35,7 +35,9 @@ Keras {keras}, TensorFlow {tensorflow-cpu}, JAX {jax}).
 
 - **equal**: losses and weights are those of Keras up to rounding, 1e-5. The number is the largest
   relative difference of a step's losses; weights are compared over their change by training.
-- **differs**: they are not. The numbers are those of the losses and of the weights.
+- **rounding**: the difference is larger than that, and smaller than between two runs of Keras's
+  `fit` whose initial weights differ in their last bits. The numbers are both differences.
+- **differs**: it is larger. The numbers are those of the losses and of the weights.
 - **refused**: tftpu says why it does not train the model so.
 - **Keras fails**: Keras's `fit` does not train it.
 - **open**: any other error.
@@ -133,6 +135,8 @@ def _fill_cell(result: dict[str, Any] | None, notes: list[str]) -> str:
     kind = KINDS.get(result["kind"], result["kind"])
     if result["kind"] == "equal":
         return f"{kind} {result['losses']:.0e}".replace("0e+00", "0")
+    if result["kind"] == "rounding":
+        return f"{kind} {max(result['losses'], result['weights']):.0e}, {result['noise']:.0e}"
     if result["kind"] == "differs":
         return f"{kind} {result['losses']:.0e}, {result['weights']:.0e}"
     note = f"`{result['reason']}`" if result["kind"] != "refused" else result["reason"]

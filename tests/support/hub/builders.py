@@ -1,7 +1,7 @@
 """Builds each backbone of KerasHub small, with random weights.
 
-Most need the arguments of `sizes.py` alone. For those that are made of other models, a function here
-builds these.
+Most need the arguments of `sizes.py` alone. For those that are made of other models, a function
+here builds these.
 """
 
 import inspect

@@ -8,6 +8,7 @@ backend. A backbone that takes more than TIME_LIMIT seconds ends the process.
 
 import dataclasses
 import json
+import re
 import signal
 import sys
 from typing import Any
@@ -44,10 +45,10 @@ class Result:
     """What came of a backbone on a route.
 
     Attributes:
-        kind: "equal", "differs", "refused" (by tftpu, with a reason), "keras" (it is Keras that
-            fails) or "open" (any other error).
+        kind: "equal", "rounding", "differs" (as in `training.Compared`), "refused" (by tftpu, with
+            a reason), "keras" (it is Keras that fails) or "open" (any other error).
         reason: the first line of the error; all of it if it is a reason.
-        losses, weights, update, still: as in `training.Compared`; None if it did not train.
+        losses, weights, update, still, noise: as in `training.Compared`; None if it did not train.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Result:
     weights: float | None = None
     update: float | None = None
     still: float | None = None
+    noise: float | None = None
 
 
 def try_backbone(name: str, engine: Any) -> Result:
@@ -71,11 +73,14 @@ def try_backbone(name: str, engine: Any) -> Result:
         return Result("refused", " ".join(str(error).split()))
     except Exception as error:  # a failure is a result
         return Result("open", _take_line(f"{type(error).__name__}: {error}"))
-    return Result("equal" if found.equal else "differs", **found._asdict())
+    return Result(found.kind, **found._asdict())
 
 
 def _take_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:300]
+    """Returns the first line of an error, and the next where Keras names a layer before it."""
+    lines = [line for line in re.sub(r"\x1b\[\d*m", "", text).splitlines() if line.strip()]
+    count = 2 if "Exception encountered when calling" in lines[0] else 1
+    return " ".join(lines[:count])[:300]
 
 
 def main(route: str, *names: str) -> None:
