@@ -35,8 +35,8 @@ Keras {keras}, TensorFlow {tensorflow-cpu}, JAX {jax}).
 
 - **equal**: losses and weights are those of Keras up to rounding, 1e-5. The number is the largest
   relative difference of a step's losses; weights are compared over their change by training.
-- **rounding**: the difference is larger than that, and smaller than between two runs of Keras's
-  `fit` whose initial weights differ in their last bits. The numbers are both differences.
+- **rounding**: the difference is larger than that, and at most ten times that between two runs of
+  Keras's `fit` whose initial weights differ in their last bits. The numbers are both differences.
 - **differs**: it is larger. The numbers are those of the losses and of the weights.
 - **refused**: tftpu says why it does not train the model so.
 - **Keras fails**: Keras's `fit` does not train it.
