@@ -48,7 +48,8 @@ class Result:
         kind: "equal", "rounding", "differs" (as in `training.Compared`), "refused" (by tftpu, with
             a reason), "keras" (it is Keras that fails) or "open" (any other error).
         reason: the first line of the error; all of it if it is a reason.
-        losses, weights, update, still, noise: as in `training.Compared`; None if it did not train.
+        losses, weights, update, still, divided, noise: as in `training.Compared`; None if it did
+            not train.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Result:
     weights: float | None = None
     update: float | None = None
     still: float | None = None
+    divided: float | None = None
     noise: float | None = None
 
 
@@ -91,6 +93,11 @@ def main(route: str, *names: str) -> None:
 
     chosen = ROUTES[route]
     engine = tftpu.connect("none", virtual_devices=chosen.devices, mesh=chosen.mesh)
+    if chosen.mesh:
+        # Every weight here is smaller than those that are worth dividing.
+        from tftpu.engines.jax.placement import creation, sharding
+
+        creation.SMALLEST = sharding.SMALLEST = 1
     for name in names:
         signal.alarm(TIME_LIMIT)
         found = try_backbone(name, engine)

@@ -51,6 +51,7 @@ class Compared(NamedTuple):
         weights: the norm of the weights' difference over that of their change by training.
         update: the norm of that change over the norm of the weights.
         still: the weights that training did not change, over the number of all.
+        divided: the elements of weights that lie divided over devices, over the number of all.
         noise: the larger of the two differences between two runs of Keras's `fit`, one of them from
             weights that differ in their last bit; None where `Trainer` is within TOLERANCE.
     """
@@ -59,11 +60,12 @@ class Compared(NamedTuple):
     weights: float
     update: float
     still: float
+    divided: float = 0.0
     noise: float | None = None
 
     @property
     def kind(self) -> str:
-        """Says "equal", "rounding" (up to ten times what last bits change in Keras), or "differs"."""
+        """Is "equal", "rounding" (at most ten times the noise), or "differs"."""
         difference = max(self.losses, self.weights)
         if difference <= TOLERANCE:
             return "equal"
@@ -95,10 +97,18 @@ def compare(name: str, engine: Any) -> Compared:
         ours.set_weights(before)
     trainer = tftpu.Trainer(ours, engine=engine)
     found = _train(ours, trainer.fit, batches, steps=STEPS, eval_every=1)
-    compared = measure(found, expected, before)
+    compared = measure(found, expected, before)._replace(divided=_measure_division(ours))
     if compared.kind == "equal":
         return compared
     return compared._replace(noise=_measure_noise(name, batches, expected, before))
+
+
+def _measure_division(model: Any) -> float:
+    """Returns the elements of weights that devices hold in parts, over the number of all."""
+    if keras.backend.backend() != "jax":
+        return 0.0
+    parts = [v.value.size for v in model.weights if not v.value.sharding.is_fully_replicated]
+    return sum(parts) / model.count_params()
 
 
 def _measure_noise(name: str, batches: Any, expected: Trained, before: list[np.ndarray]) -> float:
@@ -144,12 +154,21 @@ def build_model(name: str) -> Any:
 def draw_batches(name: str, model: Any) -> tf.data.Dataset:
     """Returns the batches of all steps: inputs, and targets of the outputs' shapes."""
     x = inputs.draw_inputs(name, model.input, STEPS * BATCH)
-    outputs = model.predict_on_batch({key: value[:BATCH] for key, value in x.items()})
+    outputs = _compute_outputs(model, {key: value[:BATCH] for key, value in x.items()})
     rng = np.random.default_rng(1)
     y = {}
     for key, output in outputs.items():
         y[key] = rng.normal(size=(STEPS * BATCH, *output.shape[1:])).astype("float32")
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=True)
+
+
+def _compute_outputs(model: Any, x: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the outputs of a batch; on JAX their shapes alone, which need no compiler."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.eval_shape(model, x)
+    return model.predict_on_batch(x)
 
 
 def measure(found: Trained, expected: Trained, before: list[np.ndarray]) -> Compared:
