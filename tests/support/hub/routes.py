@@ -48,18 +48,18 @@ class Result:
         kind: "equal", "rounding", "differs" (as in `training.Compared`), "refused" (by tftpu, with
             a reason), "keras" (it is Keras that fails) or "open" (any other error).
         reason: the first line of the error; all of it if it is a reason.
-        losses, weights, update, still, divided, noise: as in `training.Compared`; None if it did
-            not train.
+        losses, weights, update, still, divided, noise: as in `training.Compared`; 0 if it did not
+            train.
     """
 
     kind: str
     reason: str = ""
-    losses: float | None = None
-    weights: float | None = None
-    update: float | None = None
-    still: float | None = None
-    divided: float | None = None
-    noise: float | None = None
+    losses: float = 0.0
+    weights: float = 0.0
+    update: float = 0.0
+    still: float = 0.0
+    divided: float = 0.0
+    noise: float = 0.0
 
 
 def try_backbone(name: str, engine: Any) -> Result:
