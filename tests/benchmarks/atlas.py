@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
@@ -43,9 +44,22 @@ Keras {keras}, TensorFlow {tensorflow-cpu}, JAX {jax}).
 - **open**: any other error.
 
 Every output of floating point has random targets; the loss is the mean square of the distances, and
-the optimizer SGD with momentum, in float32. Dropout is 0. Texts have padding.
+the optimizer SGD with momentum, in float32. Dropout is 0. Texts have padding. On a mesh with `fsdp`
+every weight is divided that has a dimension to divide, however small: at least {divided} % of each
+backbone.
 """
 KINDS = {"keras": "Keras fails"}  # in the words of the page
+# Errors that say little, in words.
+REASONS = {
+    "SAM3PromptableConceptBackbone": (
+        "Its geometry encoder gives attention a mask of (batch, prompts), which TensorFlow does not "
+        "broadcast to (batch, heads, prompts, prompts). Keras's JAX backend does."
+    ),
+    "StableDiffusion3Backbone": (
+        "Its functional model draws a whole image: the scheduler needs the number of steps, which "
+        "is an input, before the model is traced."
+    ),
+}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -107,8 +121,16 @@ def read_results() -> dict[str, Any]:
 
 def render_page(names: Sequence[str], stored: dict[str, Any]) -> str:
     """Returns the page of some results."""
-    head = HEAD.format_map({"count": len(names), "date": stored["date"], **stored["versions"]})
     routes = {route: stored["routes"].get(route, {}) for route in ROUTES}
+    parts = [result["divided"] for result in routes["fsdp"].values() if result["divided"]]
+    head = HEAD.format_map(
+        {
+            "count": len(names),
+            "date": stored["date"],
+            "divided": math.floor(100 * min(parts, default=0.0)),
+            **stored["versions"],
+        }
+    )
     rows = [
         ["backbone", *(ROUTES[route].title for route in routes)],
         ["---"] * (1 + len(routes)),
@@ -116,7 +138,7 @@ def render_page(names: Sequence[str], stored: dict[str, Any]) -> str:
     ]
     notes: list[str] = []
     for name in names:
-        cells = [_fill_cell(found.get(name), notes) for found in routes.values()]
+        cells = [_fill_cell(name, found.get(name), notes) for found in routes.values()]
         rows.append([f"`{name.removesuffix('Backbone')}`", *cells])
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     listed = "".join(f"\n{number}. {note}" for number, note in enumerate(notes, 1))
@@ -128,7 +150,7 @@ def _count_kinds(found: dict[str, Any]) -> str:
     return ", ".join(f"{count} {KINDS.get(kind, kind)}" for kind, count in counts.most_common())
 
 
-def _fill_cell(result: dict[str, Any] | None, notes: list[str]) -> str:
+def _fill_cell(name: str, result: dict[str, Any] | None, notes: list[str]) -> str:
     """Returns the cell of a result; adds its reason to the notes."""
     if result is None:
         return ""
@@ -139,7 +161,9 @@ def _fill_cell(result: dict[str, Any] | None, notes: list[str]) -> str:
         return f"{kind} {max(result['losses'], result['weights']):.0e}, {result['noise']:.0e}"
     if result["kind"] == "differs":
         return f"{kind} {result['losses']:.0e}, {result['weights']:.0e}"
-    note = f"`{result['reason']}`" if result["kind"] != "refused" else result["reason"]
+    note = result["reason"]
+    if result["kind"] != "refused":
+        note = REASONS.get(name, f"`{note}`")
     if note not in notes:
         notes.append(note)
     return f"{kind} [{notes.index(note) + 1}]"

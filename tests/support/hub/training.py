@@ -197,7 +197,11 @@ def _compute_outputs(model: Any, x: dict[str, np.ndarray]) -> dict[str, Any]:
     if keras.backend.backend() == "jax":
         import jax
 
-        return jax.eval_shape(model, x)
+        def call(x: Any) -> Any:
+            with keras.StatelessScope():  # nothing that is traced stays in a variable
+                return model(x, training=False)
+
+        return jax.eval_shape(call, x)
     return model.predict_on_batch(x)
 
 
