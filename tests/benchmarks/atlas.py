@@ -46,14 +46,14 @@ Keras {keras}, TensorFlow {tensorflow-cpu}, JAX {jax}).
 Every output of floating point has random targets; the loss is the mean square of the distances, and
 the optimizer SGD with momentum, in float32. Dropout is 0. Texts have padding. On a mesh with `fsdp`
 every weight is divided that has a dimension to divide, however small: at least {divided} % of each
-backbone.
+backbone. Gemma 3n, Gemma 4, Qwen 3.5 and T5Gemma 2 are built for text alone.
 """
 KINDS = {"keras": "Keras fails"}  # in the words of the page
 # Errors that say little, in words.
 REASONS = {
     "SAM3PromptableConceptBackbone": (
-        "Its geometry encoder gives attention a mask of (batch, prompts), which TensorFlow does not "
-        "broadcast to (batch, heads, prompts, prompts). Keras's JAX backend does."
+        "Its geometry encoder gives attention a mask of (batch, prompts). TensorFlow does not "
+        "broadcast it to (batch, heads, prompts, prompts); Keras's JAX backend does."
     ),
     "StableDiffusion3Backbone": (
         "Its functional model draws a whole image: the scheduler needs the number of steps, which "
