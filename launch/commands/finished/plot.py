@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tftpu import installation
 from tftpu.amounts import format_metric
 from tftpu.errors import UserError, counted, did_you_mean
-from tftpu.launch.correction import suggest_folder
+from tftpu.launch.correction import expand_folders, suggest_folder
 from tftpu.launch.run import result
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe.writers import THROUGHPUT
@@ -31,7 +31,10 @@ class Options:
     """Runs to draw, and the picture to write."""
 
     workdirs: tuple[str, ...] = required(
-        "RUN", "folder of a run, local or gs://", word=True, aliases=("workdir",)
+        "RUN",
+        "folder of a run, local or gs://, or of several runs",
+        word=True,
+        aliases=("workdir",),
     )
     output: str = flag("curves.png", "picture to write: .png, .svg or .pdf", metavar="FILE")
     metrics: str = flag(
@@ -61,7 +64,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: there is nothing to draw, or the picture cannot be written.
     """
-    workdirs, output = list(options.workdirs), options.output
+    workdirs, output = expand_folders(options.workdirs), options.output
     metrics, log = options.metrics, options.log
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"tftpu plot needs matplotlib: run `{installation.command('plot')}`.")
@@ -98,7 +101,7 @@ def read_curves(workdir: str) -> RunCurves:
     if not found.curves:
         raise UserError(
             f"There are no metrics in {workdir!r}: has a run been started there?"
-            f"{suggest_folder(workdir, several=True)}"
+            f"{suggest_folder(workdir)}"
         )
     return found
 

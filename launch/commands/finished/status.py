@@ -13,7 +13,7 @@ from typing import Any
 from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.checkpoint import manifest
 from tftpu.errors import UserError, counted
-from tftpu.launch.correction import suggest_folder
+from tftpu.launch.correction import expand_folders, suggest_folder
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe import writers
 from tftpu.runtime import goodput
@@ -40,7 +40,10 @@ class Options:
     """The runs to show, and the format."""
 
     workdirs: tuple[str, ...] = required(
-        "RUN", "folder of a run, local or gs://", word=True, aliases=("workdir",)
+        "RUN",
+        "folder of a run, local or gs://, or of several runs",
+        word=True,
+        aliases=("workdir",),
     )
     json: bool = flag(False, "print JSON, for programs")
 
@@ -52,7 +55,7 @@ def run(options: Options) -> None:
         UserError: there is no run in one of the workdirs; the states of the others are printed.
     """
     found, missing = [], []
-    for workdir in options.workdirs:
+    for workdir in expand_folders(options.workdirs):
         try:
             found.append(read_status(workdir))
         except UserError as error:
@@ -82,7 +85,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     if account is None:
         raise UserError(
             f"There is no run in {workdir!r}: it has no {goodput.FILE}."
-            f"{suggest_folder(workdir, several=True)}"
+            f"{suggest_folder(workdir)}"
         )
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):

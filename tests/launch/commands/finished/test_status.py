@@ -27,6 +27,15 @@ def test_the_status_of_a_finished_run_matches_its_files(finished_run):
     assert all(len(line) <= 110 for line in text.splitlines())
 
 
+def test_a_folder_of_runs_stands_for_its_runs(finished_run, tmp_path, capsys):
+    account = (finished_run / goodput.FILE).read_bytes()
+    for name in ("birds", "ants"):
+        files.write_whole(str(tmp_path / name / goodput.FILE), account)
+    assert command_line.main(["status", str(tmp_path), str(finished_run)]) == 0
+    named = [line for line in capsys.readouterr().out.splitlines() if line.startswith("/")]
+    assert named == [str(tmp_path / "ants"), str(tmp_path / "birds"), str(finished_run)]
+
+
 def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_path):
     """The run is running while the lock is held, and crashed once its holder disappears."""
     with locks.locked(str(tmp_path)):
