@@ -84,8 +84,7 @@ def read_status(workdir: str) -> dict[str, Any]:
         )
     if account is None:
         raise UserError(
-            f"There is no run in {workdir!r}: it has no {goodput.FILE}."
-            f"{suggest_folder(workdir)}"
+            f"There is no run in {workdir!r}: it has no {goodput.FILE}.{suggest_folder(workdir)}"
         )
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):

@@ -21,7 +21,7 @@ from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.launch import failures
 
-PLAIN = Augment(crop=False, flip=False, eval_crop=1.0)
+PLAIN = Augment(crop=False, flip=False)
 
 
 def settings(folder, **changes) -> StreamedImages:

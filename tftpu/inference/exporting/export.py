@@ -94,9 +94,7 @@ def list_modules(model: keras.Model) -> set[str]:
     """Returns the modules that define a model and its layers."""
     found = {type(model).__module__}
     for layer in model.layers:
-        found |= (
-            list_modules(layer) if isinstance(layer, keras.Model) else {type(layer).__module__}
-        )
+        found |= list_modules(layer) if isinstance(layer, keras.Model) else {type(layer).__module__}
     return found
 
 
