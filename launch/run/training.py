@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 
 import tftpu
-from tftpu.config import Experiment, to_json
+from tftpu.amounts import format_metric
+from tftpu.config import Experiment, OptimizerConfig, to_json
 from tftpu.engines import selection
 from tftpu.launch.run import experiment as build
 from tftpu.launch.run import result, summary
 from tftpu.launch.settings import keras_objects, own_code
+from tftpu.optim import schedules
 from tftpu.runtime import goodput
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 from tftpu.storage.own_files import OwnFile
 from tftpu.tpu.compiler_options import as_text
 from tftpu.training.trainer import Trainer
@@ -61,6 +63,8 @@ def train(
     # run that already has its steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.list_steps(), default=0) if trainer.checkpoints else 0
     if chief and trained < experiment.train.length:
+        if trained:
+            _report_longer_schedule(experiment, trained, workdir)
         config = OwnFile(workdir, "config.json")
         config.take()  # a damaged config.json is kept under another name
         config.write(text.encode())
@@ -76,6 +80,32 @@ def train(
         result.write(trainer, results, workdir)
         text = summary.format_summary(experiment, trainer, results, workdir)
         print(text, flush=True)
+
+
+def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> None:
+    """Prints what another length of the run does to the learning rate, if it follows the length.
+
+    Args:
+        experiment: the experiment that resumes.
+        step: the step at which it resumes.
+        workdir: folder of the run.
+    """
+    recorded = side_files.read(files.join(workdir, "config.json"), train=dict)
+    before, now = recorded and recorded["train"].get("steps"), experiment.train.length
+    optimizer = experiment.optimizer
+    if not isinstance(before, int) or before == now or not isinstance(optimizer, OptimizerConfig):
+        return
+    was, is_now = (
+        float(schedules.build_schedule(optimizer, experiment.data.global_batch_size, steps)(step))
+        for steps in (before, now)
+    )
+    if was != is_now:
+        print(
+            f"The {optimizer.decay} schedule of the learning rate now ends at step {now:,}, not at "
+            f"{before:,}: at step {step:,} the rate is {format_metric(is_now)}, where it was "
+            f"{format_metric(was)}.",
+            flush=True,
+        )
 
 
 def _add_compiler_options(experiment: Experiment, chosen: Mapping[str, str]) -> Experiment:

@@ -1,6 +1,7 @@
 """`tftpu train`, with a model that compiles in a second."""
 
 import json
+import shlex
 
 import pytest
 
@@ -23,3 +24,28 @@ def test_a_run_that_has_its_steps_keeps_the_config_it_was_trained_with(tmp_path,
     assert config(4)["train"]["steps"] == 4
     assert config(2)["train"]["steps"] == 4
     assert "nothing is left to train" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end(tmp_path, capsys):
+    def train(steps: int, *flags: str) -> str:
+        words = (f"--config.train.steps={steps}", f"--workdir={tmp_path}/run", *flags)
+        assert command_line.main([*TINY, *words]) == 0
+        return capsys.readouterr().out
+
+    rate = ("--config.optimizer.learning_rate=0.5", "--config.optimizer.warmup_steps=0")
+    rate += ("--config.optimizer.scaling=none",)
+    said = train(4, *rate)
+    assert "schedule" not in said
+    best = json.loads((tmp_path / "run/checkpoints/best").read_text())
+    numbers = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()][-1]
+    row = next(line for line in said.splitlines() if line.startswith("  eval, best"))
+    assert f"{best['metric']} {best['value']:.4f}" in row and f"loss {numbers['loss']:.4f}" in row
+    commands = [line[12:].strip() for line in said[said.index("try next") :].splitlines()]
+    for command in commands[1:]:
+        assert command_line.main(shlex.split(command)[1:]) == 0
+    capsys.readouterr()
+    # Half of a cosine: 0.5 * (1 + cos(pi / 2)) / 2
+    expected = "ends at step 8, not at 4: at step 4 the rate is 0.25, where it was 0."
+    assert expected in train(8, *rate)
+    assert "schedule" not in train(8, *rate)
