@@ -46,6 +46,11 @@ class RecordSource(Protocol):
 
     count: int
 
+    @property
+    def state(self) -> Any:
+        """A JSON value that changes with the files: their names, sizes and records."""
+        ...
+
     def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int, hosts: int
     ) -> tf.data.Dataset:

@@ -19,6 +19,7 @@ from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import cache, counted, image_files, image_index, shards
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.input_pipelines.reading.indexed import IndexedRecords
+from tftpu.input_pipelines.reading.listing import decode_path
 from tftpu.input_pipelines.reading.shards import Shards
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
 from tftpu.input_pipelines.unlabelled import UnlabelledRecords
@@ -204,7 +205,9 @@ def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse
     def parse(numbers: Tensor) -> Batch:
         return {"path": tf.gather(paths, numbers), "label": tf.gather(labels, numbers)}
 
-    return IndexedRecords(paths), parse
+    inside = [decode_path(image.path.removeprefix(f"{found.folder}/")) for image in found.images]
+    state = [(name, image.label, image.bytes) for name, image in zip(inside, found.images)]
+    return IndexedRecords(paths, state), parse
 
 
 def _list_images(

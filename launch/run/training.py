@@ -1,15 +1,19 @@
 """Training of an experiment, as `tftpu train` runs it once its options are checked."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 
 import tftpu
+from tftpu import input_pipelines
 from tftpu.amounts import format_metric
 from tftpu.config import Experiment, OptimizerConfig, to_json
 from tftpu.engines import selection
+from tftpu.errors import UserError
 from tftpu.launch.run import experiment as build
 from tftpu.launch.run import result, summary
 from tftpu.launch.settings import keras_objects, own_code
@@ -19,6 +23,8 @@ from tftpu.storage import files, side_files
 from tftpu.storage.own_files import OwnFile
 from tftpu.tpu.compiler_options import as_text
 from tftpu.training.trainer import Trainer
+
+_DATA = "data.json"  # what is known of the training data, in the workdir
 
 
 def train(
@@ -48,6 +54,7 @@ def train(
         why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
         print(f"{engine.description}{why}, {precision}", flush=True)
     data = build.build_training_data(experiment)
+    state = input_pipelines.describe_state(data)
     evaluation = build.build_evaluation_data(experiment)
     experiment = build.resolve_length(experiment, data)
     with engine.scope():
@@ -62,7 +69,11 @@ def train(
     # The config is written last, because a run that fails its checks must not claim the workdir. A
     # run that already has its steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.list_steps(), default=0) if trainer.checkpoints else 0
+    if trained < experiment.train.length:
+        _check_same_data(state, trained, workdir)
     if chief and trained < experiment.train.length:
+        if state:
+            OwnFile(workdir, _DATA).write(json.dumps(state).encode())
         if trained:
             _report_longer_schedule(experiment, trained, workdir)
         config = OwnFile(workdir, "config.json")
@@ -80,6 +91,30 @@ def train(
         result.write(trainer, results, workdir)
         text = summary.format_summary(experiment, trainer, results, workdir)
         print(text, flush=True)
+
+
+def _check_same_data(state: Mapping[str, Any], step: int, workdir: str) -> None:
+    """Raises `UserError` if a run would resume on other data than it began with.
+
+    Args:
+        state: what is known of the data now.
+        step: the step at which the run resumes; 0 for a new one.
+        workdir: folder of the run.
+    """
+    path = files.join(workdir, _DATA)
+    before = (step and side_files.read(path, examples=int)) or {}
+    if all(state.get(name, value) == value for name, value in before.items()):
+        return
+    was, now = before.get("examples"), state.get("examples")
+    differ = f"there were {was:,} examples when it began, and there are {now:,} now"
+    if was == now:
+        differ = "as many examples are in files of other names, sizes or texts"
+    raise UserError(
+        f"The training data of the run in {workdir!r} have changed: {differ}. A run resumes only "
+        "on the data that it began with: restore them, or begin another run with the weights of "
+        f"this one, --workdir={files.suggest_path(workdir)} "
+        f"--config.model.init_from={files.join(workdir, 'checkpoints', str(step))}."
+    )
 
 
 def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> None:

@@ -49,3 +49,40 @@ def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end
     expected = "ends at step 8, not at 4: at step 4 the rate is 0.25, where it was 0."
     assert expected in train(8, *rate)
     assert "schedule" not in train(8, *rate)
+
+
+WORDS = """
+from tftpu.config import Experiment, TrainConfig
+from tftpu.input_pipelines.sources import Tokens
+from tftpu.models.sizes import GPT
+
+def get_config():
+    model = GPT(vocabulary=256, context=8, layers=1, width=8, heads=1)
+    data = Tokens(train_text="texts/*.txt", context=8, global_batch_size=4)
+    return Experiment(model, data, train=TrainConfig(steps=2))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_does_not_resume_on_other_texts(in_scratch_project, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text(WORDS)
+    (tmp_path / "texts").mkdir()
+    text = tmp_path / "texts" / "a.txt"
+    text.write_text("as it was " * 50)
+
+    def train(steps: int) -> int:
+        return command_line.main(["train", "mine.py", f"--config.train.steps={steps}"])
+
+    assert train(2) == train(3) == 0
+    text.write_text("as it is. " * 50)
+    assert train(3) == 0  # nothing is left to train
+    assert train(4) == 2
+    said = capsys.readouterr().err
+    assert "have changed: as many examples are in files of other names, sizes or texts" in said
+    assert "--workdir=runs/mine_2 --config.model.init_from=runs/mine/checkpoints/3" in said
+    text.write_text("as it was " * 60)
+    assert train(4) == 2
+    assert "there were 59 examples when it began, and there are 71 now" in capsys.readouterr().err
+    text.write_text("as it was " * 50)
+    assert train(4) == 0
