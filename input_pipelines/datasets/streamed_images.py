@@ -193,10 +193,7 @@ def _open_shards(data: "StreamedImages", found: Manifest, split: str) -> tuple[S
 
 
 def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
-    found = _list_images(data, data.train_split, data.classes)
-    _check_classes(data, found.num_classes, are_names=found.class_names is not None)
-    if split != data.train_split:  # this split may lack some of the classes, but has no others
-        found = _list_images(data, split, found.class_names or (), data.num_classes)
+    found = list_split(data, split)
     for line in image_files.describe_left_out(found.left_out):
         _log.warning("%s: %s", found.folder, line)
     paths = tf.constant([os.fsencode(image.path) for image in found.images])
@@ -208,6 +205,19 @@ def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse
     inside = [decode_path(image.path.removeprefix(f"{found.folder}/")) for image in found.images]
     state = [(name, image.label, image.bytes) for name, image in zip(inside, found.images)]
     return IndexedRecords(paths, state), parse
+
+
+def list_split(data: "StreamedImages", split: str) -> ImageFiles:
+    """Lists the images of a split of a folder or an index, with the training split's class ids.
+
+    Raises:
+        UserError: there is no such split, or its classes are not those of the config.
+    """
+    found = _list_images(data, data.train_split, data.classes)
+    _check_classes(data, found.num_classes, are_names=found.class_names is not None)
+    if split != data.train_split:  # this split may lack some of the classes, but has no others
+        found = _list_images(data, split, found.class_names or (), data.num_classes)
+    return found
 
 
 def _list_images(
