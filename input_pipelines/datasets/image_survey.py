@@ -1,4 +1,4 @@
-"""What is in a folder or an index of images: the classes of each split, and the damaged files."""
+"""Counts of the classes of images in a folder or an index, and its damaged files."""
 
 import os
 from collections import Counter
