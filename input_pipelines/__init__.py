@@ -110,7 +110,8 @@ def describe_state(pipeline: Any) -> dict[str, Any]:
     """Returns the number of examples of a training split, and a hash of the files it reads.
 
     Args:
-        pipeline: the pipeline as `training` returns it; of a `tf.data.Dataset`, nothing is known.
+        pipeline: the pipeline as `training` returns it; of a `tf.data.Dataset`, only its number of
+            batches is known, or nothing.
     """
     from tftpu.input_pipelines import own
 

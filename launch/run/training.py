@@ -101,14 +101,14 @@ def _check_same_data(state: Mapping[str, Any], step: int, workdir: str) -> None:
         step: the step at which the run resumes; 0 for a new one.
         workdir: folder of the run.
     """
-    path = files.join(workdir, _DATA)
-    before = (step and side_files.read(path, examples=int)) or {}
+    before = (step and side_files.read(files.join(workdir, _DATA))) or {}
     if all(state.get(name, value) == value for name, value in before.items()):
         return
-    was, now = before.get("examples"), state.get("examples")
-    differ = f"there were {was:,} examples when it began, and there are {now:,} now"
-    if was == now:
-        differ = "as many examples are in files of other names, sizes or texts"
+    differ = "as many examples are in files of other names, sizes or texts"
+    for unit in ("examples", "batches"):
+        was, now = before.get(unit), state.get(unit)
+        if was != now:
+            differ = f"there were {was} {unit} when it began, and there are {now} now"
     raise UserError(
         f"The training data of the run in {workdir!r} have changed: {differ}. A run resumes only "
         "on the data that it began with: restore them, or begin another run with the weights of "
