@@ -49,6 +49,8 @@ def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end
     expected = "ends at step 8, not at 4: at step 4 the rate is 0.25, where it was 0."
     assert expected in train(8, *rate)
     assert "schedule" not in train(8, *rate)
+    constant = ("--config.optimizer.decay=constant", f"--workdir={tmp_path}/constant")
+    assert "schedule" not in train(2, *constant) + train(3, *constant)
 
 
 WORDS = """
