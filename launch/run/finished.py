@@ -14,7 +14,7 @@ from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may
 from tftpu.launch.correction import suggest_folder
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import Overrides, flag
-from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
+from tftpu.launch.startup import import_tensorflow
 from tftpu.launch.tfx import examples
 from tftpu.models import sizes  # noqa: F401
 from tftpu.storage import files
@@ -243,7 +243,6 @@ def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
         code = own_code.find_code(file)
         if code is None:
             raise UserError(f"--config={config} must be a file, such as path/to/{config}.py.")
-        quieten_tensorflow()  # the config's file may import TensorFlow
         with own_code.failures_of(f"The config {file!r}", code.folder):
             own_code.import_config(code)
         own, imported, written = own_code.list_modules(code)

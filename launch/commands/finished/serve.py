@@ -16,7 +16,6 @@ from tftpu.errors import UserError
 from tftpu.installation import command
 from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import TIME, flag
-from tftpu.launch.startup import quieten_tensorflow
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ def run(options: Options) -> None:
             f"'--model={options.workdir}'?"
         )
     _check_text_flags(options, path)
-    quieten_tensorflow()
     try:
         from tftpu.inference.server import origins
         from tftpu.inference.server import run as server
