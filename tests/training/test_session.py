@@ -64,9 +64,9 @@ def test_a_profile_after_the_last_step_fails():
 def partly_frozen(workdir, base: bool = False) -> tftpu.Trainer:
     """Returns the trainer of a model with frozen weights, which `base` leaves out."""
     keras.utils.set_random_seed(0)
-    model = compiled()
-    for layer in model.layers[:-1]:
-        layer.trainable = False
+    hidden = keras.layers.Dense(8, name="hidden", trainable=False)
+    layers = [keras.Input((6,)), hidden, keras.layers.Dense(4, name="classes")]
+    model = keras.Sequential(layers, name="partly_frozen")
     frozen = [v.path for v in model.weights if not v.trainable]
     return tftpu.Trainer(compiled(model), str(workdir), base=frozen if base else ())
 
