@@ -96,7 +96,7 @@ def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
     # suggestion than a similar name ("float32").
     near = [name for name in allowed if _split_words(name).issuperset(_split_words(given))]
     if len(near) != 1:
-        near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.7)
     return near[0] if near else None
 
 

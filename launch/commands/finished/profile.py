@@ -85,7 +85,8 @@ def read(workdir: str) -> Profile:
     if not sessions:
         raise UserError(
             f"There is no profile in {workdir!r}: train with --config.train.profile=100:110 (in "
-            "a script, tftpu.TrainConfig(profile='100:110')), or send SIGUSR1 to a running process (kill -USR1 PROCESS)."
+            "a script, tftpu.TrainConfig(profile='100:110')), or send SIGUSR1 to a running "
+            "process (kill -USR1 PROCESS)."
         )
     path = files.join(folder, sessions[-1])
     with tempfile.TemporaryDirectory() as copy:  # xprof writes cache files beside the trace

@@ -10,6 +10,7 @@ the flags. It runs on CPUs and GPUs.
 
 import dataclasses
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
@@ -80,7 +81,7 @@ def run(options: Options) -> None:
         )
     _check_text_flags(options, path)
     try:
-        from tftpu.inference.server import origins
+        from tftpu.inference.server import example, origins
         from tftpu.inference.server import run as server
         from tftpu.inference.server.answering import Limits
         from tftpu.inference.server.app import About
@@ -100,6 +101,7 @@ def run(options: Options) -> None:
         predict=os.environ.get("AIP_PREDICT_ROUTE", "/predict"),
         hosts=(*origins.list_own_hosts(host), *_list_allowed_hosts(options.allow_hosts, on_vertex)),
     )
+    _report(f"Loading {source}")
     model, step = _load_model(options, path)
     about = dataclasses.replace(about, version=max(step, 1))
     limits = Limits(
@@ -109,6 +111,7 @@ def run(options: Options) -> None:
         seconds=options.timeout,
         tokens=options.tokens or _TOKENS,
     )
+    _report("Compiling and computing a first answer")
     server.warm(model)
     address = server.listen(at)
 
@@ -116,10 +119,19 @@ def run(options: Options) -> None:
 
     def print_ready() -> None:
         print(f"{source} on the {model.device}: {address}{route}", flush=True)
+        print(f"Ask it:  {example.build_curl(model, address, route)}", flush=True)
         print("Ctrl-C ends it.", flush=True)
 
-    server.serve(model, about, limits, at, print_ready)
+    def report_stop() -> None:
+        _report(f"Stopping: the requests that it has are answered, for up to {server.GRACE_S} s")
+
+    server.serve(model, about, limits, at, print_ready, report_stop)
     print("Stopped.", flush=True)
+
+
+def _report(doing: str) -> None:
+    """Prints what the server is doing; the first line of stdout is the address, for programs."""
+    print(f"{doing} ...", file=sys.stderr, flush=True)
 
 
 def _is_exported(path: str) -> bool:
