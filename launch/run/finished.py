@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -104,6 +105,15 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     cluster.compiler_options = AUTO
     own_code.validate_recorded(experiment)
     return experiment
+
+
+def check_no_export(workdir: str) -> None:
+    """Raises `UserError` if a path in place of a run is an ONNX file or a SavedModel's folder."""
+    is_onnx = workdir.endswith(".onnx") and not os.path.isdir(workdir)
+    if is_onnx or files.exists(files.join(workdir, "saved_model.pb")):
+        raise UserError(
+            f"{workdir!r} is an exported model, not a run. Did you mean '--model={workdir}'?"
+        )
 
 
 def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:

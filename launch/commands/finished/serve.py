@@ -74,11 +74,8 @@ def run(options: Options) -> None:
     path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
     if (path is None) == (options.workdir is None):
         raise UserError("Give a run, `tftpu serve runs/mine`, or an export, --model=PATH.")
-    if options.workdir is not None and _is_exported(options.workdir):
-        raise UserError(
-            f"{options.workdir!r} is an exported model, not a run. Did you mean "
-            f"'--model={options.workdir}'?"
-        )
+    if options.workdir is not None:
+        finished.check_no_export(options.workdir)
     _check_text_flags(options, path)
     try:
         from tftpu.inference.server import example, origins
@@ -132,12 +129,6 @@ def run(options: Options) -> None:
 def _report(doing: str) -> None:
     """Prints what the server is doing; the first line of stdout is the address, for programs."""
     print(f"{doing} ...", file=sys.stderr, flush=True)
-
-
-def _is_exported(path: str) -> bool:
-    """Returns whether a path is an ONNX file or the folder of a SavedModel."""
-    is_onnx = path.endswith(".onnx") and not os.path.isdir(path)
-    return is_onnx or files.exists(files.join(path, "saved_model.pb"))
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:
