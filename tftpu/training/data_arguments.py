@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tftpu.engines import keras_internals
 from tftpu.engines.data.arrays import as_arrays
@@ -236,13 +235,7 @@ def _preprocess_data(
             batch_size = math.ceil(len(keras.tree.flatten(parts)[0]) / steps)
         return slice_arrays(preprocess, parts, batch_size or BATCH_SIZE, shuffle, seed)
     _check_dataset(*given, batch_size, name)
-    if isinstance(given[0], tf.data.Dataset) or is_stream(given[0]):
-        return PreprocessedBatches(preprocess, given[0])
-    raise UserError(
-        f"The model's preprocessor cannot be mapped over a {type(given[0]).__name__}: pass arrays, "
-        "texts, a tf.data.Dataset or a generator; or batches that are prepared already, with "
-        "model.preprocessor = None."
-    )
+    return PreprocessedBatches(preprocess, given[0])
 
 
 def _has_sparse(parts: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
-from tftpu.engines.data.streams import SlicedArrays, Stream
+from tftpu.engines.data.streams import SlicedArrays, Stream, is_stream
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
@@ -77,9 +77,18 @@ class PreprocessedBatches(Stream):
     Args:
         preprocess: the function for a batch.
         source: a `tf.data.Dataset`, or another iterable of batches.
+
+    Raises:
+        UserError: it is a pipeline of tftpu or a `keras.utils.PyDataset`.
     """
 
-    def __init__(self, preprocess: Preprocess, source: Iterable[Any]):
+    def __init__(self, preprocess: Preprocess, source: Any):
+        if not (isinstance(source, tf.data.Dataset) or is_stream(source)):
+            raise UserError(
+                f"The model's preprocessor cannot be mapped over a {type(source).__name__}: pass "
+                "arrays, texts, a tf.data.Dataset or a generator; or batches that are prepared "
+                "already, with model.preprocessor = None."
+            )
         mapped = _Mapped(preprocess, source)
         super().__init__(iter(mapped) if hasattr(source, "__next__") else mapped)
         self._kind = type(source).__name__
