@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may
 from tftpu.launch.correction import suggest_folder
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import Overrides, flag
-from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
+from tftpu.launch.startup import import_tensorflow
 from tftpu.launch.tfx import examples
 from tftpu.models import sizes  # noqa: F401
 from tftpu.storage import files
@@ -90,9 +91,10 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     elif config is None:
         raise UserError(
             f"The run in {workdir!r} was made by a script with tftpu.Trainer, so no config.json "
-            "describes its model and its data. Evaluate it in the script, after "
-            "trainer.restore_for_evaluation(data), or give a config with the same model and "
-            "data: --config=FILE.py."
+            f"describes its model and its data. `tftpu status {workdir}` and `tftpu plot "
+            f"{workdir}` work without. In the script, after trainer.restore_for_evaluation(x), use "
+            "trainer.evaluate(x, y), trainer.predict(x) or trainer.export_weights(FILE). For other "
+            "commands, give a config with the same model and data: --config=FILE.py."
         )
     else:
         experiment = config_flags.load(config, overrides)
@@ -103,6 +105,15 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     cluster.compiler_options = AUTO
     own_code.validate_recorded(experiment)
     return experiment
+
+
+def check_no_export(workdir: str) -> None:
+    """Raises `UserError` if a path in place of a run is an ONNX file or a SavedModel's folder."""
+    is_onnx = workdir.endswith(".onnx") and not os.path.isdir(workdir)
+    if is_onnx or files.exists(files.join(workdir, "saved_model.pb")):
+        raise UserError(
+            f"{workdir!r} is an exported model, not a run. Did you mean '--model={workdir}'?"
+        )
 
 
 def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
@@ -243,7 +254,6 @@ def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
         code = own_code.find_code(file)
         if code is None:
             raise UserError(f"--config={config} must be a file, such as path/to/{config}.py.")
-        quieten_tensorflow()  # the config's file may import TensorFlow
         with own_code.failures_of(f"The config {file!r}", code.folder):
             own_code.import_config(code)
         own, imported, written = own_code.list_modules(code)

@@ -145,7 +145,8 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
             axis = figure.add_subplot(grid[row, column * each : (column + 1) * each])
             name = left.pop(0)
             for index, (label, found) in enumerate(runs.items()):
-                _draw_run(axis, name, label, found, colours(index % colours.N))
+                later = list(runs.values())[index + 1 :]
+                _draw_run(axis, name, label, found, colours(index % colours.N), later)
             _set_axes(axis, name, log)
             handles |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels())}
     figure.legend(
@@ -159,27 +160,39 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
         pyplot.close(figure)
 
 
-def _draw_run(axis: Any, name: str, label: str, found: RunCurves, colour: Any) -> None:
-    """Draws training thin and pale, evaluation strong and dashed, and a star at the best."""
+def _draw_run(
+    axis: Any, name: str, label: str, found: RunCurves, colour: Any, later: Sequence[RunCurves]
+) -> None:
+    """Draws training thin and pale, evaluation strong and dashed, and a star at the best.
+
+    A curve is wider for each run drawn later whose curve is equal, so that all are seen.
+    """
     for split in _SPLITS:
         curve = found.curves.get((name, split))
         if curve is None:
             continue
         few = len(curve.steps) < _POINTS
+        wider = 3.0 * sum(other.curves.get((name, split)) == curve for other in later)
         style: dict[str, Any] = (
-            {"linestyle": "-", "linewidth": 1.2, "alpha": 0.55, "marker": "." if few else None}
+            {
+                "linestyle": "-",
+                "linewidth": 1.2 + wider,
+                "alpha": 0.55,
+                "marker": "." if few else None,
+            }
             if split == "train"
-            else {"linestyle": "--", "linewidth": 1.8, "marker": "o" if few else None}
+            else {"linestyle": "--", "linewidth": 1.8 + wider, "marker": "o" if few else None}
         )
-        axis.plot(*curve, color=colour, markersize=4, label=f"{label} ({split})", **style)
+        axis.plot(*curve, color=colour, markersize=4 + wider, label=f"{label} ({split})", **style)
     best = found.best
+    wider = 6.0 * sum(other.best == best for other in later)
     if best and best.metric == name and (name, "eval") in found.curves:
         axis.plot(
             [best.step],
             [best.value],
             linestyle="",
             marker="*",
-            markersize=15,
+            markersize=15 + wider,
             markerfacecolor=colour,
             markeredgecolor="black",
             zorder=5,

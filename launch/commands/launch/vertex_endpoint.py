@@ -5,6 +5,7 @@ The container runs `tftpu serve`. Its image is the target `serve` of launch/Dock
 --service_account must be allowed to read.
 
     tftpu launch vertex-endpoint --model=gs://BUCKET/digits_saved
+    tftpu launch vertex-endpoint gs://BUCKET/run
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from tftpu.launch.cloud import job
 from tftpu.launch.cloud.options import ProjectOptions
 from tftpu.launch.cloud.vertex import endpoint as vertex_endpoint
 from tftpu.launch.cloud.vertex.options import CLIENT, format_image
-from tftpu.launch.run import texts
+from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import flag
 from tftpu.models import sizes
 from tftpu.storage import files
@@ -32,7 +33,9 @@ class Options(ProjectOptions):
     model: str | None = flag(
         None, "gs://BUCKET/FOLDER of a SavedModel or a file of ONNX", metavar="PATH"
     )
-    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of a run; or give --model", metavar="DIR")
+    workdir: str | None = flag(
+        None, "gs://BUCKET/FOLDER of a run; or give --model", metavar="RUN", word=True
+    )
     name: str | None = flag(None, "name of the model", metavar="NAME", shown="that of the folder")
     machine: str = flag("n1-standard-4", "type of the machines", metavar="TYPE")
     accelerator: str | None = flag(
@@ -71,7 +74,8 @@ def run(options: Options) -> None:
     """
     if (options.model is None) == (options.workdir is None):
         raise UserError(
-            "Give either --model=gs://... for an export, or --workdir=gs://... for a run."
+            "Give a run, `tftpu launch vertex-endpoint gs://BUCKET/RUN`, or an export, "
+            "--model=gs://BUCKET/FOLDER."
         )
     _check_place(options)
     if options.accelerator and options.image is None:
@@ -84,6 +88,11 @@ def run(options: Options) -> None:
     order.check()
     if options.dry_run:
         print(order.as_yaml(), end="")
+        print(
+            f"tftpu: not checked in a dry run: whether {order.model or order.workdir} can be "
+            "served. Without --dry_run that is checked before anything is sent.",
+            file=sys.stderr,
+        )
         return
     _check_source(order, (options.model or "").rstrip("/"))
     from tftpu.launch.cloud.vertex import endpoint_client
@@ -108,6 +117,8 @@ def _check_place(options: Options) -> None:
             f"--{flag}={source} is not a folder in a bucket, but Vertex AI can read only buckets: "
             f"{how}gs://BUCKET/FOLDER`."
         )
+    if options.workdir and source.endswith(".onnx"):
+        finished.check_no_export(source)
     if source.endswith(".onnx") and source.count("/") < 4:
         raise UserError(
             f"--model={source} is not in a folder, but Vertex AI copies whole folders: move it "
@@ -167,6 +178,7 @@ def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
 
 def _check_run(workdir: str) -> None:
     """Raises `UserError` for a run that cannot start in the container."""
+    finished.check_no_export(workdir)
     path = files.join(workdir, "config.json")
     if not files.exists(path):
         raise UserError(f"There is no run in {workdir}: it has no config.json.")

@@ -118,6 +118,7 @@ def test_it_says_what_it_serves(port):
         ({"instances": np.full((1, *SHAPE), 256).tolist()}, "from 0 to 255"),
         ({"instances": np.full((1, *SHAPE), 0.5).tolist()}, "something else, such as '0.5'"),
         ({"instances": np.full((1, *SHAPE), "a").tolist()}, "something else, such as 'a'"),
+        ({"instances": np.full((1, *SHAPE), "1").tolist()}, '"1" is a text: write it without'),
         ({"instances": [{"b64": "!"}]}, "base64"),
         ({"instances": [{"b64": "AAAA"}]}, "no image"),
         ({"instances": pixels(1).tolist(), "parameters": {"a": 1}}, "no parameters"),

@@ -70,14 +70,46 @@ def last_error(events: bytes) -> str:
             "There is no field 'zzz'. Allowed: max_tokens, model, prompt, seed, stream, "
             "temperature, top_k, top_p.",
         ),
-        ({"max_tokens": "5"}, "max_tokens must be a whole number of at most 100."),
-        ({"max_tokens": 101}, "max_tokens=101: give 1 to 100."),
+        (
+            {"max_tokens": "5"},
+            'max_tokens must be a whole number of at most 100, but "5" is a text: write it '
+            "without quotes.",
+        ),
+        ({"temperature": "warm"}, "temperature must be a number."),
+        (
+            {"max_tokens": 101},
+            "max_tokens=101: give 1 to 100, which the server's --tokens=N raises.",
+        ),
+        (
+            {"prompt": ["a"] * 5},
+            "There are 5 prompts: give 1 to 4, which the server's --batch_size=N raises.",
+        ),
+        (
+            {"stop": "."},
+            "There is no field 'stop'. Allowed: max_tokens, model, prompt, seed, stream, "
+            "temperature, top_k, top_p.",
+        ),
     ],
 )
 def test_a_field_that_is_wrong_is_explained(given, message):
     with pytest.raises(BadRequest) as error:
         completions.parse_completion({"prompt": "a", **given}, language(lambda: None), 100, 4)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_tokens": 5}, 'max_tokens is a parameter: write "parameters": {"max_tokens": ...}.'),
+        ({"parameters": {"max_token": 5}}, "no parameter 'max_token'. Did you mean 'max_tokens'?"),
+        ({"parameters": {"stop": 5}}, "no parameter 'stop'. Allowed: max_tokens, seed, temp"),
+        ({"parameters": [5]}, "parameters must be an object, with some of max_tokens, "),
+    ],
+)
+def test_a_mistake_in_vertex_ais_form_is_explained(given, message):
+    with pytest.raises(BadRequest) as error:
+        completions.parse_instances({"instances": ["a"], **given}, 4)
+    assert message in str(error.value)
 
 
 def test_a_short_text_is_answered_while_a_long_one_is_written():
@@ -144,7 +176,7 @@ def test_a_text_that_takes_too_long_says_so():
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
     gate = threading.Event()
-    monkeypatch.setattr(run, "_GRACE_S", 5)
+    monkeypatch.setattr(run, "GRACE_S", 5)
     monkeypatch.setattr(run, "_FAREWELL_S", 4.5)
     asked = {**STREAM, "stream": stream}
     with concurrent.futures.ThreadPoolExecutor() as pool:

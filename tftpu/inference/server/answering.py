@@ -170,12 +170,13 @@ class Answered:
         """Returns a message for an error that has none."""
         seconds = self._limits.seconds
         return {
-            _Slow: f"The body took longer than {seconds:g} s.",
-            _Large: f"A body may have {format_size(self._limits.body)}.",
-            _NotJson: "Send JSON, and the header Content-Type: application/json.",
+            _Slow: f"The body took longer than {seconds:g} s, the server's --timeout.",
+            _Large: f"A body may have {format_size(self._limits.body)}, the server's --body_mib.",
+            _NotJson: "Send JSON, and its header; with curl, -H 'Content-Type: application/json'.",
             MemoryError: "The server has not enough memory for this request: send fewer examples.",
-            Busy: "Too many requests wait: try again later.",
-            TimeoutError: f"The answer took longer than {seconds:g} s.",
+            Busy: "Too many requests wait: try again later, or raise the server's --waiting or "
+            "--body_mib.",
+            TimeoutError: f"The answer took longer than {seconds:g} s, the server's --timeout.",
         }.get(type(error))
 
     async def follow_events(

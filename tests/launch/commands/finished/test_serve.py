@@ -130,8 +130,12 @@ def test_a_saved_model_is_served(exported):
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-        assert process.stdout is not None
-        assert process.stdout.read() == "Ctrl-C ends it.\nStopped.\n"
+        assert process.stdout is not None and process.stderr is not None
+        ask_it, *others = process.stdout.read().splitlines()
+        assert f"curl http://127.0.0.1:{port}/predict " in ask_it
+        assert others == ["Ctrl-C ends it.", "Stopped."]
+        doing = [line for line in process.stderr.read().splitlines() if line.endswith(" ...")]
+        assert [line.split()[0] for line in doing] == ["Loading", "Compiling", "Stopping:"]
 
 
 @pytest.mark.slow
