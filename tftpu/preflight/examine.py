@@ -166,8 +166,8 @@ class Examiner:
             if last._holds_state(target):
                 longest = max(longest, last._measure_state(target).weights * last._divide(target))
         heading = (
-            "Estimate before compiling: weights and optimizer's state on a device, by arithmetic; "
-            "gradients and activations come on top"
+            "Estimate before compiling: weights and optimizer's state on a device (arithmetic, "
+            "without gradients and activations)"
         )
         return [heading, *lines, f"  {_estimate_duration(longest)}"] if longest else []
 
@@ -351,7 +351,9 @@ class Examiner:
             request.refuse_model(model)
             return model
 
-        with self.processes.progress.show_phase("building the model"):
+        mesh = self.lowering.format_mesh(devices)
+        text = f"building the model for {mesh or counted(devices, 'device')}"
+        with self.processes.progress.show_phase(text):
             return self.lowering.build(
                 build_model, shard_spec, devices, self.precision, train, objectives
             )

@@ -148,7 +148,7 @@ def fill(
     target: Slice,
     options: PreflightOptions,
     global_batch_size: int,
-    tokens: int | None,
+    tokens: int | None = None,
 ) -> None:
     """Adds the cost of a step to the report of its slice.
 

@@ -179,8 +179,9 @@ def _describe_misfit(item: SliceReport) -> list[str]:
         )
         lines = [
             "  Does not fit: the weights and the optimizer's state alone need "
-            f"{format_size(item.hbm_bytes)} of the {format_size(item.hbm_limit_bytes)} of a device "
-            f"({parts}). This is arithmetic: the step was not compiled.",
+            f"{format_size(item.hbm_bytes)} on each device, which has "
+            f"{format_size(item.hbm_limit_bytes)} ({parts}). This is arithmetic: the step was not "
+            "compiled.",
         ]
         return [*lines, *(f"  {text}" for text in item.advice)]
     over = item.hbm_bytes - item.hbm_limit_bytes
