@@ -173,7 +173,7 @@ class Examiner:
 
     def _list_until_one_holds(self, target: Slice) -> list["Examiner"]:
         """Returns this check and those with finer meshes, up to the first that holds the state."""
-        tried = [self]
+        tried: list[Examiner] = [self]
         for finer in self._list_finer(target):
             if tried[-1]._holds_state(target):
                 break
@@ -465,10 +465,12 @@ class Examiner:
 
 def _count_tokens(batch_spec: Nest) -> int | None:
     """Returns the tokens of a batch, if an input has a label for each; None for other data."""
-    x, y = (keras.tree.flatten(part) for part in (*batch_spec, None, None)[:2])
-    is_tokens = [spec.dtype.is_integer and len(spec.shape) == 2 for spec in y]
-    if len(y) == 1 and is_tokens[0] and any(spec.shape == y[0].shape for spec in x):
-        return math.prod(y[0].shape)
+    if not isinstance(batch_spec, tuple | list) or len(batch_spec) < 2:
+        return None
+    inputs, labels = (keras.tree.flatten(part) for part in batch_spec[:2])
+    has_classes = len(labels) == 1 and labels[0].dtype.is_integer and labels[0].shape.rank == 2
+    if has_classes and any(spec.shape == labels[0].shape for spec in inputs):
+        return math.prod(labels[0].shape)
     return None
 
 

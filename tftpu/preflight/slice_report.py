@@ -129,7 +129,7 @@ class SliceReport:
 
     @property
     def is_arithmetic(self) -> bool:
-        """Whether the state alone is too large, so that the step was not compiled."""
+        """The verdict's kind: true if the state alone is too large, so that nothing was compiled."""
         return "weights" in self.hbm
 
 

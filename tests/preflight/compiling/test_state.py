@@ -84,6 +84,27 @@ def test_the_estimate_comes_before_the_compiler_and_names_what_cannot_fit(monkey
     assert "usually takes five minutes or more per slice" in said[0]
 
 
+def specs(*shapes, dtype=tf.int32):
+    return [tf.TensorSpec(shape, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens"),
+    [
+        (specs((4, 8), (4, 8)), 32),
+        (({"ids": specs((4, 8))[0], "mask": specs((4, 8))[0]}, *specs((4, 8), (4, 8))), 32),
+        (specs((4, 8), (4,)), None),  # a class for each text
+        ((specs((4, 8, 8, 3))[0], specs((4, 8, 8))[0]), None),  # a class for each pixel
+        (specs((4, 8), (4, 8), dtype=tf.float32), None),
+        (specs((4, 8)), None),
+        ({"noise": specs((4, 8))[0], "ids": specs((4, 8))[0]}, None),
+    ],
+    ids=["tokens", "nested", "texts", "pixels", "numbers", "no labels", "own"],
+)
+def test_only_labels_of_tokens_are_counted(batch, tokens):
+    assert examine._count_tokens(batch) == tokens
+
+
 def test_an_optimizer_without_state_is_not_advised_twice(uncompiled):
     options = PreflightOptions(train=TrainConfig(ema_momentum=0.9))
     [item] = preflight.check(lambda: model("sgd"), BATCH, ["v3-8"], options).slices
