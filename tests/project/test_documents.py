@@ -27,7 +27,7 @@ CHECKED = {
     "docs/guides/larger-than-a-device.md": 1,
     "docs/guides/launching.md": 7,
     "docs/guides/fine-tuning.md": 1,
-    "docs/guides/preflight.md": 1,
+    "docs/guides/preflight.md": 2,
     "docs/guides/serving.md": 7,
     "docs/guides/searching.md": 3,
     "docs/guides/watching-a-run.md": 2,

@@ -97,6 +97,8 @@ class Report:
 
     def evidence(self) -> list[str]:
         """Returns lines about the sources of the figures."""
+        if all(item.is_arithmetic for item in self.slices):
+            return []
         lines = [
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "

@@ -133,7 +133,7 @@ def _describe_figures(item: SliceReport) -> list[str]:
         f"{format_quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
         f"{item.bound}-bound",
         f"  time: {_format_time(item.step_ms)} ({_format_range(item)}), "
-        f"{format_number(item.examples_per_second or 0.0)} examples/s on the slice; "
+        f"{_format_rates(item)} on the slice; "
         f"roofline {_format_time(item.roofline_ms)}; collectives "
         f"{_format_time(item.collective_ms)}; "
         f"compiler's estimate {format_quantity(item.estimated_cycles, 'cycles')}",
@@ -141,8 +141,17 @@ def _describe_figures(item: SliceReport) -> list[str]:
     ]
 
 
+def _format_rates(item: SliceReport) -> str:
+    examples = f"{format_number(item.examples_per_second or 0.0)} examples/s"
+    if item.tokens_per_second is None:
+        return examples
+    return f"{examples}, {format_number(item.tokens_per_second)} tokens/s"
+
+
 def _describe_prices(item: SliceReport) -> list[str]:
     parts = [f"{_price(item.usd_per_1000_steps)} per 1,000 steps"]
+    if item.usd_per_billion_tokens is not None:
+        parts.append(f"{format_price(item.usd_per_billion_tokens)} per 1B tokens")
     if item.usd_per_epoch is not None:
         parts.append(f"{format_price(item.usd_per_epoch)} per epoch")
     if item.usd_per_run is not None and item.hours_per_run is not None:
@@ -164,6 +173,17 @@ def describe_verdict(item: SliceReport) -> str:
 
 def _describe_misfit(item: SliceReport) -> list[str]:
     """Returns the lines about a step that does not fit in memory."""
+    if item.is_arithmetic:
+        parts = ", ".join(
+            f"{name} {format_size(count)}" for name, count in item.hbm.items() if count
+        )
+        lines = [
+            "  Does not fit: the weights and the optimizer's state alone need "
+            f"{format_size(item.hbm_bytes)} on each device, which has "
+            f"{format_size(item.hbm_limit_bytes)} ({parts}). This is arithmetic: the step was not "
+            "compiled.",
+        ]
+        return [*lines, *(f"  {text}" for text in item.advice)]
     over = item.hbm_bytes - item.hbm_limit_bytes
     # The compiler may report less than the step needs, because it counts only its temporaries.
     more = f", {format_size(over)} more than the" if over > 0 else " or more, and cannot use the"

@@ -23,6 +23,23 @@ def test_results_of_a_short_check_are_in_its_table_alone(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_phase_prints_a_line_each_minute(capsys, monkeypatch):
+    phase = progress.Phase("compiling v5e-8", start=0.0)
+    for seconds in (0.5, 1.2, 30.0, 59.9, 60.1, 60.6, 119.0, 120.2):
+        monkeypatch.setattr(time, "monotonic", lambda now=seconds: now)
+        progress._print_if_due(phase)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == [f"compiling v5e-8, {n} s" for n in (1, 60, 120)]
+
+
+def test_lines_of_a_file_have_no_carriage_return(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_EVERY", 0.01)
+    with progress.Progress() as shown:
+        shown.print_line("Estimate before compiling")
+        time.sleep(0.1)
+    assert capsys.readouterr().err == "Estimate before compiling\n"
+
+
 def test_a_report_in_a_line():
     report = SliceReport(slice="v5e-8", replicas=8, compiles=True, hbm_bytes=3 * 2**30)
     assert summarize(report) == "v5e-8: does not fit, 3 GiB needed"

@@ -63,7 +63,7 @@ def run_both(jobs, compilers, limits=(60.0, 60.0)):
     """Compiles both programs in threads; returns their errors and seconds."""
     numbered = list(zip(jobs, limits))
     return Caller().map_items(
-        lambda item: compilers.run(*item[0], item[1], verbose=False), numbered, compilers.stop
+        lambda item: compilers.run(*item[0], item[1], False, "compiling"), numbered, compilers.stop
     )
 
 
@@ -185,10 +185,10 @@ def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypa
     assert lowered["v3-8"] is lowered["v5e-8"] is lowered["v2-8"] is not lowered["v5e-4"]
 
 
-def shown(capfd, seconds):
+def shown(capfd, seconds, limit=100.0):
     with Progress() as progress, progress.show_phase("lowering") as phase:
         sleeper = subprocess.Popen(["sleep", "60"])
-        with progress.show_phase("compiling v5e-8", sleeper.pid, 100.0):
+        with progress.show_phase("compiling v5e-8", sleeper.pid, limit):
             time.sleep(seconds)
             phase.text = "lowering more"
         sleeper.kill()
@@ -198,8 +198,13 @@ def shown(capfd, seconds):
 
 def test_plain_lines_are_sparse_and_name_phase_seconds_and_memory(capfd):
     first, second = sorted(shown(capfd, 3.2).splitlines())  # one each in three seconds
-    assert re.fullmatch(r"compiling v5e-8, [123] s \(limit 100 s\), \d\S* [KM]iB", first)
+    assert re.fullmatch(r"compiling v5e-8, [123] s, \d\S* [KM]iB", first)
     assert re.fullmatch("lowering, [123] s", second)
+
+
+def test_the_limit_is_shown_when_half_of_it_has_passed_and_is_processor_time(capfd):
+    first, _ = sorted(shown(capfd, 1.8, limit=1.5).splitlines())
+    assert "compiling v5e-8, 1 s (limit: 1.5 s of processor time)" in first
 
 
 def test_a_terminal_gets_one_live_line_with_all_phases(capfd, monkeypatch):
@@ -207,7 +212,7 @@ def test_a_terminal_gets_one_live_line_with_all_phases(capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     said = shown(capfd, 1.8)
     assert "\n" not in said
-    assert re.search(r"\rlowering, 1 s; compiling v5e-8, 1 s \(limit 100 s\), \d\S* [KM]iB", said)
+    assert re.search(r"\rlowering, 1 s; compiling v5e-8, 1 s, \d\S* [KM]iB", said)
     assert re.search(r"\r +\r$", said)  # nothing is left
 
 

@@ -48,7 +48,9 @@ class Processes:
         self._running: dict[subprocess.Popen, float] = {}
         self._stopped = False
 
-    def run(self, job: Path, target: Slice, time_limit: float, verbose: bool) -> tuple[str, float]:
+    def run(
+        self, job: Path, target: Slice, time_limit: float, verbose: bool, text: str
+    ) -> tuple[str, float]:
         """Compiles the program in a folder, in its own process, and waits for its end.
 
         Args:
@@ -57,6 +59,7 @@ class Processes:
             time_limit: seconds of processor time after which the process is stopped, and which
                 have passed as well: several cores use them up faster.
             verbose: whether to pass its messages through to standard error.
+            text: what is being compiled, such as "compiling v5e-8", for the lines of progress.
 
         Returns:
             An error message, "" on success; and the seconds that the process ran.
@@ -64,7 +67,6 @@ class Processes:
         Raises:
             StoppedError: by `stop`.
         """
-        text = f"compiling {target.name}"
         with (
             (job / "stderr.txt").open("wb") as log,
             self._running_compiler(job, target, verbose, log) as process,

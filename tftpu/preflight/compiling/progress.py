@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import psutil
 
-from tftpu.amounts import format_size
+from tftpu.amounts import format_duration, format_size
 
 _EVERY = 0.5  # seconds between two checks
-# Seconds after which a phase prints a line; then each time that its duration has doubled.
-_FIRST, _SECOND = 1.0, 30.0
+_FIRST, _NEXT = 1.0, 60.0  # seconds after which a phase prints a line, and then another each time
 _LONG = 20.0  # seconds of a check from which on results are shown before its end
 
 
@@ -25,7 +24,7 @@ class Phase:
     Attributes:
         text: what is being done, such as "compiling v5e-8".
         process: id of the compiler's process; None: it is done in this process.
-        limit: seconds after which it is stopped; None: never.
+        limit: seconds of processor time after which it is stopped; None: never.
         start: on the monotonic clock.
         next_line: seconds after the start at which the next plain line is due.
     """
@@ -42,7 +41,8 @@ class Phase:
         return time.monotonic() - self.start
 
     def __str__(self) -> str:
-        limit = "" if self.limit is None else f" (limit {self.limit:.0f} s)"
+        soon = self.limit is not None and self.seconds > self.limit / 2
+        limit = f" (limit: {format_duration(self.limit or 0.0)} of processor time)" if soon else ""
         return f"{self.text}, {self.seconds:.0f} s{limit}{_format_memory(self.process)}"
 
 
@@ -86,11 +86,15 @@ class Progress:
             with self._lock:
                 self._phases.remove(phase)
 
+    def print_line(self, text: str) -> None:
+        """Prints a line that stays, unless the check ends at once."""
+        with self._lock:
+            self._lines.append(text)
+
     def print_result(self, text: str) -> None:
         """Prints a line that stays, unless all of the check takes some seconds only."""
         if time.monotonic() - self._start >= _LONG:
-            with self._lock:
-                self._lines.append(text)
+            self.print_line(text)
 
     def _show(self) -> None:
         live, widest = sys.stderr.isatty(), 0
@@ -99,7 +103,8 @@ class Progress:
                 phases, lines = list(self._phases), list(self._lines)
                 self._lines.clear()
             for line in lines:
-                print(f"\r{line:{widest}}", file=sys.stderr, flush=True)
+                text = f"\r{line:{widest}}" if live else line
+                print(text, file=sys.stderr, flush=True)
             if live:
                 columns = shutil.get_terminal_size().columns - 1
                 line = "; ".join(map(str, phases))[:columns]
@@ -115,7 +120,7 @@ class Progress:
 def _print_if_due(phase: Phase) -> None:
     if phase.seconds >= phase.next_line:
         print(phase, file=sys.stderr, flush=True)
-        phase.next_line = max(_SECOND, 2 * phase.next_line)
+        phase.next_line = _NEXT * (phase.seconds // _NEXT + 1)
 
 
 def _format_memory(process: int | None) -> str:
