@@ -129,7 +129,7 @@ class SliceReport:
 
     @property
     def is_arithmetic(self) -> bool:
-        """The verdict's kind: true if the state alone is too large, so that nothing was compiled."""
+        """The kind of verdict: true if the state alone is too large, and nothing was compiled."""
         return "weights" in self.hbm
 
 

@@ -29,8 +29,9 @@ def model(optimizer: str = "adam") -> keras.Model:
 @pytest.fixture
 def uncompiled(monkeypatch):
     def refuse(*_, **__):
-        raise AssertionError("The step was compiled.")
+        raise AssertionError("The step was lowered or compiled.")
 
+    monkeypatch.setattr(lower.TensorFlowBuiltStep, "lower", refuse)
     monkeypatch.setattr(examine, "compile_program", refuse)
 
 
