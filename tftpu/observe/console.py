@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.observe import writers
+from tftpu.runtime import leaving
 
 _SHORTEST_BAR = 10
 _LONGEST_BAR = 30
@@ -43,6 +44,13 @@ class Progress(NamedTuple):
     usd: float | None = None
 
 
+class _Terminal(RichConsole):
+    """A console that never hides the cursor: a process that is killed could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
 class Console(writers.Writer):
     """A live line on a terminal, plain lines elsewhere.
 
@@ -58,7 +66,7 @@ class Console(writers.Writer):
     ):
         # Jupyter sets FORCE_COLOR, but moves no cursor.
         forced = None if sys.stdout.isatty() else False
-        self._console = RichConsole(
+        self._console = _Terminal(
             soft_wrap=True, highlight=False, force_terminal=forced, force_jupyter=False
         )
         self._steps = steps
@@ -70,6 +78,7 @@ class Console(writers.Writer):
     def start(self) -> None:
         """Starts drawing the live line, until `close`."""
         if self._live:
+            leaving.live_on.add(sys.stdout.fileno())
             self._live.start()
 
     def show_phase(self, doing: str) -> None:
@@ -104,6 +113,7 @@ class Console(writers.Writer):
             done = self._steps is None or self._line.progress.step >= self._steps
             self._line.set_phase("trained" if done else "stopped at")
             self._live.stop()
+            leaving.live_on.discard(sys.stdout.fileno())
 
 
 class LiveLine:

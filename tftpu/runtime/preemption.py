@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from tftpu.errors import ExitCode
+from tftpu.runtime import leaving
 
 POLL_SECONDS = 5.0  # seconds between two requests to the metadata server
 _TIMEOUT = 2.0  # seconds to wait for the server's next bytes
@@ -144,7 +145,7 @@ class PreemptionNotice:
                 return
             if number and not _is_interactive():
                 _print_status(f"A second signal, {reason}: exiting at once.")
-                os._exit(128 + number)
+                leaving.exit_at_once(128 + number)
             return
         self.requested, self._since = reason, time.monotonic()
         if number != signal.SIGINT and not _is_interactive():
@@ -160,7 +161,7 @@ class PreemptionNotice:
             f"The device loop and the last checkpoint did not finish within {self._grace:.0f} s "
             f"after {self.requested}. {kept} With a lower steps_per_loop, loops finish sooner."
         )
-        os._exit(ExitCode.PREEMPTED)
+        leaving.exit_at_once(ExitCode.PREEMPTED)
 
 
 @contextlib.contextmanager
@@ -175,7 +176,7 @@ def exit_on_notice() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         _print_status("SIGTERM before or after training: run the same command again to resume.")
-        os._exit(ExitCode.PREEMPTED)
+        leaving.exit_at_once(ExitCode.PREEMPTED)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:
