@@ -22,6 +22,8 @@ from tftpu.storage import files, lines
 # Curves that are drawn first, in this order. The others follow by name.
 _FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
 _COLUMNS = 3
+_LEGEND_COLUMNS = 4
+_MARGIN = 20.0  # pixels beside and below the legend
 _POINTS = 30  # curves with fewer points are drawn with markers
 _SPLITS = ("train", "eval")
 
@@ -149,15 +151,28 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
                 _draw_run(axis, name, label, found, colours(index % colours.N), later)
             _set_axes(axis, name, log)
             handles |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels())}
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
-    )
+    _add_legend(figure, handles)
     try:
         figure.savefig(output, dpi=120)
     except OSError as error:
         raise UserError(f"--output={output} cannot be written ({error.strerror}).") from error
     finally:
         pyplot.close(figure)
+
+
+def _add_legend(figure: Any, handles: Mapping[str, Any]) -> None:
+    """Adds the legend of all panels below them, whole: the picture grows to hold it."""
+    for columns in range(min(_LEGEND_COLUMNS, len(handles)), 0, -1):
+        legend = figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=columns
+        )
+        size = legend.get_window_extent()
+        if columns == 1 or size.width < figure.bbox.width - _MARGIN:
+            break
+        legend.remove()
+    width, height = figure.get_size_inches()
+    wide, high = ((length + _MARGIN) / figure.dpi for length in (size.width, size.height))
+    figure.set_size_inches(max(width, wide), height + high)
 
 
 def _draw_run(

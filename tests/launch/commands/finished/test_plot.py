@@ -126,3 +126,22 @@ def test_of_equal_runs_the_first_is_seen_beside_the_second(finished_run, monkeyp
         )
         wider = first.get_linewidth() > second.get_linewidth() + 1
         assert first.get_markersize() > second.get_markersize() and (wider or split == "(best: ")
+
+
+@pytest.mark.parametrize("panels", [1, 2])
+def test_the_legend_of_long_names_is_whole(panels, monkeypatch, tmp_path):
+    from matplotlib import pyplot
+
+    curves = {(name, "train"): plot.Curve([1, 2], [1.0, 2.0]) for name in ("loss", "norm")}
+    runs = {f"a_run_with_a_{'very_' * 8}long_name_{n}": plot.RunCurves(curves) for n in range(3)}
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    plot.draw(runs, ["loss", "norm"][:panels], str(tmp_path / "curves.svg"), False)
+    monkeypatch.undo()
+    (figure,) = figures
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    pyplot.close(figure)
+    assert len(figure.legends) == 1 and len(figure.legends[0].get_texts()) == 3
+    assert box.x0 >= 0 and box.y0 >= 0
+    assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.axes[0].get_window_extent().y0
