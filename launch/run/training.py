@@ -71,6 +71,8 @@ def train(
     trained = max(trainer.checkpoints.list_steps(), default=0) if trainer.checkpoints else 0
     if trained < experiment.train.length:
         _check_same_data(state, trained, workdir)
+    else:
+        _check_not_shortened(experiment.train.length, trained, workdir)
     if chief and trained < experiment.train.length:
         if state:
             OwnFile(workdir, _DATA).write(json.dumps(state).encode())
@@ -117,6 +119,30 @@ def _check_same_data(state: Mapping[str, Any], step: int, workdir: str) -> None:
     )
 
 
+def _read_length(workdir: str) -> int | None:
+    """Returns the steps of the run according to its config.json; None if that does not tell."""
+    recorded = side_files.read(files.join(workdir, "config.json"), train=dict)
+    length = recorded and recorded["train"].get("steps")
+    return length if isinstance(length, int) else None
+
+
+def _check_not_shortened(asked: int, step: int, workdir: str) -> None:
+    """Raises `UserError` if fewer steps are asked for than an unfinished run has trained.
+
+    Args:
+        asked: the steps that are asked for.
+        step: the step of its newest checkpoint.
+        workdir: folder of the run.
+    """
+    length = _read_length(workdir)
+    if length is not None and asked < step < length:
+        raise UserError(
+            f"This command asks for {asked:,} steps, but the run in {workdir!r} is at step "
+            f"{step:,} of {length:,}. The same command with --config.train.steps={length} "
+            f"continues it; --workdir={files.suggest_path(workdir)} begins another run."
+        )
+
+
 def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> None:
     """Prints what another length of the run does to the learning rate, if it follows the length.
 
@@ -125,10 +151,9 @@ def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> 
         step: the step at which it resumes.
         workdir: folder of the run.
     """
-    recorded = side_files.read(files.join(workdir, "config.json"), train=dict)
-    before, now = recorded and recorded["train"].get("steps"), experiment.train.length
+    before, now = _read_length(workdir), experiment.train.length
     optimizer = experiment.optimizer
-    if not isinstance(before, int) or before == now or not isinstance(optimizer, OptimizerConfig):
+    if before is None or before == now or not isinstance(optimizer, OptimizerConfig):
         return
     was, is_now = (
         float(schedules.build_schedule(optimizer, experiment.data.global_batch_size, steps)(step))

@@ -24,6 +24,13 @@ def test_a_run_that_has_its_steps_keeps_the_config_it_was_trained_with(tmp_path,
     assert config(4)["train"]["steps"] == 4
     assert config(2)["train"]["steps"] == 4
     assert "nothing is left to train" in capsys.readouterr().out
+    recorded = json.loads((tmp_path / "config.json").read_text())
+    recorded["train"]["steps"] = 3000  # as if it had been stopped at step 4
+    (tmp_path / "config.json").write_text(json.dumps(recorded))
+    assert command_line.main([*TINY, "--config.train.steps=2", f"--workdir={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert "asks for 2 steps, but the run" in said and "is at step 4 of 3,000" in said
+    assert "--config.train.steps=3000" in said
 
 
 @pytest.mark.slow
