@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 
-from tftpu.input_pipelines.convert import converter
+from tftpu.input_pipelines.convert import converter, publishing
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.readers.reader import ReadOptions
 from tftpu.input_pipelines.convert.readers.text import TextReader
@@ -22,5 +22,8 @@ def prepare_folder(patterns: str, options: ReadOptions, prefix: str = "text:") -
     # The hash changes with the text, so changed text is packed again under another name.
     name = hashlib.sha256(conversion.compute_fingerprint(reader).encode()).hexdigest()[:16]
     output = files.join(find_cache_folder("data"), "packed", name)
-    converter.run(dataclasses.replace(conversion, output=output), reader=reader)
+    conversion = dataclasses.replace(conversion, output=output)
+    new = publishing.find_unfinished(conversion, reader) is not None
+    # Only packing is worth a line: every command that opens the data comes here.
+    converter.run(conversion, reader=reader, say=print if new else lambda line: None)
     return output

@@ -152,3 +152,13 @@ def test_text_is_read_once_for_its_checksums(tmp_path, monkeypatch):
     )
     packed_text.prepare_folder(f"{tmp_path}/*.txt", ReadOptions(context=4))
     assert read == [1]
+
+
+def test_packing_is_told_once_and_packed_text_opens_without_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.txt").write_text("some words " * 20)
+    options = ReadOptions(split="train", context=CONTEXT)
+    first = packed_text.prepare_folder(str(tmp_path / "*.txt"), options)
+    assert "is ready." in capsys.readouterr().out
+    assert packed_text.prepare_folder(str(tmp_path / "*.txt"), options) == first
+    assert capsys.readouterr().out == ""
