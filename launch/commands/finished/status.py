@@ -31,7 +31,7 @@ _IN_WORDS = {
 _RESUMABLE = {
     "stopped": "stopped by the user",
     "preempted": "preempted",
-    "crashed": "crashed, or was killed",
+    "crashed": "crashed, was killed, or was stopped at once",
 }
 
 
@@ -119,7 +119,12 @@ def format_status(record: dict[str, Any]) -> list[str]:
     ago = format_clock(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
     rows = [("state", _describe_state(record["state"], bool(record["checkpoints"]["steps"])))]
-    rows.append(("process", f"{record['process']}, last update {ago} ago"))
+    # The process of another state has ended.
+    rows.append(
+        ("process", f"{record['process']}, last update {ago} ago")
+        if running
+        else ("updated", f"{ago} ago")
+    )
     step, steps = record.get("step", 0), record.get("steps", 0)
     rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
     if record.get("examples_per_sec"):

@@ -23,6 +23,7 @@ def test_the_status_of_a_finished_run_matches_its_files(finished_run):
         last = [line for line in written if line["split"] == split][-1]
         assert record["metrics"][split]["loss"] == last["loss"]
     text = "\n".join(format_status(record))
+    assert "process" not in text and "updated " in text  # there is no such process any more
     assert "60/60 (100%)" in text and "finished" in text and "total" in text
     assert all(len(line) <= 110 for line in text.splitlines())
 
@@ -48,6 +49,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     with held_by_another(tmp_path):
         running = status.read_status(str(tmp_path))
         assert running["state"] == "running"
+        assert "process     " in "\n".join(format_status(running))
         assert "time left   1:15" in "\n".join(format_status(running))
     crashed = status.read_status(str(tmp_path))
     assert crashed["state"] == "crashed"
@@ -55,7 +57,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     assert "nothing was saved, and the same command starts over" in said and "none yet" in said
     files.write_whole(str(tmp_path / "checkpoints/5/manifest.json"), b"{}")
     said = "\n".join(format_status(status.read_status(str(tmp_path))))
-    assert "crashed, or was killed: the same command resumes it" in said
+    assert "crashed, was killed, or was stopped at once: the same command resumes it" in said
     with locks.locked(str(tmp_path)):  # status leaves no lock behind
         pass
 
