@@ -162,7 +162,8 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
 
 def _add_legend(figure: Any, handles: Mapping[str, Any]) -> None:
     """Adds the legend of all panels below them, whole: the picture grows to hold it."""
-    for columns in range(min(_LEGEND_COLUMNS, len(handles)), 0, -1):
+    columns = min(_LEGEND_COLUMNS, len(handles))
+    while True:
         legend = figure.legend(
             handles.values(), handles.keys(), loc="outside lower center", ncols=columns
         )
@@ -170,6 +171,7 @@ def _add_legend(figure: Any, handles: Mapping[str, Any]) -> None:
         if columns == 1 or size.width < figure.bbox.width - _MARGIN:
             break
         legend.remove()
+        columns -= 1
     width, height = figure.get_size_inches()
     wide, high = ((length + _MARGIN) / figure.dpi for length in (size.width, size.height))
     figure.set_size_inches(max(width, wide), height + high)
