@@ -123,7 +123,7 @@ def test_a_folder_without_predictions_is_free(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="full"):
             predict(trainer_of(), records(), job(tmp_path))
     assert sorted(content(tmp_path)) == ["plan.json"]
-    with pytest.raises(UserError, match="were begun in .*, none is written yet.*by 1 machines"):
+    with pytest.raises(UserError, match=r"were begun in .*, none is written yet.*by 1 machines"):
         predict(trainer_of(), records(), job(tmp_path, machine=(1, 2)))
     assert predict(trainer_of(), records(), job(tmp_path, plan={"of": "y"}))
     assert json.loads((tmp_path / "plan.json").read_text())["of"] == "y"
