@@ -230,8 +230,30 @@ def _list_images(
     """
     folder = data.data_dir or ""
     if data.format == "folder":
-        return image_files.list_in_folders(files.join(folder, split), classes)
+        place = files.join(folder, split)
+        if not files.is_remote(place) and os.path.isdir(folder) and not os.path.isdir(place):
+            raise UserError(_explain_missing_split(data, split))
+        return image_files.list_in_folders(place, classes)
     return image_index.list_in_index(image_index.find_index(folder, split), classes, num_classes)
+
+
+def _explain_missing_split(data: "StreamedImages", split: str) -> str:
+    """Returns a text about a `data_dir` that has no folder of a split."""
+    folder = os.path.normpath(data.data_dir or ".")
+    above, name = os.path.dirname(folder) or ".", os.path.basename(folder)
+    inside = ", ".join(f"{one}/CLASS" for one in dict.fromkeys((data.train_split, data.eval_split)))
+    said = f"There is no folder {files.join(folder, split)}: data.data_dir needs {inside}."
+    if name in (data.train_split, data.eval_split):
+        if os.path.isdir(files.join(above, split)):
+            return f"{said} Did you mean data.data_dir={above}?"
+    elif os.path.isdir(files.join(folder, data.train_split)):
+        others = sorted(one.name for one in os.scandir(folder) if one.is_dir())
+        return f"{said} It has {', '.join(others[:10])}: set data.eval_split to one of these."
+    return (
+        f"{said} To split a folder with a folder for each class: tftpu data convert "
+        f"--source=images:{folder} --output={folder}-shards --validation_fraction=0.1; then set "
+        f"data.format=tfrecord, data.data_dir={folder}-shards and data.eval_split=validation."
+    )
 
 
 def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -> None:

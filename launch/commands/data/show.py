@@ -16,6 +16,7 @@ from tftpu.config import DataConfig
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import texts
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import ConfigOptions, flag
@@ -58,6 +59,7 @@ def run(options: Options) -> None:
         raise UserError("--output works only with images, because text is printed: leave it out.")
     if output and not output.lower().endswith(".png"):
         raise UserError(f"--output={output} must end in .png.")
+    report_activity(f"Reading the examples of step {step:,}")
     import_tensorflow()
     batch = read_examples(
         data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS)

@@ -16,6 +16,7 @@ from tftpu.amounts import format_size
 from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.input_pipelines.sources import Images, StreamedImages
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
@@ -65,7 +66,9 @@ def run(options: Options) -> None:
     # All formats are made from TensorFlow's graph, and a checkpoint is the same on both engines.
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
     experiment.train.precision = "float32"
+    report_activity(f"Loading {options.workdir}")
     trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
+    report_activity(f"Exporting step {step:,} and comparing its outputs")
     from tftpu.inference.exporting import export
 
     if form == "keras":
@@ -87,11 +90,22 @@ def run(options: Options) -> None:
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
     print(f"step {step}: {options.output}, {format_size(found.bytes)}")
     print(f"  inputs   {inputs}, any batch")
+    if isinstance(experiment.data, StreamedImages):
+        print(f"  crop     {_describe_crop(experiment.data)}")
     print(f"  outputs  {', '.join(serving.output_specs())}")
     compared = f"the {options.quantize} model" if options.quantize else "the model"
     print(f"  largest difference from {compared} {found.difference:.1e} of the largest output")
     if form == "keras":
         print(f"  read by  {_describe_reading(serving, options.output)}")
+
+
+def _describe_crop(data: StreamedImages) -> str:
+    """Returns how a caller prepares an image, as evaluation does."""
+    side, size = data.augment.central_side, data.image_size
+    part = "the shorter side" if side == 1.0 else f"{side:g} of the shorter side"
+    return (
+        f"each image before: the central square, {part} wide; resized to {size} x {size}, bilinear"
+    )
 
 
 def _choose_format(options: Options) -> str:

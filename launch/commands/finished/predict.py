@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import re
 import sys
 import time
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from tftpu.checkpoint import manifest as checkpoint
 from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError, did_you_mean
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import DeviceOptions, flag, required
@@ -82,6 +84,7 @@ def run(options: Options) -> None:
         raise UserError(f"--format has no {form!r}.{did_you_mean(form, _FORMATS)}")
     machine = _parse_machine(options.shard)
     files.check_folder("--output", options.output)
+    _check_output_name(options)
     _check_table(form, options)
     if options.verify:
         _verify(options.output.rstrip("/"))
@@ -95,6 +98,7 @@ def run(options: Options) -> None:
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     changed = _OutputSelector(named)
+    report_activity(f"Loading {options.workdir}")
     (trainer, step, _), records = finished.restore_for_records(
         experiment, options.workdir, lambda: _open_records(data, options), changed
     )
@@ -123,6 +127,7 @@ def run(options: Options) -> None:
         machine,
     )
     _check_files(records.count, options)
+    report_activity(f"Predicting {records.count:,} records with step {step:,}")
     try:
         complete = predict(trainer, records, job, ProgressPrinter())
     except OSError as error:
@@ -225,6 +230,19 @@ def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> 
         print(
             f"the predictions of machine {machine} of {machines} are in {job.output}; those of "
             "others are missing"
+        )
+
+
+def _check_output_name(options: Options) -> None:
+    """Raises `UserError` for a new folder whose name is that of a file."""
+    name, ending = os.path.splitext(options.output)
+    known = (".jsonl", ".json", ".csv", ".txt", ".parquet", ".tfrecord")
+    if ending in known and not files.exists(options.output):
+        form = ending[1:] if ending[1:] in _FORMATS else options.format
+        format_flag = "" if form == "jsonl" else f" --format={form}"
+        raise UserError(
+            f"--output={options.output} has the name of a file, but the predictions are several "
+            f"files in a folder: give a folder, --output={name}{format_flag}."
         )
 
 

@@ -10,11 +10,11 @@ the flags. It runs on CPUs and GPUs.
 
 import dataclasses
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
 from tftpu.installation import command
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import TIME, flag
 from tftpu.storage import files
@@ -98,7 +98,7 @@ def run(options: Options) -> None:
         predict=os.environ.get("AIP_PREDICT_ROUTE", "/predict"),
         hosts=(*origins.list_own_hosts(host), *_list_allowed_hosts(options.allow_hosts, on_vertex)),
     )
-    _report(f"Loading {source}")
+    report_activity(f"Loading {source}")
     model, step = _load_model(options, path)
     about = dataclasses.replace(about, version=max(step, 1))
     limits = Limits(
@@ -108,7 +108,7 @@ def run(options: Options) -> None:
         seconds=options.timeout,
         tokens=options.tokens or _TOKENS,
     )
-    _report("Compiling and computing a first answer")
+    report_activity("Compiling and computing a first answer")
     server.warm(model)
     address = server.listen(at)
 
@@ -120,15 +120,12 @@ def run(options: Options) -> None:
         print("Ctrl-C ends it.", flush=True)
 
     def report_stop() -> None:
-        _report(f"Stopping: the requests that it has are answered, for up to {server.GRACE_S} s")
+        report_activity(
+            f"Stopping: the requests that it has are answered, for up to {server.GRACE_S} s"
+        )
 
     server.serve(model, about, limits, at, print_ready, report_stop)
     print("Stopped.", flush=True)
-
-
-def _report(doing: str) -> None:
-    """Prints what the server is doing; the first line of stdout is the address, for programs."""
-    print(f"{doing} ...", file=sys.stderr, flush=True)
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:

@@ -127,6 +127,8 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
         (["--input=evaluation", "--format=bigquery"], "must be given together"),
         (["--input=evaluation", "--format=bigquery", "--table=a"], "PROJECT.DATASET.TABLE"),
         (["--input=evaluation", "--format=bigquery", "--table=a.b.c"], "gs://BUCKET/FOLDER"),
+        (["--input=evaluation", "--output=labels.jsonl"], "give a folder, --output=labels."),
+        (["--input=evaluation", "--output=a.parquet"], "--output=a --format=parquet."),
         (["--input=evaluation", "--output=s3://x/y"], "--output=s3://x/y is not a folder"),
     ],
 )
