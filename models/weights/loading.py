@@ -307,9 +307,9 @@ def _check_adapters(path: str, arrays: dict[str, StoredArray]) -> None:
     kernels = {re.sub("lora_kernel_a$", "kernel", v) for v in names if v.endswith("lora_kernel_a")}
     if kernels - names:
         raise UserError(
-            f"{path!r} is a checkpoint that holds only adapters, without the weights that they "
-            "adapt. Write both into one file with `tftpu export-weights --merge`, and give that "
-            "file."
+            f"{path!r} holds only adapters, without the weights that they adapt. Of a checkpoint, "
+            "write both into one file with `tftpu export-weights --merge`, and give that file; a "
+            "file of tftpu.models.save_adapters is read by tftpu.models.load_adapters."
         )
 
 
