@@ -87,7 +87,7 @@ def test_other_adapters_change_nothing(tmp_path):
     with pytest.raises(tftpu.UserError, match="has no adapters to write: call"):
         models.save_adapters(saved, path)
     models.enable_lora(saved, 3)
-    with pytest.raises(tftpu.UserError, match="must end in .safetensors"):
+    with pytest.raises(tftpu.UserError, match=r"must end in \.safetensors"):
         models.save_adapters(saved, "adapters.h5")
     models.save_adapters(saved, path)
     with pytest.raises(tftpu.UserError, match="has no adapters to load into: call"):
