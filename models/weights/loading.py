@@ -292,8 +292,9 @@ def _find_config(model: keras.Model) -> ModelConfig:
     if config is None:
         raise UserError(
             f"The model {model.name!r} was not built by tftpu.models.build, so its layout is "
-            "unknown. Use Keras's own load_weights and save_weights; model.save, and "
-            "save_to_preset of a KerasHub model, merge adapters."
+            "unknown. Use Keras's own load_weights and save_weights. Of a model with adapters, "
+            "model.save, and save_to_preset of a KerasHub model, merge them; "
+            "tftpu.models.save_adapters writes them alone, and load_adapters reads them."
         )
     return config
 

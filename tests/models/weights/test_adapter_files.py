@@ -7,6 +7,7 @@ import pytest
 import tftpu
 from tests.support.models.strategies import relative
 from tftpu import models
+from tftpu.inference import export
 
 TOKENS = {
     "token_ids": np.random.default_rng(0).integers(1, 64, (2, 16)),
@@ -99,3 +100,14 @@ def test_other_adapters_change_nothing(tmp_path):
         models.load_adapters(other, path)
     for value, kept in zip(before, other.weights):
         np.testing.assert_array_equal(value, np.asarray(kept))
+
+
+def test_other_ways_to_write_a_model_with_adapters_name_this_one(tmp_path):
+    model = build_dense()
+    models.enable_lora(model, 3)
+    with pytest.raises(
+        tftpu.UserError, match=r"save_adapters\(model, .*model\.save\('name.keras'\)"
+    ):
+        export.write_weights(model, {}, str(tmp_path / "all.safetensors"))
+    with pytest.raises(tftpu.UserError, match=r"model\.save, .*save_adapters writes them alone"):
+        models.save_weights(model, str(tmp_path / "all.safetensors"))
