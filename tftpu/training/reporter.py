@@ -140,6 +140,11 @@ class Reporter:
         with self._account.clock.spend(part):
             yield
 
+    def show_compiling(self) -> None:
+        """Tells that the train step is being compiled, which may take minutes."""
+        if self._console:
+            self._console.show_compiling()
+
     def advance(self, step: int, loss: float) -> None:
         """Updates the live line after a device loop."""
         self._update_facts(step)
