@@ -9,7 +9,7 @@ class CountedBatches:
     """A step that counts the batches it is given."""
 
     def __init__(self):
-        self.count = tf.Variable(0)
+        self.count = tf.Variable(tf.constant(0))
 
     def evaluate(self, *_):
         self.count.assign_add(1)
