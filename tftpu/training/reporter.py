@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tftpu.engines.data.preprocessed import find_preprocess
 from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import TrainLoop
 from tftpu.observe import samples, telemetry
@@ -179,7 +180,8 @@ class Reporter:
         sample = self._telemetry.latest
         host |= {f"machine/{name}": value for name, value in sample.items()}
         self._writers.write(step, HOST, host)
-        for about, sentence in telemetry.find_alerts(sample, since).items():
+        preprocessed = find_preprocess(self._model) is not None
+        for about, sentence in telemetry.find_alerts(sample, since, preprocessed).items():
             if about not in self._noted:  # noted once in a run
                 self._noted.add(about)
                 self.write_message(f"Note at step {step}: {sentence}")
