@@ -93,7 +93,8 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
             f"The run in {workdir!r} was made by a script with tftpu.Trainer, so no config.json "
             f"describes its model and its data. `tftpu status {workdir}` and `tftpu plot "
             f"{workdir}` work without. In the script, after trainer.restore_for_evaluation(x), use "
-            "trainer.evaluate(x, y), trainer.predict(x) or trainer.export_weights(FILE). For other "
+            "trainer.evaluate(x, y), trainer.predict(x) or trainer.export_weights(FILE); adapters "
+            "are written by tftpu.models.save_adapters(model, FILE). For other "
             "commands, give a config with the same model and data: --config=FILE.py."
         )
     else:

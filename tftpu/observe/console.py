@@ -81,6 +81,11 @@ class Console(writers.Writer):
             leaving.live_on.add(sys.stdout.fileno())
             self._live.start()
 
+    def show_compiling(self) -> None:
+        """Prints a line where no live line says that the train step is being compiled."""
+        if not self._live:
+            self.say("Compiling the train step …")
+
     def show_phase(self, doing: str) -> None:
         """Names the current activity of the run, such as "saving"."""
         self._line.set_phase(doing)

@@ -180,6 +180,8 @@ class Session:
         epoch = self._timetable.locate(self._step)
         self._callbacks.begin_batch(self._step - epoch.first)
         count, start = stop - self._step, time.monotonic()
+        if first and self._last_finite is None:
+            self._reporter.show_compiling()
         part = "compiling" if first else "profiling" if profiler.running else self._part
         with self._clock.spend(part), profiler.marker(self._step):
             result = self._loop.run(batches, count)
