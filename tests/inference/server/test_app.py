@@ -310,7 +310,7 @@ def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
     gate = threading.Event()
 
     class Slow:
-        def iterate_chunks(self, rows: Any) -> Any:
+        def iterate_chunks(self, rows: Any, before_compiling: Any) -> Any:
             yield Chunk([[1]] * len(rows), [False] * len(rows))
             assert gate.wait(30)
             yield Chunk([[2]] * len(rows), [True] * len(rows))
