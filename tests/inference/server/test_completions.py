@@ -173,7 +173,7 @@ def test_a_text_that_takes_too_long_says_so():
         gate.set()
 
 
-def test_a_text_that_waits_for_a_program_says_so(caplog):
+def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
     model, gate = serving.letters(), threading.Event()
     run.warm(model)
     assert not caplog.text
@@ -183,7 +183,7 @@ def test_a_text_that_waits_for_a_program_says_so(caplog):
         assert gate.wait(30)
         return compile_loop(*given)
 
-    model.writer._compile_loop = compile_slowly
+    monkeypatch.setattr(model.writer, "_compile_loop", compile_slowly)
     asked = {"prompt": ["a", "b", "c"], "max_tokens": 5}
     with running(model, seconds=0.5) as port:
         status, answer = ask(port, "POST", "/v1/completions", asked)
