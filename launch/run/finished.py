@@ -74,6 +74,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     config = options.config if options else None
     overrides = list(options.overrides) if options else []
     path = files.join(workdir, "config.json")
+    check_exists(workdir)
     if files.exists(path):
         experiment = _load_recorded(files.read(path), workdir, config)
         for change in overrides:
@@ -84,10 +85,6 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
                     f"The run in {workdir!r} has a config.json, so {change} cannot change it."
                 )
             config_flags.apply_override(experiment, change)
-    elif not manifest.list_steps(files.join(workdir, "checkpoints")):
-        raise UserError(
-            f"There is no run in {workdir!r}: it has no config.json.{suggest_folder(workdir)}"
-        )
     elif config is None:
         raise UserError(
             f"The run in {workdir!r} was made by a script with tftpu.Trainer, so no config.json "
@@ -106,6 +103,16 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     cluster.compiler_options = AUTO
     own_code.validate_recorded(experiment)
     return experiment
+
+
+def check_exists(workdir: str) -> None:
+    """Raises `UserError` if there is no run in a folder."""
+    if files.exists(files.join(workdir, "config.json")):
+        return
+    if not manifest.list_steps(files.join(workdir, "checkpoints")):
+        raise UserError(
+            f"There is no run in {workdir!r}: it has no config.json.{suggest_folder(workdir)}"
+        )
 
 
 def check_no_export(workdir: str) -> None:

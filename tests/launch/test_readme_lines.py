@@ -30,6 +30,7 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "curl localhost:8080/",
     "curl -N localhost:8080/",
     "curl https://us-central1-aiplatform.googleapis.com/v1/projects/PROJECT/",
+    "gcloud storage cp digits.onnx gs://BUCKET/",
     "tensorboard --logdir=",
     "kill -USR1 ",
     "sky jobs launch ",

@@ -91,21 +91,23 @@ class PreemptionNotice:
     def check_loop_time(self, steps: int, seconds: float) -> None:
         """Warns once if device loops are too long to stop and save within the grace period.
 
+        Only machines of Google Cloud, which has all TPUs, are taken to be preempted.
+
         Args:
             steps: in the last device loop, which did not compile.
             seconds: duration of that loop.
         """
         # Half of the grace period is for the device loop, the other half for saving.
-        if self._warned or steps < 2 or seconds < self._grace / 2:
+        half = self._grace / 2
+        if self._warned or steps < 2 or seconds < half or not on_google_cloud():
             return
         self._warned = True
+        fitting = max(1, int(steps * half / seconds))
         _log.warning(
-            "A device loop of %s steps takes %.0f s, but a preempted machine has %.0f s to finish "
-            "it and to save: set steps_per_loop to %s or less.",
-            steps,
-            seconds,
-            self._grace,
-            max(1, int(steps * self._grace / 2 / seconds)),
+            "A device loop of %s steps takes %.1f s. A machine that is preempted has %g s, of "
+            "which half, %g s, is assumed for saving, so that a loop may take %g s: set "
+            "train.steps_per_loop to %s or less, --config.train.steps_per_loop=%s.",
+            *(steps, seconds, self._grace, half, half, fitting, fitting),
         )
 
     # Methods of the thread that asks the metadata server

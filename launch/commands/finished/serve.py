@@ -76,6 +76,7 @@ def run(options: Options) -> None:
         raise UserError("Give a run, `tftpu serve runs/mine`, or an export, --model=PATH.")
     if options.workdir is not None:
         finished.check_no_export(options.workdir)
+        finished.check_exists(options.workdir)
     _check_text_flags(options, path)
     try:
         from tftpu.inference.server import example, origins

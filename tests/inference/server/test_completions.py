@@ -28,7 +28,7 @@ class Written:
     def check(self, prompts: Any, length: int) -> None:
         """Takes everything."""
 
-    def iterate_chunks(self, rows: Any) -> Iterator[Chunk]:
+    def iterate_chunks(self, rows: Any, before_compiling: Any) -> Iterator[Chunk]:
         """Yields one letter for each row, up to its length."""
         for count in range(1, max(row.length for row in rows) + 1):
             if count > 1:
@@ -171,6 +171,31 @@ def test_a_text_that_takes_too_long_says_so():
         assert statuses == [429, 429, 504]
         assert failures(port) == 0
         gate.set()
+
+
+def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
+    model, gate = serving.letters(), threading.Event()
+    run.warm(model)
+    assert not caplog.text
+    compile_loop = model.writer._compile_loop
+
+    def compile_slowly(*given: Any) -> Any:
+        assert gate.wait(30)
+        return compile_loop(*given)
+
+    monkeypatch.setattr(model.writer, "_compile_loop", compile_slowly)
+    asked = {"prompt": ["a", "b", "c"], "max_tokens": 5}
+    with running(model, seconds=0.5) as port:
+        status, answer = ask(port, "POST", "/v1/completions", asked)
+        assert status == 504 and "It is compiling for this number of texts" in answer["error"]
+        assert caplog.text.count("Compiling for up to 4 texts at once; answers wait.") == 1
+        gate.set()
+        while ask(port, "POST", "/v1/completions", asked)[0] == 504:
+            pass
+        caplog.clear()
+        assert ask(port, "POST", "/v1/completions", {**asked, "max_tokens": 100})[0] == 200
+        assert ask(port, "POST", "/v1/completions", STREAM)[0] == 200  # as `warm` compiled it
+    assert not caplog.text
 
 
 @pytest.mark.parametrize("stream", [True, False])

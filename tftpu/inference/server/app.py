@@ -70,12 +70,13 @@ def build_application(model: Served | Language, about: About, limits: Limits) ->
         limits: the limits of requests.
     """
     counts = Counts()
-    answered = Answered(limits, counts)
     if isinstance(model, Served):
         work: Batcher | Texts = Batcher(model.call, limits.batch, limits.waiting, counts.batch)
+        answered = Answered(limits, counts, lambda: False)
         predict = _build_predictions_route(model, work, answered)
     else:
-        work = Texts(model.writer, limits.batch, limits.waiting, counts.batch)
+        work = texts = Texts(model.writer, limits.batch, limits.waiting, counts.batch)
+        answered = Answered(limits, counts, lambda: texts.compiling)
         predict = _build_texts_routes(model, work, limits, answered)
     counts.set_gauge(lambda: work.waiting)
     task: set[asyncio.Task[None]] = set()

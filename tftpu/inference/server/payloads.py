@@ -204,8 +204,23 @@ def _explain_kind(values: list[Any], given: Input) -> BadRequest:
     found = _find_some(values)
     if isinstance(found, str) and is_number(found):
         return BadRequest(f'{_takes(given)}, but "{found}" is a text: write it without quotes.')
+    if isinstance(found, float):
+        return BadRequest(_explain_floats(found, given))
     return BadRequest(
         f"{_takes(given)}; given was something else, such as {str(found)[:_SHOWN]!r}."
+    )
+
+
+def _explain_floats(found: float, given: Input) -> str:
+    """Returns the message about floats, such as 0.0, where the model takes whole numbers."""
+    if given.dtype == "bool":
+        return f"{_takes(given)}, but numbers are floats, such as {found}: send true or false."
+    whole = "whole numbers"
+    if given.below is not None or given.dtype == "uint8":
+        whole += f" 0 to {(given.below or 256) - 1}"
+    return (
+        f"{_takes(given)}, but numbers are floats, such as {found}: send {whole}, in Python "
+        f"array.astype({given.dtype!r}).tolist()."
     )
 
 
@@ -222,7 +237,22 @@ def _explain_shape(values: list[Any], given: Input) -> BadRequest:
     shapes = {_infer_shape(value) for value in values[:_LOOKED_AT]}
     if len(shapes) > 1 or given.shape in shapes:
         return BadRequest(f"{_takes(given)}; the examples given differ in shape.")
-    return BadRequest(f"{_takes(given)}; given was {list(shapes.pop())}.")
+    [shape] = shapes
+    if not shape and not isinstance(values[0], list):
+        return BadRequest(f"{_takes(given)}; given was {_describe_kind(values[0])}.")
+    hint = ""
+    if (len(values), *shape) == given.shape:
+        hint = " A list is missing around this one example: [[...]] instead of [...]."
+    return BadRequest(f"{_takes(given)}; given was {list(shape)}.{hint}")
+
+
+def _describe_kind(value: Any) -> str:
+    """Returns the kind of a JSON value that is no list, such as "a text"."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return f"a text, {value[:_SHOWN]!r}"
+    return "an object" if isinstance(value, dict) else f"the number {value}"
 
 
 def _infer_shape(value: Any) -> tuple[int, ...]:

@@ -87,6 +87,13 @@ def sent(request) -> dict:
     return json_format.MessageToDict(type(request).pb(request))
 
 
+def test_a_dry_run_says_which_flag_is_missing(capsys):
+    assert main.main(["launch", "vertex-endpoint", FLAGS[0], "--dry_run"]) == 0
+    assert "needed without it: --project. Placeholders" in capsys.readouterr().err
+    assert main.main(["launch", "tpu-vm", "digits_resnet", "--project=p", "--dry_run"]) == 0
+    assert "needed without it: --zone, --workdir. Placeholders" in capsys.readouterr().err
+
+
 def test_the_dry_run_prints_the_requests_that_are_sent(service, capsys):
     flags = "--accelerator=NVIDIA_TESLA_T4", "--image=i", "--most_replicas=3"
     flags = *flags, "--service_account=s@p.com"
@@ -186,7 +193,8 @@ def test_a_mistake_is_explained_before_anything_is_sent(service, capsys, flags, 
         ("runs/a", "--workdir=runs/a is not a folder in a bucket"),
         ("gs://b/m/digits.onnx", "Did you mean '--model=gs://b/m/digits.onnx'?"),
         ("--model=gs://b", "is not a folder in a bucket"),
-        ("--model=gs://b/digits.onnx", "is not in a folder"),
+        ("--model=runs/digits.onnx", "and give --model=gs://BUCKET/digits/digits.onnx."),
+        ("--model=gs://b/digits.onnx", "and give --model=gs://b/digits/digits.onnx."),
         ("--model=gs://b/m/a.tflite", "only ONNX files"),
     ],
 )

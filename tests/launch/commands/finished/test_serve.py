@@ -221,7 +221,9 @@ def test_a_port_that_is_taken_is_said(tmp_path, monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--model=m.onnx", f"--port={port}"]) == 2
-    assert "Address already in use" in capsys.readouterr().err
+        assert "Address already in use" in capsys.readouterr().err
+        assert main(["serve", "nothing", f"--port={port}"]) == 2
+        assert "There is no run in 'nothing'" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path, capsys):
