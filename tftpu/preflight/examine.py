@@ -30,6 +30,7 @@ from tftpu.preflight.plots import build_plots
 from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import (
+    ROOM,
     SliceReport,
     count_parts,
     fill,
@@ -161,6 +162,7 @@ class Examiner:
             tried = self._list_until_one_holds(target)
             shown = tried[-1:] if self.options.mesh == AUTO else dict.fromkeys((self, tried[-1]))
             text = "; ".join(one._format_state(target) for one in shown)
+            text += self._suggest_dividing(target)
             lines.append(f"  {target.name}: {text}")
             last = tried[-1]
             if last._holds_state(target):
@@ -187,6 +189,16 @@ class Examiner:
         where = f" with the mesh {mesh}" if mesh else ""
         verdict = "" if self._holds_state(target) else ": does not fit"
         return f"{format_size(held)} of {format_size(limit)}{where}{verdict}"
+
+    def _suggest_dividing(self, target: Slice) -> str:
+        """Returns what a device holds if an engine without a mesh is replaced, "" if no help."""
+        if self.lowering.format_mesh(target.replicas) or self._holds_state(target):
+            return ""
+        share = self._measure_state(target).total / target.replicas
+        if share > ROOM * target.generation.hbm_limit:
+            return ""
+        engine = "--config.cluster.engine=jax " if self.options.engine == "tensorflow" else ""
+        return f"; with {engine}--config.cluster.mesh=fsdp:-1: {format_size(share)}"
 
     def _holds_state(self, target: Slice) -> bool:
         return self._measure_state(target).total <= target.generation.hbm_limit

@@ -11,7 +11,7 @@ from tftpu.preflight.plots import Plots
 from tftpu.preflight.pricing import cost as costs
 from tftpu.tpu.slices import GENERATIONS, Slice, list_names, parse_slice
 
-_ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
+ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
 
 
 @dataclasses.dataclass
@@ -226,7 +226,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
         held: the bytes that a device holds.
         target: the slice.
     """
-    room = _ROOM * target.generation.hbm_limit
+    room = ROOM * target.generation.hbm_limit
     found = []
     if held.optimizer and held.total - held.optimizer < room:
         found.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
@@ -255,7 +255,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
     names = [
         f"{g.name} has {format_size(g.hbm_limit)}"
         for g in larger
-        if held.total < _ROOM * g.hbm_limit
+        if held.total < ROOM * g.hbm_limit
     ]
     if names:
         found.append(f"A slice with more memory per device would hold it: {', '.join(names)}.")
@@ -276,7 +276,7 @@ def _find_more_devices(state: int, target: Slice) -> Slice | None:
     """Returns the smallest larger slice whose devices hold their shares of a state, or None."""
     same = [name for name in list_names() if name.startswith(f"{target.generation.name}-")]
     larger = (s for s in map(parse_slice, same) if s.replicas > target.replicas)
-    room = _ROOM * target.generation.hbm_limit
+    room = ROOM * target.generation.hbm_limit
     return next((s for s in larger if state / s.replicas < room), None)
 
 

@@ -79,9 +79,12 @@ def test_the_estimate_comes_before_the_compiler_and_names_what_cannot_fit(monkey
         return Compiled("no compiler", False, "", {}, 0.0, 1.0, False)
 
     monkeypatch.setattr(examine, "compile_program", refuse)
-    preflight.check(model, BATCH, ["v5e-8", "v5p-16"])
+    preflight.check(model, BATCH, ["v5e-1", "v5e-8", "v5p-16"])
     assert said[0].startswith("Estimate before compiling: weights and optimizer's state")
-    assert "  v5e-8: 27 GiB of 15.8 GiB: does not fit\n  v5p-16: 27 GiB of 95.7 GiB\n" in said[0]
+    refused = "27 GiB of 15.8 GiB: does not fit"
+    divided = "with --config.cluster.mesh=fsdp:-1: 3.38 GiB"
+    lines = f"  v5e-1: {refused}\n  v5e-8: {refused}; {divided}\n  v5p-16: 27 GiB of 95.7 GiB\n"
+    assert lines in said[0]
     assert "usually takes five minutes or more per slice" in said[0]
 
 
