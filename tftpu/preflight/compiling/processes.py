@@ -14,7 +14,7 @@ from typing import IO
 import psutil
 
 from tftpu.preflight.compiling.caller import StoppedError
-from tftpu.preflight.compiling.progress import Progress
+from tftpu.preflight.compiling.progress import Progress, read_processor_seconds
 from tftpu.tpu.slices import Slice
 
 # Bytes of memory that a compiler needs at its start, and for each byte of the program's text.
@@ -141,7 +141,7 @@ def _wait_for_end(process: subprocess.Popen, time_limit: float) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(min(_LOOK, time_limit))
             return ""
-        now, before, used = time.monotonic(), used, _read_processor_seconds(process)
+        now, before, used = time.monotonic(), used, read_processor_seconds(process.pid)
         if min(used, now - start) >= time_limit:
             return _TOO_LONG.format(time_limit)
         last = now if used > before else last
@@ -164,13 +164,6 @@ def measure_available_memory() -> float:
 def _read_memory(process: subprocess.Popen) -> float:
     with contextlib.suppress(psutil.Error):
         return psutil.Process(process.pid).memory_info().rss
-    return 0.0
-
-
-def _read_processor_seconds(process: subprocess.Popen) -> float:
-    with contextlib.suppress(psutil.Error):
-        times = psutil.Process(process.pid).cpu_times()
-        return times.user + times.system
     return 0.0
 
 

@@ -41,9 +41,16 @@ class Phase:
         return time.monotonic() - self.start
 
     def __str__(self) -> str:
-        soon = self.limit is not None and self.seconds > self.limit / 2
-        limit = f" (limit: {format_duration(self.limit or 0.0)} of processor time)" if soon else ""
+        limit = self._format_limit() if self.process and self.limit else ""
         return f"{self.text}, {self.seconds:.0f} s{limit}{_format_memory(self.process)}"
+
+    def _format_limit(self) -> str:
+        """Returns the time that counts toward the limit, once half of the limit is used."""
+        limit = self.limit or 0.0
+        used = read_processor_seconds(self.process or 0)
+        if min(used, self.seconds) < limit / 2:  # several cores use the limit up faster
+            return ""
+        return f" ({format_duration(used)} of processor time, limit: {format_duration(limit)})"
 
 
 class Progress:
@@ -121,6 +128,14 @@ def _print_if_due(phase: Phase) -> None:
     if phase.seconds >= phase.next_line:
         print(phase, file=sys.stderr, flush=True)
         phase.next_line = _NEXT * (phase.seconds // _NEXT + 1)
+
+
+def read_processor_seconds(process: int) -> float:
+    """Returns the processor time that a process has used; 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(process).cpu_times()
+        return times.user + times.system
+    return 0.0
 
 
 def _format_memory(process: int | None) -> str:
