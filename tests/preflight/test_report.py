@@ -177,6 +177,13 @@ def test_every_claim_names_its_evidence():
     assert "published runs" in text and "list price" in text
 
 
+def test_slices_that_were_not_compiled_are_no_evidence():
+    refused = SliceReport("v5e-16", 16, error="16 devices do not divide a batch of 1,000.")
+    assert "Compiled with" not in Report(1000, "float32", None, [refused]).text()
+    both = Report(1000, "float32", None, [refused, filled("v3-8")]).text()
+    assert "Compiled with" in both and " on v3 (" in both and " on v5e (" not in both
+
+
 def test_the_json_has_the_fields_that_other_commands_read():
     report = json.loads(Report(1024, "mixed_bfloat16", 10, [filled("v3-8")]).to_json())
     wanted = {"slice", "compiles", "fits", "hbm_bytes", "hbm_limit_bytes", "step_ms", "mfu"}

@@ -70,6 +70,7 @@ def check(
         UserError: a slice does not exist; no TPU can run the model (the message names the layer
             and the op); or this machine has no TPU compiler.
     """
+    targets = request.parse_slices(slices)
     options = options or PreflightOptions()
     request.refuse_options(options)
     compiled = model if isinstance(model, keras.Model) else None
@@ -81,7 +82,6 @@ def check(
         request.refuse_model_fn(model)
         model_fn = model
     request.refuse_batch(batch_spec, options)
-    targets = request.parse_slices(slices)
     cluster = ClusterConfig(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )

@@ -97,12 +97,13 @@ class Report:
 
     def evidence(self) -> list[str]:
         """Returns lines about the sources of the figures."""
-        if all(item.is_arithmetic for item in self.slices):
+        compiled = [item for item in self.slices if item.was_compiled]
+        if not compiled:
             return []
         lines = [
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
-            f"fitted to published runs: {self._describe_runs()}; the ranges are as wide as "
+            f"fitted to published runs: {_describe_runs(compiled)}; the ranges are as wide as "
             "predictions were off for models that the fit did not know.",
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]
@@ -110,12 +111,13 @@ class Report:
             lines.append(f"Energy: {POWER_SOURCE}.")
         return lines
 
-    def _describe_runs(self) -> str:
-        """Returns on how many published runs the times are based."""
-        names = dict.fromkeys(parse_slice(item.slice).generation.name for item in self.slices)
-        return ", ".join(
-            f"{BASES[name].runs} on {name} (models: {BASES[name].models})" for name in names
-        )
+
+def _describe_runs(compiled: list[SliceReport]) -> str:
+    """Returns on how many published runs the times of slices are based."""
+    names = dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled)
+    return ", ".join(
+        f"{BASES[name].runs} on {name} (models: {BASES[name].models})" for name in names
+    )
 
 
 def _to_sortable(value: float | None) -> float:

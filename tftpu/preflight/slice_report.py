@@ -132,6 +132,11 @@ class SliceReport:
         """The kind of verdict: true if the state alone is too large, and nothing was compiled."""
         return "weights" in self.hbm
 
+    @property
+    def was_compiled(self) -> bool:
+        """Whether the compiler had a say: neither the run nor the state's size refused the slice."""
+        return (self.compiles or self.undecided) and not self.is_arithmetic
+
 
 def summarize(report: SliceReport) -> str:
     """Returns a report in a line, such as "v5p-16: fits, 17.6 GiB, 835 ms per step"."""
