@@ -119,7 +119,7 @@ def _describe_memory(item: SliceReport) -> list[str]:
 def _describe_unpriced(item: SliceReport) -> list[str]:
     """Returns the lines about a step whose program cannot be read."""
     return [
-        f"  work: the model's own {format_quantity(item.model_flops, 'FLOP')}",
+        f"  work per device: the model's own {format_quantity(item.model_flops, 'FLOP')}",
         f"  time: not priced; roofline {_format_time(item.roofline_ms)}",
     ]
 
@@ -128,7 +128,7 @@ def _describe_figures(item: SliceReport) -> list[str]:
     """Returns the lines about work, time and prices of a step that fits."""
     intensity = format_number(item.arithmetic_intensity or 0.0)
     return [
-        f"  work: {format_quantity(item.flops, 'FLOP')} (the model's own: "
+        f"  work per device: {format_quantity(item.flops, 'FLOP')} (the model's own: "
         f"{format_quantity(item.model_flops, 'FLOP')}, MFU {item.mfu or 0:.1%}), "
         f"{format_quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
         f"{item.bound}-bound",
