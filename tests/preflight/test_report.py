@@ -202,6 +202,7 @@ def test_every_figure_of_the_text_has_the_unit_that_fits():
     assert "1 TFLOP" in text and "10 GB of HBM traffic" in text and "100 Mcycles" in text
     assert "0.0216 cents and 97.2 ms for the run, 23.8 mWh" in text
     assert "75.6 us" in text and "e-" not in row
+    assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_figures():

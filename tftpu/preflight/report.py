@@ -6,6 +6,7 @@ import json
 import math
 
 from rich.console import Console
+from rich.table import Table
 
 from tftpu.preflight import table
 from tftpu.preflight.pricing.prices import BASES
@@ -77,8 +78,9 @@ class Report:
             [(item, self.marks(item)) for item in self.ranked()], bool(self.steps), console
         )
         for part in [self.title(), overview, *details, *self.evidence()]:
-            # Brackets in shapes are not markup. A long line stays whole if the output is piped.
-            console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
+            for line in [part] if isinstance(part, str) else _list_rows(part, console):
+                # Brackets in shapes are not markup. A long line stays whole if it is piped.
+                console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, str))
 
     def _list_priced(self) -> list[SliceReport]:
         return [item for item in self.slices if item.step_ms is not None]
@@ -118,6 +120,15 @@ def _describe_runs(compiled: list[SliceReport]) -> str:
     return ", ".join(
         f"{BASES[name].runs} on {name} (models: {BASES[name].models})" for name in names
     )
+
+
+def _list_rows(table: Table, console: Console) -> list[Table] | list[str]:
+    """Returns what to print of a table: for a file, its rows without blanks at their ends."""
+    if console.is_terminal or console.is_jupyter:
+        return [table]
+    with console.capture() as captured:
+        console.print(table, markup=False, highlight=False)
+    return [row.rstrip() for row in captured.get().splitlines()]
 
 
 def _to_sortable(value: float | None) -> float:

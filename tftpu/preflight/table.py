@@ -14,6 +14,7 @@ from tftpu.amounts import (
     format_quantity,
     format_size,
 )
+from tftpu.errors import counted
 from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.tpu.compiler_options import as_text
@@ -109,7 +110,7 @@ def _describe_memory(item: SliceReport) -> list[str]:
     share = item.hbm_bytes / item.hbm_limit_bytes
     parts = ", ".join(f"{name} {format_size(count)}" for name, count in item.hbm.items())
     lines = [
-        f"  memory: {format_size(item.hbm_bytes)} with {item.per_core_batch:,} examples per core, "
+        f"  memory: {format_size(item.hbm_bytes)} with {counted(item.per_core_batch, 'example')} per core, "
         f"{share:.1%} of the {format_size(item.hbm_limit_bytes)} available ({parts})",
     ]
     largest = "; ".join(_format_tensor(t) for t in item.largest_tensors[:3])
