@@ -109,8 +109,9 @@ def _describe_memory(item: SliceReport) -> list[str]:
     """Returns the lines about the memory of a step that fits."""
     share = item.hbm_bytes / item.hbm_limit_bytes
     parts = ", ".join(f"{name} {format_size(count)}" for name, count in item.hbm.items())
+    examples = counted(item.per_core_batch, "example")
     lines = [
-        f"  memory: {format_size(item.hbm_bytes)} with {counted(item.per_core_batch, 'example')} per core, "
+        f"  memory: {format_size(item.hbm_bytes)} with {examples} per core, "
         f"{share:.1%} of the {format_size(item.hbm_limit_bytes)} available ({parts})",
     ]
     largest = "; ".join(_format_tensor(t) for t in item.largest_tensors[:3])
