@@ -70,6 +70,7 @@ class Console(writers.Writer):
             soft_wrap=True, highlight=False, force_terminal=forced, force_jupyter=False
         )
         self._steps = steps
+        self._trained = start  # step of the last line of training
         self._live: Live | None = None
         self._line = LiveLine(steps, start, chips)
         if live and self._console.is_terminal:
@@ -104,6 +105,11 @@ class Console(writers.Writer):
             if self._live:
                 return
         text = writers.format_line(step, self._steps, split, scalars)
+        if split == "train":
+            # The only line of a short run is easily read as the state at its end.
+            if step == self._steps and step - self._trained > 1:
+                text += f"  (means of the last {step - self._trained} steps)"
+            self._trained = step
         eta = self._line.progress.eta
         self.say(f"{text}  ETA {format_clock(eta)}" if split == "train" and eta else text)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tftpu.checkpoint import manifest as checkpoint
 from tftpu.config import DataConfig, Experiment
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.settings import own_code
@@ -217,8 +217,8 @@ def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> 
     machine, machines = job.machine
     if records.skipped:
         print(
-            f"tftpu: warning: of what was read now, {len(records.skipped):,} records could not be: "
-            "their rows say why.",
+            f"tftpu: warning: {counted(len(records.skipped), 'record')} could not be read; what "
+            "was wrong stands in the row of each, as its error.",
             file=sys.stderr,
         )
     if complete:
