@@ -23,7 +23,7 @@ from tftpu.storage import lines as line_files
 # Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
 _IN_WORDS = {
-    "starting": "starting: no step is trained yet",
+    "starting": "starting: no step of this start is trained yet",
     "running": "running",
     "finished": "finished",
     "failed": "ended with an error",
@@ -74,9 +74,10 @@ def read_status(workdir: str) -> dict[str, Any]:
     Raises:
         UserError: no run was ever started there.
     """
-    account = goodput.read(workdir)
-    if account is None and locks.is_locked(workdir):
-        return {"workdir": workdir, "state": "starting"}
+    account, holder = goodput.read(workdir), locks.find_holder(workdir)
+    if holder and (account is None or account.process != holder.process):
+        process = f"{holder.process} on {holder.host}"
+        return {"workdir": workdir, "state": "starting", "process": process}
     if account is None and files.exists(files.join(workdir, "search.json")):
         raise UserError(
             f"{workdir!r} holds a search, whose runs are in trials/NNNN/run. To show it, run "
@@ -115,7 +116,8 @@ def read_status(workdir: str) -> dict[str, Any]:
 def format_status(record: dict[str, Any]) -> list[str]:
     """Formats a status for people."""
     if record["state"] == "starting":
-        return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
+        rows = [("state", _IN_WORDS["starting"]), ("process", record["process"])]
+        return [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     ago = format_clock(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
     rows = [("state", _describe_state(record["state"], bool(record["checkpoints"]["steps"])))]

@@ -218,9 +218,10 @@ def _explain_floats(found: float, given: Input) -> str:
     whole = "whole numbers"
     if given.below is not None or given.dtype == "uint8":
         whole += f" 0 to {(given.below or 256) - 1}"
+    scaled = " (times 255 first, if they are scaled to 0 to 1)" if given.dtype == "uint8" else ""
     return (
         f"{_takes(given)}, but numbers are floats, such as {found}: send {whole}, in Python "
-        f"array.astype({given.dtype!r}).tolist()."
+        f"array.astype({given.dtype!r}).tolist(){scaled}."
     )
 
 

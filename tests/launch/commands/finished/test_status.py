@@ -47,6 +47,12 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     record |= {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
     with held_by_another(tmp_path):
+        # An account of an earlier process, which a run that resumes has not replaced yet.
+        resuming = status.read_status(str(tmp_path))
+        assert resuming["state"] == "starting"
+        record["process"] = locks.find_holder(tmp_path).process
+        assert format_status(resuming)[-1].split()[:2] == ["process", str(record["process"])]
+        files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
         running = status.read_status(str(tmp_path))
         assert running["state"] == "running"
         assert "process     " in "\n".join(format_status(running))
