@@ -70,7 +70,7 @@ class Console(writers.Writer):
             soft_wrap=True, highlight=False, force_terminal=forced, force_jupyter=False
         )
         self._steps = steps
-        self._trained = start  # step of the last line of training
+        self._start, self._has_trained = start, False
         self._live: Live | None = None
         self._line = LiveLine(steps, start, chips)
         if live and self._console.is_terminal:
@@ -107,9 +107,9 @@ class Console(writers.Writer):
         text = writers.format_line(step, self._steps, split, scalars)
         if split == "train":
             # The only line of a short run is easily read as the state at its end.
-            if step == self._steps and step - self._trained > 1:
-                text += f"  (means of the last {step - self._trained} steps)"
-            self._trained = step
+            if step == self._steps and step - self._start > 1 and not self._has_trained:
+                text += f"  (means of {step - self._start} steps)"
+            self._has_trained = True
         eta = self._line.progress.eta
         self.say(f"{text}  ETA {format_clock(eta)}" if split == "train" and eta else text)
 

@@ -134,7 +134,7 @@ class SliceReport:
 
     @property
     def was_compiled(self) -> bool:
-        """Whether the compiler had a say: neither the run nor the state refused the slice."""
+        """True if the slice was compiled, not refused for the run or the size of the state."""
         return (self.compiles or self.undecided) and not self.is_arithmetic
 
 
