@@ -306,3 +306,12 @@ def test_the_model_flops_of_a_step_count_the_global_batch(tmp_path):
                 compiled(), share, gradient_accumulation_steps=gradient_accumulation_steps
             )
         assert step.model_flops == 3 * 2 * 16 * (6 * 16 + 16 * 4)
+
+
+def test_the_only_line_of_a_run_says_that_it_is_a_mean(capsys):
+    for logged in ((30,), (10, 20, 30)):
+        lines = Console(30)
+        for step in logged:
+            lines.write(step, "train", {"loss": 1.0})
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.endswith("(means of 30 steps)") == (len(logged) == 1)
