@@ -106,6 +106,18 @@ def steps_per_epoch(data: DataConfig, pipeline: Any) -> int:
     return own.count_steps(data, pipeline)
 
 
+def describe_state(pipeline: Any) -> dict[str, Any]:
+    """Returns the number of examples of a training split, and a hash of the files it reads.
+
+    Args:
+        pipeline: the pipeline as `training` returns it; of a `tf.data.Dataset`, only its number of
+            batches is known, or nothing.
+    """
+    from tftpu.input_pipelines import own
+
+    return own.describe_state(pipeline)
+
+
 def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
     """Returns the endless global batches of a training split from a step on.
 

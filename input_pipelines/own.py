@@ -1,5 +1,7 @@
 """A user's own data, which are a `tf.data.Dataset` where built-in sources have a pipeline."""
 
+import hashlib
+import json
 import logging
 import math
 import time
@@ -11,12 +13,25 @@ import tensorflow as tf
 
 from tftpu.config import DataConfig, DataContext
 from tftpu.errors import UserError
+from tftpu.input_pipelines.pipeline import Pipeline
 from tftpu.input_pipelines.tensors import Spec
 from tftpu.input_pipelines.unlabelled import EVALUATION, UnlabelledRecords, from_arrays
 
 _log = logging.getLogger(__name__)
 
 _LONG = 10.0  # seconds of reading after which a message is logged
+
+
+def describe_state(pipeline: Any) -> dict[str, Any]:
+    """Returns what is known of the files of a training split; see `input_pipelines`."""
+    if not hasattr(pipeline, "count"):
+        batches = int(pipeline.cardinality()) if isinstance(pipeline, tf.data.Dataset) else -2
+        return {"batches": batches} if batches >= 0 else {}
+    found = {"examples": pipeline.count}
+    if isinstance(pipeline, Pipeline):
+        text = json.dumps(pipeline.source.state).encode()
+        found["files"] = hashlib.blake2b(text, digest_size=16).hexdigest()
+    return found
 
 
 def check_training(data: DataConfig, found: Any) -> Any:

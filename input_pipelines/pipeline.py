@@ -16,6 +16,7 @@ bad. The run waits for it, and stops in the end.
 import dataclasses
 import logging
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -38,13 +39,18 @@ _log = logging.getLogger(__name__)
 Parse = Callable[[Tensor], Batch]
 Prepare = Callable[[Any, Tensor], Any]
 Finish = Callable[[Batch, Tensor], Any]
-Attempt = Callable[[Tensor, Tensor], Batch]  # the traced `Pipeline._try_records`
+Attempt = Any  # the traced function `Pipeline._try_records`
 
 
 class RecordSource(Protocol):
     """A source of records, such as `shards.Shards` or `indexed.IndexedRecords`."""
 
     count: int
+
+    @property
+    def state(self) -> Any:
+        """A JSON value that changes with the files: their names, sizes and records."""
+        ...
 
     def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int, hosts: int
@@ -106,6 +112,7 @@ class Pipeline:
 
     def __post_init__(self):
         self.skipped: dict[int, str] = {}
+        self._judging = threading.Lock()  # tf.data may prepare a record in two threads at once
 
     @property
     def global_batch_size(self) -> int:
@@ -214,15 +221,24 @@ class Pipeline:
         self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
     ) -> tuple[Batch, Tensor, Tensor]:
         """Returns the examples of some records, a mask of the good records, and their seeds."""
-        together = attempt(records, seeds)
         size = tf.shape(records)[0]
-        fine = tf.shape(tf.nest.flatten(together)[0])[0] == size
 
-        examples, found = tf.cond(
-            fine,
-            lambda: (together, tf.fill([size], True)),
-            lambda: self._parse_each(attempt, records, numbers, seeds),
-        )
+        def parse_together() -> tuple[Batch, Tensor]:
+            together = attempt(records, seeds)
+            return tf.cond(
+                tf.shape(tf.nest.flatten(together)[0])[0] == size,
+                lambda: (together, tf.fill([size], True)),
+                lambda: self._parse_each(attempt, records, numbers, seeds),
+            )
+
+        if self.data.on_bad_record == "raise":
+            examples, found = parse_together()
+        else:  # a damaged image is not decoded in each epoch: libjpeg prints a line each time
+            examples, found = tf.cond(
+                tf.reduce_any(self._find_skipped(numbers)),
+                lambda: self._parse_each(attempt, records, numbers, seeds),
+                parse_together,
+            )
         static = records.shape[:1]
         examples = tf.nest.map_structure(
             lambda part: tf.ensure_shape(part, static + part.shape[1:]), examples
@@ -236,13 +252,23 @@ class Pipeline:
         """Returns the examples of some records, zeros for bad ones, and a mask of good ones."""
 
         def parse_one(record: Tensor, number: Tensor, seed: Tensor) -> tuple[Any, Tensor]:
-            first = attempt(record[None], seed[None])
+            def try_once() -> Batch:
+                return attempt(record[None], seed[None])
+
+            spec = attempt.get_concrete_function().structured_outputs
+
+            def give_none() -> Batch:
+                return tf.nest.map_structure(lambda p: _make_zeros((0, *p.shape[1:]), p), spec)
+
+            known = self._find_skipped(number[None])[0]
+            first = tf.cond(known, give_none, try_once)
 
             def try_again() -> tuple[Batch, Tensor]:
                 # `_judge` returns if the record is bad, and once an unreachable bucket is back.
-                bad = tf.numpy_function(self._judge, [record, number, seed], tf.bool)
-                with tf.control_dependencies([bad]):
-                    return attempt(record[None], seed[None]), tf.ensure_shape(bad, ())
+                bad = tf.ensure_shape(
+                    tf.numpy_function(self._judge, [record, number, seed], tf.bool), ()
+                )
+                return tf.cond(bad, give_none, try_once), bad
 
             example, bad = tf.cond(_is_one(first), lambda: (first, tf.constant(False)), try_again)
             what = [self.source.describe_records(number[None]), "can be prepared at times only."]
@@ -279,14 +305,26 @@ class Pipeline:
         none = tf.data.Dataset.from_tensors(none)
         return examples.concatenate(none).take(1).get_single_element()
 
+    def _find_skipped(self, numbers: Tensor) -> Tensor:
+        """Returns which records are known to be bad, (n,), bool."""
+
+        def are_skipped(numbers: np.ndarray) -> np.ndarray:
+            return np.array([int(number) in self.skipped for number in numbers], bool)
+
+        found = tf.numpy_function(are_skipped, [numbers], tf.bool)
+        return tf.ensure_shape(found, numbers.shape)
+
     def _judge(self, record: Any, drawn: np.int64, seed: np.ndarray) -> bool:
+        with self._judging:
+            return self._judge_once(record, int(drawn), seed)
+
+    def _judge_once(self, record: Any, number: int, seed: np.ndarray) -> bool:
         """Counts a record as bad, or waits until its bucket can be read again.
 
         Raises:
             UserError: the run stops at a bad record, has skipped too many, or cannot reach the
                 bucket.
         """
-        number = int(drawn)
         if number in self.skipped:
             return True
         reason = self._find_reason(record, number, seed)
@@ -300,8 +338,8 @@ class Pipeline:
             return False
         if self.data.on_bad_record == "raise":
             raise UserError(
-                f"{name} {reason}. Fix the data, or skip such records with "
-                "--config.data.on_bad_record=skip (in `tftpu predict`: --skip_bad)."
+                f"{name} {reason}. Fix the data, or skip such records: `tftpu predict` with "
+                "--skip_bad, other commands with --config.data.on_bad_record=skip."
             )
         self.skipped[number] = reason
         _log.warning("Skipped %s, which %s (%d so far)", name, reason, len(self.skipped))

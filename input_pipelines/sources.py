@@ -6,7 +6,7 @@ TensorFlow.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tftpu.config import OPERATIONAL, DataConfig, DataContext
 from tftpu.config.data import ExportInputs
@@ -234,24 +234,37 @@ class Tokens(Streamed):
 
     Either `data_dir` is a folder of packed shards, written by `tftpu data convert
     --source=text:...`; or `train_text` and `eval_text` are patterns of text files or tables, which
-    are tokenized and packed once, into the cache folder (see `formats.text_files`). Attention and
-    loss do not cross documents: the features are {"tokens", "segments", "positions"}.
+    are tokenized and packed once, into the cache folder (see `formats.text_files`). Without
+    `eval_text`, 5 % of the rows, at most 1,000, are held out of `train_text` and evaluated.
+    Attention and loss do not cross documents: the features are {"tokens", "segments", "positions"}.
     """
 
     context: int = 1024  # tokens in a row
     train_split: str = "train"
     eval_split: str = "test"
+    # Patterns of files, such as texts/*.txt, with commas between them; in Python also a list.
     train_text: str = ""
-    eval_text: str = ""
+    eval_text: str = ""  # the same; empty: a part of `train_text` is held out
     # A Hugging Face tokenizer.json; None: the tokens are the bytes of the text.
     tokenizer: str | None = None
     end_of_text: str | None = None  # a token of the tokenizer, put after every document
     field: str = "text"  # the field or column of a table that holds the text
     per_token: ClassVar[bool] = True
 
+    def __post_init__(self):
+        for name in ("train_text", "eval_text"):
+            given: Any = getattr(self, name)
+            if isinstance(given, list | tuple):
+                setattr(self, name, ",".join(map(str, given)))
+
     @property
     def weighted(self) -> bool:
         return True
+
+    @property
+    def holds_out(self) -> bool:
+        """True if evaluation gets a part of the training text."""
+        return bool(self.train_text) and not self.eval_text
 
     def validate(self) -> None:
         super().validate()
@@ -259,29 +272,41 @@ class Tokens(Streamed):
             raise UserError(f"data.context is {self.context}: it must be 1 or more.")
         if bool(self.data_dir) == bool(self.train_text):
             raise UserError(
-                "Set either data.data_dir (a folder of packed shards) or data.train_text (a "
-                "pattern of text files)."
+                "Set either data.data_dir (a folder of packed shards) or data.train_text "
+                "(patterns of text files, such as texts/*.txt)."
             )
-        if self.train_text and not self.eval_text:
-            raise UserError("data.eval_text is empty: give a pattern of text files to evaluate on.")
+        if self.eval_text and not self.train_text:
+            raise UserError(
+                "data.eval_text works only with data.train_text: of shards, data.eval_split names "
+                "the split to evaluate on."
+            )
 
     def training(self, context: DataContext) -> "Pipeline":
         from tftpu.input_pipelines.datasets import packed_tokens
 
-        return packed_tokens.build_training(self, self._prepare_folder(self.train_split), context)
+        folder = self._prepare_folder(self.train_split, "train_text")
+        return packed_tokens.build_training(self, folder, context)
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         from tftpu.input_pipelines.datasets import packed_tokens
 
-        return packed_tokens.build_evaluation(self, self._prepare_folder(self.eval_split), context)
+        named = (self.eval_split, "eval_text")
+        split, name = (self.train_split, "train_text") if self.holds_out else named
+        folder = self._prepare_folder(split, name)
+        return packed_tokens.build_evaluation(self, folder, split, context)
 
     def batch_spec(self, examples: int) -> "Spec":
         from tftpu.input_pipelines.datasets import packed_tokens
 
         return packed_tokens.batch_spec(self, examples)
 
-    def _prepare_folder(self, split: str) -> str:
-        """Returns the folder of packed shards, after packing a split's text if it is new."""
+    def _prepare_folder(self, split: str, name: str) -> str:
+        """Returns the folder of packed shards, after packing a split's text if it is new.
+
+        Args:
+            split: the split of the shards.
+            name: the field with the patterns of its text.
+        """
         if not self.train_text:
             return self.data_dir or ""
         from tftpu.input_pipelines.convert import packed_text
@@ -294,8 +319,7 @@ class Tokens(Streamed):
             context=self.context,
             field=self.field,
         )
-        pattern = self.train_text if split == self.train_split else self.eval_text
-        return packed_text.prepare_folder(pattern, options)
+        return packed_text.prepare_folder(getattr(self, name), options, f"data.{name}=")
 
 
 @dataclasses.dataclass

@@ -111,21 +111,20 @@ def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
     return []
 
 
-def suggest_folder(path: str, several: bool = False) -> str:
+def suggest_folder(path: str) -> str:
     """Returns a clause with the runs in a folder, or else with the nearest folder that exists.
 
     Args:
         path: the folder that is not a run, local or in a bucket.
-        several: whether the command takes several runs.
 
     Returns:
         A clause such as " Did you mean 'runs/pets'?"; "" if nothing is near, here or in `runs`.
     """
     if files.is_remote(path):
         return ""
-    runs = _list_newest_runs(path)
-    if len(runs) == 1 or (several and runs and not any(" " in run for run in runs)):
-        return f" Did you mean {' '.join(sorted(runs))!r}?"
+    runs = list_runs(path)[:_RUNS]
+    if len(runs) == 1:
+        return f" Did you mean {runs[0]!r}?"
     if runs:
         return f" It holds the runs {', '.join(sorted(runs))}. Did you mean {runs[0]!r}?"
     around = dict.fromkeys([os.path.dirname(path.rstrip("/")) or ".", "runs"])
@@ -140,8 +139,17 @@ def suggest_folder(path: str, several: bool = False) -> str:
     return f" Did you mean {found[near]!r}?" if near else ""
 
 
-def _list_newest_runs(path: str) -> list[str]:
-    """Returns the runs directly inside a folder, the newest first, at most `_RUNS`."""
+def expand_folders(paths: Sequence[str]) -> list[str]:
+    """Returns the runs of a command that takes several: a folder of runs stands for these."""
+    found: list[str] = []
+    for path in paths:
+        is_run = files.is_remote(path) or os.path.isfile(os.path.join(path, "goodput.json"))
+        found += [path] if is_run else sorted(list_runs(path)) or [path]
+    return found
+
+
+def list_runs(path: str) -> list[str]:
+    """Returns the runs directly inside a folder on a disk, the newest first."""
     if not os.path.isdir(path):
         return []
     times = {}
@@ -149,7 +157,7 @@ def _list_newest_runs(path: str) -> list[str]:
         account = os.path.join(entry.path, "goodput.json")
         if os.path.isfile(account):
             times[os.path.normpath(entry.path)] = os.path.getmtime(account)
-    return sorted(times, key=lambda run: times[run], reverse=True)[:_RUNS]
+    return sorted(times, key=lambda run: times[run], reverse=True)
 
 
 def _list_pieces(word: str) -> Iterator[str]:

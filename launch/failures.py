@@ -277,10 +277,18 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         return _end(ExitCode.INTERRUPTED, "interrupted")
     except Exception as error:
+        if _was_interrupted(error):
+            return _end(ExitCode.INTERRUPTED, "interrupted")
         explanation = explain(error)
         if explanation is None:
             raise
         return _end(ExitCode.USER_ERROR, explanation)
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Returns whether an error hides a Ctrl-C, as NumPy's import does."""
+    cause = error.__cause__ or error.__context__
+    return isinstance(cause, KeyboardInterrupt) or (cause is not None and _was_interrupted(cause))
 
 
 def _end(code: int, message: object) -> int:

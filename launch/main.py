@@ -154,7 +154,8 @@ def _dispatch(words: list[str]) -> None:
     if not words or words[0] in ("help", *HELP):
         print(format_usage())
         return
-    if len(words) == 1 and any(name.startswith(f"{words[0]} ") for name in _find_modules()):
+    is_help = all(word in HELP for word in words[1:])
+    if is_help and any(name.startswith(f"{words[0]} ") for name in _find_modules()):
         print(format_usage(words[0]))
         return
     try:

@@ -71,3 +71,8 @@ class _LossyDescriptor(io.FileIO):
             os.write(self._notices, text.encode())
         except OSError:  # the reader of stderr is gone as well
             return
+
+
+def report_activity(doing: str) -> None:
+    """Prints what a command is doing for some seconds; to stderr, as stdout has its results."""
+    print(f"{doing} ...", file=sys.stderr, flush=True)

@@ -31,11 +31,6 @@ def require_tensorflow() -> None:
         )
 
 
-def quieten_tensorflow() -> None:
-    """Hides the notes of TensorFlow's C++ code, by variables that it reads when it is imported."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
-
 _NOTES = (b"I0000 ", b"before absl::InitializeLog")
 
 
@@ -80,7 +75,6 @@ def import_tensorflow() -> None:
     """
     require_tensorflow()
     backend.check_keras()
-    quieten_tensorflow()
     if "keras" not in sys.modules and "tensorflow" not in sys.modules:
         needed = ("jax", "scipy") if backend.read_name() == "jax" else ()
         with _hidden(tuple(name for name in UNUSED if name not in needed)), _uncollected():

@@ -143,6 +143,20 @@ def enable_lora(model: "keras.Model", rank: int, targets: str = "", base: str = 
     return adapters.enable_lora(model, rank, targets, base)
 
 
+def save_adapters(model: "keras.Model", path: str) -> int:
+    """Writes adapters alone, of any Keras model: see `tftpu.models.weights.adapter_files`."""
+    from tftpu.models.weights import adapter_files
+
+    return adapter_files.save_adapters(model, path)
+
+
+def load_adapters(model: "keras.Model", path: str) -> None:
+    """Loads what `save_adapters` wrote: see `tftpu.models.weights.adapter_files`."""
+    from tftpu.models.weights import adapter_files
+
+    adapter_files.load_adapters(model, path)
+
+
 def base_of(model: "keras.Model") -> tuple[str, ...]:
     """Returns the paths of the weights below adapters; () without adapters."""
     from tftpu.models import adapters

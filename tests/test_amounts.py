@@ -31,7 +31,8 @@ def test_both_ends_of_a_range_share_a_unit():
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(512, "512 B"), (10_276_045, "9.8 MiB"), (4.58 * 2**30, "4.58 GiB")]
+    ("count", "text"),
+    [(512, "512 B"), (10_276_045, "9.8 MiB"), (2**30, "1 GiB"), (4.58 * 2**30, "4.58 GiB")],
 )
 def test_a_size_has_a_binary_prefix(count, text):
     assert amounts.format_size(count) == text

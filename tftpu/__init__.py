@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 backend.prefer_tensorflow()
 environment.prepare()
+environment.quieten_tensorflow()
 
 _LAZY = {
     "ClusterConfig": "tftpu.config",

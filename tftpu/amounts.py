@@ -101,8 +101,7 @@ def _choose_times(seconds: float) -> Units:
 
 def _choose_unit(value: float, units: Units) -> tuple[float, str]:
     """Returns the largest unit in which the value, rounded to three digits, is at least 1."""
-    rounded = abs(float(f"{value:.3g}"))
-    return next((unit for unit in units if rounded >= unit[0]), units[-1])
+    return next((u for u in units if abs(float(f"{value / u[0]:.3g}")) >= 1), units[-1])
 
 
 def _format_in_unit(value: float, unit: tuple[float, str]) -> str:

@@ -97,7 +97,14 @@ def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
     near = [name for name in allowed if _split_words(name).issuperset(_split_words(given))]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
-    return near[0] if near else None
+    return near[0] if near and _is_near(given, near[0]) else None
+
+
+def _is_near(given: str, name: str) -> bool:
+    """Returns whether a name may be what was meant; "top_p" is not, if "stop" was given."""
+    if given in name or name in given or sorted(given) == sorted(name):
+        return True
+    return difflib.SequenceMatcher(None, name, given).ratio() >= 0.7
 
 
 def _split_words(name: str) -> set[str]:

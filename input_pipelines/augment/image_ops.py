@@ -45,7 +45,7 @@ def build_training_augmentation(
 
         def choose_window(height: Tensor, width: Tensor) -> decode.Window:
             if not settings.crop:
-                return decode.find_central_window(height, width, settings.eval_crop)
+                return decode.find_central_window(height, width, settings.central_side)
             areas = settings.min_area, 1.0
             return decode.draw_random_window(height, width, numbers[1:], areas, settings.max_aspect)
 
@@ -64,7 +64,7 @@ def build_evaluation_crop(
 
     def crop_example(example: Example) -> Example:
         def choose_window(height: Tensor, width: Tensor) -> decode.Window:
-            return decode.find_central_window(height, width, settings.eval_crop)
+            return decode.find_central_window(height, width, settings.central_side)
 
         return {
             **example,

@@ -9,7 +9,7 @@ from tftpu.errors import UserError
 class Augment:
     """The augmentation of training images, and the crop of evaluation images."""
 
-    # True: a random part of the image, resized; False: the part that evaluation takes
+    # True: a random part of the image, resized; False: all of it, in evaluation too, cut square
     crop: bool = True
     min_area: float = 0.08  # smallest area of a random crop, as a share of the image's area
     max_aspect: float = 4 / 3  # largest ratio of a random crop's longer side to its shorter one
@@ -21,8 +21,16 @@ class Augment:
     erasing: float = 0.0  # probability that a rectangle is filled with noise
     mixup: float = 0.0  # alpha of MixUp's Beta distribution; 0: no MixUp
     cutmix: float = 0.0  # the same for CutMix; with both, each image draws one of them
-    # Side of evaluation's central square, as a share of the image's shorter side.
-    eval_crop: float = 0.875
+    # Side of evaluation's central square, as a share of the image's shorter side; None: 0.875, or 1
+    # if `crop` is False, which takes that square in training as well.
+    eval_crop: float | None = None
+
+    @property
+    def central_side(self) -> float:
+        """The side of the central square, as a share of the image's shorter side."""
+        if self.eval_crop is not None:
+            return self.eval_crop
+        return 0.875 if self.crop else 1.0
 
     def validate(self) -> None:
         """Raises `UserError` for a value out of range."""
@@ -39,7 +47,7 @@ class Augment:
             ("eval_crop", 0.01, 1.0),
         ):
             value = getattr(self, field)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise UserError(
                     f"data.augment.{field} is {value}: it must be between {low} and {high}."
                 )

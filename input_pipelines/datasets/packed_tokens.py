@@ -1,5 +1,6 @@
 """Documents packed into rows of tokens, for a language model that does not look across them."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -7,22 +8,41 @@ import tensorflow as tf
 from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import example_proto, manifest
+from tftpu.input_pipelines.formats.manifest import Manifest
 from tftpu.input_pipelines.pipeline import Pipeline
 from tftpu.input_pipelines.reading import cache, shards
+from tftpu.input_pipelines.reading.shards import Piece, Shards
 from tftpu.input_pipelines.tensors import Spec, Tensor
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Tokens
 
 
+_HELD_OUT, _MOST = 20, 1000  # one row in so many is held out, and the most rows
+
+
 def build_training(data: "Tokens", folder: str, context: DataContext) -> Pipeline:
     """Returns shuffled rows of packed shards; see `pipeline` for the exact guarantees."""
-    return _build_pipeline(data, folder, data.train_split, context)
+    found, source = _open_rows(data, folder, data.train_split)
+    if data.holds_out:
+        source, _ = _hold_out(source)
+    return _build_pipeline(data, found, source, context)
 
 
-def build_evaluation(data: "Tokens", folder: str, context: DataContext) -> tf.data.Dataset:
+def build_evaluation(
+    data: "Tokens", folder: str, split: str, context: DataContext
+) -> tf.data.Dataset:
     """Returns every row once. Each token except the first of a document is predicted once."""
-    return _build_pipeline(data, folder, data.eval_split, context).iterate_once()
+    found, source = _open_rows(data, folder, split)
+    if data.holds_out:
+        rows = source.count
+        _, source = _hold_out(source)
+        print(
+            f"data.eval_text is empty: {source.count:,} of {rows:,} rows of the training text are "
+            "held out to evaluate on",
+            flush=True,
+        )
+    return _build_pipeline(data, found, source, context).iterate_once()
 
 
 def batch_spec(data: "Tokens", examples: int) -> Spec:
@@ -62,7 +82,12 @@ def split_rows(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tens
     return features, tokens[:, 1:], tf.cast((here == after) & (after > 0), tf.float32)
 
 
-def _build_pipeline(data: "Tokens", folder: str, split: str, context: DataContext) -> Pipeline:
+def _open_rows(data: "Tokens", folder: str, split: str) -> tuple[Manifest, Shards]:
+    """Returns a data set of packed text, and the rows of a split.
+
+    Raises:
+        UserError: the data set is no packed text, or is packed for another context.
+    """
     found = manifest.read(folder)
     for name in ("tokens", "segments"):
         if name not in found.features:
@@ -72,15 +97,54 @@ def _build_pipeline(data: "Tokens", folder: str, split: str, context: DataContex
             )
     length = found.features["tokens"].shape
     if length != (data.context + 1,):
+        packed = length[0] - 1
         raise UserError(
-            f"The rows in {folder} are packed for a context of {length[0] - 1} tokens, but "
-            f"data.context is {data.context}: set data.context to {length[0] - 1}, or convert the "
-            "text again."
+            f"The rows in {folder} are packed for a context of {packed} tokens, but data.context "
+            f"is {data.context}: give --config.data.context={packed}, and the same "
+            "--config.model.context if the model has one; or convert the text again with "
+            f"--context={data.context}."
         )
+    return found, shards.from_manifest(found, split, cache.from_data(data), data.shuffle)
+
+
+def _hold_out(rows: Shards) -> tuple[Shards, Shards]:
+    """Returns the rows to train on, and the last ones, to evaluate on.
+
+    Rows were shuffled when they were packed, so the last ones are from all texts. They depend
+    only on the text and the packing, so no run on it ever trains on them.
+
+    Raises:
+        UserError: there is only one row.
+    """
+    held = min(-(-rows.count // _HELD_OUT), _MOST)
+    if rows.count == held:
+        raise UserError(
+            "The text of data.train_text is a single row, so none can be held out: add texts, or "
+            "give others to evaluate on with --config.data.eval_text=PATTERN."
+        )
+    training, evaluation = [], []
+    left = rows.count - held
+    for piece in rows.pieces:
+        here = min(left, piece.examples)
+        left -= here
+        training.append(dataclasses.replace(piece, examples=here))
+        evaluation.append(
+            dataclasses.replace(piece, examples=piece.examples - here, first=piece.first + here)
+        )
+
+    def cut(pieces: list[Piece]) -> Shards:
+        return Shards(pieces, rows.compression, rows.shuffle, rows.at_most, rows.local)
+
+    return cut(training), cut(evaluation)
+
+
+def _build_pipeline(
+    data: "Tokens", found: Manifest, source: Shards, context: DataContext
+) -> Pipeline:
     features = {name: found.features[name] for name in ("tokens", "segments")}
     parse = example_proto.build_parser(features)
     return Pipeline(
-        shards.from_manifest(found, split, cache.from_data(data), data.shuffle),
+        source,
         data,
         context,
         lambda serialized: parse(serialized, tf.fill(tf.shape(serialized), "")),

@@ -19,6 +19,7 @@ from tftpu.input_pipelines.pipeline import Finish, Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import cache, counted, image_files, image_index, shards
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.input_pipelines.reading.indexed import IndexedRecords
+from tftpu.input_pipelines.reading.listing import decode_path
 from tftpu.input_pipelines.reading.shards import Shards
 from tftpu.input_pipelines.tensors import Batch, Spec, Tensor
 from tftpu.input_pipelines.unlabelled import UnlabelledRecords
@@ -192,10 +193,7 @@ def _open_shards(data: "StreamedImages", found: Manifest, split: str) -> tuple[S
 
 
 def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse]:
-    found = _list_images(data, data.train_split, data.classes)
-    _check_classes(data, found.num_classes, are_names=found.class_names is not None)
-    if split != data.train_split:  # this split may lack some of the classes, but has no others
-        found = _list_images(data, split, found.class_names or (), data.num_classes)
+    found = list_split(data, split)
     for line in image_files.describe_left_out(found.left_out):
         _log.warning("%s: %s", found.folder, line)
     paths = tf.constant([os.fsencode(image.path) for image in found.images])
@@ -204,7 +202,22 @@ def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse
     def parse(numbers: Tensor) -> Batch:
         return {"path": tf.gather(paths, numbers), "label": tf.gather(labels, numbers)}
 
-    return IndexedRecords(paths), parse
+    inside = [decode_path(image.path.removeprefix(f"{found.folder}/")) for image in found.images]
+    state = [(name, image.label, image.bytes) for name, image in zip(inside, found.images)]
+    return IndexedRecords(paths, state), parse
+
+
+def list_split(data: "StreamedImages", split: str) -> ImageFiles:
+    """Lists the images of a split of a folder or an index, with the training split's class ids.
+
+    Raises:
+        UserError: there is no such split, or its classes are not those of the config.
+    """
+    found = _list_images(data, data.train_split, data.classes)
+    _check_classes(data, found.num_classes, are_names=found.class_names is not None)
+    if split != data.train_split:  # this split may lack some of the classes, but has no others
+        found = _list_images(data, split, found.class_names or (), data.num_classes)
+    return found
 
 
 def _list_images(
@@ -217,8 +230,30 @@ def _list_images(
     """
     folder = data.data_dir or ""
     if data.format == "folder":
-        return image_files.list_in_folders(files.join(folder, split), classes)
+        place = files.join(folder, split)
+        if not files.is_remote(place) and os.path.isdir(folder) and not os.path.isdir(place):
+            raise UserError(_explain_missing_split(data, split))
+        return image_files.list_in_folders(place, classes)
     return image_index.list_in_index(image_index.find_index(folder, split), classes, num_classes)
+
+
+def _explain_missing_split(data: "StreamedImages", split: str) -> str:
+    """Returns a text about a `data_dir` that has no folder of a split."""
+    folder = os.path.normpath(data.data_dir or ".")
+    above, name = os.path.dirname(folder) or ".", os.path.basename(folder)
+    inside = ", ".join(f"{one}/CLASS" for one in dict.fromkeys((data.train_split, data.eval_split)))
+    said = f"There is no folder {files.join(folder, split)}: data.data_dir needs {inside}."
+    if name in (data.train_split, data.eval_split):
+        if os.path.isdir(files.join(above, split)):
+            return f"{said} Did you mean data.data_dir={above}?"
+    elif os.path.isdir(files.join(folder, data.train_split)):
+        others = sorted(one.name for one in os.scandir(folder) if one.is_dir())
+        return f"{said} It has {', '.join(others[:10])}: set data.eval_split to one of these."
+    return (
+        f"{said} To split a folder with a folder for each class: tftpu data convert "
+        f"--source=images:{folder} --output={folder}-shards --validation_fraction=0.1; then set "
+        f"data.format=tfrecord, data.data_dir={folder}-shards and data.eval_split=validation."
+    )
 
 
 def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -> None:

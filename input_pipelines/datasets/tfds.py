@@ -238,7 +238,7 @@ def _check_folder(builder: Builder) -> None:
         raise UserError(
             f"{folder} holds files, such as {found[0]}, and not the data set {builder.name!r}, "
             "which this config reads. For texts of your own, give the config data=Tokens("
-            f"train_text='{folder}/*', eval_text=...); for pictures, data=StreamedImages("
+            f"train_text='{folder}/*'); for pictures, data=StreamedImages("
             f"format='folder', data_dir='{folder}'). To prepare {builder.name!r} itself, name an "
             "empty folder."
         )

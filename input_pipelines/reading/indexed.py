@@ -1,5 +1,7 @@
 """Examples with random access: arrays, files of images."""
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -15,13 +17,15 @@ class IndexedRecords:
 
     Args:
         paths: files of the examples, (examples,), string.
+        state: a JSON value that changes with the files.
     """
 
-    def __init__(self, paths: Tensor):
+    def __init__(self, paths: Tensor, state: Any = None):
         self.count = int(tf.size(paths))
         if not self.count:
             raise UserError("The data set has no examples.")
         self._paths = paths
+        self.state = state
 
     def describe_records(self, numbers: Tensor) -> Tensor:
         """Returns the names of examples for errors: their files."""

@@ -99,6 +99,14 @@ class Shards:
             offsets=tf.constant([o for p in self.pieces for o in p.offsets] or [0], tf.int64),
         )
 
+    @property
+    def state(self) -> list[tuple[str, int, int, int | None]]:
+        """The names of the files, of their folders, and what of them is read."""
+        return [
+            ("/".join(piece.path.split("/")[-2:]), piece.examples, piece.first, piece.bytes)
+            for piece in self.pieces
+        ]
+
     def describe_records(self, numbers: Tensor) -> Tensor:
         """Returns the names of records for errors: their number in their file, and the file."""
         shard = tf.searchsorted(self._tables.firsts, numbers, side="right") - 1

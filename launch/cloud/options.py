@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 from typing import Any
 
 from tftpu.errors import UserError
@@ -9,6 +10,23 @@ from tftpu.launch.cloud import google_cloud, job
 from tftpu.launch.cloud.shipping import shipment
 from tftpu.launch.settings.options import TIME, ConfigOptions, flag
 from tftpu.tpu.slices import Slice
+
+
+def print_dry_run(request: str, **flags: str | None) -> None:
+    """Prints the request of a dry run, and says on stderr which flags it lacks.
+
+    Args:
+        request: the request as YAML.
+        flags: the values of required flags by their names; None is missing.
+    """
+    print(request, end="")
+    missing = [f"--{name}" for name, value in flags.items() if not value]
+    if missing:
+        print(
+            f"tftpu: missing in this dry run, and needed without it: {', '.join(missing)}. "
+            "Placeholders stand for them.",
+            file=sys.stderr,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

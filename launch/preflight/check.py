@@ -137,6 +137,9 @@ def print_report(report: "Report", explain: bool) -> None:
     """
     console = _build_console()
     report.print(console, explain)
+    if report.cheapest is None:
+        sys.stdout.flush()
+        return
     hint = "" if explain else "--explain shows the time by layer and all findings; "
     console.print(f"{hint}--price=v3=1.50 replaces a list price.", highlight=False, soft_wrap=True)
     sys.stdout.flush()

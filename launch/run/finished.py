@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may
 from tftpu.launch.correction import suggest_folder
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import Overrides, flag
-from tftpu.launch.startup import import_tensorflow, quieten_tensorflow
+from tftpu.launch.startup import import_tensorflow
 from tftpu.launch.tfx import examples
 from tftpu.models import sizes  # noqa: F401
 from tftpu.storage import files
@@ -73,6 +74,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     config = options.config if options else None
     overrides = list(options.overrides) if options else []
     path = files.join(workdir, "config.json")
+    check_exists(workdir)
     if files.exists(path):
         experiment = _load_recorded(files.read(path), workdir, config)
         for change in overrides:
@@ -83,16 +85,14 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
                     f"The run in {workdir!r} has a config.json, so {change} cannot change it."
                 )
             config_flags.apply_override(experiment, change)
-    elif not manifest.list_steps(files.join(workdir, "checkpoints")):
-        raise UserError(
-            f"There is no run in {workdir!r}: it has no config.json.{suggest_folder(workdir)}"
-        )
     elif config is None:
         raise UserError(
             f"The run in {workdir!r} was made by a script with tftpu.Trainer, so no config.json "
-            "describes its model and its data. Evaluate it in the script, after "
-            "trainer.restore_for_evaluation(data), or give a config with the same model and "
-            "data: --config=FILE.py."
+            f"describes its model and its data. `tftpu status {workdir}` and `tftpu plot "
+            f"{workdir}` work without. In the script, after trainer.restore_for_evaluation(x), use "
+            "trainer.evaluate(x, y), trainer.predict(x) or trainer.export_weights(FILE); adapters "
+            "are written by tftpu.models.save_adapters(model, FILE). For other "
+            "commands, give a config with the same model and data: --config=FILE.py."
         )
     else:
         experiment = config_flags.load(config, overrides)
@@ -103,6 +103,25 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     cluster.compiler_options = AUTO
     own_code.validate_recorded(experiment)
     return experiment
+
+
+def check_exists(workdir: str) -> None:
+    """Raises `UserError` if there is no run in a folder."""
+    if files.exists(files.join(workdir, "config.json")):
+        return
+    if not manifest.list_steps(files.join(workdir, "checkpoints")):
+        raise UserError(
+            f"There is no run in {workdir!r}: it has no config.json.{suggest_folder(workdir)}"
+        )
+
+
+def check_no_export(workdir: str) -> None:
+    """Raises `UserError` if a path in place of a run is an ONNX file or a SavedModel's folder."""
+    is_onnx = workdir.endswith(".onnx") and not os.path.isdir(workdir)
+    if is_onnx or files.exists(files.join(workdir, "saved_model.pb")):
+        raise UserError(
+            f"{workdir!r} is an exported model, not a run. Did you mean '--model={workdir}'?"
+        )
 
 
 def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
@@ -243,7 +262,6 @@ def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
         code = own_code.find_code(file)
         if code is None:
             raise UserError(f"--config={config} must be a file, such as path/to/{config}.py.")
-        quieten_tensorflow()  # the config's file may import TensorFlow
         with own_code.failures_of(f"The config {file!r}", code.folder):
             own_code.import_config(code)
         own, imported, written = own_code.list_modules(code)

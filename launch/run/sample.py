@@ -21,18 +21,24 @@ _SAMPLING = Sampling(0.8, tokens=ByteCodec.size)
 def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
     """Draws a sample from a byte model, one byte at a time; returns "" for any other model.
 
-    Several hosts would have to draw together, so no sample is drawn on several hosts.
+    Several hosts would have to draw together, so no sample is drawn on several hosts. The first
+    sample of a run compiles, which is said in a line.
 
     Args:
         experiment: the experiment of the trainer; its seed is the seed of the sample.
         trainer: trained or restored.
-        length: the number of bytes to draw after the prompt.
+        length: the most bytes to draw after the prompt. Fewer fit into a small context: beyond
+            it, further programs would be compiled.
     """
     if not isinstance(experiment.data, sources.Text) or trainer.hosts.count > 1:
         return ""
     prompt, written, seed = ByteCodec().encode(PROMPT), [], experiment.train.seed
+    is_first = trainer.executor not in _WRITERS
+    length = max(1, min(length, experiment.data.context - len(prompt)))
     try:
         writer = _build_writer(trainer, experiment.data.context)
+        if is_first:
+            print("Writing a sample of text, which compiles once.", flush=True)
         for [part] in writer.write([Row(prompt, length, _SAMPLING, seed)], every=length):
             written += part
     except UserError:  # the user's own model cannot write text; it may be a classifier

@@ -1,10 +1,14 @@
 """The summary that `tftpu train` prints at the end."""
 
+import shlex
+
 from tftpu.amounts import format_clock, format_duration, format_metric, format_price
 from tftpu.config import Experiment
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import result, sample
+from tftpu.observe import writers
 from tftpu.runtime import goodput
+from tftpu.storage import files, lines
 from tftpu.training.trainer import Trainer
 
 
@@ -20,8 +24,8 @@ def format_summary(
         workdir: folder of the run.
     """
     text = sample.draw_text(experiment, trainer)
-    lines = [f"\nA sample of what it writes:\n{text}"] if text else []
-    lines.append(f"\nDone: {trainer.step:,} steps.")
+    above = [f"\nA sample of what it writes:\n{text}"] if text else []
+    above.append(f"\nDone: {trainer.step:,} steps.")
     rows = _list_evaluation_rows(trainer.step, results, workdir)
     rows += _list_speed_rows(experiment, trainer, workdir)
     rows.append(("run", f"{workdir}  ({format_clock(trainer.account.clock.measure_wall())})"))
@@ -32,13 +36,11 @@ def format_summary(
     over = f", {restarts + 1} starts" if restarts else ""
     for index, row in enumerate(goodput.format_table(trainer.account.sum_seconds())):
         rows.append((f"time{over}" if index == 0 else "", row))
-    rows.append(("try next", f"tensorboard --logdir={workdir}"))
-    rows.append(("", f"tftpu evaluate {workdir}"))
     prompt = f"--prompt='{sample.PROMPT}'" if text else sample.suggest_flags(experiment, trainer)
-    if prompt:
-        rows.append(("", f"tftpu generate {workdir} {prompt}"))
+    for index, command in enumerate(_list_next_commands(workdir, prompt, bool(results))):
+        rows.append(("" if index else "try next", command))
     width = max(12, *(len(name) + 2 for name, _ in rows))
-    return "\n".join([*lines, *(f"  {name:{width}}{value}" for name, value in rows)])
+    return "\n".join([*above, *(f"  {name:{width}}{value}" for name, value in rows)])
 
 
 def _list_evaluation_rows(
@@ -49,9 +51,38 @@ def _list_evaluation_rows(
     rows = [("eval, last", f"step {step:,}  {numbers}")]
     best = result.read_best(workdir)
     if best:
-        text = f"step {best.step:,}  {best.metric} {best.value:.4f}"
-        rows.append(("eval, best", f"{text}  (checkpoints/{best.step})"))
+        known = {best.metric: best.value} | _read_evaluation(workdir, best.step)
+        text = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
+        rows.append(("eval, best", f"step {best.step:,}  {text}  (checkpoints/{best.step})"))
     return rows
+
+
+def _read_evaluation(workdir: str, step: int) -> dict[str, float]:
+    """Returns the metrics of the evaluation after a step, as far as `metrics.jsonl` has them."""
+    found: dict[str, float] = {}
+    for at, split, numbers in lines.read(files.join(workdir, "metrics.jsonl")):
+        if (at, split) == (step, "eval"):
+            found = numbers
+    return {name: value for name, value in found.items() if name not in writers.CURVES_ONLY}
+
+
+def _list_next_commands(workdir: str, prompt: str, evaluates: bool) -> list[str]:
+    """Returns what to type after a run: its curves, its answers, the model for other programs.
+
+    Args:
+        workdir: folder of the run.
+        prompt: flags of `tftpu generate`; "" for a model that writes no text.
+        evaluates: whether the data have an evaluation split, whose records can be predicted.
+    """
+    run = shlex.quote(workdir)
+    found = [f"tensorboard --logdir={run}"]
+    if prompt:
+        found.append(f"tftpu generate {run} {prompt}")
+    elif evaluates:
+        output = shlex.quote(files.join(workdir, "predicted"))
+        found.append(f"tftpu predict {run} --input=evaluation --output={output}")
+    output = shlex.quote(files.join(workdir, "exported"))
+    return [*found, f"tftpu export {run} --output={output}"]
 
 
 def _list_speed_rows(
@@ -60,8 +91,17 @@ def _list_speed_rows(
     rate = trainer.account.clock.compute_rate()
     if not rate:
         return []
-    text = f"{format_metric(rate)} examples/s, without compiling and evaluation"
-    rows = [("speed", text)]
+    rows = [("speed", f"{format_metric(rate)} examples/s, without compiling and evaluation")]
+    seconds = trainer.account.sum_seconds()
+    waited = seconds["input_wait"]
+    training = waited + seconds["step"]
+    if waited > training / 2:  # the first steps wait longest, and the rate leaves them out
+        whole = trainer.step * experiment.data.global_batch_size / training
+        rows = [
+            ("speed", f"{format_metric(whole)} examples/s, without compiling and evaluation"),
+            ("", f"waiting for input: {waited / training:.0%} of this time"),
+            ("", f"{format_metric(rate)} examples/s without the first steps, which compile"),
+        ]
     predicted = reports.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:
         measured = format_duration(experiment.data.global_batch_size / rate)

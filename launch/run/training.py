@@ -1,22 +1,30 @@
 """Training of an experiment, as `tftpu train` runs it once its options are checked."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 
 import tftpu
-from tftpu.config import Experiment, to_json
+from tftpu import input_pipelines
+from tftpu.amounts import format_metric
+from tftpu.config import Experiment, OptimizerConfig, to_json
 from tftpu.engines import selection
+from tftpu.errors import UserError
 from tftpu.launch.run import experiment as build
 from tftpu.launch.run import result, summary
 from tftpu.launch.settings import keras_objects, own_code
+from tftpu.optim import schedules
 from tftpu.runtime import goodput
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 from tftpu.storage.own_files import OwnFile
 from tftpu.tpu.compiler_options import as_text
 from tftpu.training.trainer import Trainer
+
+_DATA = "data.json"  # what is known of the training data, in the workdir
 
 
 def train(
@@ -46,6 +54,7 @@ def train(
         why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
         print(f"{engine.description}{why}, {precision}", flush=True)
     data = build.build_training_data(experiment)
+    state = input_pipelines.describe_state(data)
     evaluation = build.build_evaluation_data(experiment)
     experiment = build.resolve_length(experiment, data)
     with engine.scope():
@@ -60,7 +69,15 @@ def train(
     # The config is written last, because a run that fails its checks must not claim the workdir. A
     # run that already has its steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.list_steps(), default=0) if trainer.checkpoints else 0
+    if trained < experiment.train.length:
+        _check_same_data(state, trained, workdir)
+    else:
+        _check_not_shortened(experiment.train.length, trained, workdir)
     if chief and trained < experiment.train.length:
+        if state:
+            OwnFile(workdir, _DATA).write(json.dumps(state).encode())
+        if trained:
+            _report_longer_schedule(experiment, trained, workdir)
         config = OwnFile(workdir, "config.json")
         config.take()  # a damaged config.json is kept under another name
         config.write(text.encode())
@@ -76,6 +93,79 @@ def train(
         result.write(trainer, results, workdir)
         text = summary.format_summary(experiment, trainer, results, workdir)
         print(text, flush=True)
+
+
+def _check_same_data(state: Mapping[str, Any], step: int, workdir: str) -> None:
+    """Raises `UserError` if a run would resume on other data than it began with.
+
+    Args:
+        state: what is known of the data now.
+        step: the step at which the run resumes; 0 for a new one.
+        workdir: folder of the run.
+    """
+    before = (step and side_files.read(files.join(workdir, _DATA))) or {}
+    if all(state.get(name, value) == value for name, value in before.items()):
+        return
+    differ = "as many examples are in files of other names, sizes or texts"
+    for unit in ("examples", "batches"):
+        was, now = before.get(unit), state.get(unit)
+        if was != now:
+            differ = f"there were {was} {unit} when it began, and there are {now} now"
+    raise UserError(
+        f"The training data of the run in {workdir!r} have changed: {differ}. A run resumes only "
+        "on the data that it began with: restore them, or begin another run with the weights of "
+        f"this one, --workdir={files.suggest_path(workdir)} "
+        f"--config.model.init_from={files.join(workdir, 'checkpoints', str(step))}."
+    )
+
+
+def _read_length(workdir: str) -> int | None:
+    """Returns the steps of the run according to its config.json; None if that does not tell."""
+    recorded = side_files.read(files.join(workdir, "config.json"), train=dict)
+    length = recorded and recorded["train"].get("steps")
+    return length if isinstance(length, int) else None
+
+
+def _check_not_shortened(asked: int, step: int, workdir: str) -> None:
+    """Raises `UserError` if fewer steps are asked for than an unfinished run has trained.
+
+    Args:
+        asked: the steps that are asked for.
+        step: the step of its newest checkpoint.
+        workdir: folder of the run.
+    """
+    length = _read_length(workdir)
+    if length is not None and asked < step < length:
+        raise UserError(
+            f"This command asks for {asked:,} steps, but the run in {workdir!r} is at step "
+            f"{step:,} of {length:,}. The same command with --config.train.steps={length} "
+            f"continues it; --workdir={files.suggest_path(workdir)} begins another run."
+        )
+
+
+def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> None:
+    """Prints what another length of the run does to the learning rate, if it follows the length.
+
+    Args:
+        experiment: the experiment that resumes.
+        step: the step at which it resumes.
+        workdir: folder of the run.
+    """
+    before, now = _read_length(workdir), experiment.train.length
+    optimizer = experiment.optimizer
+    if before is None or before == now or not isinstance(optimizer, OptimizerConfig):
+        return
+    was, is_now = (
+        float(schedules.build_schedule(optimizer, experiment.data.global_batch_size, steps)(step))
+        for steps in (before, now)
+    )
+    if was != is_now:
+        print(
+            f"The {optimizer.decay} schedule of the learning rate now ends at step {now:,}, not at "
+            f"{before:,}: at step {step:,} the rate is {format_metric(is_now)}, where it was "
+            f"{format_metric(was)}.",
+            flush=True,
+        )
 
 
 def _add_compiler_options(experiment: Experiment, chosen: Mapping[str, str]) -> Experiment:

@@ -28,7 +28,6 @@ from tftpu.launch.settings.own_code import (
     import_config,
     list_modules,
 )
-from tftpu.launch.startup import quieten_tensorflow
 
 # Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
@@ -149,7 +148,6 @@ def load_space(name: str) -> tuple[str, ...]:
 
 
 def _import_module(name: str, code: OwnCode | None) -> types.ModuleType:
-    quieten_tensorflow()  # the config's file may import TensorFlow
     with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
         return import_config(code) if code else _import_bundled(name)
 

@@ -105,7 +105,8 @@ class PositionsAndTypes(layers.Layer):
         if isinstance(time, int) and time > self.context:
             raise ValueError(
                 f"A sequence has {time} tokens, more than the model's context of {self.context}: "
-                "shorten it, or raise model.context."
+                f"raise it, as --config.model.context={time}, or shorten the sequences, as "
+                f"--config.data.context={self.context}."
             )
         if positions is None:
             x = x + self.position_vectors[:time]

@@ -94,7 +94,8 @@ class Positions(layers.Layer):
         if isinstance(time, int) and time > self.context:
             raise ValueError(
                 f"A sequence has {time} tokens, more than the model's context of {self.context}: "
-                "shorten it, or raise model.context."
+                f"raise it, as --config.model.context={time}, or shorten the sequences, as "
+                f"--config.data.context={self.context}."
             )
         if positions is not None:
             return x + ops.cast(ops.take(self.vectors, positions, axis=0), x.dtype)

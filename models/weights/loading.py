@@ -292,8 +292,9 @@ def _find_config(model: keras.Model) -> ModelConfig:
     if config is None:
         raise UserError(
             f"The model {model.name!r} was not built by tftpu.models.build, so its layout is "
-            "unknown. Use Keras's own load_weights and save_weights; model.save, and "
-            "save_to_preset of a KerasHub model, merge adapters."
+            "unknown. Use Keras's own load_weights and save_weights. Of a model with adapters, "
+            "model.save, and save_to_preset of a KerasHub model, merge them; "
+            "tftpu.models.save_adapters writes them alone, and load_adapters reads them."
         )
     return config
 
@@ -307,9 +308,9 @@ def _check_adapters(path: str, arrays: dict[str, StoredArray]) -> None:
     kernels = {re.sub("lora_kernel_a$", "kernel", v) for v in names if v.endswith("lora_kernel_a")}
     if kernels - names:
         raise UserError(
-            f"{path!r} is a checkpoint that holds only adapters, without the weights that they "
-            "adapt. Write both into one file with `tftpu export-weights --merge`, and give that "
-            "file."
+            f"{path!r} holds only adapters, without the weights that they adapt. Of a checkpoint, "
+            "write both into one file with `tftpu export-weights --merge`, and give that file; a "
+            "file of tftpu.models.save_adapters is read by tftpu.models.load_adapters."
         )
 
 

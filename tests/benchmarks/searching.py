@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 from tests.support.searches import TINY, table
-from tftpu.launch import startup
 from tftpu.launch.run import result
 from tftpu.launch.search.child import TrialProcess
 
@@ -29,7 +28,6 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20, help="of the search")
     parser.add_argument("--rounds", type=int, default=7, help="starts of each kind")
     given = parser.parse_args()
-    startup.quieten_tensorflow()  # in the trials
     with tempfile.TemporaryDirectory() as folder:
         _find(Path(folder), given.trials)
         _start(Path(folder), given.rounds)

@@ -213,7 +213,12 @@ def read_texts(folder: Path, files: dict[str, bytes]) -> list[str]:
 @fuzzed(60, drawn=corpus(), hidden=st.booleans())
 def test_each_text(tmp_path, drawn, hidden):
     files, texts = drawn
-    assert read_texts(tmp_path, {**files, **({".DS_Store": b"\0"} if hidden else {})}) == texts
+    every = {**files, **({".DS_Store": b"\0"} if hidden else {})}
+    if any(files.values()):
+        assert read_texts(tmp_path, every) == texts
+    else:
+        with pytest.raises(UserError, match=r"There is nothing in text:.*: name others"):
+            read_texts(tmp_path, every)
 
 
 @fuzzed(30, drawn=corpus(), bad=st.sampled_from(NO_TEXT))

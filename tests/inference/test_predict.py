@@ -101,10 +101,10 @@ def test_machines_share_the_ranges_and_the_last_one_writes_the_manifest(tmp_path
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"plan": {"of": "y"}}, "of = 'x', but the new ones have 'y'"),
-        ({"records_per_shard": 10}, "records_per_shard = 20"),
-        ({"machine": (1, 2)}, "machines = 1"),
-        ({"keep": ["place"]}, r"keep = \[\]"),
+        ({"plan": {"of": "y"}}, "already holds other .* of = 'x'; now it is 'y'"),
+        ({"records_per_shard": 10}, "file of theirs has 20 records, not 10"),
+        ({"machine": (1, 2)}, "shared by 1 machines, not 2"),
+        ({"keep": ["place"]}, "kept fields are none, not place"),
         ({"keep": ["plaice"]}, "no field 'plaice'"),
     ],
 )
@@ -115,6 +115,35 @@ def test_a_folder_holds_the_predictions_of_one_plan(tmp_path, changes, named):
     with pytest.raises(UserError, match=named):
         predict(trainer, records(), job(tmp_path, **changes))
     assert content(tmp_path) == before
+
+
+def test_a_folder_without_predictions_is_free(tmp_path, monkeypatch):
+    with monkeypatch.context() as failing:
+        failing.setattr(files, "write_whole", fails_after_the_plan(files.write_whole))
+        with pytest.raises(OSError, match="full"):
+            predict(trainer_of(), records(), job(tmp_path))
+    assert sorted(content(tmp_path)) == ["plan.json"]
+    with pytest.raises(UserError, match=r"were begun in .*, none is written yet.*by 1 machines"):
+        predict(trainer_of(), records(), job(tmp_path, machine=(1, 2)))
+    assert predict(trainer_of(), records(), job(tmp_path, plan={"of": "y"}))
+    assert json.loads((tmp_path / "plan.json").read_text())["of"] == "y"
+    assert [row["record"] for row in rows(tmp_path)] == list(range(COUNT))
+
+
+def fails_after_the_plan(write):
+    def write_plan(path, data):
+        if not path.endswith("plan.json"):
+            raise OSError("full")
+        write(path, data)
+
+    return write_plan
+
+
+def test_a_changed_input_is_told_without_its_checksum(tmp_path):
+    predict(trainer_of(), records(), job(tmp_path, plan={"identity": "3a6e"}))
+    with pytest.raises(UserError, match="the input's files have changed since") as said:
+        predict(trainer_of(), records(), job(tmp_path, plan={"identity": "2f3d"}))
+    assert "3a6e" not in str(said.value)
 
 
 def test_a_damaged_plan_is_named(tmp_path):

@@ -128,3 +128,11 @@ def test_reading_starts_at_any_step_and_repeats():
     batches = input_pipelines.starting_at(slices().batch(5), 3)
     first = next(batches.as_numpy_iterator())
     np.testing.assert_array_equal(first[1], Y[5:])
+
+
+def test_the_state_of_training_data_is_as_much_as_is_known_of_them():
+    numbers = tf.data.Dataset.range(10).batch(4)
+    assert input_pipelines.describe_state(numbers) == {"batches": 3}
+    assert input_pipelines.describe_state(numbers.repeat()) == {}
+    arrays = input_pipelines.from_arrays(np.zeros((10, 2), np.float32), global_batch_size=4)
+    assert input_pipelines.describe_state(arrays) == {"examples": 10}

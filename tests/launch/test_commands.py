@@ -100,6 +100,14 @@ def test_every_command_has_a_summary_and_an_example_that_parses(name):
         assert line.strip().split()[0] in text
 
 
+@pytest.mark.parametrize("words", [["launch"], ["launch", "--help"], ["help", "launch"]])
+def test_a_group_of_commands_has_its_help(capsys, words):
+    assert command_line.main(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: tftpu launch ") and "launch tpu-vm-attach" in shown
+    assert "  evaluate " not in shown
+
+
 def test_help_of_a_command_in_either_order(capsys):
     assert command_line.main(["help", "data", "check"]) == 0
     first = capsys.readouterr().out

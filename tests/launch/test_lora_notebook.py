@@ -6,6 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.support.models.byte_gpt2 import build_byte_gpt2
 from tests.support.notebooks import read_text, set_parameter
 from tests.support.repository.checkout import ROOT
 
@@ -17,25 +18,8 @@ NOTEBOOK, OTHER = ROOT / "launch/lora.ipynb", ROOT / "launch/colab.ipynb"
 @pytest.fixture(scope="module")
 def preset(tmp_path_factory) -> str:
     """Saves a small GPT-2 whose tokens are bytes; returns its folder."""
-    import keras_hub
-
-    symbols = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))]
-    symbols += [chr(256 + code) for code in range(256 - len(symbols))]  # as GPT-2 names the bytes
-    vocabulary = {symbol: number for number, symbol in enumerate([*symbols, "<|endoftext|>", "th"])}
-    tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["t h"])
-    backbone = keras_hub.models.GPT2Backbone(
-        vocabulary_size=len(vocabulary),
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=32,
-        intermediate_dim=64,
-        max_sequence_length=64,
-    )
-    preprocessor = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=64)
     folder = str(tmp_path_factory.mktemp("presets") / "small")
-    keras_hub.models.GPT2CausalLM(backbone=backbone, preprocessor=preprocessor).save_to_preset(
-        folder
-    )
+    build_byte_gpt2().save_to_preset(folder)
     return folder
 
 

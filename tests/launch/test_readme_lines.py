@@ -30,6 +30,7 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "curl localhost:8080/",
     "curl -N localhost:8080/",
     "curl https://us-central1-aiplatform.googleapis.com/v1/projects/PROJECT/",
+    "gcloud storage cp digits.onnx gs://BUCKET/",
     "tensorboard --logdir=",
     "kill -USR1 ",
     "sky jobs launch ",
@@ -42,9 +43,11 @@ def test_the_command(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     if name == "tftpu":
         monkeypatch.chdir(tmp_path)
-        for block in doc_blocks.blocks(COMMANDS[command].page):
-            if block.title:
-                (tmp_path / block.title).write_text(block.text)
+        # A page may use the file of another one, to which it links.
+        for page in (*doc_blocks.PAGES, COMMANDS[command].page):
+            for block in doc_blocks.blocks(page):
+                if block.title:
+                    (tmp_path / block.title).write_text(block.text)
         check_tftpu(arguments)
         if "launch" in arguments:
             assert {"PROJECT", "JobSet"} & set(re.findall(r"\w+", capsys.readouterr().out))

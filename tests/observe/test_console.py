@@ -1,7 +1,9 @@
 """The live line of a run at any width, and the numbers in it."""
 
+import contextlib
 import io
 import os
+import pty
 import re
 import shutil
 import subprocess
@@ -111,6 +113,39 @@ for number in range(20):
 console.update_progress(Progress(450, 0.5, 1000.0, None, 60.0))
 time.sleep(60)
 """
+
+
+LEAVING = """
+from tftpu.observe.console import Console, Progress
+from tftpu.runtime import leaving
+console = Console(900)
+console.start()
+console.update_progress(Progress(450, 0.5))
+console.say("a line")
+leaving.exit_at_once(124)
+"""
+
+
+def test_a_process_that_ends_at_once_leaves_the_terminal_fit_for_a_prompt():
+    ours, its = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING],
+        stdout=its,
+        stderr=its,
+        env={**os.environ, "TERM": "xterm-256color"},
+        timeout=60,
+        check=False,
+    )
+    os.close(its)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while more := os.read(ours, 4096):
+            text += more
+    os.close(ours)
+    assert done.returncode == 124
+    assert b"training 450/900" in text
+    assert b"\x1b[?25l" not in text  # the cursor is never hidden, as a kill could not undo it
+    assert text.endswith(b"\r\x1b[J")  # the live line is erased
 
 
 @pytest.mark.slow
@@ -271,3 +306,12 @@ def test_the_model_flops_of_a_step_count_the_global_batch(tmp_path):
                 compiled(), share, gradient_accumulation_steps=gradient_accumulation_steps
             )
         assert step.model_flops == 3 * 2 * 16 * (6 * 16 + 16 * 4)
+
+
+def test_the_only_line_of_a_run_says_that_it_is_a_mean(capsys):
+    for logged in ((30,), (10, 20, 30)):
+        lines = Console(30)
+        for step in logged:
+            lines.write(step, "train", {"loss": 1.0})
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.endswith("(means of 30 steps)") == (len(logged) == 1)

@@ -69,7 +69,9 @@ def test_alerts_name_the_problem_and_the_fix():
     short = SECONDS | {"step": 0.2, "input_wait": 0.5, "checkpoint_wait": 0.9}
     assert telemetry.find_alerts({}, short) == {}  # which no user would notice
     found = telemetry.find_alerts({}, SECONDS | {"step": 62.0, "input_wait": 38.0})
-    assert "Input wait is 38 % of the step" in found["input"]
+    assert "Input wait is 38 % of the step" in found["input"] and "cache()" in found["input"]
+    found = telemetry.find_alerts({}, SECONDS | {"step": 62.0, "input_wait": 38.0}, True)
+    assert "model.preprocessor = None" in found["input"] and "cache()" not in found["input"]
     found = telemetry.find_alerts({}, SECONDS | {"step": 80.0, "checkpoint_wait": 20.0})
     assert "Checkpoint wait is 20 %" in found["checkpoint"]
     sample = {

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tftpu.amounts import format_price
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.pricing.cost import Cost, LargeTensor, Memory, parse_memory_stats
 from tftpu.preflight.pricing.instructions import Priced
@@ -17,7 +18,7 @@ def instruction(name, kind, layer, seconds, overlaps=False):
     return Priced(name, kind, layer, "", 1, seconds, 1000, 10**9, 10**6, overlaps)
 
 
-def filled(slice_name, seconds=0.1, **options):
+def filled(slice_name, seconds=0.1, tokens=None, **options):
     """Returns the report of a step that takes this many seconds."""
     target = parse_slice(slice_name)
     cost = Cost(
@@ -48,7 +49,7 @@ def filled(slice_name, seconds=0.1, **options):
         fits=True,
         hbm_limit_bytes=target.generation.hbm_limit,
     )
-    fill(report, cost, target, PreflightOptions(**options), 1024)
+    fill(report, cost, target, PreflightOptions(**options), 1024, tokens)
     return report
 
 
@@ -60,6 +61,17 @@ def test_dollars_hours_and_energy_are_per_slice():
     assert item.usd_per_run == pytest.approx(8.00)
     assert item.kwh_per_run == pytest.approx(4 * 0.220)
     assert item.examples_per_second == pytest.approx(10_240)
+
+
+def test_a_language_model_has_prices_by_token():
+    item = filled("v5e-8", 0.1, tokens=1024 * 2000)
+    assert item.tokens_per_second == pytest.approx(1024 * 2000 / 0.1)
+    by_step = item.usd_per_1000_steps / 1000
+    assert item.usd_per_billion_tokens == pytest.approx(by_step * 1e9 / (1024 * 2000))
+    said = Report(1024, "mixed_bfloat16", 600, [item]).text()
+    assert "10,200 examples/s, 20,500,000 tokens/s on the slice" in said
+    assert f"{format_price(item.usd_per_billion_tokens)} per 1B tokens" in said
+    assert "tokens" not in Report(1024, "mixed_bfloat16", 600, [filled("v5e-8")]).text()
 
 
 def test_a_price_of_the_user_replaces_the_list_price():
@@ -165,6 +177,13 @@ def test_every_claim_names_its_evidence():
     assert "published runs" in text and "list price" in text
 
 
+def test_slices_that_were_not_compiled_are_no_evidence():
+    refused = SliceReport("v5e-16", 16, error="16 devices do not divide a batch of 1,000.")
+    assert "Compiled with" not in Report(1000, "float32", None, [refused]).text()
+    both = Report(1000, "float32", None, [refused, filled("v3-8")]).text()
+    assert "Compiled with" in both and " on v3 (" in both and " on v5e (" not in both
+
+
 def test_the_json_has_the_fields_that_other_commands_read():
     report = json.loads(Report(1024, "mixed_bfloat16", 10, [filled("v3-8")]).to_json())
     wanted = {"slice", "compiles", "fits", "hbm_bytes", "hbm_limit_bytes", "step_ms", "mfu"}
@@ -183,6 +202,7 @@ def test_every_figure_of_the_text_has_the_unit_that_fits():
     assert "1 TFLOP" in text and "10 GB of HBM traffic" in text and "100 Mcycles" in text
     assert "0.0216 cents and 97.2 ms for the run, 23.8 mWh" in text
     assert "75.6 us" in text and "e-" not in row
+    assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_figures():

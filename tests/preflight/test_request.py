@@ -54,6 +54,7 @@ def test_slices_are_listed_once_each():
     assert [s.name for s in request.parse_slices(["v5e-1", "v5litepod-1"])] == ["v5e-1"]
     refused(r"slices='v5e-1': give a list", slices="v5e-1")
     refused(r"No slice was given", slices=[])
+    refused(r"v5e8", slices=["v5e8"], model=None, batch=None)  # before the model is looked at
 
 
 @pytest.mark.parametrize(

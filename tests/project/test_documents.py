@@ -26,9 +26,9 @@ CHECKED = {
     "docs/guides/input-data.md": 4,
     "docs/guides/larger-than-a-device.md": 1,
     "docs/guides/launching.md": 7,
-    "docs/guides/fine-tuning.md": 1,
-    "docs/guides/preflight.md": 1,
-    "docs/guides/serving.md": 7,
+    "docs/guides/fine-tuning.md": 2,
+    "docs/guides/preflight.md": 2,
+    "docs/guides/serving.md": 8,
     "docs/guides/searching.md": 3,
     "docs/guides/watching-a-run.md": 2,
 }

@@ -241,13 +241,20 @@ def test_signals_arrive_for_any_answer_of_the_metadata_server(answer, monkeypatc
         assert notice.requested == "SIGTERM"
 
 
-def test_loops_too_long_for_the_grace_period_cause_one_warning(caplog):
+def test_loops_too_long_for_the_grace_period_cause_one_warning(caplog, monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     notice = preemption.PreemptionNotice(grace_seconds=25)
     notice.check_loop_time(50, 10.0)
     assert not caplog.text
     notice.check_loop_time(500, 50.0)
     notice.check_loop_time(500, 50.0)
-    assert caplog.text.count("set steps_per_loop to 125 or less") == 1
+    assert caplog.text.count("--config.train.steps_per_loop=125.") == 1
+
+
+def test_a_machine_that_nobody_preempts_gets_no_warning(caplog, monkeypatch):
+    monkeypatch.setattr(preemption, "on_google_cloud", lambda: False)
+    preemption.PreemptionNotice(grace_seconds=25).check_loop_time(500, 50.0)
+    assert not caplog.text
 
 
 def test_a_signal_before_the_first_step_also_exits_with_75():

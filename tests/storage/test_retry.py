@@ -47,10 +47,25 @@ def test_waits_draw_nothing_from_the_generator_that_seeds_weights():
     subprocess.run([sys.executable, "-c", WAITING], check=True)
 
 
-def test_transient_errors_are_retried_until_the_request_succeeds(caplog):
+def test_transient_errors_are_retried_until_the_request_succeeds(caplog, monkeypatch):
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(30, first_wait=0.01))
     request = failing(TimeoutError(), TimeoutError())
     assert retry.call(request, (TimeoutError,), "gs://b/name") == "done"
-    assert caplog.text.count("gs://b/name failed (TimeoutError): retrying.") == 2
+    assert caplog.text.count("gs://b/name failed (TimeoutError): retrying for up to 30 s.") == 1
+    assert caplog.text.count("retrying") == 1
+
+
+def test_a_request_that_keeps_failing_is_reported_now_and_then_and_its_cause_once(
+    caplog, monkeypatch
+):
+    monkeypatch.setattr(retry, "_QUIET", 0.06)
+    errors = [ConnectionError("no route\nto the host")] * 1000
+    with pytest.raises(ConnectionError):
+        retry.call(failing(*errors), (ConnectionError,), "gs://b/name")
+    first, *later = caplog.messages
+    assert "failed (ConnectionError: no route to the host): retrying for up to 0.2 s." in first
+    assert 1 <= len(later) <= 3
+    assert all("gs://b/name still fails (ConnectionError) after" in line for line in later)
 
 
 def test_any_other_error_is_raised_at_once(caplog):
@@ -70,7 +85,7 @@ def test_an_error_that_waiting_does_not_fix_has_limited_tries(caplog):
     with pytest.raises(ValueError, match="third"):
         errors = ValueError("first"), ValueError("second"), ValueError("third")
         retry.call(failing(*errors), (ValueError,), "gs://b/name", tries=3)
-    assert caplog.text.count("retrying") == 2
+    assert caplog.text.count("retrying") == 1
 
 
 def test_googles_client_follows_the_same_policy():

@@ -1,5 +1,7 @@
 """The environment variables of a TPU, for each kind of machine."""
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -60,3 +62,27 @@ def test_another_tensorflow_leaves_the_tpu_to_jax(prepared):
 def test_variables_of_the_user_are_kept(prepared):
     assert prepared("dev/vfio/0", PJRT_DEVICE="CPU", TPU_NAME="mine")["PJRT_DEVICE"] == "CPU"
     assert prepared("dev/vfio/0", TPU_NAME="mine")["TPU_NAME"] == "mine"
+
+
+def test_notes_of_tensorflow_are_hidden_unless_it_is_imported_or_the_user_says_otherwise(
+    monkeypatch,
+):
+    def quieten(**environ: str) -> dict[str, str]:
+        environment.quieten_tensorflow(environ)
+        return environ
+
+    monkeypatch.setitem(sys.modules, "tensorflow", sys)
+    assert quieten() == {}
+    monkeypatch.delitem(sys.modules, "tensorflow")
+    assert quieten() == {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    assert quieten(TF_CPP_MIN_LOG_LEVEL="0") == {"TF_CPP_MIN_LOG_LEVEL": "0"}
+
+
+@pytest.mark.slow
+def test_a_program_prints_no_notes_of_tensorflow():
+    environ = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    program = "import tftpu, tensorflow; tensorflow.constant(0)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""

@@ -358,7 +358,9 @@ def test_steps_count_from_the_beginning_of_the_run_and_epochs_too_in_a_workdir(t
 def test_verbose_2_prints_lines_and_0_nothing(capsys):
     x, y = examples()
     make_trainer(compiled(), log_every=3).fit(x, y, epochs=1, verbose=2)
-    assert "loss" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("Compiling the train step …\n") and said.count("Compiling") == 1
+    assert "loss" in said
     make_trainer(compiled(), log_every=3).fit(x, y, epochs=1, verbose=0)
     assert capsys.readouterr().out == ""
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tftpu
 from tests.support.models.training import compiled, data, examples, make_trainer
 from tftpu.errors import UserError
 
@@ -58,3 +59,43 @@ def test_a_profile_after_the_last_step_fails():
     trainer = make_trainer(compiled(), profile="1:2,5000:5010")
     with pytest.raises(UserError, match="profile=5000:5010 begins after the last of the run's 4"):
         trainer.fit(data(), steps=4)
+
+
+def partly_frozen(workdir, base: bool = False) -> tftpu.Trainer:
+    """Returns the trainer of a model with frozen weights, which `base` leaves out."""
+    keras.utils.set_random_seed(0)
+    hidden = keras.layers.Dense(8, name="hidden", trainable=False)
+    layers = [keras.Input((6,)), hidden, keras.layers.Dense(4, name="classes")]
+    model = keras.Sequential(layers, name="partly_frozen")
+    frozen = [v.path for v in model.weights if not v.trainable]
+    return tftpu.Trainer(compiled(model), str(workdir), base=frozen if base else ())
+
+
+def test_a_run_with_frozen_weights_says_how_many_it_trains(tmp_path, capsys):
+    trainer = partly_frozen(tmp_path)
+    trainer.fit(data(), steps=1)
+    trained, total = (
+        sum(np.prod(v.shape) for v in weights)
+        for weights in (trainer.model.trainable_weights, trainer.model.weights)
+    )
+    assert 0 < trained < total
+    assert f"{trained:,} of {total:,} weights are trained." in capsys.readouterr().out
+    make_trainer(compiled()).fit(data(), steps=1)
+    assert "weights are trained" not in capsys.readouterr().out
+
+
+def test_statistics_are_no_frozen_weights(capsys):
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.BatchNormalization(), keras.layers.Dense(4)]
+    )
+    make_trainer(compiled(model)).fit(data(), steps=1)
+    assert "weights are trained" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_resuming_with_another_base_is_answered_by_the_line_to_write(tmp_path, first):
+    partly_frozen(tmp_path, base=first).fit(data(), steps=1, verbose=0)
+    said = r"base=tftpu.models.base_of\(model\)\)" if first else "began without base=: leave it out"
+    with pytest.raises(UserError, match=said):
+        partly_frozen(tmp_path, base=not first).fit(data(), steps=2, verbose=0)
+    partly_frozen(tmp_path, base=first).fit(data(), steps=2, verbose=0)

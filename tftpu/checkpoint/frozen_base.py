@@ -79,6 +79,28 @@ class Base:
             total = int(exchange.announce("base", str(sum(map(int, parts)))))
         return f"{total % (1 << 64):016x}"
 
+    def check_given(self, state: Mapping[str, Any], workdir: str) -> None:
+        """Raises `UserError` if only the checkpoint or only this run leaves weights out.
+
+        Args:
+            state: the state of the checkpoint, as JSON.
+            workdir: the workdir of the run.
+        """
+        left_out = bool(state.get("base", ""))
+        if left_out == bool(self._paths):
+            return
+        if left_out:
+            raise UserError(
+                f"The checkpoints in {workdir!r} hold the adapters without the frozen weights, "
+                "but base= is missing or empty: adapt the model as before, by "
+                "tftpu.models.enable_lora(model, rank), and write "
+                f"tftpu.Trainer(model, {workdir!r}, base=tftpu.models.base_of(model))."
+            )
+        raise UserError(
+            f"The checkpoints in {workdir!r} hold all weights, because the run began without "
+            f"base=: leave it out, tftpu.Trainer(model, {workdir!r}), or choose another workdir."
+        )
+
     def check(self, state: Mapping[str, Any], workdir: str | None) -> None:
         """Raises `UserError` if a checkpoint was saved with other frozen weights.
 

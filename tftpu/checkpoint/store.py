@@ -180,7 +180,10 @@ class Checkpoints:
         return failure
 
     def restore(
-        self, leaves: Mapping[str, Sequence[Leaf]], step: int | None = None
+        self,
+        leaves: Mapping[str, Sequence[Leaf]],
+        step: int | None = None,
+        check: Callable[[Mapping[str, Any], str], None] = lambda state, workdir: None,
     ) -> Restored | None:
         """Loads a checkpoint into leaves.
 
@@ -190,6 +193,7 @@ class Checkpoints:
         Args:
             leaves: see `save`.
             step: which checkpoint; None: the newest.
+            check: see `load`.
 
         Returns:
             The step and the state of the checkpoint, or None if there are no checkpoints.
@@ -200,7 +204,7 @@ class Checkpoints:
         """
         candidates = self.list_candidates(step)
         for candidate in candidates:
-            loaded = self.load(leaves, candidate)
+            loaded = self.load(leaves, candidate, check)
             if loaded is not None:
                 return self.restore_loaded(loaded)
         if candidates:
@@ -222,12 +226,19 @@ class Checkpoints:
             raise self.describe_failure([step], step)
         return [step] if step is not None else complete
 
-    def load(self, leaves: Mapping[str, Sequence[Leaf]], step: int) -> Loaded | None:
+    def load(
+        self,
+        leaves: Mapping[str, Sequence[Leaf]],
+        step: int,
+        check: Callable[[Mapping[str, Any], str], None] = lambda state, workdir: None,
+    ) -> Loaded | None:
         """Reads a checkpoint; returns None, after a warning, if it is damaged.
 
         Args:
             leaves: see `save`; nothing is assigned.
             step: the step of the checkpoint.
+            check: a function of its state and the workdir, which raises `UserError` if this run
+                cannot resume from it.
 
         Raises:
             UserError: the checkpoint belongs to another model or optimizer.
@@ -237,6 +248,7 @@ class Checkpoints:
             stored = manifest.read(folder)
             [(_, state)] = stored["state.json"].read([0])
             host = json.loads(state)
+            check(host, self.workdir)
             found = matching.read(stored, leaves, step)
         except (OSError, ValueError, RecursionError) as error:
             _log.warning("The checkpoint %s is damaged (%s) and was skipped.", folder, error)

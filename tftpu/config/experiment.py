@@ -226,6 +226,7 @@ class Experiment:
             check_types(group, getattr(self, group))
         self._check_optimizer()
         self._check_adapters()
+        self._check_context()
         self.cluster.validate()
         self.train.validate()
         keras_names.check_losses("loss", self.loss)
@@ -257,6 +258,16 @@ class Experiment:
         named = keras_names.texts_in([self.metrics, self.weighted_metrics])
         other = {"accuracy": "acc", "acc": "accuracy"}.get(name, "")
         return other if other in named and name not in named else name
+
+    def _check_context(self) -> None:
+        """Raises `UserError` if rows of text are longer than the model takes."""
+        takes, rows = (getattr(part, "context", None) for part in (self.model, self.data))
+        if isinstance(takes, int) and isinstance(rows, int) and rows > takes:
+            raise UserError(
+                f"data.context is {rows}, but model.context is {takes}: rows of text may not be "
+                f"longer than the model takes. Give --config.data.context={takes}, or "
+                f"--config.model.context={rows}."
+            )
 
     def _check_adapters(self) -> None:
         model = self.model

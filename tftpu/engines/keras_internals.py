@@ -396,6 +396,14 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def has_frozen_weights(model: keras.Model) -> bool:
+    """Returns whether a weight that layers made to be trained is frozen.
+
+    Statistics, such as those of BatchNormalization, were not made to be trained.
+    """
+    return any(not v.trainable for layer in list_layers(model) for v in layer._trainable_variables)
+
+
 def list_symbolic_inputs(layer: keras.Layer) -> list[Any]:
     """Returns the symbolic inputs that a layer was called with in functional models."""
     nodes: Any = layer._inbound_nodes

@@ -84,6 +84,24 @@ class LoweredStep:
         return find_layer_path(op_name, STEP_SCOPES, self.numbered).split("/")[0]
 
 
+class BuiltStep(Protocol):
+    """A train step whose model is built, and which is not lowered yet.
+
+    Attributes:
+        state_bytes: the bytes that a device holds for any batch.
+    """
+
+    state_bytes: StateBytes
+
+    def lower(self) -> LoweredStep:
+        """Lowers the step.
+
+        Raises:
+            UserError: no TPU can run the step.
+        """
+        ...
+
+
 class Lowering(Protocol):
     """Lowers train steps for slices of TPUs, on a machine without one."""
 
@@ -112,7 +130,7 @@ class Lowering(Protocol):
         """Returns the options of XLA with which the trainer compiles its step for a slice."""
         ...
 
-    def lower(
+    def build(
         self,
         model_fn: ModelFn,
         shard_spec: "Nest",
@@ -120,8 +138,8 @@ class Lowering(Protocol):
         precision: str,
         options: "TrainConfig",
         objectives: ObjectivesOf | None = None,
-    ) -> LoweredStep:
-        """Lowers the train step of a model.
+    ) -> BuiltStep:
+        """Builds a model and the variables of its train step, without values.
 
         Args:
             model_fn: a function that returns a newly built and compiled Keras model.
@@ -133,7 +151,7 @@ class Lowering(Protocol):
                 step in which all are due is lowered.
 
         Raises:
-            UserError: no TPU can run the step.
+            UserError: the model cannot be trained as it is.
         """
         ...
 

@@ -26,14 +26,28 @@ def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: 
     if any(v.path.rpartition("/")[2].startswith("lora_") for v in model.weights):
         raise UserError(
             "The model has adapters, which neither Keras nor the zoo can read from such a file. "
-            "To merge them into the weights, use tftpu.models.save_weights(model, path) or "
-            "`tftpu export-weights --merge`."
+            f"{_name_ways(model)}"
         )
     try:
         _write(model, averages, path)
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"{path} cannot be written ({reason}): choose another place.") from error
+
+
+def _name_ways(model: keras.Model) -> str:
+    """Returns what writes a model with adapters, merged and alone."""
+    if hasattr(model, "save_to_preset"):
+        merged = "model.save_to_preset(folder) or model.save('name.keras')"
+    else:
+        merged = (
+            "model.save('name.keras'), or for a model of the zoo tftpu.models.save_weights(model, "
+            "path) or `tftpu export-weights --merge`"
+        )
+    return (
+        "To write them alone, use tftpu.models.save_adapters(model, 'name.safetensors'). To merge "
+        f"them into the weights, use {merged}."
+    )
 
 
 def _write(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +17,7 @@ from tftpu.inference.sampling import Choice, Sampling, gather_rules
 
 Tokens = list[int]
 _FEW = 16  # tokens that are always written together; unwanted ones are cut off
+_ROOM = 128  # tokens that a row has room for at least, so that short texts share a program
 _PROMPT = 64  # the length that the shortest prompts are padded to
 
 
@@ -119,6 +120,7 @@ class Writer:
         self._stop = stop
         self._compiled = compiled or functools.partial(functions.compile_function, model)
         self._loops: dict[Choice, tuple[Any, Any]] = {}
+        self._known: set[tuple[Any, ...]] = set()  # sizes that are compiled
         if isinstance(self._decoding, Recomputed):
             _check_order(self._decoding, self._compiled, model.name)
 
@@ -126,12 +128,18 @@ class Writer:
         """Yields the next tokens of each row, up to `every` of them, until all rows have ended."""
         return (chunk.tokens for chunk in self.iterate_chunks(rows, every))
 
-    def iterate_chunks(self, rows: Sequence[Row], every: int = 16) -> Iterator[Chunk]:
+    def iterate_chunks(
+        self,
+        rows: Sequence[Row],
+        every: int = 16,
+        before_compiling: Callable[[], None] = lambda: None,
+    ) -> Iterator[Chunk]:
         """Yields the next tokens of each row, and which rows have ended.
 
         Args:
             rows: the rows of one choice (`Sampling.choice`).
             every: the number of tokens that are written between two results.
+            before_compiling: a function that is called if the next chunk must be compiled first.
 
         Raises:
             UserError: a row cannot be written.
@@ -155,7 +163,9 @@ class Writer:
             # The number of tokens is rounded up so that few sizes are compiled. Surplus tokens are
             # cut off.
             size = min(every, max(_FEW, 1 << (count - 1).bit_length()))
-            for parts in self._generate_round(rows, read, count, uniform[:, done:], size, ended):
+            for parts in self._generate_round(
+                rows, read, count, uniform[:, done:], size, ended, before_compiling
+            ):
                 for text, part in zip(texts, parts):
                     text += part
                 found = [
@@ -175,6 +185,7 @@ class Writer:
         uniform: np.ndarray,
         every: int,
         ended: np.ndarray,
+        before_compiling: Callable[[], None],
     ) -> Iterator[list[Tokens]]:
         """Yields the next tokens of texts; both must fit into the context together."""
         lengths = np.array([len(text) for text in texts], np.int32)
@@ -184,7 +195,10 @@ class Writer:
             padded[: len(text)] = text
         calls = -(-length // every)
         # A power of two, so that few sizes are compiled.
-        slots = time + every * (1 << (calls - 1).bit_length())
+        slots = time + max(_ROOM, every * (1 << (calls - 1).bit_length()))
+        sizes = rows[0].sampling.choice, len(texts), time, slots, every
+        if sizes not in self._known:
+            before_compiling()
         read, write = self._compile_loop([row.sampling for row in rows])
         numbers = gather_rules([row.sampling for row in rows])
         state = read(tokens, lengths, uniform[:, 0], numbers, ended.copy(), slots)
@@ -196,6 +210,7 @@ class Writer:
                     "The model predicts values that are not finite, so no token can be drawn: "
                     "the cause is in its weights or its precision."
                 )
+            self._known.add(sizes)
             yield np.array(written)[:, : length - done].tolist()
 
     def _compile_loop(self, samplings: Sequence[Sampling]) -> tuple[Any, Any]:

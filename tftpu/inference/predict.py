@@ -29,8 +29,22 @@ _log = logging.getLogger(__name__)
 
 MANIFEST, PLAN = "manifest.json", "plan.json"
 RECORDS_PER_SHARD = 4096
+_SHARD = "predictions-"  # how the names of all shards begin
 _NAMED = 20  # most damaged files that a message names
 _WAITING = 2  # shards in memory that may wait to be written
+_DIFFERENCES = {
+    "input": "they are of the input {old}, not {new}",
+    "identity": "the input's files have changed since",
+    "step": "they are of step {old}, not {new}",
+    "checkpoint": "the run's checkpoint has changed since",
+    "outputs": "their outputs are {old}, not {new}",
+    "class_names": "the names of the classes have changed since",
+    "records": "they are of {old} records, not {new}",
+    "keep": "the kept fields are {old}, not {new}",
+    "format": "their format is {old}, not {new}",
+    "records_per_shard": "a file of theirs has {old} records, not {new}",
+    "machines": "they are shared by {old} machines, not {new}",
+}
 
 
 class Predictor(Protocol):
@@ -187,7 +201,7 @@ def _list_shards(count: int, job: Job) -> list[_Shard]:
     firsts = range(0, count, job.records_per_shard)
     return [
         _Shard(
-            f"predictions-{number:05d}-of-{len(firsts):05d}.{job.format}",
+            f"{_SHARD}{number:05d}-of-{len(firsts):05d}.{job.format}",
             range(first, min(first + job.records_per_shard, count)),
         )
         for number, first in enumerate(firsts)
@@ -242,15 +256,44 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
         found = None
     if not isinstance(found, dict):
         raise UserError(f"{path} is damaged: choose another output folder.")
-    for name in {**plan, **found}:
-        if name != "crc32c" and plan.get(name) != found.get(name):
-            raise UserError(
-                f"{job.output} holds predictions with {name} = {found.get(name)!r}, but the new "
-                f"ones have {plan.get(name)!r}: choose another output folder, such as "
-                f"{files.suggest_path(job.output)}."
-            )
-    # An earlier version of tftpu wrote the plan without a checksum.
-    files.write_whole(path, sums.seal(plan))
+    found.pop("crc32c", None)
+    different = [name for name in {**plan, **found} if plan.get(name) != found.get(name)]
+    # An equal plan without a checksum is that of an earlier version of tftpu. Other machines do not
+    # hold this machine's lock, so a plan of several may be that of a process that has just begun.
+    alone = plan["machines"] == found.get("machines") == 1
+    if not different or (alone and not _has_predictions(job)):
+        files.write_whole(path, sums.seal(plan))
+        return
+    raise UserError(_describe_difference(job, plan, found, different))
+
+
+def _has_predictions(job: Job) -> bool:
+    """Returns whether the folder has a shard of any predictions, or a manifest."""
+    return any(name == MANIFEST or name.startswith(_SHARD) for name in files.list_names(job.output))
+
+
+def _describe_difference(
+    job: Job, plan: Mapping[str, Any], found: Mapping[str, Any], different: Sequence[str]
+) -> str:
+    """Returns what differs between a folder's plan and the new one, and what to do."""
+    said = []
+    for name in different:
+        text = _DIFFERENCES.get(name, f"{name} = {{old!r}}; now it is {{new!r}}")
+        old, new = (
+            ", ".join(value) or "none" if isinstance(value, list) else value
+            for value in (found.get(name), plan.get(name))
+        )
+        said.append(text.format(old=old, new=new))
+    if "step" in different and "checkpoint" in different:
+        said.remove(_DIFFERENCES["checkpoint"])
+    if "identity" in different and {"input", "records"} & set(different):
+        said.remove(_DIFFERENCES["identity"])
+    if _has_predictions(job):
+        begin = f"{job.output} already holds other predictions. What differs"
+    else:
+        begin = f"Other predictions were begun in {job.output}, none is written yet. What differs"
+    other = files.suggest_path(job.output)
+    return f"{begin}: {'; '.join(said)}. Choose another output folder, such as {other}."
 
 
 def _find_missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.observe import writers
+from tftpu.runtime import leaving
 
 _SHORTEST_BAR = 10
 _LONGEST_BAR = 30
@@ -43,6 +44,13 @@ class Progress(NamedTuple):
     usd: float | None = None
 
 
+class _Terminal(RichConsole):
+    """A console that never hides the cursor: a process that is killed could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
 class Console(writers.Writer):
     """A live line on a terminal, plain lines elsewhere.
 
@@ -58,10 +66,11 @@ class Console(writers.Writer):
     ):
         # Jupyter sets FORCE_COLOR, but moves no cursor.
         forced = None if sys.stdout.isatty() else False
-        self._console = RichConsole(
+        self._console = _Terminal(
             soft_wrap=True, highlight=False, force_terminal=forced, force_jupyter=False
         )
         self._steps = steps
+        self._start, self._has_trained = start, False
         self._live: Live | None = None
         self._line = LiveLine(steps, start, chips)
         if live and self._console.is_terminal:
@@ -70,7 +79,13 @@ class Console(writers.Writer):
     def start(self) -> None:
         """Starts drawing the live line, until `close`."""
         if self._live:
+            leaving.live_on.add(sys.stdout.fileno())
             self._live.start()
+
+    def show_compiling(self) -> None:
+        """Prints a line where no live line says that the train step is being compiled."""
+        if not self._live:
+            self.say("Compiling the train step …")
 
     def show_phase(self, doing: str) -> None:
         """Names the current activity of the run, such as "saving"."""
@@ -90,6 +105,11 @@ class Console(writers.Writer):
             if self._live:
                 return
         text = writers.format_line(step, self._steps, split, scalars)
+        if split == "train":
+            # The only line of a short run is easily read as the state at its end.
+            if step == self._steps and step - self._start > 1 and not self._has_trained:
+                text += f"  (means of {step - self._start} steps)"
+            self._has_trained = True
         eta = self._line.progress.eta
         self.say(f"{text}  ETA {format_clock(eta)}" if split == "train" and eta else text)
 
@@ -104,6 +124,7 @@ class Console(writers.Writer):
             done = self._steps is None or self._line.progress.step >= self._steps
             self._line.set_phase("trained" if done else "stopped at")
             self._live.stop()
+            leaving.live_on.discard(sys.stdout.fileno())
 
 
 class LiveLine:

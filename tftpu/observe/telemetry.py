@@ -17,6 +17,15 @@ _log = logging.getLogger(__name__)
 GIB = 2.0**30
 MB = 1e6
 
+_FASTER_DATA = (
+    "cache() what fits into memory, and map(…, num_parallel_calls=tf.data.AUTOTUNE); for a "
+    "config, `tftpu data check` measures its data."
+)
+_PREPARE_ONCE = (
+    "The model's preprocessor runs again for each batch of each epoch. For data that fit into "
+    "memory, run it once: x, y, weights = model.preprocessor(data); model.preprocessor = None; "
+    "trainer.fit(x, y, sample_weight=weights, …)."
+)
 # libtpu's name, our name, the unit, and how the values of several chips are combined.
 _TPU_METRICS = (
     ("duty_cycle_pct", "tpu_duty_cycle_percent", 1.0, "mean"),
@@ -118,12 +127,15 @@ def read_tpu_sample() -> dict[str, float]:
     return result
 
 
-def find_alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str, str]:
+def find_alerts(
+    sample: dict[str, float], seconds: dict[str, float], preprocessed: bool = False
+) -> dict[str, str]:
     """Returns messages about problems that users should know about, by topic.
 
     Args:
         sample: the last one of the machine; may be empty.
         seconds: the seconds of each part of the run since the last call.
+        preprocessed: whether the model's own preprocessor is mapped over the data.
     """
     found = {}
     training = seconds["step"] + seconds["input_wait"]
@@ -131,8 +143,7 @@ def find_alerts(sample: dict[str, float], seconds: dict[str, float]) -> dict[str
         percent = 100 * seconds["input_wait"] / training
         found["input"] = (
             f"Input wait is {percent:.0f} % of the step: the data are slower than the devices. "
-            "cache() what fits into memory, and map(…, num_parallel_calls=tf.data.AUTOTUNE); for a "
-            "config, `tftpu data check` measures its data."
+            f"{_PREPARE_ONCE if preprocessed else _FASTER_DATA}"
         )
     whole = sum(seconds.values())
     if seconds["checkpoint_wait"] > max(0.1 * whole, _NOTICEABLE):

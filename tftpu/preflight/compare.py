@@ -129,11 +129,17 @@ def _build_figures(
         _Row("MFU", before.mfu, after.mfu, "{:.1%}".format, shown_change=_format_points),
         _Row("examples/s", before.examples_per_second, after.examples_per_second, format_number),
         _Row("cost/1k steps", before.usd_per_1000_steps, after.usd_per_1000_steps, format_price),
+        _Row(
+            "cost/1B tokens",
+            before.usd_per_billion_tokens,
+            after.usd_per_billion_tokens,
+            format_price,
+        ),
         _Row("cost/run", before.usd_per_run, after.usd_per_run, format_price),
     ]
     if first.global_batch_size != second.global_batch_size:  # the steps do different work
         old, new = _compute_per_million(before, first), _compute_per_million(after, second)
-        rows.insert(6, _Row("cost/1M examples", old, new, format_price))
+        rows.insert(-1, _Row("cost/1M examples", old, new, format_price))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable
 
 import keras
@@ -12,7 +13,7 @@ from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
 from tftpu.engines import selection
 from tftpu.engines.data.conversion import replace_examples
-from tftpu.engines.lowered import LoweredStep, Lowering, ModelFn
+from tftpu.engines.lowered import BuiltStep, LoweredStep, Lowering, ModelFn, StateBytes
 from tftpu.errors import UserError, counted
 from tftpu.preflight import advise, compiled_model, request
 from tftpu.preflight.compiling.caller import Caller
@@ -29,10 +30,13 @@ from tftpu.preflight.plots import build_plots
 from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import (
+    ROOM,
     SliceReport,
+    count_parts,
     fill,
     fill_state,
     fill_unpriced,
+    suggest_for_state,
     summarize,
 )
 from tftpu.tensors import Nest
@@ -66,6 +70,7 @@ def check(
         UserError: a slice does not exist; no TPU can run the model (the message names the layer
             and the op); or this machine has no TPU compiler.
     """
+    targets = request.parse_slices(slices)
     options = options or PreflightOptions()
     request.refuse_options(options)
     compiled = model if isinstance(model, keras.Model) else None
@@ -77,7 +82,6 @@ def check(
         request.refuse_model_fn(model)
         model_fn = model
     request.refuse_batch(batch_spec, options)
-    targets = request.parse_slices(slices)
     cluster = ClusterConfig(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )
@@ -89,6 +93,8 @@ def check(
     with Progress() as progress:
         processes = Processes(progress)
         examiner = Examiner(model_fn, batch_spec, options, lowering, caller, processes)
+        for line in examiner.estimate(targets):
+            progress.print_line(line)
         left = [target.name for target in targets]
 
         def examine(target: Slice) -> SliceReport:
@@ -108,7 +114,7 @@ def check(
 
 
 class Examiner:
-    """A check of one model on several slices; equal numbers of devices share a lowered step.
+    """A check of one model on several slices; equal numbers of devices share a step.
 
     Args:
         model_fn: a function that returns a newly built and compiled Keras model.
@@ -135,17 +141,105 @@ class Examiner:
         self.options = options
         self.precision = "mixed_bfloat16" if options.precision == "auto" else options.precision
         self.global_batch_size: int = keras.tree.flatten(batch_spec)[0].shape[0]
+        self.tokens = _count_tokens(batch_spec)
         self.microbatches = options.train.gradient_accumulation_steps
-        self._shared_step = functools.cache(self._lower)
+        self._shared_build = functools.cache(self._build)
+        self._shared_step = functools.cache(self._lower_shared)
+        self._list_finer = functools.cache(self._build_finer)
+
+    def estimate(self, targets: Iterable[Slice]) -> list[str]:
+        """Returns lines about the state of each slice's devices, before anything is lowered.
+
+        The list is empty if nothing will be compiled, as the report says the same then. Only the
+        thread of the caller may call this.
+        """
+        lines, longest = [], 0
+        for target in targets:
+            try:
+                self._count_examples(target)
+            except UserError:  # the run cannot use this slice: its report says why
+                continue
+            tried = self._list_until_one_holds(target)
+            shown = tried[-1:] if self.options.mesh == AUTO else dict.fromkeys((self, tried[-1]))
+            text = "; ".join(one._format_state(target) for one in shown)
+            text += self._suggest_dividing(target)
+            lines.append(f"  {target.name}: {text}")
+            last = tried[-1]
+            if last._holds_state(target):
+                longest = max(longest, last._measure_state(target).weights * last._divide(target))
+        heading = (
+            "Estimate before compiling: weights and optimizer's state on a device (arithmetic, "
+            "without gradients and activations)"
+        )
+        return [heading, *lines, f"  {_estimate_duration(longest)}"] if longest else []
+
+    def _list_until_one_holds(self, target: Slice) -> list["Examiner"]:
+        """Returns this check and those with finer meshes, up to the first that holds the state."""
+        tried: list[Examiner] = [self]
+        for finer in self._list_finer(target):
+            if tried[-1]._holds_state(target):
+                break
+            tried.append(finer)
+        return tried
+
+    def _format_state(self, target: Slice) -> str:
+        """Returns what a device holds of what it has, and whether that can fit."""
+        held, limit = self._measure_state(target).total, target.generation.hbm_limit
+        mesh = self.lowering.format_mesh(target.replicas)
+        where = f" with the mesh {mesh}" if mesh else ""
+        verdict = "" if self._holds_state(target) else ": does not fit"
+        return f"{format_size(held)} of {format_size(limit)}{where}{verdict}"
+
+    def _suggest_dividing(self, target: Slice) -> str:
+        """Returns what a device holds if an engine without a mesh is replaced, "" if no help."""
+        if self.lowering.format_mesh(target.replicas) or self._holds_state(target):
+            return ""
+        share = self._measure_state(target).total / target.replicas
+        if share > ROOM * target.generation.hbm_limit:
+            return ""
+        engine = "--config.cluster.engine=jax " if self.options.engine == "tensorflow" else ""
+        return f"; with {engine}--config.cluster.mesh=fsdp:-1: {format_size(share)}"
+
+    def _holds_state(self, target: Slice) -> bool:
+        return self._measure_state(target).total <= target.generation.hbm_limit
+
+    def _divide(self, target: Slice) -> int:
+        """Returns the number of devices that a model is divided among."""
+        return count_parts(self.lowering.format_mesh(target.replicas), target.replicas)
+
+    def _measure_state(self, target: Slice) -> StateBytes:
+        """Returns the bytes of the state that a device of a slice holds."""
+        return self._shared_build(target.replicas, self._count_examples(target)).state_bytes
+
+    def _count_examples(self, target: Slice) -> int:
+        """Returns the examples of a step that a device of a slice gets.
+
+        Raises:
+            UserError: the run cannot use this slice.
+        """
+        shards = self.lowering.count_data_shards(target)
+        shard = PerReplicaBatch(self.global_batch_size, shards, self.microbatches).examples
+        self.options.validate(shards)
+        return shard * self.microbatches
+
+    def _build_finer(self, target: Slice) -> list["Examiner"]:
+        """Returns checks of the same model with meshes that divide it further."""
+        return [
+            Examiner(
+                *(self.model_fn, self.batch_spec, self.options, lowering),
+                *(self.caller, self.processes),
+            )
+            for lowering in self.lowering.list_finer_lowerings(target)
+        ]
 
     def examine(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, with advice if the step does not fit."""
         report = self._examine_slice(target)
         if report.fits or not report.compiles:
             return report
-        wider = self._try_wider_meshes(target)
-        if wider is not None and self.options.mesh == AUTO:
-            return wider
+        wider, finer = self._try_wider_meshes(target), self._list_finer(target)
+        if self.options.mesh == AUTO and (wider is not None or finer):
+            return wider or finer[-1].examine(target)
         if report.largest_per_core_batch is None:
             self._add_fixes(report, target)
         if wider is not None:
@@ -159,15 +253,12 @@ class Examiner:
     def _examine_slice(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, without advice."""
         try:
-            shards = self.lowering.count_data_shards(target)
-            shard = PerReplicaBatch(self.global_batch_size, shards, self.microbatches).examples
-            self.options.validate(shards)
+            per_core = self._count_examples(target)
         except UserError as error:
             return SliceReport(slice=target.name, replicas=target.replicas, error=str(error))
-        per_core = shard * self.microbatches
         # Only slices with the same number of devices share a step, because the shapes of a batch's
         # shards are part of the traced graph.
-        step = self.caller.run(lambda: self._shared_step(target.replicas, per_core))
+        built = self.caller.run(lambda: self._shared_build(target.replicas, per_core))
         report = SliceReport(
             slice=target.name,
             replicas=target.replicas,
@@ -176,9 +267,10 @@ class Examiner:
             mesh=self.lowering.format_mesh(target.replicas),
             compiler_options=self.lowering.choose_compiler_options(target),
         )
-        if step.state_bytes.total > target.generation.hbm_limit:
-            fill_state(report, step, target)
+        if built.state_bytes.total > target.generation.hbm_limit:
+            fill_state(report, built.state_bytes, target)
             return report
+        step = self.caller.run(lambda: self._shared_step(target.replicas, per_core))
         compiled = self.compile(step, target)
         report = dataclasses.replace(
             report,
@@ -190,7 +282,7 @@ class Examiner:
         )
         if not compiled.error:
             with self.processes.progress.show_phase(f"reading {target.name}"):
-                self._fill(report, step, compiled, target, shard)
+                self._fill(report, step, compiled, target, per_core // self.microbatches)
         return report
 
     def _fill(
@@ -201,7 +293,7 @@ class Examiner:
             fill_unpriced(report, compiled, step.model_flops, target)
             return
         cost = price(step, compiled, target)
-        fill(report, cost, target, self.options, self.global_batch_size)
+        fill(report, cost, target, self.options, self.global_batch_size, self.tokens)
         report.lints = [str(item) for item in advise.find_lints(step, cost, shard)]
         report.plots = build_plots(step, compiled, cost, target)
 
@@ -211,16 +303,12 @@ class Examiner:
         Found by bisection: what is cut more needs less memory.
         """
         found = None
-        candidates = list(self.lowering.list_finer_lowerings(target))
-        tried = candidates[-1:]  # if the finest lowering does not fit, none does
+        candidates = self._list_finer(target)
+        tried = candidates[-1:]  # if the finest mesh does not fit, none does
         while tried:
-            [lowering] = tried
-            other = Examiner(
-                *(self.model_fn, self.batch_spec, self.options, lowering),
-                *(self.caller, self.processes),
-            )
-            report = other._examine_slice(target)
-            place = candidates.index(lowering)
+            [finer] = tried
+            report = finer._examine_slice(target)
+            place = candidates.index(finer)
             if report.fits:
                 found, candidates = report, candidates[:place]
             elif found is None:
@@ -236,6 +324,7 @@ class Examiner:
         per_core: int,
         microbatches: int | None = None,
         model_fn: ModelFn | None = None,
+        change: str = "",
     ) -> LoweredStep:
         """Lowers the step for a batch, a number of microbatches or another model.
 
@@ -246,39 +335,63 @@ class Examiner:
             per_core: examples per share of the global batch.
             microbatches: None takes that of the options.
             model_fn: None takes the model under examination.
+            change: see `compile`.
         """
-        return self.caller.run(lambda: self._lower(devices, per_core, microbatches, model_fn))
 
-    def _lower(
+        def lower() -> LoweredStep:
+            built = self._build(devices, per_core, microbatches, model_fn)
+            return self._lower(built, devices, change)
+
+        return self.caller.run(lower)
+
+    def _build(
         self,
         devices: int,
         per_core: int,
         microbatches: int | None = None,
         model_fn: ModelFn | None = None,
-    ) -> LoweredStep:
+    ) -> BuiltStep:
         train = dataclasses.replace(
             self.options.train, gradient_accumulation_steps=microbatches or self.microbatches
         )
         shard_spec = replace_examples(self.batch_spec, per_core)
         make = model_fn or self.model_fn
         objectives = self.options.objectives
-        with self.processes.progress.show_phase("building the model") as phase:
 
-            def built() -> keras.Model:
-                model = make()
-                request.refuse_model(model)
-                phase.text = f"lowering for {counted(devices, 'device')}"
-                return model
+        def build_model() -> keras.Model:
+            model = make()
+            request.refuse_model(model)
+            return model
 
-            return self.lowering.lower(
-                built, shard_spec, devices, self.precision, train, objectives
+        mesh = self.lowering.format_mesh(devices)
+        text = f"building the model for {mesh or counted(devices, 'device')}"
+        with self.processes.progress.show_phase(text):
+            return self.lowering.build(
+                build_model, shard_spec, devices, self.precision, train, objectives
             )
 
-    def compile(self, step: LoweredStep, target: Slice) -> Compiled:
-        """Compiles a lowered step for a slice."""
+    def _lower(self, built: BuiltStep, devices: int, change: str = "") -> LoweredStep:
+        text = f"lowering for {counted(devices, 'device')}{change}"
+        with self.processes.progress.show_phase(text):
+            return built.lower()
+
+    def _lower_shared(self, devices: int, per_core: int) -> LoweredStep:
+        return self._lower(self._shared_build(devices, per_core), devices)
+
+    def compile(self, step: LoweredStep, target: Slice, change: str = "") -> Compiled:
+        """Compiles a lowered step for a slice.
+
+        Args:
+            step: the lowered step.
+            target: the slice.
+            change: what differs from the step under examination, for the line of progress, such as
+                " with remat=block".
+        """
         chosen = self.lowering.choose_compiler_options(target)
         limit, verbose = self.options.time_limit, self.options.verbose
-        return compile_program(step, target, chosen, limit, verbose, self.processes)
+        mesh = self.lowering.format_mesh(target.replicas)
+        text = f"compiling {target.name}{f' ({mesh})' if mesh else ''}{change}"
+        return compile_program(step, target, chosen, limit, verbose, self.processes, text)
 
     def suggest_recomputing(
         self, target: Slice, per_core: int, rebuilt: Callable[[str], keras.Model]
@@ -292,8 +405,9 @@ class Examiner:
         """
         for remat in self.lowering.remats:
             model_fn = functools.partial(rebuilt, remat)
-            step = self.lower(target.replicas, per_core, model_fn=model_fn)
-            compiled = self.compile(step, target)
+            change = f" with model.remat={remat}"
+            step = self.lower(target.replicas, per_core, model_fn=model_fn, change=change)
+            compiled = self.compile(step, target, change)
             if not compiled.error:
                 found = f"model.remat={remat} makes this batch fit"
                 used = [format_size(parse_memory_stats(compiled.memory).total)]
@@ -311,7 +425,9 @@ class Examiner:
         report.hbm_bytes = needs
 
         def measure_need(batch: int) -> tuple[bool, int]:
-            compiled = self.compile(self.lower(target.replicas, batch), target)
+            change = f" with a batch of {batch:,} per core, as {per_core:,} are too many"
+            step = self.lower(target.replicas, batch, change=change)
+            compiled = self.compile(step, target, change)
             if compiled.error and not compiled.out_of_memory:
                 raise UserError(f"With {batch} examples per core: {compiled.error}")
             if compiled.error:
@@ -330,6 +446,13 @@ class Examiner:
                 self.suggest_recomputing(target, per_core, self.options.recomputing)
             )
 
+        if not report.largest_per_core_batch and not any(" makes " in x for x in report.advice):
+            state = self._shared_build(target.replicas, per_core).state_bytes
+            report.advice += [
+                f"Weights and optimizer's state take {format_size(state.total)} of a device.",
+                *suggest_for_state(report, state, target),
+            ]
+
     def _suggest_accumulation(self, target: Slice, per_core: int) -> list[str]:
         """Returns advice on the fewest microbatches that fit, or none.
 
@@ -337,7 +460,9 @@ class Examiner:
         """
         microbatches = 2 * self.microbatches
         while per_core % (microbatches * (self.options.batch_unit or 1)) == 0:
-            compiled = self.compile(self.lower(target.replicas, per_core, microbatches), target)
+            change = f" with {microbatches} microbatches"
+            step = self.lower(target.replicas, per_core, microbatches, change=change)
+            compiled = self.compile(step, target, change)
             if not compiled.error:
                 used = format_size(parse_memory_stats(compiled.memory).total)
                 return [
@@ -348,6 +473,30 @@ class Examiner:
         if microbatches == 2 * self.microbatches:
             return []
         return ["Gradient accumulation is not enough to make this batch fit."]
+
+
+def _count_tokens(batch_spec: Nest) -> int | None:
+    """Returns the tokens of a batch, if an input has a label for each; None for other data."""
+    if not isinstance(batch_spec, tuple | list) or len(batch_spec) < 2:
+        return None
+    inputs, labels = (keras.tree.flatten(part) for part in batch_spec[:2])
+    has_classes = len(labels) == 1 and labels[0].dtype.is_integer and labels[0].shape.rank == 2
+    if has_classes and any(spec.shape == labels[0].shape for spec in inputs):
+        return math.prod(labels[0].shape)
+    return None
+
+
+def _estimate_duration(weights: int) -> str:
+    """Returns about how long the compiler takes for a model, given the bytes of its weights.
+
+    Measured on 2 CPU cores, for one slice: 4 s with 3 MB (python_gpt), 73 s with 440 MB
+    (llama_110m_tinystories), 100 s with 100 MB (ResNet-50), 280 s with 32 GB (Llama 3.1 8B).
+    """
+    usual = "five minutes or more" if weights > 4e9 else "up to two minutes"
+    return (
+        f"Compiling usually takes {usual} per slice for a model of this size (on 2 CPU cores), "
+        "unless it is in the cache."
+    )
 
 
 def _add_advice(error: str, target: Slice) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 
 from rich.console import Console
+from rich.table import Table
 
 from tftpu.preflight import table
 from tftpu.preflight.pricing.prices import BASES
@@ -77,8 +78,9 @@ class Report:
             [(item, self.marks(item)) for item in self.ranked()], bool(self.steps), console
         )
         for part in [self.title(), overview, *details, *self.evidence()]:
-            # Brackets in shapes are not markup. A long line stays whole if the output is piped.
-            console.print(part, markup=False, highlight=False, soft_wrap=isinstance(part, str))
+            for line in [part] if isinstance(part, str) else _list_rows(part, console):
+                # Brackets in shapes are not markup. A long line stays whole if it is piped.
+                console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, str))
 
     def _list_priced(self) -> list[SliceReport]:
         return [item for item in self.slices if item.step_ms is not None]
@@ -97,10 +99,13 @@ class Report:
 
     def evidence(self) -> list[str]:
         """Returns lines about the sources of the figures."""
+        compiled = [item for item in self.slices if item.was_compiled]
+        if not compiled:
+            return []
         lines = [
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
-            f"fitted to published runs: {self._describe_runs()}; the ranges are as wide as "
+            f"fitted to published runs: {_describe_runs(compiled)}; the ranges are as wide as "
             "predictions were off for models that the fit did not know.",
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]
@@ -108,12 +113,22 @@ class Report:
             lines.append(f"Energy: {POWER_SOURCE}.")
         return lines
 
-    def _describe_runs(self) -> str:
-        """Returns on how many published runs the times are based."""
-        names = dict.fromkeys(parse_slice(item.slice).generation.name for item in self.slices)
-        return ", ".join(
-            f"{BASES[name].runs} on {name} (models: {BASES[name].models})" for name in names
-        )
+
+def _describe_runs(compiled: list[SliceReport]) -> str:
+    """Returns on how many published runs the times of slices are based."""
+    names = dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled)
+    return ", ".join(
+        f"{BASES[name].runs} on {name} (models: {BASES[name].models})" for name in names
+    )
+
+
+def _list_rows(table: Table, console: Console) -> list[Table] | list[str]:
+    """Returns what to print of a table: for a file, its rows without blanks at their ends."""
+    if console.is_terminal or console.is_jupyter:
+        return [table]
+    with console.capture() as captured:
+        console.print(table, markup=False, highlight=False)
+    return [row.rstrip() for row in captured.get().splitlines()]
 
 
 def _to_sortable(value: float | None) -> float:

@@ -3,14 +3,15 @@
 import dataclasses
 
 from tftpu.amounts import format_duration, format_size
-from tftpu.engines.lowered import LoweredStep
+from tftpu.config.mesh import DATA, parse_mesh
+from tftpu.engines.lowered import StateBytes
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.plots import Plots
 from tftpu.preflight.pricing import cost as costs
-from tftpu.tpu.slices import GENERATIONS, Slice
+from tftpu.tpu.slices import GENERATIONS, Slice, list_names, parse_slice
 
-_ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
+ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
 
 
 @dataclasses.dataclass
@@ -54,7 +55,7 @@ class SliceReport:
         hbm_bytes: bytes of HBM that the step needs: arguments + outputs - aliased + temporaries +
             code.
         hbm_limit_bytes: bytes of HBM that a program may use.
-        hbm: the parts of `hbm_bytes`.
+        hbm: the parts of `hbm_bytes`; those of the state if the step was not compiled.
         largest_tensors: the largest arrays in HBM.
         largest_per_core_batch: if the step does not fit, the largest per-core batch that does; 0
             if none does.
@@ -64,6 +65,7 @@ class SliceReport:
             faster.
         collective_ms: predicted time of the collectives, included in `step_ms`.
         examples_per_second: on the whole slice.
+        tokens_per_second: on the whole slice, if each token of an example has a label.
         flops: FLOPs of the program's dots and convolutions, over all iterations of loops.
         model_flops: FLOPs of the products with weights, forward and backward, that the model needs.
         mfu: model FLOPs divided by what the bfloat16 peak allows in the predicted time.
@@ -73,6 +75,7 @@ class SliceReport:
         estimated_cycles: the compiler's estimate over all iterations of loops, before calibration.
         usd_per_1000_steps: price of 1,000 steps on the whole slice. The other prices, hours and
             energies are those of the whole slice, too.
+        usd_per_billion_tokens: price of training on 1,000,000,000 tokens.
         by_layer: time by layer, the longest first.
         by_kind: time by kind of work, the longest first.
         top_instructions: the instructions that take the longest.
@@ -103,6 +106,7 @@ class SliceReport:
     roofline_ms: float | None = None
     collective_ms: float | None = None
     examples_per_second: float | None = None
+    tokens_per_second: float | None = None
     flops: int = 0
     model_flops: int = 0
     mfu: float | None = None
@@ -111,6 +115,7 @@ class SliceReport:
     bound: str = ""
     estimated_cycles: int = 0
     usd_per_1000_steps: float | None = None
+    usd_per_billion_tokens: float | None = None
     usd_per_epoch: float | None = None
     usd_per_run: float | None = None
     hours_per_run: float | None = None
@@ -121,6 +126,16 @@ class SliceReport:
     lints: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
     plots: Plots | None = None
+
+    @property
+    def is_arithmetic(self) -> bool:
+        """The kind of verdict: true if the state alone is too large, and nothing was compiled."""
+        return "weights" in self.hbm
+
+    @property
+    def was_compiled(self) -> bool:
+        """True if the slice was compiled, not refused for the run or the size of the state."""
+        return (self.compiles or self.undecided) and not self.is_arithmetic
 
 
 def summarize(report: SliceReport) -> str:
@@ -138,6 +153,7 @@ def fill(
     target: Slice,
     options: PreflightOptions,
     global_batch_size: int,
+    tokens: int | None = None,
 ) -> None:
     """Adds the cost of a step to the report of its slice.
 
@@ -147,6 +163,7 @@ def fill(
         target: the slice.
         options: length and prices of the run.
         global_batch_size: examples per step.
+        tokens: tokens per step; None if examples have none.
     """
     report.hbm = dataclasses.asdict(cost.memory)
     report.hbm_bytes = cost.memory.total
@@ -156,6 +173,7 @@ def fill(
     report.roofline_ms = cost.roofline_seconds * 1e3
     report.collective_ms = cost.collective_seconds * 1e3
     report.examples_per_second = global_batch_size / cost.seconds
+    report.tokens_per_second = tokens / cost.seconds if tokens else None
     report.flops, report.model_flops = cost.flops, cost.model_flops
     report.mfu = cost.model_flops / (cost.seconds * target.flops_per_s)
     report.bytes_accessed = cost.bytes_accessed
@@ -192,34 +210,79 @@ def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, tar
     ]
 
 
-def fill_state(report: SliceReport, step: LoweredStep, target: Slice) -> None:
+def fill_state(report: SliceReport, held: StateBytes, target: Slice) -> None:
     """Adds to the report of a slice that no batch fits, because the state alone is too large.
 
     Args:
-        report: the report, changed in place.
-        step: the lowered step, which was not compiled.
+        report: the report of a step that was not compiled, changed in place.
+        held: the bytes that a device would hold.
         target: the slice.
     """
-    held, limit = step.state_bytes, target.generation.hbm_limit
     report.compiles, report.largest_per_core_batch = True, 0
     report.hbm, report.hbm_bytes = held._asdict(), held.total
-    parts = ", ".join(
-        f"{name} {format_size(count)}" for name, count in held._asdict().items() if count
-    )
-    report.advice = [f"A device would hold {parts}, so the step was not compiled."]
-    if held.optimizer and held.total - held.optimizer < _ROOM * limit:
-        report.advice.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
-    cuts = (n for n in range(2, target.replicas + 1) if target.replicas % n == 0)
-    enough = next((n for n in cuts if held.total / n < _ROOM * limit), None)
-    if enough and not step.partitioned:
-        report.advice.append(
+    report.advice = suggest_for_state(report, held, target)
+
+
+def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> list[str]:
+    """Returns changes that make the state of a device smaller, or its memory larger.
+
+    Args:
+        report: the report of the slice, which has its mesh.
+        held: the bytes that a device holds.
+        target: the slice.
+    """
+    room = ROOM * target.generation.hbm_limit
+    found = []
+    if held.optimizer and held.total - held.optimizer < room:
+        found.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
+    if held.optimizer > held.weights / 2 and held.weights < room:
+        found.append(
+            "LoRA (model.lora=16) leaves hardly any optimizer's state: the weights take "
+            f"{format_size(held.weights)}."
+        )
+    divided = count_parts(report.mesh, target.replicas)
+    counts = (n for n in range(2, target.replicas + 1) if target.replicas % n == 0)
+    enough = next((n for n in counts if held.total * divided / n < room), None)
+    if enough and not report.mesh:
+        found.append(
             "cluster.engine=jax with cluster.mesh=fsdp:-1 divides it: "
             f"{format_size(held.total / enough)} with {enough} devices along fsdp."
         )
-    larger = [g for g in GENERATIONS.values() if held.total < _ROOM * g.hbm_limit]
-    if larger:
-        found = ", ".join(f"{g.name} has {format_size(g.hbm_limit)}" for g in larger)
-        report.advice.append(f"A slice with more memory per device would hold it: {found}.")
+    more = _find_more_devices(held.total * divided, target)
+    if more and (not enough or divided == target.replicas):
+        engine = "" if report.mesh else "cluster.engine=jax and "
+        found.append(
+            f"More chips would hold it: {more.name} with {engine}cluster.mesh=fsdp:-1 takes "
+            f"{format_size(held.total * divided / more.replicas)} per device."
+        )
+    own = target.generation.hbm_limit
+    larger = [g for g in GENERATIONS.values() if g.hbm_limit > own]
+    names = [
+        f"{g.name} has {format_size(g.hbm_limit)}"
+        for g in larger
+        if held.total < ROOM * g.hbm_limit
+    ]
+    if names:
+        found.append(f"A slice with more memory per device would hold it: {', '.join(names)}.")
+    return found
+
+
+def count_parts(mesh: str, devices: int) -> int:
+    """Returns the number of devices that a mesh divides a model among; 1 for no mesh, "".
+
+    Args:
+        mesh: all of its sizes, as in `SliceReport.mesh`.
+        devices: number of devices.
+    """
+    return devices // parse_mesh(mesh).get(DATA, 1) if mesh else 1
+
+
+def _find_more_devices(state: int, target: Slice) -> Slice | None:
+    """Returns the smallest larger slice whose devices hold their shares of a state, or None."""
+    same = [name for name in list_names() if name.startswith(f"{target.generation.name}-")]
+    larger = (s for s in map(parse_slice, same) if s.replicas > target.replicas)
+    room = ROOM * target.generation.hbm_limit
+    return next((s for s in larger if state / s.replicas < room), None)
 
 
 def _list_spent(rows: list[tuple[str, float, int]], total: float) -> list[Spent]:
@@ -237,6 +300,8 @@ def _add_prices(
     usd_hour = options.prices.get(generation.name, generation.usd_hour) * target.chips
     usd_step = usd_hour * seconds / 3600
     report.usd_per_1000_steps = 1000 * usd_step
+    if report.tokens_per_second:
+        report.usd_per_billion_tokens = 1e9 * usd_hour / 3600 / report.tokens_per_second
     if options.examples_per_epoch:
         report.usd_per_epoch = usd_step * options.examples_per_epoch / global_batch_size
     if options.steps:

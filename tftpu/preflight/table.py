@@ -14,6 +14,7 @@ from tftpu.amounts import (
     format_quantity,
     format_size,
 )
+from tftpu.errors import counted
 from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.tpu.compiler_options import as_text
@@ -108,8 +109,9 @@ def _describe_memory(item: SliceReport) -> list[str]:
     """Returns the lines about the memory of a step that fits."""
     share = item.hbm_bytes / item.hbm_limit_bytes
     parts = ", ".join(f"{name} {format_size(count)}" for name, count in item.hbm.items())
+    examples = counted(item.per_core_batch, "example")
     lines = [
-        f"  memory: {format_size(item.hbm_bytes)} with {item.per_core_batch:,} examples per core, "
+        f"  memory: {format_size(item.hbm_bytes)} with {examples} per core, "
         f"{share:.1%} of the {format_size(item.hbm_limit_bytes)} available ({parts})",
     ]
     largest = "; ".join(_format_tensor(t) for t in item.largest_tensors[:3])
@@ -119,7 +121,7 @@ def _describe_memory(item: SliceReport) -> list[str]:
 def _describe_unpriced(item: SliceReport) -> list[str]:
     """Returns the lines about a step whose program cannot be read."""
     return [
-        f"  work: the model's own {format_quantity(item.model_flops, 'FLOP')}",
+        f"  work per device: the model's own {format_quantity(item.model_flops, 'FLOP')}",
         f"  time: not priced; roofline {_format_time(item.roofline_ms)}",
     ]
 
@@ -128,12 +130,12 @@ def _describe_figures(item: SliceReport) -> list[str]:
     """Returns the lines about work, time and prices of a step that fits."""
     intensity = format_number(item.arithmetic_intensity or 0.0)
     return [
-        f"  work: {format_quantity(item.flops, 'FLOP')} (the model's own: "
+        f"  work per device: {format_quantity(item.flops, 'FLOP')} (the model's own: "
         f"{format_quantity(item.model_flops, 'FLOP')}, MFU {item.mfu or 0:.1%}), "
         f"{format_quantity(item.bytes_accessed, 'B')} of HBM traffic, {intensity} FLOP/B: "
         f"{item.bound}-bound",
         f"  time: {_format_time(item.step_ms)} ({_format_range(item)}), "
-        f"{format_number(item.examples_per_second or 0.0)} examples/s on the slice; "
+        f"{_format_rates(item)} on the slice; "
         f"roofline {_format_time(item.roofline_ms)}; collectives "
         f"{_format_time(item.collective_ms)}; "
         f"compiler's estimate {format_quantity(item.estimated_cycles, 'cycles')}",
@@ -141,8 +143,17 @@ def _describe_figures(item: SliceReport) -> list[str]:
     ]
 
 
+def _format_rates(item: SliceReport) -> str:
+    examples = f"{format_number(item.examples_per_second or 0.0)} examples/s"
+    if item.tokens_per_second is None:
+        return examples
+    return f"{examples}, {format_number(item.tokens_per_second)} tokens/s"
+
+
 def _describe_prices(item: SliceReport) -> list[str]:
     parts = [f"{_price(item.usd_per_1000_steps)} per 1,000 steps"]
+    if item.usd_per_billion_tokens is not None:
+        parts.append(f"{format_price(item.usd_per_billion_tokens)} per 1B tokens")
     if item.usd_per_epoch is not None:
         parts.append(f"{format_price(item.usd_per_epoch)} per epoch")
     if item.usd_per_run is not None and item.hours_per_run is not None:
@@ -164,6 +175,17 @@ def describe_verdict(item: SliceReport) -> str:
 
 def _describe_misfit(item: SliceReport) -> list[str]:
     """Returns the lines about a step that does not fit in memory."""
+    if item.is_arithmetic:
+        parts = ", ".join(
+            f"{name} {format_size(count)}" for name, count in item.hbm.items() if count
+        )
+        lines = [
+            "  Does not fit: the weights and the optimizer's state alone need "
+            f"{format_size(item.hbm_bytes)} on each device, which has "
+            f"{format_size(item.hbm_limit_bytes)} ({parts}). This is arithmetic: the step was not "
+            "compiled.",
+        ]
+        return [*lines, *(f"  {text}" for text in item.advice)]
     over = item.hbm_bytes - item.hbm_limit_bytes
     # The compiler may report less than the step needs, because it counts only its temporaries.
     more = f", {format_size(over)} more than the" if over > 0 else " or more, and cannot use the"

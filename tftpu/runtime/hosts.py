@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from tftpu.errors import ExitCode, UserError
+from tftpu.runtime import leaving
 
 logger = logging.getLogger(__name__)
 
@@ -136,4 +137,4 @@ def exit_as_lost(what: str) -> NoReturn:
             file=sys.stderr,
             flush=True,
         )
-    os._exit(ExitCode.HOST_LOST)
+    leaving.exit_at_once(ExitCode.HOST_LOST)

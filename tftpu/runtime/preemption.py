@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from tftpu.errors import ExitCode
+from tftpu.runtime import leaving
 
 POLL_SECONDS = 5.0  # seconds between two requests to the metadata server
 _TIMEOUT = 2.0  # seconds to wait for the server's next bytes
@@ -90,21 +91,23 @@ class PreemptionNotice:
     def check_loop_time(self, steps: int, seconds: float) -> None:
         """Warns once if device loops are too long to stop and save within the grace period.
 
+        Only machines of Google Cloud, which has all TPUs, are taken to be preempted.
+
         Args:
             steps: in the last device loop, which did not compile.
             seconds: duration of that loop.
         """
         # Half of the grace period is for the device loop, the other half for saving.
-        if self._warned or steps < 2 or seconds < self._grace / 2:
+        half = self._grace / 2
+        if self._warned or steps < 2 or seconds < half or not on_google_cloud():
             return
         self._warned = True
+        fitting = max(1, int(steps * half / seconds))
         _log.warning(
-            "A device loop of %s steps takes %.0f s, but a preempted machine has %.0f s to finish "
-            "it and to save: set steps_per_loop to %s or less.",
-            steps,
-            seconds,
-            self._grace,
-            max(1, int(steps * self._grace / 2 / seconds)),
+            "A device loop of %s steps takes %.1f s. A machine that is preempted has %g s, of "
+            "which half, %g s, is assumed for saving, so that a loop may take %g s: set "
+            "train.steps_per_loop to %s or less, --config.train.steps_per_loop=%s.",
+            *(steps, seconds, self._grace, half, half, fitting, fitting),
         )
 
     # Methods of the thread that asks the metadata server
@@ -144,7 +147,7 @@ class PreemptionNotice:
                 return
             if number and not _is_interactive():
                 _print_status(f"A second signal, {reason}: exiting at once.")
-                os._exit(128 + number)
+                leaving.exit_at_once(128 + number)
             return
         self.requested, self._since = reason, time.monotonic()
         if number != signal.SIGINT and not _is_interactive():
@@ -160,7 +163,7 @@ class PreemptionNotice:
             f"The device loop and the last checkpoint did not finish within {self._grace:.0f} s "
             f"after {self.requested}. {kept} With a lower steps_per_loop, loops finish sooner."
         )
-        os._exit(ExitCode.PREEMPTED)
+        leaving.exit_at_once(ExitCode.PREEMPTED)
 
 
 @contextlib.contextmanager
@@ -175,7 +178,7 @@ def exit_on_notice() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         _print_status("SIGTERM before or after training: run the same command again to resume.")
-        os._exit(ExitCode.PREEMPTED)
+        leaving.exit_at_once(ExitCode.PREEMPTED)
 
     before = signal.signal(signal.SIGTERM, leave)
     try:

@@ -2,13 +2,13 @@
 
 import contextlib
 import faulthandler
-import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
 from tftpu.errors import ExitCode
+from tftpu.runtime import leaving
 
 # Extra seconds after which a C thread ends the process, with exit code 1, if Python cannot run.
 _GIL_SECONDS = 30.0
@@ -85,4 +85,4 @@ class Watchdog:
         )
         if self._stderr is not None:
             faulthandler.dump_traceback(self._stderr, all_threads=True)
-        os._exit(ExitCode.HUNG)
+        leaving.exit_at_once(ExitCode.HUNG)

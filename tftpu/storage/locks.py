@@ -116,6 +116,13 @@ def is_locked(workdir: files.StrPath) -> bool | None:
     return None if beats and not beats.released and not beats.is_dead else False
 
 
+def find_holder(workdir: files.StrPath) -> Owner | None:
+    """Returns the process that holds the kernel's lock of a workdir; None if none does."""
+    if not is_locked(workdir):
+        return None
+    return Owner.parse(_read_content(Path(workdir) / _LOCK) or b"")
+
+
 def _place(workdir: files.StrPath) -> str:
     return str(workdir).rstrip("/") if files.is_remote(workdir) else os.path.abspath(workdir)
 

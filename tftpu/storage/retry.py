@@ -1,7 +1,7 @@
 """The retry policy for requests to buckets, of Google's client and of TensorFlow's."""
 
-import functools
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from google.api_core.retry import Retry
 
 _log = logging.getLogger(__name__)
+_LONGEST = 300  # characters of an error in a warning
+_QUIET = 60.0  # seconds between two warnings about a request
 _T = TypeVar("_T")
 
 # Separate from Python's global generator. Keras draws the seeds of initial weights from the global
@@ -55,6 +57,7 @@ def call(
         Exception: the last transient error, or the first of any other kind.
     """
     end, wait, made = time.monotonic() + POLICY.seconds, POLICY.first_wait, 0
+    warn = _build_warner(target)
     while True:
         made += 1
         try:
@@ -62,7 +65,7 @@ def call(
         except transient as error:
             if made == tries or time.monotonic() + wait > end:
                 raise
-            _warn(target, error)
+            warn(error)
         # A random wait, so that hosts do not all retry at once.
         time.sleep(wait * _RANDOM.uniform(0.5, 1.0))
         wait = min(2 * wait, POLICY.longest_wait)
@@ -82,9 +85,25 @@ def for_google_client(target: str) -> "Retry":
     policy = retry.DEFAULT_RETRY.with_delay(
         initial=POLICY.first_wait, multiplier=2, maximum=POLICY.longest_wait
     ).with_timeout(POLICY.seconds)
-    policy._on_error = functools.partial(_warn, target)  # the policy has no public method for this
+    policy._on_error = _build_warner(target)  # the policy has no public method for this
     return policy
 
 
-def _warn(target: str, error: Exception) -> None:
-    _log.warning("%s failed (%s): retrying.", target, type(error).__name__)
+def _build_warner(target: str) -> Callable[[Exception], None]:
+    """Returns a function that logs the errors of a request: the first, and then one a minute."""
+    first = last = -math.inf
+
+    def warn(error: Exception) -> None:
+        nonlocal first, last
+        now, kind = time.monotonic(), type(error).__name__
+        if now > first + POLICY.seconds:  # also a later request with the same policy
+            first = last = now
+            cause = " ".join(str(error).split())[:_LONGEST]
+            reason = f"{kind}: {cause}" if cause else kind
+            seconds = POLICY.seconds
+            _log.warning("%s failed (%s): retrying for up to %g s.", target, reason, seconds)
+        elif now > last + _QUIET:
+            last = now
+            _log.warning("%s still fails (%s) after %.0f s: retrying.", target, kind, now - first)
+
+    return warn

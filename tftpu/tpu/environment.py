@@ -4,6 +4,7 @@ import glob
 import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
@@ -38,6 +39,19 @@ def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> 
         environ.setdefault("TPU_NAME", "local")
     elif not glob.glob(root + UP_TO_V4):
         environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+
+def quieten_tensorflow(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Hides the notes and warnings of TensorFlow's C++ code; its errors are shown.
+
+    It reads the variable when it is imported, so this does nothing later, and nothing if the
+    variable is already set.
+
+    Args:
+        environ: the variables, changed in place.
+    """
+    if "tensorflow" not in sys.modules:
+        environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def has_tpu(root: str = "/") -> bool:

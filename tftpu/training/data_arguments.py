@@ -7,6 +7,12 @@ import keras
 
 from tftpu.engines import keras_internals
 from tftpu.engines.data.arrays import as_arrays
+from tftpu.engines.data.preprocessed import (
+    Preprocess,
+    PreprocessedBatches,
+    slice_arrays,
+    to_arrays,
+)
 from tftpu.engines.data.py_dataset import PyBatches
 from tftpu.engines.data.streams import SlicedArrays, Stream, has_unknown_length, is_stream
 from tftpu.engines.engine import Dataset
@@ -26,18 +32,24 @@ def prepare_training_data(
     steps_per_epoch: int | None,
     shuffle: bool,
     seed: int,
+    preprocess: Preprocess | None = None,
 ) -> Dataset:
     """Returns the data to train on, in the form that an engine takes.
 
     Args:
         x, y, sample_weight, batch_size, steps_per_epoch, shuffle: as for `fit`.
         seed: the seed of the order.
+        preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
         UserError: the data are neither arrays nor a data set, or other arguments do not fit them.
     """
     if shuffle not in (True, False):
         raise UserError(f"shuffle is {shuffle!r}: it must be True or False.")
+    if preprocess is not None:
+        return _preprocess_data(
+            preprocess, (x, y, sample_weight), batch_size, steps_per_epoch, "fit", shuffle, seed
+        )
     if _has_sparse((x, y, sample_weight)):
         if batch_size is None and steps_per_epoch is not None:
             batch_size = math.ceil(_count_sparse(x) / steps_per_epoch)
@@ -69,17 +81,23 @@ def prepare_evaluation_data(
     batch_size: int | None = None,
     steps: int | None = None,
     name: str = "evaluate",
+    preprocess: Preprocess | None = None,
 ) -> Dataset:
     """Returns the data of an evaluation or a prediction as a finite data set of batches.
 
     Args:
         x, y, sample_weight, batch_size, steps: as for `evaluate`.
         name: the name of the method that was called.
+        preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
         UserError: the data are neither arrays nor a data set, or other arguments do not fit them.
     """
     check_whole_number("steps", steps, 1)
+    if preprocess is not None:
+        given = (x, y, sample_weight)
+        dataset = _preprocess_data(preprocess, given, batch_size, steps, name)
+        return dataset if steps is None else dataset.take(steps)
     if _has_sparse((x, y, sample_weight)):
         if batch_size is None and steps is not None:  # the batches hold all examples, as in Keras
             batch_size, steps = math.ceil(_count_sparse(x) / steps), None
@@ -104,7 +122,12 @@ def prepare_evaluation_data(
 
 
 def prepare_validation_data(
-    given: Any, *, batch_size: int | None, steps: int | None, repeats: bool
+    given: Any,
+    *,
+    batch_size: int | None,
+    steps: int | None,
+    repeats: bool,
+    preprocess: Preprocess | None = None,
 ) -> Dataset:
     """Returns the data of `validation_data=` as a finite data set of batches; None for None.
 
@@ -113,6 +136,7 @@ def prepare_validation_data(
         batch_size: the batch size, for arrays.
         steps: the number of batches; None: all.
         repeats: whether they are evaluated more than once.
+        preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
         UserError: the data are neither arrays nor a data set, or can be read only once.
@@ -121,18 +145,22 @@ def prepare_validation_data(
         if steps is not None:
             raise UserError("validation_steps needs validation_data=.")
         return None
+    if preprocess is not None and isinstance(given, list | tuple) and isinstance(given[0], str):
+        given = (given,)  # texts, from which the preprocessor makes the labels, too
     if isinstance(given, list | tuple):
-        if len(given) not in (2, 3):
+        if len(given) not in ((2, 3) if preprocess is None else (1, 2, 3)):
             raise UserError(
                 f"validation_data has {len(given)} parts: pass (x, y) or "
                 "(x, y, sample_weight), or a data set."
             )
-        return prepare_evaluation_data(*given, batch_size=batch_size, steps=steps)
+        return prepare_evaluation_data(
+            *given, batch_size=batch_size, steps=steps, preprocess=preprocess
+        )
     if _is_arrays(given):
         raise UserError(
             "validation_data holds features without labels: pass (x, y) or (x, y, sample_weight)."
         )
-    dataset = prepare_evaluation_data(given, steps=steps)
+    dataset = prepare_evaluation_data(given, steps=steps, preprocess=preprocess)
     if repeats and steps is None and isinstance(dataset, Stream) and not dataset.again:
         raise UserError(
             f"validation_data is a {dataset.kind}, which can be read only once, but every epoch "
@@ -142,12 +170,15 @@ def prepare_validation_data(
     return dataset
 
 
-def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[tuple, tuple]:
+def split_arrays(
+    x: Any, y: Any, sample_weight: Any, fraction: float, preprocess: Preprocess | None = None
+) -> tuple[tuple, tuple]:
     """Returns the arrays to train on, and their last part to validate on.
 
     Args:
         x, y, sample_weight: as for `fit`.
         fraction: the value of `validation_split`.
+        preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
         UserError: the data are not arrays, or the fraction leaves one part empty.
@@ -160,7 +191,11 @@ def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[t
             "validation_data=, such as dataset.take(n), and train on dataset.skip(n)."
         )
     given = (x, y, sample_weight)
-    count = as_arrays(x, y, sample_weight, batch_size=1).count
+    if preprocess is None:
+        count = as_arrays(*given, batch_size=1).count
+    else:
+        given = tuple(None if part is None else to_arrays(part) for part in given)
+        count = len(keras.tree.flatten(given)[0])
     at = math.floor(count * (1.0 - fraction))
     if not 0 < at < count:
         raise UserError(
@@ -172,6 +207,35 @@ def split_arrays(x: Any, y: Any, sample_weight: Any, fraction: float) -> tuple[t
         return tuple(None if p is None else _slice_part(p, start, end) for p in given)
 
     return slice_all(0, at), slice_all(at, count)
+
+
+def _preprocess_data(
+    preprocess: Preprocess,
+    given: tuple[Any, Any, Any],
+    batch_size: int | None,
+    steps: int | None,
+    name: str,
+    shuffle: bool = False,
+    seed: int = 0,
+) -> Stream:
+    """Returns data that a model's preprocessor turns into batches when they are read.
+
+    Args:
+        preprocess: see `preprocessed.find_preprocess`.
+        given: x, y and sample_weight.
+        batch_size, shuffle: as for `fit`.
+        steps: the number of batches of a pass, if the batch size is not given.
+        name: the name of the method that was called.
+        seed: the seed of the order.
+    """
+    check_whole_number("batch_size", batch_size, 1)
+    if _is_arrays(given[0]):
+        parts = tuple(to_arrays(part) for part in given if part is not None)
+        if batch_size is None and steps is not None:
+            batch_size = math.ceil(len(keras.tree.flatten(parts)[0]) / steps)
+        return slice_arrays(preprocess, parts, batch_size or BATCH_SIZE, shuffle, seed)
+    _check_dataset(*given, batch_size, name)
+    return PreprocessedBatches(preprocess, given[0])
 
 
 def _has_sparse(parts: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tftpu.engines.data.preprocessed import find_preprocess
 from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import TrainLoop
 from tftpu.observe import samples, telemetry
@@ -140,6 +141,11 @@ class Reporter:
         with self._account.clock.spend(part):
             yield
 
+    def show_compiling(self) -> None:
+        """Tells that the train step is being compiled, which may take minutes."""
+        if self._console:
+            self._console.show_compiling()
+
     def advance(self, step: int, loss: float) -> None:
         """Updates the live line after a device loop."""
         self._update_facts(step)
@@ -174,7 +180,8 @@ class Reporter:
         sample = self._telemetry.latest
         host |= {f"machine/{name}": value for name, value in sample.items()}
         self._writers.write(step, HOST, host)
-        for about, sentence in telemetry.find_alerts(sample, since).items():
+        preprocessed = find_preprocess(self._model) is not None
+        for about, sentence in telemetry.find_alerts(sample, since, preprocessed).items():
             if about not in self._noted:  # noted once in a run
                 self._noted.add(about)
                 self.write_message(f"Note at step {step}: {sentence}")

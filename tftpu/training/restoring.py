@@ -41,17 +41,21 @@ def restore(
         training_only = ("optimizer", "loss_scale", "metrics", "seeds", "outside")
         leaves = {group: v for group, v in leaves.items() if not group.startswith(training_only)}
     if hosts.count == 1:
-        found = checkpoints.restore(leaves, step)
+        found = checkpoints.restore(leaves, step, base.check_given)
     else:
         with hosts.together():
-            found = _restore_agreed(checkpoints, leaves, hosts, step)
+            found = _restore_agreed(checkpoints, base, leaves, hosts, step)
     if found is not None:
         base.check(found.state, checkpoints.workdir)
     return found
 
 
 def _restore_agreed(
-    checkpoints: Checkpoints, leaves: Mapping[str, Sequence[Leaf]], hosts: Hosts, step: int | None
+    checkpoints: Checkpoints,
+    base: Base,
+    leaves: Mapping[str, Sequence[Leaf]],
+    hosts: Hosts,
+    step: int | None,
 ) -> Restored | None:
     """Loads the first checkpoint that every host can read, as the chief lists them."""
     candidates = checkpoints.list_candidates(step) if hosts.chief else []
@@ -60,7 +64,7 @@ def _restore_agreed(
         chosen = hosts.from_chief(candidates[number] if number < len(candidates) else None)
         if chosen is None:
             break
-        loaded = _check_visible(checkpoints, chosen).load(leaves, chosen)
+        loaded = _check_visible(checkpoints, chosen).load(leaves, chosen, base.check_given)
         if not hosts.any(loaded is None)[0] and loaded is not None:
             return checkpoints.restore_loaded(loaded)
         tried.append(chosen)

@@ -180,6 +180,8 @@ class Session:
         epoch = self._timetable.locate(self._step)
         self._callbacks.begin_batch(self._step - epoch.first)
         count, start = stop - self._step, time.monotonic()
+        if first and self._last_finite is None:
+            self._reporter.show_compiling()
         part = "compiling" if first else "profiling" if profiler.running else self._part
         with self._clock.spend(part), profiler.marker(self._step):
             result = self._loop.run(batches, count)
@@ -416,6 +418,8 @@ class Session:
             self._reporter.write_message(message, always=self.over)
         if not self.over:
             self._saver.reserve()
+            if keras_internals.has_frozen_weights(self._programs.model):
+                self._reporter.write_message(_describe_trained(self._programs.model))
             if self._programs.undivided_because:
                 self._reporter.write_message(
                     f"{self._programs.undivided_because} So the model's own steps run, each on a "
@@ -527,6 +531,15 @@ class Session:
                 f"best_metric is {metric!r}, but the evaluation has no such "
                 f"metric.{did_you_mean(metric, known)}"
             )
+
+
+def _describe_trained(model: keras.Model) -> str:
+    """Returns a sentence about a model of which some weights are frozen."""
+    trained, total = (
+        sum(math.prod(v.shape) for v in weights)
+        for weights in (model.trainable_weights, model.weights)
+    )
+    return f"{trained:,} of {total:,} weights are trained."
 
 
 def _choose_final_state(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from tftpu.checkpoint.frozen_base import Base
 from tftpu.checkpoint.store import Checkpoints, Restored
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
+from tftpu.engines.data.preprocessed import find_preprocess
 from tftpu.engines.data.py_dataset import one_pass
 from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest
@@ -167,7 +168,9 @@ class Trainer:
             x: arrays (NumPy, pandas, tensors, also sparse and ragged ones; nested as the model's
                 inputs); or global batches, `(x, y)` or `(x, y, sample_weight)`, as a
                 `tf.data.Dataset`, a `keras.utils.PyDataset`, a pipeline of
-                `tftpu.input_pipelines`, a generator or another iterable.
+                `tftpu.input_pipelines`, a generator or another iterable. If the model has a
+                `preprocessor`, as those of KerasHub, it is mapped over the data, batch by batch:
+                texts, for a language model.
             y: the labels, if `x` are arrays.
             batch_size: the number of examples per step over all devices, if `x` are arrays; None:
                 32.
@@ -220,15 +223,18 @@ class Trainer:
         verbose, listed = arguments.parse_verbosity(verbose), arguments.list_callbacks(callbacks)
         if self._done and self.workdir is None and length.by_epochs:
             self._progress, self.account.reached = RunProgress(begun_at=self.step), 0
-        arrays = (x, y, sample_weight)
+        preprocess, arrays = find_preprocess(self.model), (x, y, sample_weight)
         if validation_split and validation_data is None:
-            arrays, validation_data = data_arguments.split_arrays(*arrays, validation_split)
+            arrays, validation_data = data_arguments.split_arrays(
+                *arrays, validation_split, preprocess
+            )
         dataset = data_arguments.prepare_training_data(
             *arrays,
             batch_size=batch_size,
             steps_per_epoch=steps_per_epoch,
             shuffle=shuffle,
             seed=self.options.seed + self._progress.begun_at,
+            preprocess=preprocess,
         )
         if class_weight and isinstance(dataset, Stream):
             dataset = dataset.weigh(class_weight)
@@ -237,6 +243,7 @@ class Trainer:
             batch_size=validation_batch_size or batch_size,
             steps=validation_steps,
             repeats=eval_every is not None or (epochs or 1) - initial_epoch > 1,
+            preprocess=preprocess,
         )
         return self._run(dataset, length, class_weight, validation_data, listed, verbose)
 
@@ -284,7 +291,7 @@ class Trainer:
         Raises:
             UserError: the data cannot be used.
         """
-        dataset = data_arguments.prepare_evaluation_data(
+        dataset = self._prepare_data(
             x, y, sample_weight, batch_size=batch_size, steps=steps, name="evaluate"
         )
         self._programs.prepare_for_evaluation(dataset)
@@ -322,9 +329,7 @@ class Trainer:
         Raises:
             UserError: the data cannot be used, or the engine predicts on one host only.
         """
-        dataset = data_arguments.prepare_evaluation_data(
-            x, batch_size=batch_size, steps=steps, name="predict"
-        )
+        dataset = self._prepare_data(x, batch_size=batch_size, steps=steps, name="predict")
         executor = self._programs.prepare_for_prediction(dataset)
         listed, prints = arguments.list_callbacks(callbacks), arguments.parse_verbosity(verbose) > 0
         with self.hosts.together(), one_pass(dataset):
@@ -338,7 +343,7 @@ class Trainer:
         Args:
             x, batch_size: as for `predict`, which raises the same errors.
         """
-        dataset = data_arguments.prepare_evaluation_data(x, batch_size=batch_size, name="predict")
+        dataset = self._prepare_data(x, batch_size=batch_size, name="predict")
         return self._programs.prepare_for_prediction(dataset).predictions(dataset)
 
     def predict_same(self, x: Nest) -> Nest:
@@ -378,7 +383,7 @@ class Trainer:
         Args:
             x: see `predict`, arrays or a data set; a model that is not built yet is built for it.
         """
-        dataset = data_arguments.prepare_evaluation_data(x, name="restore_for_evaluation")
+        dataset = self._prepare_data(x, name="restore_for_evaluation")
         self._programs.prepare_for_prediction(dataset)
         best = self.checkpoints.find_best() if self.checkpoints else None
         return self.restore(best, optimizer=False)
@@ -399,6 +404,11 @@ class Trainer:
                 hosts each hold a part of the weights.
         """
         export.write_weights(self.model, self.executor.averaged_weights(), path)
+
+    def _prepare_data(self, *data: Any, **arguments: Any) -> Dataset:
+        """Returns the data of an evaluation: see `data_arguments.prepare_evaluation_data`."""
+        preprocess = find_preprocess(self.model)
+        return data_arguments.prepare_evaluation_data(*data, **arguments, preprocess=preprocess)
 
     # Methods for one call of `fit`
 

@@ -3,7 +3,7 @@
 tfds:NAME            a TFDS data set that is prepared
 images:FOLDER        a folder with a subfolder of images for each class
 index:FILE           a table (CSV, TSV, JSON) with the columns image and label; images beside it
-text:PATTERN         text files, one document each, or tables with a column of texts
+text:PATTERN,...     text files, one document each, or tables with a column of texts
 tfrecord:FOLDER      a data set of shards, to be split or shuffled again; or images of other writers
 bigquery:TABLE       project.dataset.table; or bigquery:SELECT ...
 """
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.convert.readers import bigquery, images, text, tfds, tfrecord_shards
 from tftpu.input_pipelines.convert.readers.reader import Reader, ReadOptions
-from tftpu.input_pipelines.reading import listing
 
 _KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
     "tfds": tfds.TfdsReader,
@@ -61,15 +60,5 @@ def build_reader(address: str, options: ReadOptions) -> Reader:
             )
     found = _KINDS[kind](what, options)
     if not found.parts:
-        advice = _advise(what) if kind == "text" else ""
-        raise UserError(f"There is nothing in {address}.{advice}")
+        raise UserError(f"There is nothing in {address}.")
     return found
-
-
-def _advise(pattern: str) -> str:
-    """Returns advice about a pattern that matches no text."""
-    if set("*?[").intersection(pattern):
-        return ""
-    if listing.find_matches(pattern):  # a folder in a bucket matches as well: it has a size
-        return " The file is empty: name another one."
-    return f" Name the files in a folder, as text:{pattern.rstrip('/')}/*."

@@ -24,14 +24,27 @@ class TextReader(OrderedReader):
     """Reads text files (a document each), or JSON and tables (a document in each record), packed.
 
     Args:
-        pattern: the pattern of the files.
+        patterns: the patterns of the files, separated by commas; a file that matches several of
+            them is read once.
         options: `tokenizer`, `end_of_text`, `context` and `field` are used.
+        prefix: what stands before the patterns where the user typed them, for errors.
+
+    Raises:
+        UserError: a pattern matches no text.
     """
 
-    def __init__(self, pattern: str, options: ReadOptions):
+    def __init__(self, patterns: str, options: ReadOptions, prefix: str = "text:"):
         if options.context < 1:
             raise UserError(f"context is {options.context}: it must be 1 or more.")
-        self._options, self._pattern = options, pattern
+        self._options = options
+        self._patterns = [pattern for pattern in patterns.split(",") if pattern]
+        sizes: dict[str, int] = {}
+        for pattern in self._patterns:
+            found = listing.find_matches(pattern)
+            if not any(found.values()):
+                advice = _advise(pattern, prefix, is_there=bool(found))
+                raise UserError(f"There is nothing in {prefix}{pattern}.{advice}")
+            sizes |= found
         _, vocabulary = packing.build_tokenizer(options.tokenizer, options.end_of_text)
         dtype = "uint16" if vocabulary <= 1 << 16 else "int32"
         length = (options.context + 1,)
@@ -47,7 +60,7 @@ class TextReader(OrderedReader):
             and buckets.describe_file(options.tokenizer).crc32c,
             "end_of_text": options.end_of_text,
         }
-        super().__init__(features, _cut_parts(listing.find_matches(pattern)), about)
+        super().__init__(features, _cut_parts(sizes), about)
 
     @property
     def state(self) -> list[Part]:
@@ -58,7 +71,10 @@ class TextReader(OrderedReader):
     @functools.cached_property
     def _checksums(self) -> dict[str, str]:
         """The checksums of the files, because an edit may leave their sizes unchanged."""
-        return listing.list_checksums(self._pattern)
+        found: dict[str, str] = {}
+        for pattern in self._patterns:
+            found |= listing.list_checksums(pattern)
+        return found
 
     def read_examples(self, part: Part) -> Iterator[Example]:
         tokens, _ = packing.build_tokenizer(self._options.tokenizer, self._options.end_of_text)
@@ -70,6 +86,20 @@ class TextReader(OrderedReader):
         """Yields the documents that begin in a range of bytes of a file."""
         for _, text in text_files.read_documents(path, self._options.field, begin, end):
             yield text
+
+
+def _advise(pattern: str, prefix: str, is_there: bool) -> str:
+    """Returns advice about a pattern that matches no text.
+
+    Args:
+        pattern, prefix: as for `TextReader`.
+        is_there: whether it matches files; a folder in a bucket matches as well, and has a size.
+    """
+    if set("*?[").intersection(pattern):
+        return " The files are empty: name others." if is_there else ""
+    if is_there:
+        return " The file is empty: name another one."
+    return f" Name the files in a folder, as {prefix}{pattern.rstrip('/')}/*."
 
 
 def _cut_parts(sizes: dict[str, int]) -> list[Part]:

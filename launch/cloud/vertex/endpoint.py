@@ -13,6 +13,8 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud import job
 
 PORT = 8080
+_MACHINE = r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*"
+_REGION = r"[a-z]+-[a-z]+[0-9]+"
 _ACCELERATOR = r"NVIDIA_[A-Z0-9_]+"
 
 Spec = dict[str, Any]  # JSON with the field names of the REST interface
@@ -57,6 +59,15 @@ class VertexEndpoint:
 
     def check(self) -> None:
         """Raises `UserError` for a value that Vertex AI would reject."""
+        if not re.fullmatch(_MACHINE, self.machine):
+            raise UserError(
+                f"--machine={self.machine} is not a machine type of Google Cloud, such as "
+                "n1-standard-4 or g2-standard-8."
+            )
+        if not re.fullmatch(_REGION, self.region):
+            raise UserError(
+                f"--region={self.region} is not a region of Google Cloud, such as us-central1."
+            )
         if self.accelerator and not re.fullmatch(_ACCELERATOR, self.accelerator):
             raise UserError(
                 f"--accelerator={self.accelerator} is not an accelerator type of Vertex AI, such "

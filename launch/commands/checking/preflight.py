@@ -92,7 +92,8 @@ class Options(ConfigOptions):
             if getattr(self, name) != defaults[name]:
                 given = self.overrides[0] if name == "overrides" else f"--{name}"
                 raise UserError(
-                    f"--report={self.report} shows a report as it was written: leave out {given}."
+                    f"--report={self.report} shows a report as it was written: leave out "
+                    f"{given}, or --report: programs that were compiled once come from the cache."
                 )
         if not self.names:
             raise UserError(

@@ -18,16 +18,18 @@ import numpy as np
 
 from tftpu.amounts import format_size
 from tftpu.errors import UserError, counted
+from tftpu.input_pipelines.sources import StreamedImages
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import conditions
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import ConfigOptions, flag
-from tftpu.launch.startup import import_tensorflow
+from tftpu.launch.startup import import_tensorflow, without_notes
 from tftpu.storage import files
 
 SECONDS = 5.0  # seconds for which the pipeline is timed
 _SMALL, _LARGE = 8 << 20, 1 << 30  # bytes below and above which a shard is small or large
 _BATCHES = 3  # batches whose numbers are compared with the model's limits
+_SHOWN = 10  # most damaged images that are named
 _MEMORY = 0.5  # largest share of the host's memory that the pipeline may take
 
 Pipeline = Any  # of `tftpu.input_pipelines.training`
@@ -56,7 +58,7 @@ class Finding:
 
     Attributes:
         level: "ok", "warning" or "error".
-        text: one line.
+        text: one line, or more with the names of files.
     """
 
     level: str
@@ -89,6 +91,7 @@ def run(options: Options) -> None:
     # The trainer itself gives the batches of a plain `tf.data.Dataset` a static shape.
     seen = announced if own else pipeline.starting_at(0, 0, hosts).element_spec
     found = inspect_shapes(seen, announced)
+    found += inspect_images(data)
     if not any(finding.level == "error" for finding in found):
         found += inspect_plain(hosts) if own else inspect_shards(pipeline, hosts)
         found += [] if own else inspect_memory(pipeline, hosts, read_host_memory())
@@ -105,6 +108,45 @@ def run(options: Options) -> None:
     errors = sum(finding.level == "error" for finding in found)
     if errors:
         raise UserError(f"data check found {counted(errors, 'error')} in {options.name}.")
+
+
+def inspect_images(data: Any) -> list[Finding]:
+    """Counts the classes of a folder or an index of images, and decodes the images."""
+    if not isinstance(data, StreamedImages) or data.format not in ("folder", "index"):
+        return []
+    from tftpu.input_pipelines.datasets import image_survey, streamed_images
+
+    try:
+        splits = {
+            split: streamed_images.list_split(data, split)
+            for split in dict.fromkeys((data.train_split, data.eval_split))
+        }
+    except UserError as error:
+        return [Finding("error", str(error))]
+    found = [Finding("ok", line) for line in image_survey.describe_classes(splits)]
+    found += [Finding("warning", line) for line in image_survey.find_imbalance(splits)]
+    damaged: dict[str, str] = {}
+    decoded = 0
+    with without_notes((b"",)):  # the libraries print what they find, without the file's name
+        for files_of_split in splits.values():
+            count, reasons = image_survey.find_damaged(files_of_split)
+            decoded += count
+            damaged |= reasons
+    return [*found, _describe_damaged(damaged, decoded, data.on_bad_record == "skip")]
+
+
+def _describe_damaged(damaged: dict[str, str], decoded: int, skips: bool) -> Finding:
+    """Returns how many images are damaged, what to do, and the first of them."""
+    if not damaged:
+        return Finding("ok", f"{counted(decoded, 'image')} can be decoded")
+    advice = "they are skipped"
+    if not skips:
+        advice = "remove or replace them, or skip them with --config.data.on_bad_record=skip"
+    lines = [f"{len(damaged):,} of {counted(decoded, 'image')} cannot be decoded: {advice}"]
+    lines += [f"{path} {why}" for path, why in list(damaged.items())[:_SHOWN]]
+    if len(damaged) > _SHOWN:
+        lines.append(f"and {len(damaged) - _SHOWN:,} others")
+    return Finding("warning" if skips else "error", f"\n{'':13}".join(lines))
 
 
 def inspect_evaluation(data: Any) -> list[Finding]:

@@ -16,6 +16,7 @@ from tftpu.config import DataConfig
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import texts
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import ConfigOptions, flag
@@ -58,6 +59,7 @@ def run(options: Options) -> None:
         raise UserError("--output works only with images, because text is printed: leave it out.")
     if output and not output.lower().endswith(".png"):
         raise UserError(f"--output={output} must end in .png.")
+    report_activity(f"Reading the examples of step {step:,}")
     import_tensorflow()
     batch = read_examples(
         data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS)
@@ -65,9 +67,8 @@ def run(options: Options) -> None:
     if drawn:
         path = output or f"{options.name}_examples.png"
         title = f"{options.name}: training examples of step {step}, as the model sees them"
-        files.write_whole(
-            path, draw_sheet(to_pixels(data, batch[0]), format_captions(data, batch[1]), title)
-        )
+        captions = format_captions(data, batch[1], *batch[2:])
+        files.write_whole(path, draw_sheet(to_pixels(data, batch[0]), captions, title))
         print(f"{len(batch[1])} examples of step {step} are in {path}")
     elif isinstance(data, sources.Text | sources.Tokens):
         print("\n".join(format_documents(data, batch)))
@@ -102,8 +103,23 @@ def to_pixels(data: DataConfig, images: "np.ndarray") -> "np.ndarray":
     return tf.nn.depth_to_space(images, 2).numpy() if _is_in_blocks(data) else images
 
 
-def format_captions(data: DataConfig, labels: "np.ndarray") -> list[list[str]]:
-    """Returns lines for each example: its class, or the classes that it mixes, largest first."""
+def format_captions(
+    data: DataConfig, labels: "np.ndarray", weights: "np.ndarray | None" = None
+) -> list[list[str]]:
+    """Returns lines for each example: its class, or the classes that it mixes, largest first.
+
+    Args:
+        data: the data.
+        labels: classes, (batch,), or shares of them, (batch, classes).
+        weights: of the examples, (batch,); those of damaged records are 0. None: all are 1.
+    """
+    lines = _format_labels(data, labels)
+    if weights is None:
+        return lines
+    return [line if weight else ["left out: damaged"] for line, weight in zip(lines, weights)]
+
+
+def _format_labels(data: DataConfig, labels: "np.ndarray") -> list[list[str]]:
     with own_code.failures_of_class(data, "class_names"):
         names = input_pipelines.class_names(data)
 

@@ -14,6 +14,7 @@ import math
 import os
 
 from tftpu.errors import UserError
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import conditions, finished
 from tftpu.launch.settings.options import DeviceOptions, flag, required
 from tftpu.storage import files
@@ -47,6 +48,7 @@ def run(options: Options) -> None:
     experiment.cluster.validate()
     if options.gate:
         conditions.check("--gate", options.gate, experiment)
+    report_activity(f"Loading {options.workdir}")
     trainer, step, evaluation = finished.restore_run(experiment, options.workdir)
     if evaluation is None:
         raise UserError(

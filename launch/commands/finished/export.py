@@ -13,8 +13,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tftpu.amounts import format_size
-from tftpu.config import Experiment
+from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError, did_you_mean, find_nearest
+from tftpu.input_pipelines.sources import Images, StreamedImages
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
@@ -64,7 +66,9 @@ def run(options: Options) -> None:
     # All formats are made from TensorFlow's graph, and a checkpoint is the same on both engines.
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
     experiment.train.precision = "float32"
+    report_activity(f"Loading {options.workdir}")
     trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
+    report_activity(f"Exporting step {step:,} and comparing its outputs")
     from tftpu.inference.exporting import export
 
     if form == "keras":
@@ -86,11 +90,22 @@ def run(options: Options) -> None:
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
     print(f"step {step}: {options.output}, {format_size(found.bytes)}")
     print(f"  inputs   {inputs}, any batch")
+    if isinstance(experiment.data, StreamedImages):
+        print(f"  crop     {_describe_crop(experiment.data)}")
     print(f"  outputs  {', '.join(serving.output_specs())}")
     compared = f"the {options.quantize} model" if options.quantize else "the model"
     print(f"  largest difference from {compared} {found.difference:.1e} of the largest output")
     if form == "keras":
-        print("  tftpu.models.load_model reads it")
+        print(f"  read by  {_describe_reading(serving, options.output)}")
+
+
+def _describe_crop(data: StreamedImages) -> str:
+    """Returns how a caller prepares an image, as evaluation does."""
+    side, size = data.augment.central_side, data.image_size
+    part = "the shorter side" if side == 1.0 else f"{side:g} of the shorter side"
+    return (
+        f"each image before: the central square, {part} wide; resized to {size} x {size}, bilinear"
+    )
 
 
 def _choose_format(options: Options) -> str:
@@ -160,24 +175,37 @@ def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
     with own_code.failures_of_class(experiment.data, "export_inputs"):
         given = experiment.data.export_inputs()
     if given is not None:
-        model = _add_pixel_input(model, experiment)
+        model = _add_pixel_input(model, experiment.data)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
     return Serving(model, *resolve_inputs(model, experiment.data, given))
 
 
-def _add_pixel_input(model: Any, experiment: Experiment) -> Any:
+def _add_pixel_input(model: Any, data: DataConfig) -> Any:
     """Returns a model that takes pixels, in the form that `export_inputs` of images has."""
-    from tftpu.models.blocks.block_model import BlockModel
     from tftpu.models.layers import pixels
 
-    to_depth = getattr(experiment.data, "space_to_depth", False)
-    if to_depth or not isinstance(model, BlockModel):
-        # A model that is trained on uint8 standardizes its pixels itself.
-        scales = hasattr(experiment.data, "image_dtype") and not to_depth
-        hint = "; or train with --config.data.image_dtype=uint8" if scales else ""
+    scales = type(data).export_inputs in (Images.export_inputs, StreamedImages.export_inputs)
+    if not scales or getattr(data, "space_to_depth", False):
         raise UserError(
             "--format=keras writes the model itself, without the code that prepares its images: "
-            f"choose saved_model or onnx{hint}."
+            "choose saved_model or onnx."
         )
-    taken: Any = model.input
-    return model if taken.dtype == "uint8" else pixels.standardize_pixels(model)
+    taken: Any = getattr(model, "inputs", None)  # of a subclassed model, None
+    if not taken or len(taken) > 1:
+        raise UserError(
+            f"--format=keras puts a layer that scales pixels before the model, but {model.name!r} "
+            "is not a functional model with one input: choose saved_model or onnx."
+        )
+    return model if taken[0].dtype == "uint8" else pixels.standardize_pixels(model)
+
+
+def _describe_reading(serving: "Serving", path: str) -> str:
+    """Returns the lines of Python that read a `.keras` file."""
+    from tftpu.inference.exporting.export import list_modules
+
+    found = sorted(list_modules(serving.model))
+    own = [name for name in found if name.partition(".")[0] not in ("keras", "tftpu")]
+    reader = "tftpu.models" if any(name.startswith("tftpu.") for name in found) else "keras.models"
+    imported = ", ".join([reader, *own])
+    note = f", with {' and '.join(own)} on Python's path" if own else ""
+    return f"import {imported}; model = {reader}.load_model({path!r}){note}"

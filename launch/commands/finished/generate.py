@@ -54,6 +54,9 @@ class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
 def run(options: Options) -> None:
     """Prints the texts that the model of the best checkpoint writes."""
     prompts = _read_prompts(options)
+    shown = options.prompt is not None and sys.stdout.isatty()
+    if shown:
+        print("Restoring the model and compiling; the text follows.", file=sys.stderr, flush=True)
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
     codec = texts.choose_codec(experiment.data, options.tokenizer)
@@ -74,6 +77,13 @@ def run(options: Options) -> None:
     writer = Writer(trainer.model, stop, context, trainer.executor.compiled)
     writer.check(tokens, options.tokens)
     rows = build_rows(tokens, options.tokens, sampling, options.seed)
+    if shown and context and len(tokens[0]) + options.tokens > context:
+        print(
+            f"The text pauses where the context of {context} tokens is full: the model then reads "
+            "its last half again, which compiles once more.",
+            file=sys.stderr,
+            flush=True,
+        )
     if options.prompt is None:
         _print_lines(writer, codec, prompts, rows)
     else:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tftpu import installation
 from tftpu.amounts import format_metric
 from tftpu.errors import UserError, counted, did_you_mean
-from tftpu.launch.correction import suggest_folder
+from tftpu.launch.correction import expand_folders, suggest_folder
 from tftpu.launch.run import result
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe.writers import THROUGHPUT
@@ -22,6 +22,8 @@ from tftpu.storage import files, lines
 # Curves that are drawn first, in this order. The others follow by name.
 _FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
 _COLUMNS = 3
+_LEGEND_COLUMNS = 4
+_MARGIN = 20.0  # pixels beside and below the legend
 _POINTS = 30  # curves with fewer points are drawn with markers
 _SPLITS = ("train", "eval")
 
@@ -31,7 +33,10 @@ class Options:
     """Runs to draw, and the picture to write."""
 
     workdirs: tuple[str, ...] = required(
-        "RUN", "folder of a run, local or gs://", word=True, aliases=("workdir",)
+        "RUN",
+        "folder of a run, local or gs://, or of several runs",
+        word=True,
+        aliases=("workdir",),
     )
     output: str = flag("curves.png", "picture to write: .png, .svg or .pdf", metavar="FILE")
     metrics: str = flag(
@@ -61,7 +66,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: there is nothing to draw, or the picture cannot be written.
     """
-    workdirs, output = list(options.workdirs), options.output
+    workdirs, output = expand_folders(options.workdirs), options.output
     metrics, log = options.metrics, options.log
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"tftpu plot needs matplotlib: run `{installation.command('plot')}`.")
@@ -98,7 +103,7 @@ def read_curves(workdir: str) -> RunCurves:
     if not found.curves:
         raise UserError(
             f"There are no metrics in {workdir!r}: has a run been started there?"
-            f"{suggest_folder(workdir, several=True)}"
+            f"{suggest_folder(workdir)}"
         )
     return found
 
@@ -142,12 +147,11 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
             axis = figure.add_subplot(grid[row, column * each : (column + 1) * each])
             name = left.pop(0)
             for index, (label, found) in enumerate(runs.items()):
-                _draw_run(axis, name, label, found, colours(index % colours.N))
+                later = list(runs.values())[index + 1 :]
+                _draw_run(axis, name, label, found, colours(index % colours.N), later)
             _set_axes(axis, name, log)
             handles |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels())}
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles))
-    )
+    _add_legend(figure, handles)
     try:
         figure.savefig(output, dpi=120)
     except OSError as error:
@@ -156,27 +160,56 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
         pyplot.close(figure)
 
 
-def _draw_run(axis: Any, name: str, label: str, found: RunCurves, colour: Any) -> None:
-    """Draws training thin and pale, evaluation strong and dashed, and a star at the best."""
+def _add_legend(figure: Any, handles: Mapping[str, Any]) -> None:
+    """Adds the legend of all panels below them, whole: the picture grows to hold it."""
+    columns = min(_LEGEND_COLUMNS, len(handles))
+    while True:
+        legend = figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=columns
+        )
+        size = legend.get_window_extent()
+        if columns == 1 or size.width < figure.bbox.width - _MARGIN:
+            break
+        legend.remove()
+        columns -= 1
+    width, height = figure.get_size_inches()
+    wide, high = ((length + _MARGIN) / figure.dpi for length in (size.width, size.height))
+    figure.set_size_inches(max(width, wide), height + high)
+
+
+def _draw_run(
+    axis: Any, name: str, label: str, found: RunCurves, colour: Any, later: Sequence[RunCurves]
+) -> None:
+    """Draws training thin and pale, evaluation strong and dashed, and a star at the best.
+
+    A curve is wider for each run drawn later whose curve is equal, so that all are seen.
+    """
     for split in _SPLITS:
         curve = found.curves.get((name, split))
         if curve is None:
             continue
         few = len(curve.steps) < _POINTS
+        wider = 3.0 * sum(other.curves.get((name, split)) == curve for other in later)
         style: dict[str, Any] = (
-            {"linestyle": "-", "linewidth": 1.2, "alpha": 0.55, "marker": "." if few else None}
+            {
+                "linestyle": "-",
+                "linewidth": 1.2 + wider,
+                "alpha": 0.55,
+                "marker": "." if few else None,
+            }
             if split == "train"
-            else {"linestyle": "--", "linewidth": 1.8, "marker": "o" if few else None}
+            else {"linestyle": "--", "linewidth": 1.8 + wider, "marker": "o" if few else None}
         )
-        axis.plot(*curve, color=colour, markersize=4, label=f"{label} ({split})", **style)
+        axis.plot(*curve, color=colour, markersize=4 + wider, label=f"{label} ({split})", **style)
     best = found.best
+    wider = 6.0 * sum(other.best == best for other in later)
     if best and best.metric == name and (name, "eval") in found.curves:
         axis.plot(
             [best.step],
             [best.value],
             linestyle="",
             marker="*",
-            markersize=15,
+            markersize=15 + wider,
             markerfacecolor=colour,
             markeredgecolor="black",
             zorder=5,

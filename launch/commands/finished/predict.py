@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import re
 import sys
 import time
@@ -23,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from tftpu.checkpoint import manifest as checkpoint
 from tftpu.config import DataConfig, Experiment
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, counted, did_you_mean
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import DeviceOptions, flag, required
@@ -51,8 +53,11 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
         "for bigquery: PROJECT.DATASET.TABLE to load the shards into",
         metavar="TABLE",
     )
-    outputs: str = flag(
-        "logits", "what to write: logits, classes, top5, embedding", metavar="NAME,..."
+    outputs: str | None = flag(
+        None,
+        "what to write: classes, top5, logits, embedding",
+        metavar="NAME,...",
+        shown="classes of a classifier, else logits",
     )
     keep: str = flag("", "fields of the input to write as well", metavar="FIELD,...")
     batch_size: int | None = flag(
@@ -72,12 +77,14 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 
 def run(options: Options) -> None:
     """Writes the predictions that do not exist yet."""
-    outputs = _parse_choices("outputs", options.outputs, _OUTPUTS)
+    outputs = options.outputs
+    named = None if outputs is None else _parse_choices("outputs", outputs, _OUTPUTS)
     form = options.format
     if form not in _FORMATS:
         raise UserError(f"--format has no {form!r}.{did_you_mean(form, _FORMATS)}")
     machine = _parse_machine(options.shard)
     files.check_folder("--output", options.output)
+    _check_output_name(options)
     _check_table(form, options)
     if options.verify:
         _verify(options.output.rstrip("/"))
@@ -90,13 +97,15 @@ def run(options: Options) -> None:
     data.global_batch_size = min(wanted, options.records_per_shard)  # a batch belongs to one shard
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
-    changed = _OutputSelector(outputs)
+    changed = _OutputSelector(named)
+    report_activity(f"Loading {options.workdir}")
     (trainer, step, _), records = finished.restore_for_records(
         experiment, options.workdir, lambda: _open_records(data, options), changed
     )
     from tftpu.inference.predict import Job, predict
     from tftpu.inference.prediction.outputs import build_columns
 
+    outputs = changed.outputs
     names = _read_class_names(experiment, changed) if changed.classifies else None
     job = Job(
         options.output.rstrip("/"),
@@ -118,6 +127,7 @@ def run(options: Options) -> None:
         machine,
     )
     _check_files(records.count, options)
+    report_activity(f"Predicting {records.count:,} records with step {step:,}")
     try:
         complete = predict(trainer, records, job, ProgressPrinter())
     except OSError as error:
@@ -126,6 +136,8 @@ def run(options: Options) -> None:
             "again once it can be written."
         ) from error
     _print_summary(job, records, complete)
+    if named is None:
+        print(f"They hold {', '.join(outputs)}; --outputs chooses among {', '.join(_OUTPUTS)}.")
     if complete and options.table is not None:
         _load(job, options.table)
 
@@ -148,29 +160,34 @@ class _OutputSelector:
     """Changes the run's model to one with the requested outputs.
 
     Args:
-        outputs: names of outputs.
+        outputs: names of outputs; None: the classes of a classifier, or else the logits.
 
     Attributes:
-        classifies: whether classes are requested.
+        outputs: the names of the outputs; set once the model is built.
         probabilities: whether the model returns probabilities; set once it is built.
         shape: the shape of its outputs; set once it is built.
     """
 
-    def __init__(self, outputs: list[str]):
-        self._embeds = "embedding" in outputs
-        self.classifies = bool({"classes", "top5"} & set(outputs))
+    def __init__(self, outputs: list[str] | None):
+        self.outputs = outputs or []
         self.probabilities = False
         self.shape: Any = ()
 
-    def __call__(self, model: Any) -> Any:
-        from tftpu.inference.prediction.outputs import add_embedding, has_probabilities
+    @property
+    def classifies(self) -> bool:
+        """True if classes are requested."""
+        return bool({"classes", "top5"} & set(self.outputs))
 
+    def __call__(self, model: Any) -> Any:
+        from tftpu.inference.prediction import outputs
+
+        self.outputs = self.outputs or [outputs.choose_default(model)]
         self.shape = getattr(model, "output_shape", ())
         if self.classifies:
-            self.probabilities = has_probabilities(model)
-        if not self._embeds:
+            self.probabilities = outputs.has_probabilities(model)
+        if "embedding" not in self.outputs:
             return model
-        changed = add_embedding(model)
+        changed = outputs.add_embedding(model)
         changed.compile(optimizer=model.optimizer)
         return changed
 
@@ -200,16 +217,32 @@ def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> 
     machine, machines = job.machine
     if records.skipped:
         print(
-            f"tftpu: warning: of what was read now, {len(records.skipped):,} records could not be: "
-            "their rows say why.",
+            f"tftpu: warning: {counted(len(records.skipped), 'record')} could not be read; what "
+            "was wrong stands in the row of each, as its error.",
             file=sys.stderr,
         )
     if complete:
-        print(f"{records.count:,} predictions in {job.output}")
+        shards = -(-records.count // job.records_per_shard)
+        number = "00000" if shards == 1 else "*"
+        name = f"predictions-{number}-of-{shards:05d}.{job.format}"
+        print(f"{records.count:,} predictions in {files.join(job.output, name)}")
     else:
         print(
             f"the predictions of machine {machine} of {machines} are in {job.output}; those of "
             "others are missing"
+        )
+
+
+def _check_output_name(options: Options) -> None:
+    """Raises `UserError` for a new folder whose name is that of a file."""
+    name, ending = os.path.splitext(options.output)
+    known = (".jsonl", ".json", ".csv", ".txt", ".parquet", ".tfrecord")
+    if ending in known and not files.exists(options.output):
+        form = ending[1:] if ending[1:] in _FORMATS else options.format
+        format_flag = "" if form == "jsonl" else f" --format={form}"
+        raise UserError(
+            f"--output={options.output} has the name of a file, but the predictions are several "
+            f"files in a folder: give a folder, --output={name}{format_flag}."
         )
 
 

@@ -84,8 +84,9 @@ def read(workdir: str) -> Profile:
     sessions = files.list_names(folder)
     if not sessions:
         raise UserError(
-            f"There is no profile in {workdir!r}: train with --config.train.profile=100:110, or "
-            "send SIGUSR1 to a running process (kill -USR1 PROCESS)."
+            f"There is no profile in {workdir!r}: train with --config.train.profile=100:110 (in "
+            "a script, tftpu.TrainConfig(profile='100:110')), or send SIGUSR1 to a running "
+            "process (kill -USR1 PROCESS)."
         )
     path = files.join(folder, sessions[-1])
     with tempfile.TemporaryDirectory() as copy:  # xprof writes cache files beside the trace

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
 from tftpu.installation import command
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import TIME, flag
-from tftpu.launch.startup import quieten_tensorflow
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -74,15 +74,12 @@ def run(options: Options) -> None:
     path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
     if (path is None) == (options.workdir is None):
         raise UserError("Give a run, `tftpu serve runs/mine`, or an export, --model=PATH.")
-    if options.workdir is not None and _is_exported(options.workdir):
-        raise UserError(
-            f"{options.workdir!r} is an exported model, not a run. Did you mean "
-            f"'--model={options.workdir}'?"
-        )
+    if options.workdir is not None:
+        finished.check_no_export(options.workdir)
+        finished.check_exists(options.workdir)
     _check_text_flags(options, path)
-    quieten_tensorflow()
     try:
-        from tftpu.inference.server import origins
+        from tftpu.inference.server import example, origins
         from tftpu.inference.server import run as server
         from tftpu.inference.server.answering import Limits
         from tftpu.inference.server.app import About
@@ -102,6 +99,7 @@ def run(options: Options) -> None:
         predict=os.environ.get("AIP_PREDICT_ROUTE", "/predict"),
         hosts=(*origins.list_own_hosts(host), *_list_allowed_hosts(options.allow_hosts, on_vertex)),
     )
+    report_activity(f"Loading {source}")
     model, step = _load_model(options, path)
     about = dataclasses.replace(about, version=max(step, 1))
     limits = Limits(
@@ -111,6 +109,7 @@ def run(options: Options) -> None:
         seconds=options.timeout,
         tokens=options.tokens or _TOKENS,
     )
+    report_activity("Compiling and computing a first answer")
     server.warm(model)
     address = server.listen(at)
 
@@ -118,16 +117,16 @@ def run(options: Options) -> None:
 
     def print_ready() -> None:
         print(f"{source} on the {model.device}: {address}{route}", flush=True)
+        print(f"Ask it:  {example.build_curl(model, address, route)}", flush=True)
         print("Ctrl-C ends it.", flush=True)
 
-    server.serve(model, about, limits, at, print_ready)
+    def report_stop() -> None:
+        report_activity(
+            f"Stopping: the requests that it has are answered, for up to {server.GRACE_S} s"
+        )
+
+    server.serve(model, about, limits, at, print_ready, report_stop)
     print("Stopped.", flush=True)
-
-
-def _is_exported(path: str) -> bool:
-    """Returns whether a path is an ONNX file or the folder of a SavedModel."""
-    is_onnx = path.endswith(".onnx") and not os.path.isdir(path)
-    return is_onnx or files.exists(files.join(path, "saved_model.pb"))
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:

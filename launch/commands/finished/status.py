@@ -13,7 +13,7 @@ from typing import Any
 from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.checkpoint import manifest
 from tftpu.errors import UserError, counted
-from tftpu.launch.correction import suggest_folder
+from tftpu.launch.correction import expand_folders, suggest_folder
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe import writers
 from tftpu.runtime import goodput
@@ -23,7 +23,7 @@ from tftpu.storage import lines as line_files
 # Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
 _IN_WORDS = {
-    "starting": "starting: no step is trained yet",
+    "starting": "starting: no step of this start is trained yet",
     "running": "running",
     "finished": "finished",
     "failed": "ended with an error",
@@ -31,7 +31,7 @@ _IN_WORDS = {
 _RESUMABLE = {
     "stopped": "stopped by the user",
     "preempted": "preempted",
-    "crashed": "crashed, or was killed",
+    "crashed": "crashed, was killed, or was stopped at once",
 }
 
 
@@ -40,7 +40,10 @@ class Options:
     """The runs to show, and the format."""
 
     workdirs: tuple[str, ...] = required(
-        "RUN", "folder of a run, local or gs://", word=True, aliases=("workdir",)
+        "RUN",
+        "folder of a run, local or gs://, or of several runs",
+        word=True,
+        aliases=("workdir",),
     )
     json: bool = flag(False, "print JSON, for programs")
 
@@ -52,7 +55,7 @@ def run(options: Options) -> None:
         UserError: there is no run in one of the workdirs; the states of the others are printed.
     """
     found, missing = [], []
-    for workdir in options.workdirs:
+    for workdir in expand_folders(options.workdirs):
         try:
             found.append(read_status(workdir))
         except UserError as error:
@@ -71,9 +74,10 @@ def read_status(workdir: str) -> dict[str, Any]:
     Raises:
         UserError: no run was ever started there.
     """
-    account = goodput.read(workdir)
-    if account is None and locks.is_locked(workdir):
-        return {"workdir": workdir, "state": "starting"}
+    account, holder = goodput.read(workdir), locks.find_holder(workdir)
+    if holder and (account is None or account.process != holder.process):
+        process = f"{holder.process} on {holder.host}"
+        return {"workdir": workdir, "state": "starting", "process": process}
     if account is None and files.exists(files.join(workdir, "search.json")):
         raise UserError(
             f"{workdir!r} holds a search, whose runs are in trials/NNNN/run. To show it, run "
@@ -81,8 +85,7 @@ def read_status(workdir: str) -> dict[str, Any]:
         )
     if account is None:
         raise UserError(
-            f"There is no run in {workdir!r}: it has no {goodput.FILE}."
-            f"{suggest_folder(workdir, several=True)}"
+            f"There is no run in {workdir!r}: it has no {goodput.FILE}.{suggest_folder(workdir)}"
         )
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):
@@ -113,11 +116,17 @@ def read_status(workdir: str) -> dict[str, Any]:
 def format_status(record: dict[str, Any]) -> list[str]:
     """Formats a status for people."""
     if record["state"] == "starting":
-        return [record["workdir"], f"  {'state':12}{_IN_WORDS['starting']}"]
+        rows = [("state", _IN_WORDS["starting"]), ("process", record["process"])]
+        return [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     ago = format_clock(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
     rows = [("state", _describe_state(record["state"], bool(record["checkpoints"]["steps"])))]
-    rows.append(("process", f"{record['process']}, last update {ago} ago"))
+    # The process of another state has ended.
+    rows.append(
+        ("process", f"{record['process']}, last update {ago} ago")
+        if running
+        else ("updated", f"{ago} ago")
+    )
     step, steps = record.get("step", 0), record.get("steps", 0)
     rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
     if record.get("examples_per_sec"):

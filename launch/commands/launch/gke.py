@@ -12,7 +12,7 @@ import dataclasses
 from tftpu.launch.cloud import engine, job
 from tftpu.launch.cloud.gke import job as gke
 from tftpu.launch.cloud.gke.options import ClusterOptions
-from tftpu.launch.cloud.options import JobOptions
+from tftpu.launch.cloud.options import JobOptions, print_dry_run
 from tftpu.launch.settings.options import TIME, flag
 from tftpu.tpu.slices import Slice, parse_slice
 
@@ -50,7 +50,7 @@ def run(options: Options) -> None:
     order = _build_job(options, wanted, engine.choose_for_slice(experiment, wanted))
     created = order.build_jobset(job.make_unique_name(order.config))
     if options.dry_run:
-        print(order.as_yaml(created), end="")
+        print_dry_run(order.as_yaml(created), workdir=options.workdir)
         return
     _launch(options, order, created, queue_s)
 

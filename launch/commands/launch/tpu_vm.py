@@ -13,7 +13,7 @@ from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch import startup
 from tftpu.launch.cloud import engine, job
-from tftpu.launch.cloud.options import JobOptions, ProjectOptions
+from tftpu.launch.cloud.options import JobOptions, ProjectOptions, print_dry_run
 from tftpu.launch.cloud.tpu_vm import job as tpu_vm
 from tftpu.launch.settings.options import TIME, flag
 from tftpu.tpu.slices import Slice, parse_slice
@@ -43,7 +43,12 @@ def run(options: Options) -> None:
     wanted = parse_slice(options.slice)
     order = _build_job(options, wanted, engine.choose_for_slice(experiment, wanted))
     if options.dry_run:
-        print(tpu_vm.as_yaml(order), end="")
+        print_dry_run(
+            tpu_vm.as_yaml(order),
+            project=options.project,
+            zone=options.zone,
+            workdir=options.workdir,
+        )
         return
     # Finds mistakes in the request before the user is asked anything.
     order.build_request(job.make_unique_name(order.config))

@@ -8,6 +8,7 @@ with more than 4 chips, need the JAX engine.
 
 import dataclasses
 
+from tftpu.launch.cloud.options import print_dry_run
 from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.settings.options import flag
@@ -30,7 +31,7 @@ def run(options: Options) -> None:
     order = options.build_job(options.load_experiment(), options.tensorboard)
     created = order.build_custom_job()
     if options.dry_run:
-        print(order.as_yaml(created), end="")
+        print_dry_run(order.as_yaml(created), project=options.project, workdir=options.workdir)
         return
     _launch(order, created, options)
 

@@ -5,6 +5,7 @@ The container runs `tftpu serve`. Its image is the target `serve` of launch/Dock
 --service_account must be allowed to read.
 
     tftpu launch vertex-endpoint --model=gs://BUCKET/digits_saved
+    tftpu launch vertex-endpoint gs://BUCKET/run
 """
 
 import dataclasses
@@ -16,10 +17,10 @@ from tftpu.config import DataConfig, from_json
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.options import ProjectOptions
+from tftpu.launch.cloud.options import ProjectOptions, print_dry_run
 from tftpu.launch.cloud.vertex import endpoint as vertex_endpoint
 from tftpu.launch.cloud.vertex.options import CLIENT, format_image
-from tftpu.launch.run import texts
+from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import flag
 from tftpu.models import sizes
 from tftpu.storage import files
@@ -32,7 +33,9 @@ class Options(ProjectOptions):
     model: str | None = flag(
         None, "gs://BUCKET/FOLDER of a SavedModel or a file of ONNX", metavar="PATH"
     )
-    workdir: str | None = flag(None, "gs://BUCKET/FOLDER of a run; or give --model", metavar="DIR")
+    workdir: str | None = flag(
+        None, "gs://BUCKET/FOLDER of a run; or give --model", metavar="RUN", word=True
+    )
     name: str | None = flag(None, "name of the model", metavar="NAME", shown="that of the folder")
     machine: str = flag("n1-standard-4", "type of the machines", metavar="TYPE")
     accelerator: str | None = flag(
@@ -71,7 +74,8 @@ def run(options: Options) -> None:
     """
     if (options.model is None) == (options.workdir is None):
         raise UserError(
-            "Give either --model=gs://... for an export, or --workdir=gs://... for a run."
+            "Give a run, `tftpu launch vertex-endpoint gs://BUCKET/RUN`, or an export, "
+            "--model=gs://BUCKET/FOLDER."
         )
     _check_place(options)
     if options.accelerator and options.image is None:
@@ -83,7 +87,12 @@ def run(options: Options) -> None:
     order = _build_endpoint(options, project)
     order.check()
     if options.dry_run:
-        print(order.as_yaml(), end="")
+        print_dry_run(order.as_yaml(), project=options.project)
+        print(
+            f"tftpu: not checked in a dry run: whether {order.model or order.workdir} can be "
+            "served. Without --dry_run that is checked before anything is sent.",
+            file=sys.stderr,
+        )
         return
     _check_source(order, (options.model or "").rstrip("/"))
     from tftpu.launch.cloud.vertex import endpoint_client
@@ -103,18 +112,31 @@ def _check_place(options: Options) -> None:
     """Raises `UserError` for a source that Vertex AI cannot reach."""
     flag, source = ("model", options.model) if options.model else ("workdir", options.workdir or "")
     if not re.fullmatch(r"gs://[^/\s]+/[^/\s]\S*", source):
-        how = "export with `tftpu export --output=" if options.model else "train with `--workdir="
         raise UserError(
             f"--{flag}={source} is not a folder in a bucket, but Vertex AI can read only buckets: "
-            f"{how}gs://BUCKET/FOLDER`."
+            f"{_suggest_place(source, bool(options.model))}."
         )
+    if options.workdir and source.endswith(".onnx"):
+        finished.check_no_export(source)
     if source.endswith(".onnx") and source.count("/") < 4:
+        bucket, _, file = source.rpartition("/")
+        moved = f"{bucket}/{file.removesuffix('.onnx')}/{file}"
         raise UserError(
-            f"--model={source} is not in a folder, but Vertex AI copies whole folders: move it "
-            "into one."
+            f"--model={source} is not in a folder, but Vertex AI copies whole folders: copy it "
+            f"with `gcloud storage cp {source} {moved}`, and give --model={moved}."
         )
     if source.endswith((".tflite", ".keras", ".h5", ".safetensors")):
         raise UserError(f"--model={source} cannot be served: only ONNX files and SavedModels can.")
+
+
+def _suggest_place(source: str, is_export: bool) -> str:
+    if not is_export:
+        return "train with `--workdir=gs://BUCKET/FOLDER`"
+    if not source.endswith(".onnx"):
+        return "export with `tftpu export --output=gs://BUCKET/FOLDER`"
+    file = source.rpartition("/")[2]
+    there = f"gs://BUCKET/{file.removesuffix('.onnx')}/{file}"
+    return f"copy it with `gcloud storage cp {source} {there}`, and give --model={there}"
 
 
 def _build_endpoint(options: Options, project: str) -> vertex_endpoint.VertexEndpoint:
@@ -167,6 +189,7 @@ def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
 
 def _check_run(workdir: str) -> None:
     """Raises `UserError` for a run that cannot start in the container."""
+    finished.check_no_export(workdir)
     path = files.join(workdir, "config.json")
     if not files.exists(path):
         raise UserError(f"There is no run in {workdir}: it has no config.json.")

@@ -14,6 +14,7 @@ import shlex
 from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
+from tftpu.launch.cloud.options import print_dry_run
 from tftpu.launch.cloud.vertex import training_job
 from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.commands.data import convert
@@ -76,7 +77,7 @@ def run(options: Options) -> None:
         _check_convert_flags(options)
     created = order.build_pipeline_job()
     if options.dry_run:
-        print(order.as_yaml(created), end="")
+        print_dry_run(order.as_yaml(created), project=options.project, workdir=options.workdir)
         return
     _launch(order.training, created, options)
 

@@ -8,6 +8,7 @@ The service chooses the values. A space that it cannot express is an error.
 
 import dataclasses
 
+from tftpu.launch.cloud.options import print_dry_run
 from tftpu.launch.cloud.vertex import search as vertex_search
 from tftpu.launch.cloud.vertex.options import VertexOptions
 from tftpu.launch.cloud.vertex.search import VertexSearch
@@ -63,7 +64,7 @@ def run(options: Options) -> None:
     )
     created = search.build_tuning_job()
     if options.dry_run:
-        print(search.as_yaml(created), end="")
+        print_dry_run(search.as_yaml(created), project=options.project, workdir=options.workdir)
         return
     _launch(search, created, options)
 

@@ -48,7 +48,9 @@ class Workload:
             gradient_accumulation_steps=self.microbatches, global_clipnorm=self.clipnorm
         )
         lowering = selection.choose_lowering(self.cluster)
-        return lowering.lower(self.model_fn, self.batch, target.replicas, "mixed_bfloat16", options)
+        return lowering.build(
+            self.model_fn, self.batch, target.replicas, "mixed_bfloat16", options
+        ).lower()
 
     def choose_options(self, target: Slice) -> dict[str, str]:
         """Returns the compiler's options, as the trainer chooses them."""

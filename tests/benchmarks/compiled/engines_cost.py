@@ -82,7 +82,7 @@ def measure(name: str, engine: str) -> dict[str, float]:
             tf.TensorSpec((examples,), tf.int32),
         )
     lowering = selection.choose_lowering(ClusterConfig(engine=engine))
-    step = lowering.lower(model, batch, 1, "mixed_bfloat16", TrainConfig())
+    step = lowering.build(model, batch, 1, "mixed_bfloat16", TrainConfig()).lower()
     target = parse_slice(SLICE)
     # Without XLA's options for meshes, which only one engine has: it compares programs.
     compiled = compiler.compile_program(step, target)

@@ -45,7 +45,9 @@ def main(arguments: list[str]) -> None:
         _say(f"KerasHub, batch:{mesh[0]},model:{mesh[1]}", theirs(mesh, layers, tokens), {})
     lowering = JaxLowering("fsdp:-1")
     share = (tf.TensorSpec((1, tokens), tf.int32),) * 2
-    step = lowering.lower(lambda: ours(layers), share, devices, PRECISION, TrainConfig(log_every=1))
+    step = lowering.build(
+        lambda: ours(layers), share, devices, PRECISION, TrainConfig(log_every=1)
+    ).lower()
     _say("tftpu, fsdp:16", step, lowering.choose_compiler_options(parse_slice(SLICE)))
 
 

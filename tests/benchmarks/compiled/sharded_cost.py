@@ -165,9 +165,9 @@ def compiled_row(row: Row, setting: str = AUTO) -> tuple[LoweredStep, compiler.C
     target = parse_slice(row.slice)
     lowering = JaxLowering(row.mesh, setting)
     options = TrainConfig(global_clipnorm=1.0)
-    step = lowering.lower(
+    step = lowering.build(
         lambda: model(row), batch(row), target.replicas, "mixed_bfloat16", options
-    )
+    ).lower()
     chosen = lowering.choose_compiler_options(target)
     return step, compiler.compile_program(step, target, chosen, TIME_LIMIT)
 

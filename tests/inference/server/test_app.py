@@ -116,8 +116,17 @@ def test_it_says_what_it_serves(port):
         ({"instances": [[1], [1, 2]]}, "differ in shape"),
         ({"instances": [{"image": 1}]}, "has 'image'; the model takes 'images'"),
         ({"instances": np.full((1, *SHAPE), 256).tolist()}, "from 0 to 255"),
-        ({"instances": np.full((1, *SHAPE), 0.5).tolist()}, "something else, such as '0.5'"),
+        (
+            {"instances": np.full((1, *SHAPE), 0.0).tolist()},
+            "numbers are floats, such as 0.0: send whole numbers 0 to 255, in Python "
+            "array.astype('uint8').tolist() (times 255 first, if they are scaled to 0 to 1).",
+        ),
+        ({"instances": ["a"]}, "for each example; given was a text, 'a'."),
+        ({"instances": [None]}, "for each example; given was null."),
+        ({"instances": [3]}, "for each example; given was the number 3."),
+        ({"instances": np.zeros(SHAPE, int).tolist()}, "A list is missing around this one"),
         ({"instances": np.full((1, *SHAPE), "a").tolist()}, "something else, such as 'a'"),
+        ({"instances": np.full((1, *SHAPE), "1").tolist()}, '"1" is a text: write it without'),
         ({"instances": [{"b64": "!"}]}, "base64"),
         ({"instances": [{"b64": "AAAA"}]}, "no image"),
         ({"instances": pixels(1).tolist(), "parameters": {"a": 1}}, "no parameters"),
@@ -309,7 +318,7 @@ def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
     gate = threading.Event()
 
     class Slow:
-        def iterate_chunks(self, rows: Any) -> Any:
+        def iterate_chunks(self, rows: Any, before_compiling: Any) -> Any:
             yield Chunk([[1]] * len(rows), [False] * len(rows))
             assert gate.wait(30)
             yield Chunk([[2]] * len(rows), [True] * len(rows))

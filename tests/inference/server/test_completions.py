@@ -28,7 +28,7 @@ class Written:
     def check(self, prompts: Any, length: int) -> None:
         """Takes everything."""
 
-    def iterate_chunks(self, rows: Any) -> Iterator[Chunk]:
+    def iterate_chunks(self, rows: Any, before_compiling: Any) -> Iterator[Chunk]:
         """Yields one letter for each row, up to its length."""
         for count in range(1, max(row.length for row in rows) + 1):
             if count > 1:
@@ -70,14 +70,46 @@ def last_error(events: bytes) -> str:
             "There is no field 'zzz'. Allowed: max_tokens, model, prompt, seed, stream, "
             "temperature, top_k, top_p.",
         ),
-        ({"max_tokens": "5"}, "max_tokens must be a whole number of at most 100."),
-        ({"max_tokens": 101}, "max_tokens=101: give 1 to 100."),
+        (
+            {"max_tokens": "5"},
+            'max_tokens must be a whole number of at most 100, but "5" is a text: write it '
+            "without quotes.",
+        ),
+        ({"temperature": "warm"}, "temperature must be a number."),
+        (
+            {"max_tokens": 101},
+            "max_tokens=101: give 1 to 100, which the server's --tokens=N raises.",
+        ),
+        (
+            {"prompt": ["a"] * 5},
+            "There are 5 prompts: give 1 to 4, which the server's --batch_size=N raises.",
+        ),
+        (
+            {"stop": "."},
+            "There is no field 'stop'. Allowed: max_tokens, model, prompt, seed, stream, "
+            "temperature, top_k, top_p.",
+        ),
     ],
 )
 def test_a_field_that_is_wrong_is_explained(given, message):
     with pytest.raises(BadRequest) as error:
         completions.parse_completion({"prompt": "a", **given}, language(lambda: None), 100, 4)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_tokens": 5}, 'max_tokens is a parameter: write "parameters": {"max_tokens": ...}.'),
+        ({"parameters": {"max_token": 5}}, "no parameter 'max_token'. Did you mean 'max_tokens'?"),
+        ({"parameters": {"stop": 5}}, "no parameter 'stop'. Allowed: max_tokens, seed, temp"),
+        ({"parameters": [5]}, "parameters must be an object, with some of max_tokens, "),
+    ],
+)
+def test_a_mistake_in_vertex_ais_form_is_explained(given, message):
+    with pytest.raises(BadRequest) as error:
+        completions.parse_instances({"instances": ["a"], **given}, 4)
+    assert message in str(error.value)
 
 
 def test_a_short_text_is_answered_while_a_long_one_is_written():
@@ -141,10 +173,35 @@ def test_a_text_that_takes_too_long_says_so():
         gate.set()
 
 
+def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
+    model, gate = serving.letters(), threading.Event()
+    run.warm(model)
+    assert not caplog.text
+    compile_loop = model.writer._compile_loop
+
+    def compile_slowly(*given: Any) -> Any:
+        assert gate.wait(30)
+        return compile_loop(*given)
+
+    monkeypatch.setattr(model.writer, "_compile_loop", compile_slowly)
+    asked = {"prompt": ["a", "b", "c"], "max_tokens": 5}
+    with running(model, seconds=0.5) as port:
+        status, answer = ask(port, "POST", "/v1/completions", asked)
+        assert status == 504 and "It is compiling for this number of texts" in answer["error"]
+        assert caplog.text.count("Compiling for up to 4 texts at once; answers wait.") == 1
+        gate.set()
+        while ask(port, "POST", "/v1/completions", asked)[0] == 504:
+            pass
+        caplog.clear()
+        assert ask(port, "POST", "/v1/completions", {**asked, "max_tokens": 100})[0] == 200
+        assert ask(port, "POST", "/v1/completions", STREAM)[0] == 200  # as `warm` compiled it
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
     gate = threading.Event()
-    monkeypatch.setattr(run, "_GRACE_S", 5)
+    monkeypatch.setattr(run, "GRACE_S", 5)
     monkeypatch.setattr(run, "_FAREWELL_S", 4.5)
     asked = {**STREAM, "stream": stream}
     with concurrent.futures.ThreadPoolExecutor() as pool:

@@ -14,7 +14,7 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.augment import colors, draws, image_ops, mix
 from tftpu.input_pipelines.sources import Augment
 
-NOTHING = Augment(crop=False, flip=False, eval_crop=1.0)
+NOTHING = Augment(crop=False, flip=False)
 EVERYTHING = Augment(randaugment=2, jitter=0.4, hue=0.1, erasing=0.5, mixup=0.2, cutmix=1.0)
 
 
@@ -232,6 +232,16 @@ def test_without_augmentation_training_equals_evaluation():
     test = image_ops.build_evaluation_crop(settings, 40, 3)(example)
     assert (train["image"].numpy() == test["image"].numpy()).all()
     assert train["label"] == test["label"] == 1
+
+
+@pytest.mark.parametrize(("crop", "share"), [(False, 1.0), (True, 0.875)])
+def test_pictures_are_whole_in_evaluation_unless_training_crops(crop, share):
+    example = {"image": tf.constant(photos.encoded(photos.pixels(90, 120)))}
+    shown, expected = (
+        image_ops.build_evaluation_crop(settings, 40, 3)(example)["image"]
+        for settings in (Augment(crop=crop), Augment(crop=crop, eval_crop=share))
+    )
+    assert (shown.numpy() == expected.numpy()).all()
 
 
 @pytest.mark.parametrize(

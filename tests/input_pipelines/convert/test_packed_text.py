@@ -82,10 +82,11 @@ def test_batches_match_the_spec_and_resume_exactly(folder):
 
 def test_mistakes_fail_with_clear_errors(folder):
     for changes, message in (
-        ({"context": 9}, "packed for a context of 8 tokens"),
+        ({"context": 9}, "packed for a context of 8 tokens, .* --config.data.context=8, and"),
         ({"train_text": "*.txt"}, "Set either data.data_dir"),
         ({"data_dir": None}, "Set either data.data_dir"),
-        ({"data_dir": None, "train_text": "*.txt"}, "data.eval_text is empty"),
+        ({"eval_text": "*.txt"}, "data.eval_text works only with data.train_text"),
+        ({"data_dir": None, "train_text": "no.txt"}, "nothing in data.train_text=no.txt. Name .*/"),
     ):
         data = Tokens(**{"data_dir": str(folder), "context": CONTEXT, **changes})
         with pytest.raises(UserError, match=message):
@@ -119,6 +120,29 @@ def test_text_files_are_packed_once_and_again_when_they_change(tmp_path, monkeyp
     assert input_pipelines.training(data).count != pipeline.count
 
 
+@pytest.mark.slow
+def test_without_a_text_to_evaluate_on_rows_are_held_out_that_are_never_trained(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    for name, count in (("a.txt", 300), ("b.md", 200), ("c.md", 0)):
+        (tmp_path / name).write_text("".join(f"{name[0]}{n:05}" for n in range(count)))
+    patterns = [f"{tmp_path}/*.txt", f"{tmp_path}/*.md"]
+    data = Tokens(train_text=patterns, context=6, global_batch_size=5)
+    data.validate()
+    assert data == Tokens(train_text=",".join(patterns), context=6, global_batch_size=5)
+    pipeline, evaluation = input_pipelines.training(data), input_pipelines.evaluation(data)
+    assert "held out to evaluate on" in capsys.readouterr().out
+
+    def read(batches):
+        return [row.tobytes() for features, *_ in batches for row in features["tokens"].numpy()]
+
+    training = read(pipeline.starting_at(0).rebatch(1).take(pipeline.count))
+    held = read(evaluation)
+    assert (len(training), len(held)) == (475, 25)
+    assert len({*training, *held}) == 500
+
+
 def test_text_is_read_once_for_its_checksums(tmp_path, monkeypatch):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
     (tmp_path / "a.txt").write_text("some text")
@@ -128,3 +152,13 @@ def test_text_is_read_once_for_its_checksums(tmp_path, monkeypatch):
     )
     packed_text.prepare_folder(f"{tmp_path}/*.txt", ReadOptions(context=4))
     assert read == [1]
+
+
+def test_packing_is_told_once_and_packed_text_opens_without_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.txt").write_text("some words " * 20)
+    options = ReadOptions(split="train", context=CONTEXT)
+    first = packed_text.prepare_folder(str(tmp_path / "*.txt"), options)
+    assert "is ready." in capsys.readouterr().out
+    assert packed_text.prepare_folder(str(tmp_path / "*.txt"), options) == first
+    assert capsys.readouterr().out == ""

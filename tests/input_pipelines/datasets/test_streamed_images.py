@@ -21,7 +21,7 @@ from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.launch import failures
 
-PLAIN = Augment(crop=False, flip=False, eval_crop=1.0)
+PLAIN = Augment(crop=False, flip=False)
 
 
 def settings(folder, **changes) -> StreamedImages:
@@ -201,6 +201,32 @@ def test_skipped_records_have_weight_0_and_shift_no_others(tmp_path, folder, cap
 
 
 @pytest.mark.slow
+def test_a_folder_of_one_split_is_answered_by_its_parent_or_the_command(tmp_path):
+    as_files(tmp_path, "folder")
+    given = {"format": "folder", "eval_split": "train2", "global_batch_size": 5}
+    data = settings(tmp_path / "train", **given)
+    with pytest.raises(UserError, match=f"train/CLASS, .*Did you mean data.data_dir={tmp_path}[?]"):
+        input_pipelines.training(data, seed=1)
+    (tmp_path / "train").rename(tmp_path / "photos")
+    data = settings(tmp_path / "photos", **given)
+    with pytest.raises(UserError, match=r"data convert --source=images:.*/photos --output="):
+        input_pipelines.training(data, seed=1)
+
+
+def test_a_skipped_image_is_decoded_and_named_once(tmp_path, capfd, caplog):
+    as_files(tmp_path, "folder")
+    damaged = next((tmp_path / "train").glob("*/*.jpg"))
+    damaged.write_bytes(b"\xff\xd8\xffgarbage" + bytes(500))
+    data = settings(tmp_path, format="folder", eval_split="train2", global_batch_size=5)
+    data.on_bad_record = "skip"
+    epochs = input_pipelines.training(data, seed=1).starting_at(0).take(4 * 40)
+    weights = [weight for _, _, weights in epochs for weight in weights.numpy()]
+    assert weights.count(0.0) == 40
+    # Only by the chunks that were being prepared before it was known, and to find the reason.
+    assert capfd.readouterr().err.count("Unsupported marker type 0x67") < 40
+    assert sum("Skipped" in line for line in caplog.messages) == 1
+
+
 def test_too_many_skipped_records_stop_the_run(tmp_path):
     bad = {f"n{n}": {"image": b"hello", "label": 1} for n in range(5, 9)}
     data = settings(bad_folder(tmp_path, **bad), on_bad_record="skip", max_bad_records=3)

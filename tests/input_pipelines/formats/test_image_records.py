@@ -68,7 +68,7 @@ def write(folder, make, names=("train-00000-of-00002", "train-00001-of-00002"), 
 
 def settings(folder, **changes) -> StreamedImages:
     given = {"format": "tfrecord", "data_dir": str(folder), "num_classes": 5, "image_size": 8}
-    given |= {"augment": Augment(crop=False, flip=False, eval_crop=1.0), "image_dtype": "uint8"}
+    given |= {"augment": Augment(crop=False, flip=False), "image_dtype": "uint8"}
     data = StreamedImages(**{**given, "global_batch_size": 4, "eval_split": "train", **changes})
     data.validate()
     return data

@@ -383,7 +383,7 @@ def levels(data: StreamedImages) -> dict[int, int]:
 @pytest.mark.slow
 def test_images_of_all_formats_are_streamed_and_converted_alike(kinds, tmp_path, capsys, caplog):
     plain = {"image_size": 8, "num_classes": 9, "image_dtype": "uint8", "global_batch_size": 4}
-    plain |= {"augment": Augment(crop=False, flip=False, eval_crop=1.0), "eval_split": "train"}
+    plain |= {"augment": Augment(crop=False, flip=False), "eval_split": "train"}
     expected = {number: 20 * number for number in range(9)}
     with caplog.at_level(logging.WARNING):
         data = StreamedImages(format="folder", data_dir=str(kinds), **plain)

@@ -113,7 +113,7 @@ def settings(folder, num_classes: int, **changes) -> StreamedImages:
         image_size=8,
         image_dtype="uint8",
         global_batch_size=2,
-        augment=Augment(crop=False, flip=False, eval_crop=1.0),
+        augment=Augment(crop=False, flip=False),
         **changes,
     )
     data.validate()

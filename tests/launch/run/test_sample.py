@@ -46,6 +46,14 @@ def test_a_vocabulary_larger_than_bytes_is_sampled_as_bytes():
     assert sampled(experiment, dense) == "def xxxxx"
 
 
+def test_a_sample_fits_into_the_context_and_says_once_that_it_compiles(capsys):
+    experiment = config_flags.load("python_gpt", ["--config.model.vocabulary=512"])
+    trainer = trained(experiment, keras.layers.Dense(512, kernel_initializer="zeros"))
+    texts = [sample.draw_text(experiment, trainer) for _ in range(2)]
+    assert [len(text) for text in texts] == 2 * [experiment.data.context]
+    assert capsys.readouterr().out == "Writing a sample of text, which compiles once.\n"
+
+
 def test_a_model_that_does_not_write_has_no_sample():
     experiment = config_flags.load("python_gpt", [])
     flat = keras.layers.Flatten()

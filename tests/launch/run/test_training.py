@@ -1,6 +1,7 @@
 """`tftpu train`, with a model that compiles in a second."""
 
 import json
+import shlex
 
 import pytest
 
@@ -23,3 +24,74 @@ def test_a_run_that_has_its_steps_keeps_the_config_it_was_trained_with(tmp_path,
     assert config(4)["train"]["steps"] == 4
     assert config(2)["train"]["steps"] == 4
     assert "nothing is left to train" in capsys.readouterr().out
+    recorded = json.loads((tmp_path / "config.json").read_text())
+    recorded["train"]["steps"] = 3000  # as if it had been stopped at step 4
+    (tmp_path / "config.json").write_text(json.dumps(recorded))
+    assert command_line.main([*TINY, "--config.train.steps=2", f"--workdir={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert "asks for 2 steps, but the run" in said and "is at step 4 of 3,000" in said
+    assert "--config.train.steps=3000" in said
+
+
+@pytest.mark.slow
+def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end(tmp_path, capsys):
+    def train(steps: int, *flags: str) -> str:
+        words = (f"--config.train.steps={steps}", f"--workdir={tmp_path}/run", *flags)
+        assert command_line.main([*TINY, *words]) == 0
+        return capsys.readouterr().out
+
+    rate = ("--config.optimizer.learning_rate=0.5", "--config.optimizer.warmup_steps=0")
+    rate += ("--config.optimizer.scaling=none",)
+    said = train(4, *rate)
+    assert "schedule" not in said
+    best = json.loads((tmp_path / "run/checkpoints/best").read_text())
+    numbers = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()][-1]
+    row = next(line for line in said.splitlines() if line.startswith("  eval, best"))
+    assert f"{best['metric']} {best['value']:.4f}" in row and f"loss {numbers['loss']:.4f}" in row
+    commands = [line[12:].strip() for line in said[said.index("try next") :].splitlines()]
+    for command in commands[1:]:
+        assert command_line.main(shlex.split(command)[1:]) == 0
+    capsys.readouterr()
+    # Half of a cosine: 0.5 * (1 + cos(pi / 2)) / 2
+    expected = "ends at step 8, not at 4: at step 4 the rate is 0.25, where it was 0."
+    assert expected in train(8, *rate)
+    assert "schedule" not in train(8, *rate)
+    constant = ("--config.optimizer.decay=constant", f"--workdir={tmp_path}/constant")
+    assert "schedule" not in train(2, *constant) + train(3, *constant)
+
+
+WORDS = """
+from tftpu.config import Experiment, TrainConfig
+from tftpu.input_pipelines.sources import Tokens
+from tftpu.models.sizes import GPT
+
+def get_config():
+    model = GPT(vocabulary=256, context=8, layers=1, width=8, heads=1)
+    data = Tokens(train_text="texts/*.txt", context=8, global_batch_size=4)
+    return Experiment(model, data, train=TrainConfig(steps=2))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_does_not_resume_on_other_texts(in_scratch_project, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text(WORDS)
+    (tmp_path / "texts").mkdir()
+    text = tmp_path / "texts" / "a.txt"
+    text.write_text("as it was " * 50)
+
+    def train(steps: int) -> int:
+        return command_line.main(["train", "mine.py", f"--config.train.steps={steps}"])
+
+    assert train(2) == train(3) == 0
+    text.write_text("as it is. " * 50)
+    assert train(3) == 0  # nothing is left to train
+    assert train(4) == 2
+    said = capsys.readouterr().err
+    assert "have changed: as many examples are in files of other names, sizes or texts" in said
+    assert "--workdir=runs/mine_2 --config.model.init_from=runs/mine/checkpoints/3" in said
+    text.write_text("as it was " * 60)
+    assert train(4) == 2
+    assert "there were 59 examples when it began, and there are 71 now" in capsys.readouterr().err
+    text.write_text("as it was " * 50)
+    assert train(4) == 0

@@ -27,11 +27,13 @@ def test_a_model_of_pixels_equals_the_model_of_standardised_numbers():
     assert [v.path for v in whole.variables] == [v.path for v in model.variables]
 
 
-def test_pixels_become_bfloat16_in_a_mixed_precision_model():
+def test_a_mixed_precision_model_of_pixels_equals_the_model_of_standardised_numbers():
     tftpu.set_precision("mixed_bfloat16")
-    made = pixels.Standardise()(tf.constant([[0, 77, 255]], tf.uint8))
-    assert made.dtype == tf.bfloat16
-    np.testing.assert_allclose(tf.cast(made, tf.float32), [[-1.2, 0.003, 2.78]], atol=0.01)
+    model = small()
+    images = np.arange(4 * 8 * 8 * 3).reshape(4, 8, 8, 3) % 256
+    whole = pixels.standardize_pixels(model)(images.astype(np.uint8))
+    assert whole.dtype == model(images.astype(np.float32) / 64.0 - 1.2).dtype
+    np.testing.assert_array_equal(whole, model(images.astype(np.float32) / 64.0 - 1.2))
 
 
 @pytest.mark.slow

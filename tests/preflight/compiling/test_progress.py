@@ -1,6 +1,9 @@
 """Results of slices that a long check shows before its end."""
 
+import os
 import time
+
+import pytest
 
 from tftpu.preflight.compiling import progress
 from tftpu.preflight.slice_report import SliceReport, summarize
@@ -21,6 +24,43 @@ def test_results_of_a_short_check_are_in_its_table_alone(monkeypatch, capsys):
         shown.print_result("v5e-8: does not fit")
         time.sleep(0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_a_phase_prints_a_line_each_minute(capsys, monkeypatch):
+    phase = progress.Phase("compiling v5e-8", start=0.0)
+    for seconds in (0.5, 1.2, 30.0, 59.9, 60.1, 60.6, 119.0, 120.2):
+        monkeypatch.setattr(time, "monotonic", lambda now=seconds: now)
+        progress._print_if_due(phase)
+    shown = capsys.readouterr().err.splitlines()
+    assert shown == [f"compiling v5e-8, {n} s" for n in (1, 60, 120)]
+
+
+@pytest.mark.parametrize(
+    ("used", "seconds", "shown"),
+    [
+        (100.0, 900.0, ""),  # a busy machine
+        (1000.0, 500.0, ""),  # several cores
+        (960.0, 1200.0, " (16 min of processor time, limit: 30 min)"),
+    ],
+)
+def test_the_limit_is_shown_when_half_of_it_is_used(monkeypatch, used, seconds, shown):
+    monkeypatch.setattr(progress, "read_processor_seconds", lambda _: used)
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    phase = progress.Phase("compiling v5e-8", os.getpid(), 1800.0, start=0.0)
+    assert str(phase).startswith(f"compiling v5e-8, {seconds:.0f} s{shown}, ")
+
+
+def test_the_processor_time_of_this_process_is_read():
+    used = progress.read_processor_seconds(os.getpid())
+    assert used == pytest.approx(time.process_time(), abs=1.0) and used > 0
+
+
+def test_lines_of_a_file_have_no_carriage_return(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_EVERY", 0.01)
+    with progress.Progress() as shown:
+        shown.print_line("Estimate before compiling")
+        time.sleep(0.1)
+    assert capsys.readouterr().err == "Estimate before compiling\n"
 
 
 def test_a_report_in_a_line():

@@ -63,7 +63,7 @@ def run_both(jobs, compilers, limits=(60.0, 60.0)):
     """Compiles both programs in threads; returns their errors and seconds."""
     numbered = list(zip(jobs, limits))
     return Caller().map_items(
-        lambda item: compilers.run(*item[0], item[1], verbose=False), numbered, compilers.stop
+        lambda item: compilers.run(*item[0], item[1], False, "compiling"), numbered, compilers.stop
     )
 
 
@@ -198,7 +198,7 @@ def shown(capfd, seconds):
 
 def test_plain_lines_are_sparse_and_name_phase_seconds_and_memory(capfd):
     first, second = sorted(shown(capfd, 3.2).splitlines())  # one each in three seconds
-    assert re.fullmatch(r"compiling v5e-8, [123] s \(limit 100 s\), \d\S* [KM]iB", first)
+    assert re.fullmatch(r"compiling v5e-8, [123] s, \d\S* [KM]iB", first)
     assert re.fullmatch("lowering, [123] s", second)
 
 
@@ -207,7 +207,7 @@ def test_a_terminal_gets_one_live_line_with_all_phases(capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     said = shown(capfd, 1.8)
     assert "\n" not in said
-    assert re.search(r"\rlowering, 1 s; compiling v5e-8, 1 s \(limit 100 s\), \d\S* [KM]iB", said)
+    assert re.search(r"\rlowering, 1 s; compiling v5e-8, 1 s, \d\S* [KM]iB", said)
     assert re.search(r"\r +\r$", said)  # nothing is left
 
 

@@ -1,14 +1,20 @@
 """Models whose state alone is larger than a device: answered without the compiler."""
 
+import time
+
 import keras
 import pytest
 import tensorflow as tf
 
 from tftpu import preflight
 from tftpu.config import TrainConfig
+from tftpu.engines.lowered import StateBytes
 from tftpu.engines.tensorflow.lowering import lower
 from tftpu.preflight import examine
+from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
+from tftpu.preflight.slice_report import SliceReport, suggest_for_state
+from tftpu.tpu.slices import parse_slice
 
 WIDTH = 49_152
 BATCH = (tf.TensorSpec((64, WIDTH)),) * 2
@@ -23,8 +29,9 @@ def model(optimizer: str = "adam") -> keras.Model:
 @pytest.fixture
 def uncompiled(monkeypatch):
     def refuse(*_, **__):
-        raise AssertionError("The step was compiled.")
+        raise AssertionError("The step was lowered or compiled.")
 
+    monkeypatch.setattr(lower.TensorFlowBuiltStep, "lower", refuse)
     monkeypatch.setattr(examine, "compile_program", refuse)
 
 
@@ -42,11 +49,64 @@ def test_a_state_that_does_not_fit_is_answered_with_what_would(uncompiled):
     assert item.compiles and not item.fits
     assert item.hbm["weights"] == 4 * WIDTH**2 < item.hbm_limit_bytes < item.hbm_bytes
     said = preflight.Report(64, "mixed_bfloat16", None, [item]).text()
-    assert "No batch fits: even the weights and the optimizer's state are too large." in said
-    assert "weights 9 GiB, optimizer 18 GiB, so the step was not compiled" in said
+    assert "alone need 27 GiB on each device, which has 15.8 GiB" in said
+    assert (
+        "(weights 9 GiB, optimizer 18 GiB). This is arithmetic: the step was not compiled" in said
+    )
+    assert "Compiled with the TPU compiler" not in said
     assert "An optimizer with less state would help" in said
     assert "cluster.mesh=fsdp:-1 divides it: 13.5 GiB with 2 devices along fsdp" in said
+    assert "LoRA (model.lora=16) leaves hardly any" in said and "the weights take 9 GiB" in said
+    assert "More chips" not in said  # since these eight are enough
     assert "v4 has 30.8 GiB, v5p has 95.7 GiB, v6e has 31.2 GiB" in said and "v3 has" not in said
+
+
+@pytest.mark.parametrize(("gib", "needed", "share"), [(9, "v5e-4", 6.75), (18, "v5e-4", 13.5)])
+def test_a_state_that_no_mesh_of_the_slice_holds_needs_more_chips(gib, needed, share):
+    target = parse_slice("v5e-1")
+    held = StateBytes(gib * 2**30, 2 * gib * 2**30, 0)
+    report = SliceReport("v5e-1", 1, hbm_limit_bytes=target.generation.hbm_limit)
+    said = " ".join(suggest_for_state(report, held, target))
+    assert f"{needed} with cluster.engine=jax and cluster.mesh=fsdp:-1 takes {share} GiB" in said
+
+
+def test_the_estimate_comes_before_the_compiler_and_names_what_cannot_fit(monkeypatch, capfd):
+    said = []
+
+    def refuse(*_, **__):
+        time.sleep(1.0)
+        said.append(capfd.readouterr().err)
+        return Compiled("no compiler", False, "", {}, 0.0, 1.0, False)
+
+    monkeypatch.setattr(examine, "compile_program", refuse)
+    preflight.check(model, BATCH, ["v5e-1", "v5e-8", "v5p-16"])
+    assert said[0].startswith("Estimate before compiling: weights and optimizer's state")
+    refused = "27 GiB of 15.8 GiB: does not fit"
+    divided = "with --config.cluster.mesh=fsdp:-1: 3.38 GiB"
+    lines = f"  v5e-1: {refused}\n  v5e-8: {refused}; {divided}\n  v5p-16: 27 GiB of 95.7 GiB\n"
+    assert lines in said[0]
+    assert "usually takes five minutes or more per slice" in said[0]
+
+
+def specs(*shapes, dtype=tf.int32):
+    return [tf.TensorSpec(shape, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens"),
+    [
+        (specs((4, 8), (4, 8)), 32),
+        (({"ids": specs((4, 8))[0], "mask": specs((4, 8))[0]}, *specs((4, 8), (4, 8))), 32),
+        (specs((4, 8), (4,)), None),  # a class for each text
+        ((specs((4, 8, 8, 3))[0], specs((4, 8, 8))[0]), None),  # a class for each pixel
+        (specs((4, 8), (4, 8), dtype=tf.float32), None),
+        (specs((4, 8)), None),
+        ({"noise": specs((4, 8))[0], "ids": specs((4, 8))[0]}, None),
+    ],
+    ids=["tokens", "nested", "texts", "pixels", "numbers", "no labels", "own"],
+)
+def test_only_labels_of_tokens_are_counted(batch, tokens):
+    assert examine._count_tokens(batch) == tokens
 
 
 def test_an_optimizer_without_state_is_not_advised_twice(uncompiled):

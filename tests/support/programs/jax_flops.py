@@ -66,9 +66,9 @@ def of_foreign(name: str) -> int:
     model = foreign_models.small(name)
     spec = model.batch(EXAMPLES)
     lowering = JaxLowering("data:-1")
-    step = lowering.lower(
+    step = lowering.build(
         model.build, spec, 4, "mixed_bfloat16", TrainConfig(), objectives=model.objectives
-    )
+    ).lower()
     return step.model_flops
 
 

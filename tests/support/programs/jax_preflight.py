@@ -55,7 +55,7 @@ def gpt(width: int = 256) -> keras.Model:
 def constraints() -> list[str]:
     """Returns the shapes that a program for two devices along `tensor` cuts in the middle."""
     share = (tf.TensorSpec((2, 512), tf.int32),) * 2
-    step = JaxLowering("tensor:2").lower(gpt, share, 2, "mixed_bfloat16", TrainConfig())
+    step = JaxLowering("tensor:2").build(gpt, share, 2, "mixed_bfloat16", TrainConfig()).lower()
     cut = r'sharding_constraint .*\[\{\?\}, \{"tensor"\}, \{\?\}\]> : tensor<([\dx]+)x'
     return re.findall(cut, step.program.decode())
 
@@ -65,7 +65,7 @@ def kernels() -> list[int]:
     slice_ = parse_slice("v5e-8")
     share = (tf.TensorSpec((2, 512), tf.int32),) * 2
     lowering = JaxLowering("fsdp:4,tensor:2")
-    step = lowering.lower(gpt, share, 8, "mixed_bfloat16", TrainConfig())
+    step = lowering.build(gpt, share, 8, "mixed_bfloat16", TrainConfig()).lower()
     compiled = compiler.compile_program(step, slice_)
     found = cost.price(step, compiled, slice_).instructions
     return sorted(p.flops for p in found if p.kind == "kernel" and p.flops)
@@ -76,7 +76,7 @@ def scattered() -> list[tuple[str, str]]:
     slice_ = parse_slice("v6e-8")
     share = (tf.TensorSpec((2, 512), tf.int32),) * 2
     lowering = JaxLowering("fsdp:8")
-    step = lowering.lower(lambda: gpt(2048), share, 8, "mixed_bfloat16", TrainConfig())
+    step = lowering.build(lambda: gpt(2048), share, 8, "mixed_bfloat16", TrainConfig()).lower()
     return sums(compiler.compile_program(step, slice_).text)
 
 

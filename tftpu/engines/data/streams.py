@@ -6,7 +6,7 @@ Their length is unknown until they end, and most of them start at their beginnin
 import collections
 import copy
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -132,21 +132,30 @@ class Stream:
 
 
 class SlicedArrays(Stream):
-    """Arrays of which some are sparse or ragged, in batches that can start at any step.
+    """Arrays that no tensor holds, such as sparse or ragged ones, in batches from any step on.
 
     Args:
         parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
         batch_size: the number of examples of a batch.
         shuffle: whether each epoch has another order.
         seed: the seed of the order.
+        take: a function that returns the batch of some examples, given their numbers; None: it
+            slices the arrays.
 
     Raises:
         UserError: the arrays hold different numbers of examples.
     """
 
-    def __init__(self, parts: tuple[Nest, ...], batch_size: int, shuffle: bool, seed: int):
+    def __init__(
+        self,
+        parts: tuple[Nest, ...],
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        take: Callable[[np.ndarray], Nest] | None = None,
+    ):
         super().__init__(())
-        self._take = keras_internals.build_slicer(parts)
+        self._take = take or keras_internals.build_slicer(parts)
         given = [part for part in keras.tree.flatten(parts) if part is not None]
         counts = {int(part.shape[0]) for part in given}
         if len(counts) > 1:

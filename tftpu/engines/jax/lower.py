@@ -4,7 +4,9 @@ The program is traced from the step that the trainer runs. The model is built wh
 that its variables have shapes and no values: nothing is allocated for it.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -72,7 +74,7 @@ class JaxLowering:
         """Returns the options of XLA with which the trainer compiles its step for a slice."""
         return choose_compiler_options(self._setting, target.generation)
 
-    def lower(
+    def build(
         self,
         model_fn: ModelFn,
         shard_spec: Nest,
@@ -80,27 +82,45 @@ class JaxLowering:
         precision: str,
         options: TrainConfig,
         objectives: ObjectivesOf | None = None,
-    ) -> LoweredStep:
-        """Lowers the train step of all devices together."""
+    ) -> "JaxBuiltStep":
+        """Builds the train step of all devices together."""
         mesh = self._build_abstract_mesh(devices)
-        before = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(precision)
-        try:
+        with _tracing_under(precision):
             state, step, shapes = _trace_step(model_fn, shard_spec, mesh, options, objectives)
-            program, arguments = _lower_train_step(state, step, shapes)
-            forward = _lower_forward(step, shapes)
-            model_flops = step.model_flops // mesh.size
-        except ValueError as error:
-            if "Reverse-mode differentiation does not work" not in str(error):
-                raise
-            raise UserError(
-                "A layer has a loop that JAX cannot differentiate, because its number of "
-                "iterations is unknown: use keras.ops.scan, or a fixed number of iterations. JAX "
-                f"reports: {str(error)[:200]}"
-            ) from error
-        finally:
-            keras.config.set_dtype_policy(before)
-        model = state.model
+        return JaxBuiltStep(state, step, shapes, precision)
+
+    def _build_abstract_mesh(self, devices: int) -> AbstractMesh:
+        """Returns an abstract mesh of a number of devices, without any real device.
+
+        Raises:
+            UserError: the mesh does not use every device exactly once.
+        """
+        sizes = mesh_sizes(self._mesh, devices)
+        return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+class JaxBuiltStep:
+    """See `tftpu.engines.lowered.BuiltStep`.
+
+    Args:
+        state: the variables, of an abstract mesh.
+        step: the train step.
+        shapes: the shapes of the variables' values.
+        precision: dtype policy under which the model was built.
+    """
+
+    def __init__(self, state: JaxState, step: TrainStep, shapes: StateValues, precision: str):
+        self._state, self._step, self._shapes = state, step, shapes
+        self._precision = precision
+        self.state_bytes = _count_state_bytes(shapes, state.shardings)
+
+    def lower(self) -> LoweredStep:
+        """Lowers the train step of all devices together."""
+        with _tracing_under(self._precision):
+            program, arguments = _lower_train_step(self._state, self._step, self._shapes)
+            forward = _lower_forward(self._step, self._shapes)
+            model_flops = self._step.model_flops // self._state.layout.mesh.size
+        model = self._state.model
         flat = keras_internals.list_layers(model)
         return LoweredStep(
             program=program,
@@ -111,18 +131,28 @@ class JaxLowering:
             layers={layer.name: type(layer).__name__ for layer in flat},
             numbered=False,
             kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
-            precision=precision,
-            state_bytes=_count_state_bytes(shapes, state.shardings),
+            precision=self._precision,
+            state_bytes=self.state_bytes,
         )
 
-    def _build_abstract_mesh(self, devices: int) -> AbstractMesh:
-        """Returns an abstract mesh of a number of devices, without any real device.
 
-        Raises:
-            UserError: the mesh does not use every device exactly once.
-        """
-        sizes = mesh_sizes(self._mesh, devices)
-        return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+@contextlib.contextmanager
+def _tracing_under(precision: str) -> Iterator[None]:
+    """Sets a dtype policy for the block, and explains loops that JAX cannot differentiate."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        yield
+    except ValueError as error:
+        if "Reverse-mode differentiation does not work" not in str(error):
+            raise
+        raise UserError(
+            "A layer has a loop that JAX cannot differentiate, because its number of "
+            "iterations is unknown: use keras.ops.scan, or a fixed number of iterations. JAX "
+            f"reports: {str(error)[:200]}"
+        ) from error
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def _trace_step(

@@ -9,7 +9,7 @@ from tftpu.engines.data.batches import build_finite_dataset, narrow, warn_if_end
 from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.data.tuning import limit_tuning
 from tftpu.engines.objectives.losses import count_examples
-from tftpu.engines.tensorflow import feed
+from tftpu.engines.tensorflow import feed, internals
 from tftpu.engines.tensorflow.step.eval_step import EvalStep
 from tftpu.engines.tensorflow.step.loops import wrap_for_platform
 
@@ -56,7 +56,7 @@ class WholeBatches:
         def run(batch):
             self._strategy.run(step, args=(batch,))
 
-        return tf.function(run, autograph=False)
+        return internals.build_graph_function(run)
 
 
 def _iterate_batches(dataset: Any) -> Iterator[Any]:

@@ -84,19 +84,17 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
 
 def keras_file(serving: Serving, to: str) -> Exported:
     """Writes a `.keras` file, the model itself; see `onnx`."""
-    modules = sorted(_list_modules(serving.model))
+    modules = sorted(list_modules(serving.model))
     return _write_export(
         serving, to, lambda path: serving.model.save(path), "run_keras.py", modules
     )
 
 
-def _list_modules(model: keras.Model) -> set[str]:
+def list_modules(model: keras.Model) -> set[str]:
     """Returns the modules that define a model and its layers."""
     found = {type(model).__module__}
     for layer in model.layers:
-        found |= (
-            _list_modules(layer) if isinstance(layer, keras.Model) else {type(layer).__module__}
-        )
+        found |= list_modules(layer) if isinstance(layer, keras.Model) else {type(layer).__module__}
     return found
 
 

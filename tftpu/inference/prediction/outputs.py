@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from tftpu.errors import UserError
+from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.tensors import Nest
 
 LOGITS, CLASSES, TOP5, EMBEDDING = OUTPUTS = ("logits", "classes", "top5", "embedding")
@@ -82,6 +83,21 @@ def has_probabilities(model: keras.Model) -> bool:
     last = _find_last_layer(model)
     known = (keras.activations.softmax, keras.activations.sigmoid)
     return isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) in known
+
+
+def choose_default(model: keras.Model) -> str:
+    """Returns the output that a user expects: a classifier's classes, else what a model returns.
+
+    A classifier returns the scores of several classes for each example, and its loss compares them
+    with one class.
+    """
+    loss: Any = getattr(model, "loss", None)
+    name = loss if isinstance(loss, str) else getattr(loss, "name", "")
+    compares = str(name).endswith(("categorical_crossentropy", "categorical_focal_crossentropy"))
+    compares = compares or isinstance(loss, SmoothedCrossentropy)
+    shape = getattr(model, "output_shape", None)
+    several = isinstance(shape, tuple) and len(shape) == 2 and (shape[-1] or 0) > 1
+    return CLASSES if compares and several else LOGITS
 
 
 def _find_last_layer(model: keras.Model) -> Any:

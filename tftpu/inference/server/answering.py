@@ -76,10 +76,16 @@ _STATUSES = {  # The status of each answer that is not a failure of the server.
 
 
 class Answered:
-    """Turns functions of bodies into routes with limits, counts and error messages."""
+    """Turns functions of bodies into routes with limits, counts and error messages.
 
-    def __init__(self, limits: Limits, counts: Counts):
-        self._limits, self._counts = limits, counts
+    Args:
+        limits: the limits of requests.
+        counts: counts the answers.
+        is_compiling: returns whether answers wait because the model is compiled for their size.
+    """
+
+    def __init__(self, limits: Limits, counts: Counts, is_compiling: Callable[[], bool]):
+        self._limits, self._counts, self._is_compiling = limits, counts, is_compiling
         self._held = 0  # number of bytes of all bodies that are held
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "reader")
 
@@ -170,13 +176,22 @@ class Answered:
         """Returns a message for an error that has none."""
         seconds = self._limits.seconds
         return {
-            _Slow: f"The body took longer than {seconds:g} s.",
-            _Large: f"A body may have {format_size(self._limits.body)}.",
-            _NotJson: "Send JSON, and the header Content-Type: application/json.",
+            _Slow: f"The body took longer than {seconds:g} s, the server's --timeout.",
+            _Large: f"A body may have {format_size(self._limits.body)}, the server's --body_mib.",
+            _NotJson: "Send JSON, and its header; with curl, -H 'Content-Type: application/json'.",
             MemoryError: "The server has not enough memory for this request: send fewer examples.",
-            Busy: "Too many requests wait: try again later.",
-            TimeoutError: f"The answer took longer than {seconds:g} s.",
+            Busy: "Too many requests wait: try again later, or raise the server's --waiting or "
+            "--body_mib.",
+            TimeoutError: f"The answer took longer than {seconds:g} s, the server's --timeout."
+            + self._explain_compiling(),
         }.get(type(error))
+
+    def _explain_compiling(self) -> str:
+        if not self._is_compiling():
+            return ""
+        return (
+            " It is compiling for this number of texts, once, and continues: ask again in a minute."
+        )
 
     async def follow_events(
         self, first: bytes, events: AsyncIterator[bytes]
@@ -195,6 +210,7 @@ class Answered:
             said = f"The text ends here: {error}."
         except TimeoutError:
             said = f"The text ends here: the next part took longer than {seconds:g} s."
+            said += self._explain_compiling()
         except Exception as error:
             self._counts.log_failure(error)
             said = _describe_failure(error)

@@ -20,6 +20,7 @@ from tftpu.inference.server import origins, payloads
 from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_json
 from tftpu.inference.server.batching import Batcher
 from tftpu.inference.server.counts import Counts
+from tftpu.inference.server.example import build_curl
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language, Texts
 
@@ -69,12 +70,13 @@ def build_application(model: Served | Language, about: About, limits: Limits) ->
         limits: the limits of requests.
     """
     counts = Counts()
-    answered = Answered(limits, counts)
     if isinstance(model, Served):
         work: Batcher | Texts = Batcher(model.call, limits.batch, limits.waiting, counts.batch)
+        answered = Answered(limits, counts, lambda: False)
         predict = _build_predictions_route(model, work, answered)
     else:
-        work = Texts(model.writer, limits.batch, limits.waiting, counts.batch)
+        work = texts = Texts(model.writer, limits.batch, limits.waiting, counts.batch)
+        answered = Answered(limits, counts, lambda: texts.compiling)
         predict = _build_texts_routes(model, work, limits, answered)
     counts.set_gauge(lambda: work.waiting)
     task: set[asyncio.Task[None]] = set()
@@ -113,7 +115,7 @@ def build_application(model: Served | Language, about: About, limits: Limits) ->
             _build_completions_route(model, work, about.name, limits, answered), "completions"
         )
         routes.append(Route("/v1/completions", complete, methods=["POST"]))
-    failures = {HTTPException: _build_refusal(routes)}
+    failures = {HTTPException: _build_refusal(routes, model)}
     own = [Middleware(origins.OwnHosts, hosts=about.hosts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures, middleware=own)
     app.router.redirect_slashes = False  # a redirect would go to the host that the client named
@@ -216,14 +218,23 @@ def _build_metadata_route(
     return metadata
 
 
-def _build_refusal(routes: list[Route]) -> Callable[[Request, Exception], Response]:
+def _build_refusal(
+    routes: list[Route], model: Served | Language
+) -> Callable[[Request, Exception], Response]:
     addresses = ", ".join(route.path for route in routes)
+
+    def _suggest_method(request: Request) -> str:
+        at, path = str(request.base_url).rstrip("/"), request.url.path
+        known = {route.path: route.methods or () for route in routes}
+        if "POST" not in known.get(path, ()):
+            return f"Use GET: curl {at}{path}"
+        return f"Use POST: {build_curl(model, at, path)}"
 
     def refusal(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         said = {
             404: f"There is nothing at this address. There are {addresses}.",
-            405: f"This address does not answer {request.method}.",
+            405: f"This address does not answer {request.method}. {_suggest_method(request)}",
         }
         headers = error.headers if isinstance(error, HTTPException) else None
         return as_json(payloads.format_error(said.get(status, str(error))), status, headers)

@@ -14,7 +14,12 @@ import orjson
 from tftpu.errors import UserError, did_you_mean
 from tftpu.inference.generate import Row
 from tftpu.inference.sampling import Sampling
-from tftpu.inference.server.payloads import BadRequest, UnknownModel, check_signature
+from tftpu.inference.server.payloads import (
+    BadRequest,
+    UnknownModel,
+    check_signature,
+    is_number,
+)
 from tftpu.inference.server.text import Language
 
 _TOKENS = 16  # OpenAI's default
@@ -68,7 +73,7 @@ def parse_completion(
     if not isinstance(prompts, list) or not all(isinstance(p, str) for p in prompts):
         raise BadRequest("prompt must be a text, or a list of texts.")
     if not 1 <= len(prompts) <= most:
-        raise BadRequest(f"There are {len(prompts)} prompts: give 1 to {most}.")
+        raise BadRequest(_explain_count(len(prompts), "prompts", most))
     return Completion(build_rows(prompts, given, language, longest), stream)
 
 
@@ -84,7 +89,9 @@ def build_rows(
     length, seed = numbers.pop("max_tokens"), numbers.pop("seed")
     length = _TOKENS if length is None else length
     if not 1 <= length <= longest:
-        raise BadRequest(f"max_tokens={length}: give 1 to {longest}.")
+        raise BadRequest(
+            f"max_tokens={length}: give 1 to {longest}, which the server's --tokens=N raises."
+        )
     seed = secrets.randbits(32) if seed is None else seed
     if seed < 0:
         raise BadRequest(f"seed={seed}: give 0 to {_LARGEST}.")
@@ -103,8 +110,10 @@ def _parse_number(name: str, kind: type, value: Any, most: int) -> Any:
         return None
     allowed = (int,) if kind is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, allowed) or abs(value) > _LARGEST:
-        number = "a whole number" if kind is int else "a number"
-        raise BadRequest(f"{name} must be {number} of at most {most}.")
+        number = f"a whole number of at most {most}" if kind is int else "a number"
+        if isinstance(value, str) and is_number(value):
+            number += f', but "{value}" is a text: write it without quotes'
+        raise BadRequest(f"{name} must be {number}.")
     return kind(value)
 
 
@@ -169,6 +178,12 @@ async def join_parts(
     return language.decoder(row.prompt)(tokens), len(tokens)
 
 
+def _explain_count(count: int, things: str, most: int) -> str:
+    return (
+        f"There are {count} {things}: give 1 to {most}, which the server's --batch_size=N raises."
+    )
+
+
 def _build_choice(index: int, text: str, end: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": end}
 
@@ -185,6 +200,11 @@ def parse_instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Map
     """
     check_signature(given)
     found = given.get("instances")
+    misplaced = sorted(set(given) & set(_NUMBERS))
+    if misplaced:
+        raise BadRequest(
+            f'{misplaced[0]} is a parameter: write "parameters": {{"{misplaced[0]}": ...}}.'
+        )
     if set(given) - {"instances", "parameters", "signature_name"} or not isinstance(found, list):
         raise BadRequest('Give {"instances": [{"prompt": "..."}], "parameters": {...}}.')
     prompts: list[Any] = [row.get("prompt") if isinstance(row, dict) else row for row in found]
@@ -195,8 +215,11 @@ def parse_instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Map
             "parameters, the same for all."
         )
     if not 1 <= len(prompts) <= most:
-        raise BadRequest(f"There are {len(prompts)} instances: give 1 to {most}.")
+        raise BadRequest(_explain_count(len(prompts), "instances", most))
     parameters = given.get("parameters") or {}
-    if not isinstance(parameters, dict) or set(parameters) - set(_NUMBERS):
-        raise BadRequest(f"parameters may hold {', '.join(_NUMBERS)}.")
+    if not isinstance(parameters, dict):
+        raise BadRequest(f"parameters must be an object, with some of {', '.join(_NUMBERS)}.")
+    for name in sorted(set(parameters) - set(_NUMBERS)):
+        hint = did_you_mean(name, _NUMBERS)
+        raise BadRequest(f"There is no parameter {name[:80]!r}.{hint}")
     return prompts, parameters

@@ -24,6 +24,7 @@ from tftpu.inference.server.served import Arrays
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
 _LOOKED_AT = 1000  # most examples in which a mistake is looked for
+_SHOWN = 40  # most characters of a value, in messages
 _LONGEST_SIDE = 16_384  # most pixels along a side of an image, in messages
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 # Bytes of the largest body for each value and each list. As Python objects, they take 10 to 100
@@ -74,7 +75,7 @@ def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
         if count > most:
             raise BadRequest(
                 f"The body has {count:,} {name}, and may have {most:,}: send fewer examples at "
-                "once, and images as files."
+                "once, and images as files, or raise the server's --body_mib."
             )
     gc.disable()  # objects from JSON have no cycles, so collecting garbage meanwhile is a waste
     try:
@@ -166,9 +167,7 @@ def _parse_array(values: list[Any], given: Input) -> np.ndarray:
         array = _parse_numbers(values, given)
     wanted = np.dtype(given.dtype)
     if array.dtype.kind not in {"b": "b", "i": "iu", "u": "iu"}.get(wanted.kind, "iuf"):
-        raise BadRequest(
-            f"{_takes(given)}; given was something else, such as {_find_some(values)!r}."
-        )
+        raise _explain_kind(values, given)
     if wanted.kind in "iu":
         limits = np.iinfo(wanted)
         most = limits.max if given.below is None else given.below - 1
@@ -196,10 +195,42 @@ def _parse_numbers(values: list[Any], given: Input) -> np.ndarray:
     if list in kinds:
         raise _explain_shape(values, given)
     if not kinds <= {int, float, bool}:
-        raise BadRequest(
-            f"{_takes(given)}; given was something else, such as {_find_some(values)!r}."
-        )
+        raise _explain_kind(values, given)
     return np.array(flat).reshape((len(values), *given.shape))
+
+
+def _explain_kind(values: list[Any], given: Input) -> BadRequest:
+    """Returns the error for values of another kind than the model takes."""
+    found = _find_some(values)
+    if isinstance(found, str) and is_number(found):
+        return BadRequest(f'{_takes(given)}, but "{found}" is a text: write it without quotes.')
+    if isinstance(found, float):
+        return BadRequest(_explain_floats(found, given))
+    return BadRequest(
+        f"{_takes(given)}; given was something else, such as {str(found)[:_SHOWN]!r}."
+    )
+
+
+def _explain_floats(found: float, given: Input) -> str:
+    """Returns the message about floats, such as 0.0, where the model takes whole numbers."""
+    if given.dtype == "bool":
+        return f"{_takes(given)}, but numbers are floats, such as {found}: send true or false."
+    whole = "whole numbers"
+    if given.below is not None or given.dtype == "uint8":
+        whole += f" 0 to {(given.below or 256) - 1}"
+    scaled = " (times 255 first, if they are scaled to 0 to 1)" if given.dtype == "uint8" else ""
+    return (
+        f"{_takes(given)}, but numbers are floats, such as {found}: send {whole}, in Python "
+        f"array.astype({given.dtype!r}).tolist(){scaled}."
+    )
+
+
+def is_number(text: str) -> bool:
+    """Returns whether a text would be a number without its quotes."""
+    try:
+        return len(text) < _SHOWN and math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _explain_shape(values: list[Any], given: Input) -> BadRequest:
@@ -207,7 +238,22 @@ def _explain_shape(values: list[Any], given: Input) -> BadRequest:
     shapes = {_infer_shape(value) for value in values[:_LOOKED_AT]}
     if len(shapes) > 1 or given.shape in shapes:
         return BadRequest(f"{_takes(given)}; the examples given differ in shape.")
-    return BadRequest(f"{_takes(given)}; given was {list(shapes.pop())}.")
+    [shape] = shapes
+    if not shape and not isinstance(values[0], list):
+        return BadRequest(f"{_takes(given)}; given was {_describe_kind(values[0])}.")
+    hint = ""
+    if (len(values), *shape) == given.shape:
+        hint = " A list is missing around this one example: [[...]] instead of [...]."
+    return BadRequest(f"{_takes(given)}; given was {list(shape)}.{hint}")
+
+
+def _describe_kind(value: Any) -> str:
+    """Returns the kind of a JSON value that is no list, such as "a text"."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return f"a text, {value[:_SHOWN]!r}"
+    return "an object" if isinstance(value, dict) else f"the number {value}"
 
 
 def _infer_shape(value: Any) -> tuple[int, ...]:
@@ -287,11 +333,11 @@ def _takes(given: Input) -> str:
     return f"The input {given.name!r} takes {given.dtype} {list(given.shape)} for each example"
 
 
-def _find_some(values: Any) -> str:
+def _find_some(values: Any) -> Any:
     """Returns a value in nested lists, for a message about what was given."""
     while isinstance(values, list) and values:
         values = next((v for v in values if not isinstance(v, int | float)), values[0])
-    return str(values)[:40]
+    return values
 
 
 def _format_names(names: Any) -> str:

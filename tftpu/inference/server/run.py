@@ -18,7 +18,7 @@ from tftpu.inference.server.served import Refused, Served, check_outputs
 from tftpu.inference.server.text import Language
 
 _CONNECTIONS = 1000
-_GRACE_S = 30  # seconds for running requests after the process was asked to end
+GRACE_S = 30  # seconds for running requests after the process was asked to end
 _FAREWELL_S = 5  # the last seconds of these, in which clients are told that their text ends
 
 
@@ -89,6 +89,7 @@ def serve(
     limits: Limits,
     at: socket.socket,
     ready: Callable[[], None],
+    stopping: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT, and then answers the running requests.
 
@@ -98,8 +99,9 @@ def serve(
         limits: the limits of requests.
         at: the socket.
         ready: a function that is called once requests are answered and signals are handled.
+        stopping: a function that is called when the server takes no more requests.
     """
-    server = build_server(model, about, limits, ready)
+    server = build_server(model, about, limits, ready, stopping)
     with _ends_quietly(server):
         server.run(sockets=[at])
 
@@ -109,6 +111,7 @@ def build_server(
     about: About,
     limits: Limits,
     ready: Callable[[], None] = lambda: None,
+    stopping: Callable[[], None] = lambda: None,
     protocol: type[asyncio.Protocol] = TimeoutProtocol,
 ) -> uvicorn.Server:
     """Returns the server that `serve` runs; `protocol` is its HTTP protocol."""
@@ -121,24 +124,31 @@ def build_server(
         log_level=logging.WARNING,
         server_header=False,
         limit_concurrency=_CONNECTIONS,
-        timeout_graceful_shutdown=_GRACE_S,
+        timeout_graceful_shutdown=GRACE_S,
     )
-    return _Server(config, app.state.stop, ready)
+    return _Server(config, app.state.stop, ready, stopping)
 
 
 class _Server(uvicorn.Server):
     """A server that reports when it is ready, and ends texts before the grace period is over."""
 
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None], ready: Callable[[], None]):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        stop: Callable[[], None],
+        ready: Callable[[], None],
+        stopping: Callable[[], None],
+    ):
         super().__init__(config)
-        self._stop, self._ready = stop, ready
+        self._stop, self._ready, self._stopping = stop, ready, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        farewell = asyncio.get_running_loop().call_later(_GRACE_S - _FAREWELL_S, self._stop)
+        self._stopping()
+        farewell = asyncio.get_running_loop().call_later(GRACE_S - _FAREWELL_S, self._stop)
         await super().shutdown(sockets)
         farewell.cancel()
 

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from tftpu.inference.server.batching import Busy
 if TYPE_CHECKING:
     from tftpu.inference.generate import Row, Writer
 
+_LOG = logging.getLogger(__name__)
 Chunk = list[int] | Exception | None  # None: the text has ended
 
 
@@ -62,12 +64,16 @@ class Texts:
         most: the most texts that are written at once.
         room: the most texts that may wait.
         observe: a function that is called with the number of texts in each batch.
+
+    Attributes:
+        compiling: whether the texts that are written wait for a program of their size.
     """
 
     def __init__(self, writer: "Writer", most: int, room: int, observe: Callable[[int], None]):
         self._writer, self._most, self._room, self._observe = writer, most, room, observe
         self._queue: deque[_Text] = deque()
         self._running: list[_Text] = []
+        self.compiling = False
         self._came = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "writer")
 
@@ -130,8 +136,16 @@ class Texts:
         # token.
         filling = rows[0]._replace(prompt=[0], length=1)
         rows += [filling] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
+
+        def report_compiling() -> None:
+            self.compiling = True
+            _LOG.warning("Compiling for %s at once; answers wait.", _count_texts(len(rows)))
+
         try:
-            for tokens, ended in self._writer.iterate_chunks(rows):
+            for tokens, ended in self._writer.iterate_chunks(
+                rows, before_compiling=report_compiling
+            ):
+                self.compiling = False
                 for index, text in list(running.items()):
                     put(text, tokens[index])
                     if ended[index]:  # a text that has ended is answered before longer ones end
@@ -141,8 +155,13 @@ class Texts:
         except Exception as error:
             for text in running.values():
                 put(text, error)
+        self.compiling = False
         for text in running.values():
             put(text, None)
+
+
+def _count_texts(count: int) -> str:
+    return "1 text" if count == 1 else f"up to {count} texts"
 
 
 async def _iterate_chunks(text: _Text) -> AsyncIterator[list[int]]:

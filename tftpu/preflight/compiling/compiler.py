@@ -71,6 +71,7 @@ def compile_program(
     time_limit: float = TIME_LIMIT,
     verbose: bool = False,
     processes: Processes | None = None,
+    text: str = "",
 ) -> Compiled:
     """Compiles a step for a slice in a separate process, and caches the result on disk.
 
@@ -81,6 +82,7 @@ def compile_program(
         time_limit: seconds after which the compiler is stopped.
         verbose: whether to pass libtpu's messages through to standard error.
         processes: runs the compiler's process beside others; None runs it alone.
+        text: what the lines of progress say; "" names the slice.
 
     Raises:
         UserError: libtpu or jax is missing, has an unsupported version, or cannot run on this
@@ -97,7 +99,7 @@ def compile_program(
     if processes is None:
         with Progress() as progress:
             alone = Processes(progress)
-            return compile_program(step, target, options, time_limit, verbose, alone)
+            return compile_program(step, target, options, time_limit, verbose, alone, text)
     with open_work_folder(folder.parent) as work:
         job = work / "job"
         job.mkdir()
@@ -110,7 +112,9 @@ def compile_program(
             "options": options,
         }
         _write_json(job / "job.json", settings)
-        failure, seconds = processes.run(job, target, time_limit, verbose)
+        failure, seconds = processes.run(
+            job, target, time_limit, verbose, text or f"compiling {target.name}"
+        )
         if failure:  # a crash or a time-out is not cached, so that the next call compiles again
             return Compiled(failure, False, "", {}, 0.0, seconds, False, undecided=True)
         _keep(job, folder)

@@ -14,7 +14,7 @@ from typing import IO
 import psutil
 
 from tftpu.preflight.compiling.caller import StoppedError
-from tftpu.preflight.compiling.progress import Progress
+from tftpu.preflight.compiling.progress import Progress, read_processor_seconds
 from tftpu.tpu.slices import Slice
 
 # Bytes of memory that a compiler needs at its start, and for each byte of the program's text.
@@ -48,7 +48,9 @@ class Processes:
         self._running: dict[subprocess.Popen, float] = {}
         self._stopped = False
 
-    def run(self, job: Path, target: Slice, time_limit: float, verbose: bool) -> tuple[str, float]:
+    def run(
+        self, job: Path, target: Slice, time_limit: float, verbose: bool, text: str
+    ) -> tuple[str, float]:
         """Compiles the program in a folder, in its own process, and waits for its end.
 
         Args:
@@ -57,6 +59,7 @@ class Processes:
             time_limit: seconds of processor time after which the process is stopped, and which
                 have passed as well: several cores use them up faster.
             verbose: whether to pass its messages through to standard error.
+            text: what is being compiled, such as "compiling v5e-8", for the lines of progress.
 
         Returns:
             An error message, "" on success; and the seconds that the process ran.
@@ -64,7 +67,6 @@ class Processes:
         Raises:
             StoppedError: by `stop`.
         """
-        text = f"compiling {target.name}"
         with (
             (job / "stderr.txt").open("wb") as log,
             self._running_compiler(job, target, verbose, log) as process,
@@ -139,7 +141,7 @@ def _wait_for_end(process: subprocess.Popen, time_limit: float) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(min(_LOOK, time_limit))
             return ""
-        now, before, used = time.monotonic(), used, _read_processor_seconds(process)
+        now, before, used = time.monotonic(), used, read_processor_seconds(process.pid)
         if min(used, now - start) >= time_limit:
             return _TOO_LONG.format(time_limit)
         last = now if used > before else last
@@ -162,13 +164,6 @@ def measure_available_memory() -> float:
 def _read_memory(process: subprocess.Popen) -> float:
     with contextlib.suppress(psutil.Error):
         return psutil.Process(process.pid).memory_info().rss
-    return 0.0
-
-
-def _read_processor_seconds(process: subprocess.Popen) -> float:
-    with contextlib.suppress(psutil.Error):
-        times = psutil.Process(process.pid).cpu_times()
-        return times.user + times.system
     return 0.0
 
 

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import psutil
 
-from tftpu.amounts import format_size
+from tftpu.amounts import format_duration, format_size
 
 _EVERY = 0.5  # seconds between two checks
-# Seconds after which a phase prints a line; then each time that its duration has doubled.
-_FIRST, _SECOND = 1.0, 30.0
+_FIRST, _NEXT = 1.0, 60.0  # seconds after which a phase prints a line, and then another each time
 _LONG = 20.0  # seconds of a check from which on results are shown before its end
 
 
@@ -25,7 +24,7 @@ class Phase:
     Attributes:
         text: what is being done, such as "compiling v5e-8".
         process: id of the compiler's process; None: it is done in this process.
-        limit: seconds after which it is stopped; None: never.
+        limit: seconds of processor time after which it is stopped; None: never.
         start: on the monotonic clock.
         next_line: seconds after the start at which the next plain line is due.
     """
@@ -42,8 +41,16 @@ class Phase:
         return time.monotonic() - self.start
 
     def __str__(self) -> str:
-        limit = "" if self.limit is None else f" (limit {self.limit:.0f} s)"
+        limit = self._format_limit() if self.process and self.limit else ""
         return f"{self.text}, {self.seconds:.0f} s{limit}{_format_memory(self.process)}"
+
+    def _format_limit(self) -> str:
+        """Returns the time that counts toward the limit, once half of the limit is used."""
+        limit = self.limit or 0.0
+        used = read_processor_seconds(self.process or 0)
+        if min(used, self.seconds) < limit / 2:  # several cores use the limit up faster
+            return ""
+        return f" ({format_duration(used)} of processor time, limit: {format_duration(limit)})"
 
 
 class Progress:
@@ -86,11 +93,15 @@ class Progress:
             with self._lock:
                 self._phases.remove(phase)
 
+    def print_line(self, text: str) -> None:
+        """Prints a line that stays, unless the check ends at once."""
+        with self._lock:
+            self._lines.append(text)
+
     def print_result(self, text: str) -> None:
         """Prints a line that stays, unless all of the check takes some seconds only."""
         if time.monotonic() - self._start >= _LONG:
-            with self._lock:
-                self._lines.append(text)
+            self.print_line(text)
 
     def _show(self) -> None:
         live, widest = sys.stderr.isatty(), 0
@@ -99,7 +110,8 @@ class Progress:
                 phases, lines = list(self._phases), list(self._lines)
                 self._lines.clear()
             for line in lines:
-                print(f"\r{line:{widest}}", file=sys.stderr, flush=True)
+                text = f"\r{line:{widest}}" if live else line
+                print(text, file=sys.stderr, flush=True)
             if live:
                 columns = shutil.get_terminal_size().columns - 1
                 line = "; ".join(map(str, phases))[:columns]
@@ -115,7 +127,15 @@ class Progress:
 def _print_if_due(phase: Phase) -> None:
     if phase.seconds >= phase.next_line:
         print(phase, file=sys.stderr, flush=True)
-        phase.next_line = max(_SECOND, 2 * phase.next_line)
+        phase.next_line = _NEXT * (phase.seconds // _NEXT + 1)
+
+
+def read_processor_seconds(process: int) -> float:
+    """Returns the processor time that a process has used; 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(process).cpu_times()
+        return times.user + times.system
+    return 0.0
 
 
 def _format_memory(process: int | None) -> str:

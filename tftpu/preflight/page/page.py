@@ -2,7 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tftpu.amounts import format_duration, format_number, format_quantity, format_size
+from tftpu.amounts import (
+    format_duration,
+    format_number,
+    format_price,
+    format_quantity,
+    format_size,
+)
 from tftpu.preflight import table
 from tftpu.preflight.page import figures
 from tftpu.preflight.page.figures import Bar, Segment
@@ -107,6 +113,9 @@ def _build_summary(item: SliceReport) -> str:
     if item.examples_per_second:
         rate = format_number(item.examples_per_second)
         figures_of.append(("Examples/s", rate, f"{item.per_core_batch:,} per core"))
+    if item.tokens_per_second and item.usd_per_billion_tokens is not None:
+        price = f"{format_price(item.usd_per_billion_tokens)} per 1B"
+        figures_of.append(("Tokens/s", format_number(item.tokens_per_second), price))
     if item.roofline_ms:
         shown = format_duration(item.roofline_ms / 1e3)
         figures_of.append(("Roofline", shown, "no program is faster"))

@@ -87,11 +87,20 @@ def sent(request) -> dict:
     return json_format.MessageToDict(type(request).pb(request))
 
 
+def test_a_dry_run_says_which_flag_is_missing(capsys):
+    assert main.main(["launch", "vertex-endpoint", FLAGS[0], "--dry_run"]) == 0
+    assert "needed without it: --project. Placeholders" in capsys.readouterr().err
+    assert main.main(["launch", "tpu-vm", "digits_resnet", "--project=p", "--dry_run"]) == 0
+    assert "needed without it: --zone, --workdir. Placeholders" in capsys.readouterr().err
+
+
 def test_the_dry_run_prints_the_requests_that_are_sent(service, capsys):
     flags = "--accelerator=NVIDIA_TESLA_T4", "--image=i", "--most_replicas=3"
     flags = *flags, "--service_account=s@p.com"
     assert launch(*flags, "--dry_run") == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    printed = yaml.safe_load(out)
+    assert "not checked in a dry run: whether gs://b/m can be served" in err
     assert not service.asked
     assert launch(*flags) == 0
     upload, create, deploy = service.asked
@@ -122,7 +131,7 @@ def test_an_endpoint_that_exists_takes_the_model(service, capsys):
 
 
 def test_a_run_is_served_from_its_bucket(service):
-    flags = "--workdir=gs://b/run", "--project=p", "--region=europe-west4"
+    flags = "gs://b/run", "--project=p", "--region=europe-west4"
     assert main.main(["launch", "vertex-endpoint", *flags]) == 0
     model = service.asked[0].model
     assert list(model.container_spec.command) == ["tftpu", "serve", "--workdir=gs://b/run"]
@@ -160,7 +169,9 @@ def test_a_failure_names_what_exists_and_what_removes_it(service, capsys, method
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--workdir=gs://b/run"], "Give either --model"),
+        (["--workdir=gs://b/run"], "Give a run, `tftpu launch vertex-endpoint gs://"),
+        (["--machine=4 CPUs"], "is not a machine type of Google Cloud"),
+        (["--region=us-central1-a"], "is not a region of Google Cloud"),
         (["--endpoint=9"], "is not the name of an endpoint"),
         (["--accelerator=T4", "--image=i"], "NVIDIA_TESLA_T4"),
         (["--accelerator=NVIDIA_L4"], "build the target serve-gpu"),
@@ -179,8 +190,11 @@ def test_a_mistake_is_explained_before_anything_is_sent(service, capsys, flags, 
     [
         ("--model=digits.onnx", "--model=digits.onnx is not a folder in a bucket"),
         ("--workdir=runs/a", "--workdir=runs/a is not a folder in a bucket"),
+        ("runs/a", "--workdir=runs/a is not a folder in a bucket"),
+        ("gs://b/m/digits.onnx", "Did you mean '--model=gs://b/m/digits.onnx'?"),
         ("--model=gs://b", "is not a folder in a bucket"),
-        ("--model=gs://b/digits.onnx", "is not in a folder"),
+        ("--model=runs/digits.onnx", "and give --model=gs://BUCKET/digits/digits.onnx."),
+        ("--model=gs://b/digits.onnx", "and give --model=gs://b/digits/digits.onnx."),
         ("--model=gs://b/m/a.tflite", "only ONNX files"),
     ],
 )

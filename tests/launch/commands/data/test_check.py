@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.support.data import data_sets
 from tftpu import input_pipelines
 from tftpu.input_pipelines.formats.manifest import Feature
-from tftpu.input_pipelines.sources import Records
+from tftpu.input_pipelines.sources import Records, StreamedImages
 from tftpu.launch import main
 from tftpu.launch.commands.data import check as data_check
 from tftpu.models.sizes import GPT, ResNet
@@ -19,7 +19,7 @@ from tftpu.storage import buckets
 IMAGE = np.zeros((2, 3), np.float32)  # of two examples
 CONFIG = """
 from tftpu.config import Experiment
-from tftpu.input_pipelines.sources import Records
+from tftpu.input_pipelines.sources import Records, StreamedImages
 from tftpu.models.sizes import ResNet
 
 def get_config():
@@ -170,3 +170,33 @@ def test_labels_without_a_weight_and_shares_of_classes_are_not_compared():
     assert (
         data_check.inspect_values(ResNet(num_classes=4), [(x, np.ones((2, 4), np.float32))]) == []
     )
+
+
+def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_named(tmp_path):
+    for split, classes in {"train": {"ant": 20, "bee": 2}, "val": {"ant": 1}}.items():
+        for name, count in classes.items():
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                picture = tf.io.encode_png(np.full((8, 8, 3), number, np.uint8)).numpy()
+                (tmp_path / split / name / f"{number}.PNG").write_bytes(picture)
+    (tmp_path / "train/ant/notes.txt").write_text("no picture")
+    photos = StreamedImages(
+        format="folder", data_dir=str(tmp_path), eval_split="val", num_classes=2
+    )
+    texts = [finding.text for finding in data_check.inspect_images(photos)]
+    assert texts[:3] == [
+        "train: 22 images: ant 20, bee 2",
+        "val: 1 image: ant 1, bee 0",
+        "train has 20 images of ant, and 2 of bee: the accuracy says little about the rare class",
+    ]
+    assert texts[3:] == ["val has no images of bee", "23 images can be decoded"]
+    for number in range(11):
+        (tmp_path / f"train/ant/{number}.PNG").write_bytes(b"")
+    (tmp_path / "val/ant/0.PNG").write_bytes(b"\x89PNG\r\n")
+    found = data_check.inspect_images(photos)[-1]
+    assert found.level == "error" and "12 of 23 images cannot be decoded: remove" in found.text
+    assert "train/ant/0.PNG is empty" in found.text and found.text.endswith("and 2 others")
+    photos.on_bad_record = "skip"
+    assert data_check.inspect_images(photos)[-1].level == "warning"
+    photos.eval_split = "test"
+    assert levels(data_check.inspect_images(photos)) == ["error"]

@@ -1,6 +1,9 @@
 """`tftpu export` on a small run of images."""
 
+import dataclasses
 import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -12,7 +15,14 @@ from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.sources import StreamedImages
 from tftpu.launch.commands.finished import export
 from tftpu.launch.main import main
-from tftpu.launch.settings import config_flags
+
+
+@dataclasses.dataclass
+class OwnPixels(StreamedImages):
+    """Pictures that are prepared in a way of their own."""
+
+    def export_inputs(self):
+        return dataclasses.replace(super().export_inputs(), prepare=lambda images: images / 255)
 
 
 @pytest.fixture(scope="module")
@@ -156,15 +166,35 @@ def test_a_mistake_is_explained(run, capsys, words, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("to_depth", "hint"), [(False, "; or train with"), (True, ".")])
-def test_pixels_that_the_data_prepare_cannot_be_in_a_keras_file(to_depth, hint):
-    """uint8 pixels are standardized by the model itself, if it takes them as they are."""
-    experiment = config_flags.load("digits_resnet", [])
-    experiment.data = StreamedImages(data_dir="x", space_to_depth=to_depth)
-    model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten()])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (StreamedImages(data_dir="x", space_to_depth=True), "the code that prepares its images"),
+        (OwnPixels(), "the code that prepares its images"),
+        (StreamedImages(data_dir="x"), "'two' is not a functional model with one input"),
+    ],
+)
+def test_pixels_that_keras_cannot_prepare_cannot_be_in_a_keras_file(data, message):
+    inputs = [keras.Input((8, 8, 3)), keras.Input((8, 8, 3))]
+    model = keras.Model(inputs, keras.layers.Add()(inputs), name="two")
     with pytest.raises(UserError) as error:
-        export._add_pixel_input(model, experiment)
-    assert f"choose saved_model or onnx{hint}" in str(error.value)
+        export._add_pixel_input(model, data)
+    assert message in str(error.value) and "choose saved_model or onnx" in str(error.value)
+
+
+@pytest.mark.slow
+def test_plain_keras_reads_the_file_of_a_model_of_its_own_layers(tmp_path):
+    own = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])
+    model = export._add_pixel_input(own, StreamedImages(data_dir="x"))
+    model.save(tmp_path / "m.keras")
+    images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
+    np.save(tmp_path / "x.npy", images)
+    code = "import keras, numpy as np; m = keras.models.load_model('m.keras'); "
+    code += "np.save('y.npy', m(np.load('x.npy')))"
+    code += "; import sys; assert 'tftpu' not in sys.modules"
+    subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True)
+    expected = own(images.astype(np.float32) / 64.0 - 1.2)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """`tftpu plot`: the curves of runs."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -112,3 +113,35 @@ def test_without_matplotlib_plot_names_the_extra_to_install(finished_run, monkey
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     assert command_line.main(["plot", str(finished_run)]) == 2
     assert "pip install 'matplotlib>=" in capsys.readouterr().err
+
+
+def test_of_equal_runs_the_first_is_seen_beside_the_second(finished_run, monkeypatch, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "again")
+    panels = shown([finished_run, tmp_path / "again"], "loss", monkeypatch, tmp_path)
+    lines = {line.get_label(): line for line in panels["loss"].get_lines()}
+    for split in ("(train)", "(eval)", "(best: "):
+        first, second = (
+            next(line for label, line in lines.items() if label.startswith(f"{run} {split}"))
+            for run in (finished_run, tmp_path / "again")
+        )
+        wider = first.get_linewidth() > second.get_linewidth() + 1
+        assert first.get_markersize() > second.get_markersize() and (wider or split == "(best: ")
+
+
+@pytest.mark.parametrize("panels", [1, 2])
+def test_the_legend_of_long_names_is_whole(panels, monkeypatch, tmp_path):
+    from matplotlib import pyplot
+
+    curves = {(name, "train"): plot.Curve([1, 2], [1.0, 2.0]) for name in ("loss", "norm")}
+    runs = {f"a_run_with_a_{'very_' * 8}long_name_{n}": plot.RunCurves(curves) for n in range(3)}
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    plot.draw(runs, ["loss", "norm"][:panels], str(tmp_path / "curves.svg"), False)
+    monkeypatch.undo()
+    (figure,) = figures
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    pyplot.close(figure)
+    assert len(figure.legends) == 1 and len(figure.legends[0].get_texts()) == 3
+    assert box.x0 >= 0 and box.y0 >= 0
+    assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.axes[0].get_window_extent().y0

@@ -69,8 +69,25 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
     assert "Traceback" not in said
     assert main(["predict", *given, "--skip_bad"]) == 0
     *good, bad = (tmp_path / "out" / "predictions-00000-of-00001.jsonl").read_text().splitlines()
-    assert len(good) == 3 and all("logits" in line for line in good)
+    assert len(good) == 3 and all("class_name" in line for line in good)
     assert set(json.loads(bad)) == {"file", "record", "error"}
+
+
+@pytest.mark.slow
+def test_a_classifier_writes_classes_unless_others_are_asked_for(run, folder, tmp_path, capsys):
+    given = ["predict", run, f"--input=images:{folder}"]
+    assert main([*given, f"--output={tmp_path}/one"]) == 0
+    shard = tmp_path / "one" / "predictions-00000-of-00001.jsonl"
+    said = capsys.readouterr().out
+    assert f"50 predictions in {shard}\nThey hold classes; --outputs chooses among" in said
+    row = json.loads(shard.read_text().splitlines()[0])
+    assert list(row) == ["file", "record", "class", "class_name", "probability"]
+    words = ["--outputs=logits", "--records_per_shard=20"]
+    assert main([*given, f"--output={tmp_path}/raw", *words]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith(f"50 predictions in {tmp_path}/raw/predictions-*-of-00003.jsonl\n")
+    row = json.loads(next((tmp_path / "raw").glob("*.jsonl")).read_text().splitlines()[0])
+    assert list(row) == ["file", "record", "logits"]
 
 
 @pytest.mark.slow
@@ -110,6 +127,8 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
         (["--input=evaluation", "--format=bigquery"], "must be given together"),
         (["--input=evaluation", "--format=bigquery", "--table=a"], "PROJECT.DATASET.TABLE"),
         (["--input=evaluation", "--format=bigquery", "--table=a.b.c"], "gs://BUCKET/FOLDER"),
+        (["--input=evaluation", "--output=labels.jsonl"], "give a folder, --output=labels."),
+        (["--input=evaluation", "--output=a.parquet"], "--output=a --format=parquet."),
         (["--input=evaluation", "--output=s3://x/y"], "--output=s3://x/y is not a folder"),
     ],
 )

@@ -130,8 +130,12 @@ def test_a_saved_model_is_served(exported):
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-        assert process.stdout is not None
-        assert process.stdout.read() == "Ctrl-C ends it.\nStopped.\n"
+        assert process.stdout is not None and process.stderr is not None
+        ask_it, *others = process.stdout.read().splitlines()
+        assert f"curl http://127.0.0.1:{port}/predict " in ask_it
+        assert others == ["Ctrl-C ends it.", "Stopped."]
+        doing = [line for line in process.stderr.read().splitlines() if line.endswith(" ...")]
+        assert [line.split()[0] for line in doing] == ["Loading", "Compiling", "Stopping:"]
 
 
 @pytest.mark.slow
@@ -217,7 +221,9 @@ def test_a_port_that_is_taken_is_said(tmp_path, monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--model=m.onnx", f"--port={port}"]) == 2
-    assert "Address already in use" in capsys.readouterr().err
+        assert "Address already in use" in capsys.readouterr().err
+        assert main(["serve", "nothing", f"--port={port}"]) == 2
+        assert "There is no run in 'nothing'" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path, capsys):

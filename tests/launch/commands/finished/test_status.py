@@ -23,8 +23,18 @@ def test_the_status_of_a_finished_run_matches_its_files(finished_run):
         last = [line for line in written if line["split"] == split][-1]
         assert record["metrics"][split]["loss"] == last["loss"]
     text = "\n".join(format_status(record))
+    assert "process" not in text and "updated " in text  # there is no such process any more
     assert "60/60 (100%)" in text and "finished" in text and "total" in text
     assert all(len(line) <= 110 for line in text.splitlines())
+
+
+def test_a_folder_of_runs_stands_for_its_runs(finished_run, tmp_path, capsys):
+    account = (finished_run / goodput.FILE).read_bytes()
+    for name in ("birds", "ants"):
+        files.write_whole(str(tmp_path / name / goodput.FILE), account)
+    assert command_line.main(["status", str(tmp_path), str(finished_run)]) == 0
+    named = [line for line in capsys.readouterr().out.splitlines() if line.startswith("/")]
+    assert named == [str(tmp_path / "ants"), str(tmp_path / "birds"), str(finished_run)]
 
 
 def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_path):
@@ -37,8 +47,15 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     record |= {"state": "running", "eta_seconds": 75.0, "step": 30}
     files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
     with held_by_another(tmp_path):
+        # An account of an earlier process, which a run that resumes has not replaced yet.
+        resuming = status.read_status(str(tmp_path))
+        assert resuming["state"] == "starting"
+        record["process"] = locks.find_holder(tmp_path).process
+        assert format_status(resuming)[-1].split()[:2] == ["process", str(record["process"])]
+        files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
         running = status.read_status(str(tmp_path))
         assert running["state"] == "running"
+        assert "process     " in "\n".join(format_status(running))
         assert "time left   1:15" in "\n".join(format_status(running))
     crashed = status.read_status(str(tmp_path))
     assert crashed["state"] == "crashed"
@@ -46,7 +63,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     assert "nothing was saved, and the same command starts over" in said and "none yet" in said
     files.write_whole(str(tmp_path / "checkpoints/5/manifest.json"), b"{}")
     said = "\n".join(format_status(status.read_status(str(tmp_path))))
-    assert "crashed, or was killed: the same command resumes it" in said
+    assert "crashed, was killed, or was stopped at once: the same command resumes it" in said
     with locks.locked(str(tmp_path)):  # status leaves no lock behind
         pass
 

@@ -4,9 +4,11 @@ The program is traced from the step that the trainer runs, under a strategy that
 and whose all-reduce is XLA's.
 """
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -53,36 +55,66 @@ def lower(
     Raises:
         UserError: XLA cannot compile the step. The message names the layer and the op.
     """
+    lowering = TensorFlowLowering()
     options = options or TrainConfig()
-    strategy = OneReplicaStrategy(replicas)
-    model, step = _build(model_fn, batch_spec, precision, options, strategy, objectives)
-    flat = keras_internals.list_layers(model)
-    layers = {layer.name: type(layer).__name__ for layer in flat}
-    with sharding.compiling_for("tpu"):
-        hlo, arguments = to_hlo(
-            lambda batch: strategy.run(step.train, args=(batch,)),
-            (batch_spec,),
-            "hlo_serialized",
-            layers,
+    return lowering.build(model_fn, batch_spec, replicas, precision, options, objectives).lower()
+
+
+class TensorFlowBuiltStep:
+    """See `tftpu.engines.lowered.BuiltStep`: the step of one replica.
+
+    Args:
+        state: the variables, which were made in the scope of the strategy.
+        batch_spec: the spec of one replica's shard of the global batch.
+        strategy: the strategy of all replicas.
+        precision: dtype policy under which the model was built.
+    """
+
+    def __init__(
+        self,
+        state: ModelState,
+        batch_spec: BatchSpec,
+        strategy: tf.distribute.Strategy,
+        precision: str,
+    ):
+        self._state, self._batch_spec = state, batch_spec
+        self._strategy, self._precision = strategy, precision
+        self.state_bytes = _count_state_bytes(state)
+
+    def lower(self) -> LoweredStep:
+        """Lowers the train step of one replica."""
+        strategy, batch_spec, model = self._strategy, self._batch_spec, self._state.model
+        with _building_under(self._precision, strategy):
+            step = TrainStep(self._state, batch_spec)
+        flat = keras_internals.list_layers(model)
+        layers = {layer.name: type(layer).__name__ for layer in flat}
+        with sharding.compiling_for("tpu"):
+            hlo, arguments = to_hlo(
+                lambda batch: strategy.run(step.train, args=(batch,)),
+                (batch_spec,),
+                "hlo_serialized",
+                layers,
+            )
+        examples = count_examples(batch_spec) // self._state.options.gradient_accumulation_steps
+        microbatch = replace_examples(batch_spec, examples)
+        # Lowered for a CPU, because one of our TPU kernels would hide its products.
+        forward, _ = to_hlo(step.forward, (microbatch,), "hlo", layers)
+        return LoweredStep(
+            program=hlo,
+            partitioned=False,
+            forward=forward,
+            model_flops=step.model_flops // strategy.num_replicas_in_sync,
+            arguments=arguments,
+            layers=layers,
+            numbered=True,
+            # A GroupNormalization has `groups` as well, but no kernel size.
+            grouped=[
+                x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1
+            ],
+            kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
+            precision=self._precision,
+            state_bytes=self.state_bytes,
         )
-    examples = count_examples(batch_spec) // options.gradient_accumulation_steps
-    microbatch = replace_examples(batch_spec, examples)
-    # Lowered for a CPU, because one of our TPU kernels would hide its products.
-    forward, _ = to_hlo(step.forward, (microbatch,), "hlo", layers)
-    return LoweredStep(
-        program=hlo,
-        partitioned=False,
-        forward=forward,
-        model_flops=step.model_flops // replicas,
-        arguments=arguments,
-        layers=layers,
-        numbered=True,
-        # A GroupNormalization has `groups` as well, but no kernel size.
-        grouped=[x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1],
-        kernels={v.path: tuple(v.shape) for v in model.trainable_variables if len(v.shape) > 1},
-        precision=precision,
-        state_bytes=_count_state_bytes(step.state),
-    )
 
 
 def _count_state_bytes(state: ModelState) -> StateBytes:
@@ -128,7 +160,7 @@ class TensorFlowLowering:
         """Returns no options, because TensorFlow's runtime compiles the step with its own."""
         return {}
 
-    def lower(
+    def build(
         self,
         model_fn: ModelFn,
         shard_spec: BatchSpec,
@@ -136,9 +168,14 @@ class TensorFlowLowering:
         precision: str,
         options: TrainConfig,
         objectives: ObjectivesOf | None = None,
-    ) -> LoweredStep:
-        """Lowers the train step of one of the devices."""
-        return lower(model_fn, shard_spec, devices, precision, options, objectives)
+    ) -> TensorFlowBuiltStep:
+        """Builds the train step of one of the devices."""
+        strategy = OneReplicaStrategy(devices)
+        with _building_under(precision, strategy):
+            model = model_fn()
+            found = objectives(model) if objectives is not None else ()
+            state = ModelState(model, shard_spec, options, found)
+        return TensorFlowBuiltStep(state, shard_spec, strategy, precision)
 
 
 class OneReplicaStrategy(tf.distribute.Strategy):
@@ -198,25 +235,16 @@ class _Extended(internals.OneDeviceExtended):
         return tf.nest.map_structure(reduce, value)
 
 
-def _build(
-    model_fn: ModelFn,
-    batch_spec: BatchSpec,
-    precision: str,
-    options: TrainConfig,
-    strategy: tf.distribute.Strategy,
-    objectives: ObjectivesOf | None,
-) -> tuple[keras.Model, TrainStep]:
-    """Builds the model and its step in the scope of the strategy."""
+@contextlib.contextmanager
+def _building_under(precision: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Sets a dtype policy for the block, in which a model and its step are built for a strategy."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
         with strategy.scope(), keras_internals.fresh_names(), sharding.compiling_for("tpu"):
-            model = model_fn()
-            found = objectives(model) if objectives is not None else ()
-            step = TrainStep(ModelState(model, batch_spec, options, found), batch_spec)
+            yield
     finally:
         keras.config.set_dtype_policy(before)
-    return model, step
 
 
 def to_hlo(
@@ -224,7 +252,9 @@ def to_hlo(
 ) -> tuple[Any, list[str]]:
     """Returns the HLO of a function of a batch at one `stage`, and the names of its parameters."""
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
-    concrete = traced.get_concrete_function(*batch)
+    with warnings.catch_warnings():  # nothing is run, so that no gradient takes memory
+        warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
+        concrete = traced.get_concrete_function(*batch)
     xla_ops.check_ops(xla_ops.list_graph_ops(concrete.graph))
     try:
         hlo = internals.lower_to_hlo(concrete, stage)

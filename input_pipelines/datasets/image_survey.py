@@ -1,0 +1,67 @@
+"""Counts of the classes of images in a folder or an index, and its damaged files."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from tftpu.errors import counted
+from tftpu.input_pipelines.augment import decode
+from tftpu.input_pipelines.reading.image_files import ImageFiles
+from tftpu.input_pipelines.reading.listing import decode_path
+from tftpu.storage import files
+
+_SHOWN = 20  # most classes that a line names
+MOST = 20_000  # images of a split that are decoded: some seconds on a few cores
+
+
+def count_classes(found: ImageFiles) -> dict[str, int]:
+    """Returns the number of images of each class, by its name or id, in the order of the ids."""
+    counts = Counter(image.label for image in found.images)
+    names = found.class_names or [str(number) for number in range(found.num_classes)]
+    return {name: counts[number] for number, name in enumerate(names)}
+
+
+def describe_classes(splits: Mapping[str, ImageFiles]) -> list[str]:
+    """Returns a line for each split: its images, and those of each class."""
+    lines = []
+    for split, found in splits.items():
+        counts = count_classes(found)
+        listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        if len(counts) > _SHOWN:
+            least, most = min(counts.values()), max(counts.values())
+            listed = f"{least:,} to {most:,} of each of {len(counts):,} classes"
+        lines.append(f"{split}: {counted(len(found.images), 'image')}: {listed}")
+    return lines
+
+
+def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:
+    """Returns a line for each split that lacks classes, or has ten times as many of one."""
+    lines = []
+    for split, found in splits.items():
+        counts = count_classes(found)
+        absent = [name for name, count in counts.items() if not count]
+        if absent:
+            others = f" and {len(absent) - _SHOWN:,} others" if len(absent) > _SHOWN else ""
+            lines.append(f"{split} has no images of {', '.join(absent[:_SHOWN])}{others}")
+        counts = {name: count for name, count in counts.items() if count}
+        least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+        if counts[most] >= 10 * counts[least]:
+            lines.append(
+                f"{split} has {counts[most]:,} images of {most}, and {counts[least]:,} of {least}: "
+                "the accuracy says little about the rare class"
+            )
+    return lines
+
+
+def find_damaged(found: ImageFiles) -> tuple[int, dict[str, str]]:
+    """Decodes the images of a split, `MOST` of them at most, evenly spread.
+
+    Returns:
+        The number of images that were decoded; and why an image cannot be decoded, by its path.
+    """
+    step = -(-len(found.images) // MOST)
+    paths = [image.path for image in found.images[::step]]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reasons = list(pool.map(lambda path: decode.explain_failure(files.read(path)), paths))
+    return len(paths), {decode_path(path): why for path, why in zip(paths, reasons) if why}

@@ -1,0 +1,93 @@
+"""Writes and reads what training with adapters changes: the adapters, and what else is trained.
+
+The arrays of the file are numbered and named by the paths of their variables:
+"00003 transformer_layer_0/self_attention/query/lora_kernel_a".
+"""
+
+import re
+
+import keras
+import numpy as np
+
+from tftpu.errors import UserError
+from tftpu.models import adapters
+from tftpu.models.kernels.assignment import assign
+from tftpu.models.weights import files
+
+
+def save_adapters(model: keras.Model, path: str) -> int:
+    """Writes the adapters of any Keras model, and its other trained weights, to one file.
+
+    Args:
+        model: adapted by `tftpu.models.enable_lora`, or by KerasHub's `backbone.enable_lora`.
+        path: the path of the file, local or `gs://`; ends in `.safetensors`.
+
+    Returns:
+        The number of values written.
+
+    Raises:
+        UserError: the model has no adapters, or the path has another ending or cannot be written.
+
+    Example:
+        >>> tftpu.models.save_adapters(model, "adapters.safetensors")
+    """
+    variables = _list_trained(model, "write")
+    if not str(path).endswith(".safetensors"):
+        raise UserError(f"{path} must end in .safetensors.")
+    values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in variables]
+    names = [f"{number:05d} {v.path}" for number, v in enumerate(variables)]
+    try:
+        files.write_safetensors(path, dict(zip(names, values)))
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"{path} cannot be written ({reason}): choose another place.") from error
+    return sum(value.size for value in values)
+
+
+def load_adapters(model: keras.Model, path: str) -> None:
+    """Loads a file of `save_adapters` into a model with the same weights below its adapters.
+
+    Args:
+        model: built and adapted as the one that was saved: the same preset, the same call of
+            `enable_lora`. Automatic names of layers may have other numbers.
+        path: the path of the file, local or `gs://`.
+
+    Raises:
+        UserError: there is no such file, the model has no adapters, or the file holds those of
+            another model; then nothing is loaded.
+
+    Example:
+        >>> tftpu.models.enable_lora(model, 8)
+        >>> tftpu.models.load_adapters(model, "adapters.safetensors")
+    """
+    variables = _list_trained(model, "load into")
+    arrays = files.read(path)
+    here = [(_strip_counters(v.path), tuple(v.shape)) for v in variables]
+    there = [
+        (_strip_counters(re.sub(r"^\d+ ", "", name)), array.shape) for name, array in arrays.items()
+    ]
+    if here != there:
+        differing = [f"{a} here, {b} there" for a, b in zip(here, there) if a != b]
+        first = differing[0] if differing else f"{len(here)} arrays here, {len(there)} there"
+        raise UserError(
+            f"Nothing was loaded from {path!r}, which does not hold the adapters of the model "
+            f"{model.name!r}: {first}. Build the model, and call enable_lora, as before "
+            "save_adapters wrote the file."
+        )
+    for variable, array in zip(variables, arrays.values()):
+        assign(variable, array.content())
+
+
+def _list_trained(model: keras.Model, verb: str) -> list[keras.Variable]:
+    """Returns the trained weights of a model with adapters, in the order of its weights."""
+    if not adapters.list_adapted(model):
+        raise UserError(
+            f"The model {model.name!r} has no adapters to {verb}: call "
+            "tftpu.models.enable_lora(model, 8) first."
+        )
+    return [v for v in model.weights if v.trainable or v.path.endswith(adapters.ADAPTERS)]
+
+
+def _strip_counters(path: str) -> str:
+    """Returns a path without the numbers that Keras counts layers of the same kind with."""
+    return re.sub(r"_\d+(?=/|$)", "", path)

@@ -1,0 +1,46 @@
+"""The line for the shell that the server prints, run by a shell."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.support import serving
+from tests.support.serving import ask, running
+from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.server.example import build_curl
+from tftpu.inference.server.served import Served
+
+
+def served(*inputs: Input) -> Served:
+    return Served(inputs, ("y",), lambda given: {"y": given["a"].reshape(len(given["a"]), -1)})
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        served(Input("a", (4,), "float32")),
+        served(Input("a", (), "int32"), Input("b", (2, 1), "bool")),
+        served(Input("a", (8, 8, 3), "uint8"), Input("b", (), "bool")),
+        served(Input("a", (12, 12, 1), "float32")),
+    ],
+    ids=["vector", "several", "large and several", "large"],
+)
+def test_the_line_asks_for_a_prediction(model):
+    with running(model) as port:
+        line = build_curl(model, f"http://127.0.0.1:{port}", "/predict")
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    [row] = json.loads(done.stdout)["predictions"]
+    assert row == np.zeros(np.shape(row)).tolist() and len(line) < 400
+
+
+def test_a_wrong_method_is_answered_by_the_line_to_type():
+    with running(serving.images()) as port:
+        status, said = ask(port, "GET", "/predict")
+        assert status == 405
+        assert "Use POST: " in said["error"] and f":{port}/predict -H" in said["error"]
+        status, said = ask(port, "POST", "/health", {})
+        assert status == 405 and said["error"].endswith(
+            f"Use GET: curl http://127.0.0.1:{port}/health"
+        )

@@ -1,0 +1,51 @@
+"""A request that the server answers, as a line for the shell."""
+
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.server.served import Served
+from tftpu.inference.server.text import Language
+
+_FEW = 20  # values that a line shows
+_PROMPT = "Once upon a time"
+
+
+def build_curl(model: Served | Language, address: str, route: str) -> str:
+    """Returns a command that asks for a text, or for the prediction of one example of zeros.
+
+    Args:
+        model: the model that is served.
+        address: the server's, "http://127.0.0.1:8080".
+        route: that of the request, with POST.
+    """
+    call = f"curl {address}{route} -H 'Content-Type: application/json'"
+    if isinstance(model, Language):
+        return f"{call} -d '{json.dumps(_build_text_request(route))}'"
+    if sum(math.prod(given.shape) for given in model.inputs) <= _FEW:
+        zeros = [json.dumps(np.zeros(given.shape, given.dtype).tolist()) for given in model.inputs]
+        return f"{call} -d '{_write_instances(model.inputs, zeros)}'"
+    body = _write_instances(model.inputs, [_write_zeros(given) for given in model.inputs])
+    return f"python3 -c 'import json; print(json.dumps({body}))' | {call} -d @-"
+
+
+def _build_text_request(route: str) -> dict[str, object]:
+    if route.endswith("/completions"):
+        return {"prompt": _PROMPT, "max_tokens": 32}
+    return {"instances": [{"prompt": _PROMPT}], "parameters": {"max_tokens": 32}}
+
+
+def _write_instances(inputs: Sequence[Input], values: Sequence[str]) -> str:
+    """Returns a request with one example, given the text of each of its values."""
+    named = (f"{json.dumps(given.name)}: {value}" for given, value in zip(inputs, values))
+    example = values[0] if len(values) == 1 else "{" + ", ".join(named) + "}"
+    return '{"instances": [' + example + "]}"
+
+
+def _write_zeros(given: Input) -> str:
+    """Returns an example of zeros in Python, such as "[[0]*28]*28"."""
+    zero = "False" if given.dtype == "bool" else "0"
+    return "[" * len(given.shape) + zero + "".join(f"]*{size}" for size in given.shape[::-1])
