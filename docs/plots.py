@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 DOCS = Path(__file__).parent
-OURS, OTHERS, LINE = "#0b7285", "#adb5bd", "#495057"  # also told apart in shades of grey
+OURS, OTHERS, LINE = "#0b7285", "#adb5bd", "#495057"  # differ in shades of grey, too
 # Without a date and random ids, so that the same tables give the same files.
 plt.rcParams.update({"svg.hashsalt": "tftpu", "font.size": 11, "axes.spines.top": False})
 plt.rcParams.update({"axes.spines.right": False, "axes.titlelocation": "left"})

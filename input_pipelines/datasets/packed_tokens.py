@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Tokens
 
 
-_HELD_OUT, _MOST = 20, 1000  # one row in so many is held out, and the most rows
+_HELD_OUT = 20  # without texts to evaluate on, one of this many rows is held out
+_MOST = 1000  # most rows that are held out
 
 
 def build_training(data: "Tokens", folder: str, context: DataContext) -> Pipeline:

@@ -400,3 +400,14 @@ def test_an_unknown_failure_of_a_command_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(train, "run", fail)
     with pytest.raises(KeyError):
         main.main(["train", "--config=digits_resnet"])
+
+
+def test_a_ctrl_c_that_an_import_hides_is_one(capsys):
+    def import_package() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError("failed to import") from error
+
+    assert failures.run_for_exit_code(import_package) == 130
+    assert capsys.readouterr().err == "tftpu: interrupted\n"

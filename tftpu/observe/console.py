@@ -79,7 +79,7 @@ class Console(writers.Writer):
     def start(self) -> None:
         """Starts drawing the live line, until `close`."""
         if self._live:
-            leaving.live_on.add(sys.stdout.fileno())
+            leaving.note_live_line(sys.stdout.fileno())
             self._live.start()
 
     def show_compiling(self) -> None:
@@ -124,7 +124,7 @@ class Console(writers.Writer):
             done = self._steps is None or self._line.progress.step >= self._steps
             self._line.set_phase("trained" if done else "stopped at")
             self._live.stop()
-            leaving.live_on.discard(sys.stdout.fileno())
+            leaving.forget_live_line(sys.stdout.fileno())
 
 
 class LiveLine:

@@ -4,9 +4,19 @@ import contextlib
 import os
 from typing import NoReturn
 
-live_on: set[int] = set()  # descriptors of terminals; the cursor is at the start of a live line
-
 _ERASE_BELOW = b"\r\x1b[J"
+
+_live_on: set[int] = set()  # descriptors of terminals; the cursor is at the start of a live line
+
+
+def note_live_line(descriptor: int) -> None:
+    """Notes that a terminal shows a live line, which `exit_at_once` is to erase."""
+    _live_on.add(descriptor)
+
+
+def forget_live_line(descriptor: int) -> None:
+    """Notes that the live line of a terminal has ended."""
+    _live_on.discard(descriptor)
 
 
 def exit_at_once(code: int) -> NoReturn:
@@ -15,7 +25,7 @@ def exit_at_once(code: int) -> NoReturn:
     Args:
         code: the exit code.
     """
-    for descriptor in tuple(live_on):
+    for descriptor in tuple(_live_on):
         with contextlib.suppress(OSError):  # the terminal may be gone
             os.write(descriptor, _ERASE_BELOW)
     os._exit(code)

@@ -142,7 +142,7 @@ class Reporter:
             yield
 
     def show_compiling(self) -> None:
-        """Tells that the train step is being compiled, which may take minutes."""
+        """Prints that the train step is being compiled, which may take minutes."""
         if self._console:
             self._console.show_compiling()
 

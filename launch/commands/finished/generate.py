@@ -56,7 +56,7 @@ def run(options: Options) -> None:
     prompts = _read_prompts(options)
     shown = options.prompt is not None and sys.stdout.isatty()
     if shown:
-        print("Restoring the model and compiling; the text follows.", file=sys.stderr, flush=True)
+        output.report_activity("Restoring the model and compiling")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
     codec = texts.choose_codec(experiment.data, options.tokenizer)

@@ -23,7 +23,7 @@ from tftpu.storage import lines as line_files
 # Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
 _IN_WORDS = {
-    "starting": "starting: no step of this start is trained yet",
+    "starting": "starting: the first step comes after compiling",
     "running": "running",
     "finished": "finished",
     "failed": "ended with an error",

@@ -171,7 +171,7 @@ def test_several_slices_are_as_many_jobs_of_one_set(capsys):
     assert replicated["replicas"] == 2
     assert replicated["template"]["spec"]["completions"] == 4
     assert pod_of(printed)["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
-    [exclusive] = printed["metadata"]["annotations"]  # each Job has the machines of its own slice
+    [exclusive] = printed["metadata"]["annotations"]  # each Job has one slice to itself
     assert exclusive.endswith("/exclusive-topology")
 
 
@@ -230,12 +230,12 @@ sys.exit(main.main(["launch", "gke", "--config=digits_resnet", "--slice=v5e-8", 
 """
     command = [sys.executable, "-c", program]
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    told = {"capture_output": True, "text": True, "env": environment}
-    done = subprocess.run([*command, "--dry_run"], check=False, **told)
+    captured = {"capture_output": True, "text": True, "env": environment}
+    done = subprocess.run([*command, "--dry_run"], check=False, **captured)
     assert done.returncode == 0, done.stderr
     assert "workdir=gs://BUCKET/digits-resnet" in done.stdout
     # Without the client, a run fails with the command that installs it.
-    done = subprocess.run([*command, "--workdir=gs://b/run"], check=False, **told)
+    done = subprocess.run([*command, "--workdir=gs://b/run"], check=False, **captured)
     assert done.returncode == 2
     assert "run `pip install 'kubernetes" in done.stderr and "add --dry_run" in done.stderr
 
