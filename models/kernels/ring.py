@@ -140,7 +140,8 @@ def backward(
         query, of_queries, log_sum, output, upstream = of_query
         run = functools.partial(flash.backward, head_dim=head_dim, interpret=interpret)
         seen = _select_seen(of_queries, keys)
-        found = run(query, keys.key, keys.value, seen, log_sum, output, upstream, causal=causal)
+        after = (log_sum, output, upstream)
+        found = run(query, keys.key, keys.value, seen, None, *after, causal=causal)
         d_query, d_key, d_value = (x.astype(jnp.float32) for x in found)
         return d_query, (d_key, d_value)
 

@@ -139,10 +139,10 @@ def replacing_calls(replacements: Mapping[int, Callable[..., Any]]) -> Iterator[
     original = keras.layers.Layer.__call__
 
     @functools.wraps(original)
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        replacement = replacements.get(id(layer))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replacement = replacements.get(id(self))
         if replacement is None:
-            return original(layer, *args, **kwargs)
+            return original(self, *args, **kwargs)
         return replacement(original, *args, **kwargs)
 
     keras.layers.Layer.__call__ = call
