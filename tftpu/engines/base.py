@@ -68,6 +68,10 @@ class BaseEngine:
         whole = conversion.round_up(conversion.replace_examples(spec, examples), parts)
         return conversion.build_padded_shard_spec(whole, self.data_shards)
 
+    def building_spec(self, shard_spec: Nest) -> Nest:
+        """Returns the spec of what a step calls the model with: a shard of its batch."""
+        return shard_spec
+
     def whole_batches(
         self,
         dataset: Any,

@@ -472,6 +472,14 @@ class Engine(Protocol):
         """
         ...
 
+    def building_spec(self, shard_spec: Nest) -> Nest:
+        """Returns the spec of what a step calls the model with.
+
+        Args:
+            shard_spec: the spec of one shard of a global batch.
+        """
+        ...
+
     def batches(
         self,
         dataset: Dataset,

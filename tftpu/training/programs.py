@@ -201,7 +201,7 @@ class Programs:
         """Does what `prepare_training` does, with the exact step."""
         microbatches = self.options.gradient_accumulation_steps
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
-        executor = self.prepare_executor(spec)
+        executor = self.prepare_executor(self.engine.building_spec(spec))
         self._check_values(dataset)
         size = self.engine.count_examples(dataset)
         new, loop = not self._loops, self._prepare_loop(spec, size)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from tftpu.config import TrainConfig
 from tftpu.engines import checks
 from tftpu.engines.base import BaseEngine
+from tftpu.engines.data import conversion
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch, Hosts
@@ -22,6 +23,7 @@ from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.processes.hosts import JaxHosts, OneHost
 from tftpu.engines.jax.tracer import JaxTracer
 from tftpu.engines.jax.tracing import building_for
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
 from tftpu.errors import OwnStepsNeeded, UserError, counted
 from tftpu.tensors import Nest
@@ -100,6 +102,12 @@ class JaxEngine(BaseEngine):
 
     def _iterate(self, batches: Any) -> Iterator[Any]:
         return feed.iterate_arrays(batches)
+
+    def building_spec(self, shard_spec: Nest) -> Nest:
+        """Returns the spec of what a step calls the model with: the whole batch."""
+        return conversion.replace_examples(
+            shard_spec, self.data_shards * count_examples(shard_spec)
+        )
 
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True

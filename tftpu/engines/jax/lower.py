@@ -24,11 +24,13 @@ from tftpu.config.mesh import (
     mesh_text,
 )
 from tftpu.engines import keras_internals
+from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.jax import cluster
 from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.jax.step.train_step import TrainStep
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf, StateBytes
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
@@ -164,12 +166,14 @@ def _trace_step(
 ) -> tuple[JaxState, TrainStep, StateValues]:
     """Returns the variables and the step of a model, and the shapes of its values."""
     made: list[tuple[JaxState, TrainStep]] = []
+    examples = count_batch_shards(mesh.shape) * count_examples(shard_spec)
 
     def build() -> StateValues:
         with keras_internals.fresh_names(), tracing_for("tpu", mesh):
             model = model_fn()
             found = objectives(model) if objectives is not None else ()
-            state = JaxState(mesh, model, shard_spec, options, found)
+            whole = replace_examples(shard_spec, examples)
+            state = JaxState(mesh, model, whole, options, found)
             made.append((state, TrainStep(state, shard_spec)))
         return state.read_values()
 

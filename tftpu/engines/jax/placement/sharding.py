@@ -1,9 +1,9 @@
 """Chooses the axes of the mesh along which the dimensions of variables are sharded.
 
-`tensor` follows the rules of the model, which know what its layers multiply. `fsdp` needs no rules:
-it shards the largest divisible dimension (ZeRO-3; Rajbhandari et al. 2020,
-https://arxiv.org/abs/1910.02054). `sequence` divides the tokens of an example, so its devices can
-also divide the weights: the two axes shard the same dimension together.
+`tensor` follows the rules of the model, which know what its layers multiply, or those that are
+derived from its layers. `fsdp` needs no rules: it shards the largest divisible dimension (ZeRO-3;
+Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). `sequence` divides the tokens of an
+example, so its devices can also divide the weights: the two axes shard the same dimension together.
 """
 
 import math
@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tftpu.config.mesh import DATA, FSDP, SEQUENCE, TENSOR
 from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.engines.jax.placement.deriving import Axes, derive_axes
 from tftpu.errors import UserError
 
 SMALLEST = 4096  # elements; sharding a smaller array costs more traffic than it saves memory
@@ -24,7 +25,7 @@ SMALLEST = 4096  # elements; sharding a smaller array costs more traffic than it
 # A pattern that is searched for in a variable's path, and an axis or None for each dimension. An
 # axis must divide the dimension's size, unless it ends in a question mark: then a size that it does
 # not divide is not sharded.
-Rule = tuple[str, tuple[str | None, ...]]
+Rule = tuple[str, Axes]
 
 
 @runtime_checkable
@@ -43,32 +44,43 @@ class Layout:
     Args:
         mesh: the devices; an abstract mesh gives shardings but holds no values.
         model: the built model; its `sharding_rules`, if any, are for the `tensor` axis.
+            Without rules they are derived from its layers.
 
     Attributes:
         mesh: the devices.
         whole: the sharding of values that every device holds in full.
 
     Raises:
-        UserError: `tensor` or `sequence` is used and the model has no rules, or a rule matches no
-            variable or names a dimension that the axis does not divide.
+        UserError: `sequence` is used and the model has no rules, `tensor` is and shards none of its
+            weights, or a rule matches no variable or names a dimension that the axis does not
+            divide.
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, model: keras.Model):
         self.mesh = mesh
         self.whole = NamedSharding(mesh, PartitionSpec())
         self._rules: Sequence[Rule] = ()
+        self._derived: dict[str, Axes] = {}
         rules = model.sharding_rules if isinstance(model, ShardableModel) else ()
-        for axis in (SEQUENCE, TENSOR):
-            if mesh.shape[axis] > 1 and not rules:
-                raise UserError(
-                    f"The mesh has a {axis!r} axis, but the {type(model).__name__} {model.name!r} "
-                    "has no sharding_rules that say how its weights are sharded along it. Use "
-                    f"the axes {DATA!r} and {FSDP!r}, which work with any model."
-                )
-        if mesh.shape[TENSOR] > 1:
+        if mesh.shape[SEQUENCE] > 1 and not rules:
+            raise UserError(
+                f"The mesh has a {SEQUENCE!r} axis, but the {type(model).__name__} {model.name!r} "
+                "has no sharding_rules: its attention does not know that other devices hold the "
+                f"rest of the tokens. Use the axes {DATA!r}, {FSDP!r} and {TENSOR!r}, which work "
+                "with any model."
+            )
+        if mesh.shape[TENSOR] > 1 and rules:
             self._rules = rules
             self._check_rules([v.path for v in model.variables])
+        elif mesh.shape[TENSOR] > 1:
+            self._derived = derive_axes(model, f"{TENSOR}?")
         self._specs = {v.path: self._find_spec(v.path, tuple(v.shape)) for v in model.variables}
+        if mesh.shape[TENSOR] > 1 and not any(TENSOR in spec for spec in self._specs.values()):
+            raise UserError(
+                f"The mesh has {TENSOR}:{mesh.shape[TENSOR]}, but no layer of the "
+                f"{type(model).__name__} {model.name!r} has a vocabulary, heads, units or filters "
+                f"whose number {mesh.shape[TENSOR]} divides. Use the axes {DATA!r} and {FSDP!r}."
+            )
         # Optimizers name the slots of a variable after the variable.
         self._slots = {
             path.replace("/", "_"): (tuple(v.shape), self._specs[path])
@@ -101,8 +113,9 @@ class Layout:
 
     def _find_spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         axes: list[Any] = [None] * len(shape)
-        rule = next((rule for rule in self._rules if re.search(rule[0], path)), None)
-        for place, axis in enumerate(rule[1] if rule else ()):
+        matching = (rule for rule in self._rules if re.search(rule[0], path))
+        rule = next(matching, (path, self._derived.get(path, ())))
+        for place, axis in enumerate(rule[1]):
             if axis is None:
                 continue
             optional, axis = axis.endswith("?"), axis.removesuffix("?")

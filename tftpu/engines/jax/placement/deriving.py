@@ -1,0 +1,146 @@
+"""Derives the dimensions along which `tensor` shards the weights of a model without rules.
+
+Of two products in a row the first is sharded by its outputs and the second by its inputs, so that
+devices only add up what the second one returns (Shoeybi et al. 2019, Megatron-LM,
+https://arxiv.org/abs/1909.08053). Embeddings are sharded by the vocabulary, attention by its heads,
+convolutions by their filters. Any choice computes the same numbers: the compiler divides the
+program as the weights are. A poor choice costs time.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import keras
+
+from tftpu.models.blocks import structure
+from tftpu.models.layers import internals
+
+Axes = tuple[str | None, ...]
+
+
+class Product(NamedTuple):
+    """A layer that multiplies by a kernel.
+
+    Attributes:
+        layer: the layer.
+        kernel: its kernel.
+        inputs: the kernel's dimensions that the product sums over.
+        outputs: the other dimensions.
+    """
+
+    layer: keras.Layer
+    kernel: keras.Variable
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def reads(self, width: int) -> bool:
+        """Returns whether the inputs have one dimension, of this size."""
+        return [self.kernel.shape[i] for i in self.inputs] == [width]
+
+    def writes(self, width: int) -> bool:
+        """Returns whether the outputs have one dimension, of this size."""
+        return [self.kernel.shape[i] for i in self.outputs] == [width]
+
+
+def derive_axes(model: keras.Model, axis: str) -> dict[str, Axes]:
+    """Returns, by the paths of variables, the name of an axis or None for each dimension.
+
+    Args:
+        model: the built model.
+        axis: the name of the axis. It may not divide the size of a dimension that has it.
+    """
+    found: dict[str, Axes] = {}
+    blocks = structure.find_blocks(model)
+    inside = {id(layer) for block in blocks for layer in internals.flatten_layers(block)}
+    rest = [layer for layer in internals.flatten_layers(model) if id(layer) not in inside]
+    for layers in [*map(internals.flatten_layers, blocks), rest]:
+        for variable, dimension in _choose_dimensions(layers):
+            rank = len(variable.shape)
+            found[variable.path] = tuple(axis if i == dimension else None for i in range(rank))
+    return found
+
+
+def _choose_dimensions(layers: Sequence[keras.Layer]) -> Iterator[tuple[keras.Variable, int]]:
+    """Yields the sharded variables of a block with the dimension of each."""
+    products = [product for layer in layers if (product := _read_product(layer))]
+    width = _find_width(products)
+    last = _find_last_squares(layers, products, width)
+    for product in products:
+        is_square = product.reads(width) and product.writes(width)
+        if product.layer in last if is_square else product.writes(width):
+            yield product.kernel, product.inputs[0]
+        else:
+            yield from _shard_outputs(product)
+    multiplying = {id(product.layer) for product in products}
+    for layer in layers:
+        if isinstance(layer, keras.layers.Embedding):
+            yield from ((v, 0) for v in _list_own(layer) if v.name == "embeddings")
+        elif id(layer) not in multiplying:
+            yield from _shard_experts(layer, width)
+
+
+def _read_product(layer: keras.Layer) -> Product | None:
+    """Returns the product that a layer computes, if it is of a class of Keras that does."""
+    kernels = [v for v in _list_own(layer) if v.name == "kernel"]
+    if not kernels:
+        return None
+    rank = len(kernels[0].shape)
+    if isinstance(layer, keras.layers.EinsumDense):
+        given, _, output = layer.equation.replace("->", ",").replace("...", "").split(",")
+        labels = layer.equation.split(",")[1].split("->")[0]
+        inputs = tuple(i for i, label in enumerate(labels) if label not in output)
+        outputs = tuple(i for i, label in enumerate(labels) if label not in given)
+        return Product(layer, kernels[0], inputs, outputs) if inputs and outputs else None
+    # A convolution for each channel apart has no filters.
+    if isinstance(layer, keras.layers.Dense) or (rank > 2 and hasattr(layer, "filters")):
+        return Product(layer, kernels[0], (rank - 2,), (rank - 1,))
+    return None
+
+
+def _find_width(products: Sequence[Product]) -> int:
+    """Returns the size that most products of a block read or write; 0 if there is no product."""
+    sizes = collections.Counter(
+        product.kernel.shape[dimensions[0]]
+        for product in products
+        for dimensions in (product.inputs, product.outputs)
+        if len(dimensions) == 1
+    )
+    return sizes.most_common(1)[0][0] if sizes else 0
+
+
+def _find_last_squares(
+    layers: Sequence[keras.Layer], products: Sequence[Product], width: int
+) -> list[keras.Layer]:
+    """Returns the last of several products in a layer that read and write the width.
+
+    Projections of queries, keys and values come before that of the output.
+    """
+    square = {id(p.layer) for p in products if p.reads(width) and p.writes(width)}
+    found = []
+    for layer in layers:
+        inner = [one for one in internals.list_layers(layer) if id(one) in square]
+        if len(inner) > 1:
+            found.append(inner[-1])
+    return found
+
+
+def _shard_outputs(product: Product) -> Iterator[tuple[keras.Variable, int]]:
+    yield product.kernel, product.outputs[0]
+    sizes = tuple(product.kernel.shape[i] for i in product.outputs)
+    for variable in _list_own(product.layer):
+        if variable.name == "bias" and tuple(variable.shape) == sizes:
+            yield variable, 0
+
+
+def _shard_experts(layer: keras.Layer, width: int) -> Iterator[tuple[keras.Variable, int]]:
+    """Yields the kernels of all experts in one variable: (experts, from, to)."""
+    for variable in _list_own(layer):
+        if len(variable.shape) == 3 and list(variable.shape[1:]).count(width) == 1:
+            yield variable, 2 if variable.shape[1] == width else 1
+
+
+def _list_own(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the variables of a layer without those of layers in it."""
+    inner = {id(v) for one in internals.list_layers(layer) for v in one.variables}
+    return [v for v in layer.variables if id(v) not in inner]
