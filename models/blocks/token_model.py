@@ -83,9 +83,8 @@ class FactoredTokenModel(TokenModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the logits together with their factors.
 
-        From the factors, `tftpu.optim.losses.SmoothedCrossentropy.call_factored` computes its value
-        in chunks. If nothing else, such as a metric, reads the logits, the compiler omits their
-        product.
+        From the factors, `tftpu.optim.losses.chunked_crossentropy` computes a loss in chunks. If
+        nothing else, such as a metric, reads the logits, the compiler omits their product.
 
         Args:
             x: features, as the model itself takes them.

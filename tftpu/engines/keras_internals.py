@@ -453,6 +453,44 @@ def assigning_variables(check: Callable[[Any, bool], None]) -> Iterator[None]:
         kind.assign = own
 
 
+class Products:
+    """The products of a model's call, of which its logits may be one.
+
+    Attributes:
+        last: the last product of (batch, time, width) with (width, classes), and its two factors;
+            None if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def find_factors(self, tensor: Any) -> tuple[Tensor, Tensor] | None:
+        """Returns the factors of a tensor that is the last product itself; else None."""
+        if self.last is None or tensor is not self.last[0]:
+            return None
+        return self.last[1], self.last[2]
+
+
+@contextlib.contextmanager
+def recording_products() -> Iterator[Products]:
+    """Records the products that Keras's layers compute within the block."""
+    products = Products()
+    module: Any = backend.numpy
+    own = module.matmul
+
+    def matmul(x1: Tensor, x2: Tensor) -> Tensor:
+        product = own(x1, x2)
+        if (len(x1.shape), len(x2.shape)) == (3, 2):
+            products.last = product, x1, x2
+        return product
+
+    module.matmul = matmul
+    try:
+        yield products
+    finally:
+        module.matmul = own
+
+
 @contextlib.contextmanager
 def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iterator[None]:
     """Lets a function compute the random initial values of variables, within the block.

@@ -53,7 +53,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         Returns:
             (batch, ...), of the logits' dtype.
         """
-        soft = _is_soft(y_true, y_pred)
+        soft = len(y_true.shape) == len(y_pred.shape)
         labels = ops.cast(y_true, y_pred.dtype if soft else "int32")
         log_sum = ops.logsumexp(y_pred, axis=-1)  # (batch, ...)
         if soft:
@@ -66,33 +66,8 @@ class SmoothedCrossentropy(keras.losses.Loss):
         mean = ops.mean(y_pred, axis=-1)
         return log_sum - (1.0 - self.smoothing) * true - self.smoothing * mean
 
-    def call_factored(
-        self, y_true: Tensor, y_pred: Tensor, hidden: Tensor, matrix: Tensor
-    ) -> Tensor:
-        """Returns the same as `call`, for logits that are the product `hidden @ matrix.T`.
-
-        Logits of more than `CHUNK` classes are computed in chunks, and again in the backward pass.
-        If nothing else reads `y_pred`, no (batch, time, classes) tensor is held in memory.
-
-        Args:
-            y_true: labels, (batch, time) integers or (batch, time, classes) shares.
-            y_pred: logits, (batch, time, classes).
-            hidden: (batch, time, width), in the compute dtype.
-            matrix: (classes, width).
-
-        Returns:
-            (batch, time), float32.
-        """
-        if _is_soft(y_true, y_pred) or matrix.shape[0] <= CHUNK:
-            return self.call(y_true, y_pred)
-        return chunked_crossentropy(hidden, matrix, ops.cast(y_true, "int32"), self.smoothing)
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "smoothing": self.smoothing}
-
-
-def _is_soft(y_true: Tensor, y_pred: Tensor) -> bool:
-    return len(y_true.shape) == len(y_pred.shape)
 
 
 def chunked_crossentropy(
@@ -100,7 +75,8 @@ def chunked_crossentropy(
 ) -> Tensor:
     """Returns the cross-entropy of the logits `hidden @ matrix.T` without storing all logits.
 
-    Forward and backward pass both compute the logits, one chunk of classes at a time.
+    Forward and backward pass both compute the logits, one chunk of classes at a time. If nothing
+    else reads the logits, no (batch, time, classes) tensor is held in memory.
 
     Args:
         hidden: (batch, time, width), in the compute dtype.

@@ -160,14 +160,46 @@ def test_factored_logits_are_the_models_and_the_product_of_their_factors(remat, 
     np.testing.assert_allclose(hidden @ tf.transpose(matrix), logits, atol=1e-5)
 
 
-def test_soft_labels_and_small_vocabularies_use_the_logits():
-    hidden, matrix, labels = factors()
-    logits = hidden @ tf.transpose(matrix)
-    loss = SmoothedCrossentropy(0.1)
-    soft = tf.one_hot(labels, VOCABULARY)
-    for y in (labels, soft):
-        given = loss.call_factored(y, logits, hidden, matrix)
-        np.testing.assert_array_equal(given, loss.call(y, logits))
+HEADS = {
+    "dense": lambda x, embed: keras.layers.Dense(50, use_bias=False)(x),
+    "tied": lambda x, embed: embed(x, reverse=True),
+    "biased": lambda x, embed: keras.layers.Dense(50, bias_initializer="normal")(x),
+    "scaled": lambda x, embed: embed(x, reverse=True) * 2.0,
+}
+LOSSES = {
+    "keras": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "smoothed": SmoothedCrossentropy(0.1),
+    "ignoring": keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3),
+    "probabilities": keras.losses.SparseCategoricalCrossentropy(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("head", HEADS)
+def test_any_models_last_product_is_computed_in_chunks(head, loss, monkeypatch):
+    """If its logits are nothing but the product, and the loss is that of logits and class ids."""
+    keras.utils.set_random_seed(0)
+    embed = keras.layers.ReversibleEmbedding(50, 16)
+    tokens = keras.Input((8,), dtype="int32")
+    hidden = keras.layers.Dense(16, "tanh")(embed(tokens))
+    model = keras.Model(tokens, HEADS[head](hidden, embed))
+    if loss == "probabilities":
+        model = keras.Model(tokens, keras.layers.Softmax()(model.output))
+    model.compile(keras.optimizers.SGD(0.1), LOSSES[loss])
+    seen, real = [], losses.chunked_crossentropy
+    monkeypatch.setattr(losses, "chunked_crossentropy", lambda *a: (seen.append(1), real(*a))[1])
+    monkeypatch.setattr(losses, "CHUNK", 20)
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(0, 50, (8, 8)).astype("int32") for _ in "xy")
+    before = model.get_weights()
+    found = tftpu.Trainer(model).fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    ours = model.get_weights()
+    assert bool(seen) == (head in ("dense", "tied") and loss in ("keras", "smoothed"))
+    model.set_weights(before)
+    expected = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-6)
+    for a, b in zip(ours, model.get_weights()):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_a_model_still_returns_plain_logits():

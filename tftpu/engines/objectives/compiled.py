@@ -17,6 +17,7 @@ from tftpu.engines.objectives.losses import (
     sum_of_own,
 )
 from tftpu.errors import OwnStepsNeeded, UserError
+from tftpu.optim import losses
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.tensors import Nest, Tensor, ops
 
@@ -48,7 +49,8 @@ class Outputs(NamedTuple):
 
     Attributes:
         y_pred: the predictions.
-        factors: the factors of the logits; None if the model has none.
+        factors: the factors of the logits, (batch, time, width) and (vocabulary, width); None if
+            the predictions are no such product.
     """
 
     y_pred: Nest
@@ -235,7 +237,13 @@ def call(model: keras.Model, x: Nest, training: bool) -> Outputs:
     if isinstance(model, FactoredModel):
         logits, hidden, matrix = model.factored_logits(x, training)
         return Outputs(logits, (hidden, matrix))
-    return Outputs(model(x, training=training), None)
+    with keras_internals.recording_products() as products:
+        y_pred = model(x, training=training)
+    factors = products.find_factors(y_pred)
+    if factors is None:
+        return Outputs(y_pred, None)
+    hidden, matrix = factors
+    return Outputs(y_pred, (hidden, ops.transpose(matrix)))
 
 
 def _compute_term(
@@ -254,8 +262,9 @@ def _compute_term(
         keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
         for part in (y, y_pred)
     )
-    if factors is not None and isinstance(term.loss, SmoothedCrossentropy):
-        values = term.loss.call_factored(y, y_pred, *factors)
+    if factors is not None and _takes_factors(term.loss, y, y_pred):
+        smoothing = getattr(term.loss, "smoothing", 0.0)
+        values = losses.chunked_crossentropy(*factors, ops.cast(labels, "int32"), smoothing)
     else:
         values = term.loss.call(y, y_pred)
     out_mask = keras_internals.read_mask(values)
@@ -281,6 +290,16 @@ def _compute_term(
         # A factor of NaN makes the gradient NaN as well, so that a loss scale skips the step.
         values = values * ops.where(known, 1.0, float("nan"))
     return Elements(values, weight, count, _read_factor(term))
+
+
+def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:
+    """Returns whether `chunked_crossentropy` computes a loss, of logits that are worth it."""
+    ranks = len(y.shape), len(y_pred.shape)
+    if y_pred.shape[-1] <= losses.CHUNK or ranks[0] == ranks[1]:
+        return False
+    if not takes_class_ids(loss, *ranks) or find_ignored_class(loss) is not None:
+        return False
+    return isinstance(loss, SmoothedCrossentropy) or getattr(loss, "from_logits", False)
 
 
 def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) -> bool:
