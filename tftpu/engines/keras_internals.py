@@ -196,6 +196,16 @@ def compute_metric_values(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> Te
     return ops.convert_to_tensor(metric._fn(y, y_pred, **metric._fn_kwargs))
 
 
+def update_mean(
+    metric: Any, values: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
+) -> None:
+    """Updates a metric that is a mean by its values, as it would from labels and predictions."""
+    weight = losses_module.apply_mask(
+        sample_weight, masking.get_keras_mask(y_pred), dtype=metric.dtype, reduction="sum"
+    )
+    keras.metrics.Mean.update_state(metric, values, sample_weight=weight)
+
+
 def list_tracked_metrics(model: keras.Model) -> list[keras.Metric]:
     """Returns the metrics that a model or its layers update themselves, not compiled ones."""
     layers = (layer for layer in list_layers(model) if not isinstance(layer, keras.Model))

@@ -72,7 +72,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
 
 def chunked_crossentropy(
     hidden: Tensor, matrix: Tensor, labels: Tensor, smoothing: float = 0.0
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Returns the cross-entropy of the logits `hidden @ matrix.T` without storing all logits.
 
     Forward and backward pass both compute the logits, one chunk of classes at a time. If nothing
@@ -85,7 +85,8 @@ def chunked_crossentropy(
         smoothing: see `SmoothedCrossentropy`.
 
     Returns:
-        (batch, time), float32.
+        values: (batch, time), float32.
+        correct: 1.0 where no class has a larger logit than the label, else 0.0; (batch, time).
     """
     classes, width = matrix.shape
     count = math.ceil(classes / CHUNK)
@@ -108,7 +109,7 @@ def chunked_crossentropy(
     def loss(hidden, matrix):
         chunks = chunked(matrix)
 
-        def forward(index, base, total, true, everything):
+        def forward(index, base, total, true, everything, highest):
             some = logits(hidden, chunks[index], index * size)
             is_true = labels[..., None] == _list_classes(index * size, size)
             found = [ops.exp(some - base[..., None]), ops.where(is_true, some, 0.0)]
@@ -122,7 +123,7 @@ def chunked_crossentropy(
             total *= ops.exp(base - raised)
             state = [total, true, everything]
             state[: len(sums)] = [ops.where(far, s, s + part) for s, part in zip(state, sums)]
-            return index + ops.where(far, 0, 1), raised, *state
+            return index + ops.where(far, 0, 1), raised, *state, ops.maximum(highest, largest)
 
         # The largest logit would be the best base of the exponentials, but is not known yet. So the
         # base is the label's logit, and a chunk whose logits are far above it is repeated with a
@@ -130,11 +131,14 @@ def chunked_crossentropy(
         near = ops.take(matrix, ops.clip(labels, 0, classes - 1), axis=0)  # (batch, time, width)
         base = ops.sum(rounded(hidden) * rounded(near), axis=-1)
         zeros = ops.zeros_like(base)
-        base, total, true, everything = _run_loop(count, forward, base, zeros, zeros, zeros)
+        start = base, zeros, zeros, zeros, zeros + _NEVER
+        base, total, true, everything, highest = _run_loop(count, forward, *start)
         log_sum = base + ops.log(total)
         value = log_sum - (1.0 - smoothing) * true - smoothing / classes * everything
 
-        def gradient(upstream):
+        def gradient(*upstreams):
+            upstream = keras.tree.flatten(upstreams)[0]  # JAX gives one tuple, TensorFlow two
+
             def backward(index, d_hidden, d_chunks):
                 some = ops.exp(logits(hidden, chunks[index], index * size) - log_sum[..., None])
                 is_true = labels[..., None] == _list_classes(index * size, size)
@@ -149,7 +153,7 @@ def chunked_crossentropy(
             d_matrix = ops.reshape(d_chunks, (count * size, width))[:classes]
             return ops.cast(d_hidden, hidden.dtype), ops.cast(d_matrix, matrix.dtype)
 
-        return value, gradient
+        return (value, ops.cast(true >= highest, "float32")), gradient
 
     return loss(hidden, matrix)
 

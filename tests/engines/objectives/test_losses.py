@@ -47,7 +47,7 @@ def test_chunks_give_the_value_and_the_gradients_of_keras_cross_entropy(
         return smoothed(tf.one_hot(labels, VOCABULARY), hidden @ tf.transpose(matrix))
 
     def chunked(hidden, matrix):
-        return losses.chunked_crossentropy(hidden, matrix, labels, smoothing)
+        return losses.chunked_crossentropy(hidden, matrix, labels, smoothing)[0]
 
     chunked = tf.function(chunked, jit_compile=True) if jit else chunked
     expected = value_and_gradients(whole, hidden, matrix)
@@ -58,7 +58,7 @@ def test_chunks_give_the_value_and_the_gradients_of_keras_cross_entropy(
 def test_in_bfloat16_the_loss_is_summed_in_float32(monkeypatch):
     monkeypatch.setattr(losses, "CHUNK", 300)
     hidden, matrix, labels = factors("bfloat16")
-    found = losses.chunked_crossentropy(hidden, matrix, labels)
+    found, _ = losses.chunked_crossentropy(hidden, matrix, labels)
     rounded = tf.cast(tf.cast(matrix, "bfloat16"), "float32")
     logits = tf.cast(hidden, "float32") @ tf.transpose(rounded)
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
@@ -76,13 +76,15 @@ def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
     logits = hidden @ tf.transpose(matrix)
     assert abs(factor) == 1 or tf.reduce_max(logits) - tf.reduce_min(logits) > 1000
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    np.testing.assert_allclose(chunked(hidden, matrix, labels), expected, rtol=1e-5)
+    found, correct = chunked(hidden, matrix, labels)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(correct, tf.argmax(logits, -1, tf.int32) == labels)
 
 
 def test_a_label_that_is_not_a_class_subtracts_no_logit(monkeypatch):
     monkeypatch.setattr(losses, "CHUNK", 300)
     hidden, matrix, labels = factors()
-    found = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))
+    found, _ = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))
     expected = tf.reduce_logsumexp(hidden @ tf.transpose(matrix), -1)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -92,7 +94,7 @@ def test_the_loop_ends_for_a_loss_that_is_not_finite(monkeypatch, wrong):
     monkeypatch.setattr(losses, "CHUNK", 300)
     hidden, matrix, labels = factors()
     broken = tf.tensor_scatter_nd_update(hidden, [[0, 0, 0]], [wrong])
-    found = losses.chunked_crossentropy(broken, matrix, labels).numpy()
+    found = losses.chunked_crossentropy(broken, matrix, labels)[0].numpy()
     assert not np.isfinite(found[0, 0])
     assert np.isfinite(found[1]).all()
 
@@ -185,19 +187,23 @@ def test_any_models_last_product_is_computed_in_chunks(head, loss, monkeypatch):
     model = keras.Model(tokens, HEADS[head](hidden, embed))
     if loss == "probabilities":
         model = keras.Model(tokens, keras.layers.Softmax()(model.output))
-    model.compile(keras.optimizers.SGD(0.1), LOSSES[loss])
+    accuracy = keras.metrics.SparseCategoricalAccuracy("accuracy")
+    model.compile(keras.optimizers.SGD(0.1), LOSSES[loss], weighted_metrics=[accuracy])
     seen, real = [], losses.chunked_crossentropy
     monkeypatch.setattr(losses, "chunked_crossentropy", lambda *a: (seen.append(1), real(*a))[1])
     monkeypatch.setattr(losses, "CHUNK", 20)
     rng = np.random.default_rng(0)
     x, y = (rng.integers(0, 50, (8, 8)).astype("int32") for _ in "xy")
     before = model.get_weights()
-    found = tftpu.Trainer(model).fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    weight = rng.integers(0, 2, (8, 8)).astype("float32")
+    fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0, "sample_weight": weight}
+    found = tftpu.Trainer(model).fit(x, y, **fit)
     ours = model.get_weights()
     assert bool(seen) == (head in ("dense", "tied") and loss in ("keras", "smoothed"))
     model.set_weights(before)
-    expected = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    expected = model.fit(x, y, **fit)
     assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-6)
+    assert found.history["accuracy"] == expected.history["accuracy"]
     for a, b in zip(ours, model.get_weights()):
         np.testing.assert_allclose(a, b, atol=1e-6)
 

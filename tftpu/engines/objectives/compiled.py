@@ -1,5 +1,6 @@
 """The losses and metrics that a Keras model was compiled with."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -128,7 +129,8 @@ class CompiledLosses:
         with keras.name_scope("loss"):
             elements = self._compute_elements(outputs, y, weight, valid)
         with keras.name_scope("metrics"):
-            divides = self.update_metrics(y, outputs.y_pred, weight, valid)
+            correct = next((e.correct for e in elements if e.correct is not None), None)
+            divides = self.update_metrics(y, outputs.y_pred, weight, valid, correct)
         separable = self._weighable and divides and not added
         separable = separable and not any(e.is_scalar for e in elements)
         return Computed(outputs.y_pred, elements, sum_of_own(self._model, added), separable)
@@ -170,13 +172,19 @@ class CompiledLosses:
         ]
 
     def update_metrics(
-        self, y: Nest, y_pred: Nest, sample_weight: Nest, valid: Tensor | None
+        self,
+        y: Nest,
+        y_pred: Nest,
+        sample_weight: Nest,
+        valid: Tensor | None,
+        correct: Tensor | None = None,
     ) -> bool:
         """Updates every metric. A surrounding `keras.StatelessScope` keeps the new states.
 
         Args:
             y, y_pred, sample_weight: as for `keras.Model.compute_metrics`.
             valid: see `compute`.
+            correct: as in `Elements`: an accuracy then does not read `y_pred`.
 
         Returns:
             Whether padding could be left out of all of them.
@@ -203,18 +211,23 @@ class CompiledLosses:
             factors = [weights[output] if weighted else None]
             factors.append(valid if self._weighable else None)
             given = [factor for factor in factors if factor is not None]
+            update = metric.update_state
+            if correct is not None and _is_sparse_accuracy(metric):
+                update = functools.partial(keras_internals.update_mean, metric, correct)
             if not given:
-                metric.update_state(y[output], y_pred[output])
+                update(y[output], y_pred[output])
                 continue
             mask = keras_internals.read_mask(y_pred[output])
             # Keras multiplies an output's mask only with weights that have the same number of axes.
             shape = max(
                 [f.shape for f in given] + [mask.shape if mask is not None else ()], key=len
             )
-            metric.update_state(
-                y[output], y_pred[output], sample_weight=compute_product(shape, *given)
-            )
+            update(y[output], y_pred[output], sample_weight=compute_product(shape, *given))
         return divides
+
+
+def _is_sparse_accuracy(metric: keras.Metric) -> bool:
+    return type(metric) is keras.metrics.SparseCategoricalAccuracy
 
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
@@ -262,9 +275,11 @@ def _compute_term(
         keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
         for part in (y, y_pred)
     )
+    correct = None
     if factors is not None and _takes_factors(term.loss, y, y_pred):
         smoothing = getattr(term.loss, "smoothing", 0.0)
-        values = losses.chunked_crossentropy(*factors, ops.cast(labels, "int32"), smoothing)
+        ids = ops.cast(labels, "int32")
+        values, correct = losses.chunked_crossentropy(*factors, ids, smoothing)
     else:
         values = term.loss.call(y, y_pred)
     out_mask = keras_internals.read_mask(values)
@@ -289,7 +304,7 @@ def _compute_term(
             known = ops.logical_or(known, weight == 0)
         # A factor of NaN makes the gradient NaN as well, so that a loss scale skips the step.
         values = values * ops.where(known, 1.0, float("nan"))
-    return Elements(values, weight, count, _read_factor(term))
+    return Elements(values, weight, count, _read_factor(term), correct=correct)
 
 
 def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:
