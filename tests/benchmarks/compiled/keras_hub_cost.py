@@ -15,6 +15,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from tftpu import models
 from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
+from tftpu.models.kernels import jax_internals
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.tpu.slices import parse_slice
@@ -42,17 +44,18 @@ def main(arguments: list[str]) -> None:
     devices = parse_slice(SLICE).replicas
     jax.config.update("jax_num_cpu_devices", devices)
     for mesh in MESHES:
-        _say(f"KerasHub, batch:{mesh[0]},model:{mesh[1]}", theirs(mesh, layers, tokens), {})
+        say(f"KerasHub, batch:{mesh[0]},model:{mesh[1]}", theirs(mesh, layers, tokens), {}, SLICE)
     lowering = JaxLowering("fsdp:-1")
     share = (tf.TensorSpec((1, tokens), tf.int32),) * 2
     step = lowering.build(
         lambda: ours(layers), share, devices, PRECISION, TrainConfig(log_every=1)
     ).lower()
-    _say("tftpu, fsdp:16", step, lowering.choose_compiler_options(parse_slice(SLICE)))
+    say("tftpu, fsdp:16", step, lowering.choose_compiler_options(parse_slice(SLICE)), SLICE)
 
 
-def _say(name: str, step: LoweredStep, options: dict[str, str]) -> None:
-    target = parse_slice(SLICE)
+def say(name: str, step: LoweredStep, options: dict[str, str], where: str) -> None:
+    """Compiles and prices a step for a slice, and prints a line."""
+    target = parse_slice(where)
     compiled = compiler.compile_program(step, target, options, TIME_LIMIT)
     if compiled.error:
         print(f"{name:30} does not compile: {compiled.error[:300]}", flush=True)
@@ -69,10 +72,11 @@ def _say(name: str, step: LoweredStep, options: dict[str, str]) -> None:
 def ours(layers: int) -> keras.Model:
     """Builds and compiles the model of tftpu."""
     built = models.build("llama_1b", layers=layers, attention="flash")
-    return _compiled(built)
+    return compile_model(built)
 
 
-def _compiled(model: keras.Model) -> keras.Model:
+def compile_model(model: keras.Model) -> keras.Model:
+    """Compiles a model with AdamW and a loss, without metrics."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), loss)
     return model
@@ -88,9 +92,8 @@ def theirs(mesh: tuple[int, int], layers: int, tokens: int) -> LoweredStep:
     )
     layout = keras_hub.models.Llama3Backbone.get_layout_map(devices)
     distribution = keras.distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
-    made: list[Any] = []
 
-    def build() -> Any:
+    def build() -> keras.Model:
         backbone = keras_hub.models.Llama3Backbone(
             vocabulary_size=size.vocabulary,
             num_layers=layers,
@@ -101,17 +104,37 @@ def theirs(mesh: tuple[int, int], layers: int, tokens: int) -> LoweredStep:
             rope_max_wavelength=size.rope_base,
             tie_word_embeddings=True,
         )
-        model = _compiled(keras_hub.models.Llama3CausalLM(backbone=backbone, preprocessor=None))
+        return compile_model(keras_hub.models.Llama3CausalLM(backbone=backbone, preprocessor=None))
+
+    return lower_fit(build, distribution, mesh[0] * mesh[1], tokens)
+
+
+def lower_fit(
+    build: Callable[[], keras.Model], distribution: Any, examples: int, tokens: int
+) -> LoweredStep:
+    """Lowers the step of Keras's JAX `fit` for a causal language model of KerasHub.
+
+    Args:
+        build: builds and compiles the model.
+        distribution: of `keras.distribution`.
+        examples: in a batch.
+        tokens: of an example.
+    """
+    made: list[Any] = []
+
+    def create() -> Any:
+        model = build()
         model.optimizer.build(model.trainable_variables)
         made.append(model)
         return tuple([v.value for v in group] for group in _groups(model))
 
     keras.config.set_dtype_policy(PRECISION)
     try:
-        with distribution.scope():
-            shapes = jax.eval_shape(build)
+        # KerasHub asks for the devices, and attends by Keras's kernel on a TPU.
+        with distribution.scope(), jax_internals.reporting_devices("tpu"):
+            shapes = jax.eval_shape(create)
             [model] = made
-            return _lowered(model, shapes, distribution, mesh[0] * mesh[1], tokens)
+            return _lowered(model, shapes, distribution, examples, tokens)
     finally:
         keras.config.set_dtype_policy("float32")
 

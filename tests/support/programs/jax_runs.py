@@ -235,7 +235,7 @@ def refusals() -> list[str]:
     """Returns the messages about what the JAX engine cannot train."""
     found = []
     x, y = data()
-    for mesh, metric in (("tensor:4", "accuracy"), ("fsdp:4", Largest())):
+    for mesh, metric in (("sequence:4", "accuracy"), ("fsdp:4", Largest())):
         try:
             trainer = trainer_of(mesh, None, virtual_devices=4)
             trainer.model.compile("sgd", trainer.model.loss, metrics=[metric])

@@ -3,7 +3,7 @@
 Of two products in a row the first is sharded by its outputs and the second by its inputs, so that
 devices only add up what the second one returns (Shoeybi et al. 2019, Megatron-LM,
 https://arxiv.org/abs/1909.08053). Embeddings are sharded by the vocabulary, attention by its heads,
-convolutions by their filters. Any choice computes the same numbers: the compiler divides the
+convolutions by their channels. Any choice computes the same numbers: the compiler divides the
 program as the weights are. A poor choice costs time.
 """
 
@@ -54,17 +54,26 @@ def derive_axes(model: keras.Model, axis: str) -> dict[str, Axes]:
     blocks = structure.find_blocks(model)
     inside = {id(layer) for block in blocks for layer in internals.flatten_layers(block)}
     rest = [layer for layer in internals.flatten_layers(model) if id(layer) not in inside]
+    widths = _count_sizes(_list_products(internals.flatten_layers(model)))
     for layers in [*map(internals.flatten_layers, blocks), rest]:
-        for variable, dimension in _choose_dimensions(layers):
+        for variable, dimension in _choose_dimensions(layers, widths):
             rank = len(variable.shape)
             found[variable.path] = tuple(axis if i == dimension else None for i in range(rank))
     return found
 
 
-def _choose_dimensions(layers: Sequence[keras.Layer]) -> Iterator[tuple[keras.Variable, int]]:
-    """Yields the sharded variables of a block with the dimension of each."""
-    products = [product for layer in layers if (product := _read_product(layer))]
-    width = _find_width(products)
+def _choose_dimensions(
+    layers: Sequence[keras.Layer], widths: collections.Counter[int]
+) -> Iterator[tuple[keras.Variable, int]]:
+    """Yields the sharded variables of a block with the dimension of each.
+
+    Args:
+        layers: those of the block.
+        widths: see `_count_sizes`, of the whole model.
+    """
+    products = _list_products(layers)
+    sizes = _count_sizes(products)
+    width = max(sizes, key=lambda size: (sizes[size], widths[size]), default=0)
     last = _find_last_squares(layers, products, width)
     for product in products:
         is_square = product.reads(width) and product.writes(width)
@@ -75,9 +84,15 @@ def _choose_dimensions(layers: Sequence[keras.Layer]) -> Iterator[tuple[keras.Va
     multiplying = {id(product.layer) for product in products}
     for layer in layers:
         if isinstance(layer, keras.layers.Embedding):
-            yield from ((v, 0) for v in _list_own(layer) if v.name == "embeddings")
+            for variable in _list_own(layer):
+                if layer.input_dim in variable.shape:  # the matrix, or its transpose for the logits
+                    yield variable, tuple(variable.shape).index(layer.input_dim)
         elif id(layer) not in multiplying:
             yield from _shard_experts(layer, width)
+
+
+def _list_products(layers: Sequence[keras.Layer]) -> list[Product]:
+    return [product for layer in layers if (product := _read_product(layer))]
 
 
 def _read_product(layer: keras.Layer) -> Product | None:
@@ -98,15 +113,14 @@ def _read_product(layer: keras.Layer) -> Product | None:
     return None
 
 
-def _find_width(products: Sequence[Product]) -> int:
-    """Returns the size that most products of a block read or write; 0 if there is no product."""
-    sizes = collections.Counter(
+def _count_sizes(products: Sequence[Product]) -> collections.Counter[int]:
+    """Returns how many products read and write each size. The width is the most frequent one."""
+    return collections.Counter(
         product.kernel.shape[dimensions[0]]
         for product in products
         for dimensions in (product.inputs, product.outputs)
         if len(dimensions) == 1
     )
-    return sizes.most_common(1)[0][0] if sizes else 0
 
 
 def _find_last_squares(
