@@ -1,171 +1,179 @@
-"""Measures the memory that `from_preset` needs: in the scope of the JAX engine, and under Keras.
+"""Loads weights into models on eight devices, for `tests/engines/jax/test_loading.py`.
 
-    python -m tests.support.hub.loading [--layers=24] [--folder=PLACE]
+    KERAS_BACKEND=jax python -m tests.support.hub.loading KIND FOLDER
 
-Writes a GPT-2 of 1,280 units with random weights in float32, 2.2 GB with 24 layers, once as a
-preset of KerasHub (H5) and once as a folder of Transformers (safetensors). Each way of loading has
-its own process with virtual CPU devices. Prints for each the growth of its resident memory, in
-multiples of the file; what the first device holds at most while weights are assigned, in multiples
-of the file, too; and the seconds that the call takes. All devices are in the host's memory, so that
-a model whose weights are divided takes at least 1.00, and a copy on each of two devices 2.00.
-
-The pages of a file of safetensors, which is mapped into memory, count as resident, although the
-system can drop them; "own" leaves them out.
-
-Evidence: executed, on this machine's CPU.
+KIND is a function of this module. Prints what it found as JSON.
 """
 
-import argparse
+import contextlib
 import json
-import os
-import subprocess
 import sys
-import tempfile
-import threading
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-UNITS, VOCABULARY = 1280, 50257
-DEVICES = {"engine.scope(), fsdp:8": 8, "ModelParallel": 8, "DataParallel": 2, "plain Keras": 1}
+import jax
+import keras
+import keras_hub
+import numpy as np
+import tensorflow as tf
+
+import tftpu
+
+SIZES = {"num_layers": 1, "num_heads": 4, "hidden_dim": 128, "intermediate_dim": 256}
+_CASES = (  # files by the dtypes of their models
+    ("whole", "float32"),
+    ("whole", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("divided", "float32"),
+)
+DIVIDED = 4096  # elements from which a variable is divided
 
 
-def main(layers: int, place: str | None) -> None:
-    """Writes the weights, runs all ways and prints a line for each."""
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        print(f"{'format':13}{'way':24}{'host':>6}{'own':>6}{'device':>8}{'seconds':>9}")
-        for name, file in (("H5", "model.weights.h5"), ("safetensors", "model.safetensors")):
-            _run("write", folder, name, str(layers))
-            size = (Path(folder) / file).stat().st_size
-            for way in DEVICES:
-                found = json.loads(_run(way, folder))
-                parts = [found[key] / size for key in ("host", "own", "device")]
-                line = f"{parts[0]:6.2f}{parts[1]:6.2f}{parts[2]:8.3f}{found['seconds']:9.1f}"
-                print(f"{name:13}{way:24}{line}", flush=True)
-            for written in Path(folder).iterdir():
-                written.unlink()
-
-
-def _run(*arguments: str) -> str:
-    command = [sys.executable, "-m", "tests.support.hub.loading", "--process", *arguments]
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout.splitlines()[-1] if done.stdout else ""
-
-
-def write(folder: str, name: str, layers: str) -> None:
-    """Writes a model with random weights into a folder, in the format of this name."""
-    if name == "H5":
-        import keras_hub
-
-        keras_hub.models.GPT2Backbone(
-            VOCABULARY, int(layers), UNITS // 64, UNITS, 4 * UNITS, max_sequence_length=1024
-        ).save_to_preset(folder)
-        return
-    import transformers
-
-    config = transformers.GPT2Config(n_embd=UNITS, n_head=UNITS // 64, n_layer=int(layers))
-    transformers.GPT2Model(config).save_pretrained(folder, max_shard_size="99GB")
-
-
-def load(way: str, folder: str) -> dict[str, float]:
-    """Loads a preset in this process; returns bytes of memory and the seconds it took."""
-    import contextlib
-
-    import jax
-
-    import tftpu
-
-    engine = tftpu.connect(engine="jax", virtual_devices=DEVICES[way], mesh=f"fsdp:{DEVICES[way]}")
-    import keras_hub
-
-    jax.device_put(0.0).block_until_ready()
-    scope = engine.scope() if "scope" in way else contextlib.nullcontext()
-    if "Parallel" in way:
-        _distribute(way)
-    most = _watch_first_device()
-    before, start = _read_memory(), time.perf_counter()
-    with _sampled_memory() as own, scope:
-        model: Any = keras_hub.models.GPT2Backbone.from_preset(folder)
-    seconds = time.perf_counter() - start
-    assert model.count_params() > 0
-    return {
-        "host": _read_memory()["VmHWM"] - before["VmRSS"],
-        "own": max(own) - before["RssAnon"],
-        "device": max(most),
-        "seconds": seconds,
+def load_presets(folder: Path) -> dict[str, Any]:
+    """Loads KerasHub's files in the scope of an engine, and a model's weights outside it."""
+    engine = tftpu.connect("none", virtual_devices=8, mesh="fsdp:8")
+    weights = _write_presets(folder)
+    found: dict[str, Any] = {}
+    kind = keras_hub.models.GPT2Backbone
+    for name, dtype in _CASES:
+        rounded = [w.astype("bfloat16") if name == "bfloat16" else w for w in weights]
+        with _watched() as seen, engine.scope():
+            model = kind.from_preset(str(folder / name), dtype=dtype)
+        found[f"{name} to {dtype}"] = _compare(model, rounded, seen)
+    model.save(folder / "model.keras")
+    with _watched() as seen, engine.scope():
+        model = keras.saving.load_model(folder / "model.keras")
+    found["load_model"] = _compare(model, weights, seen)
+    assigning: dict[str, Callable[[], None]] = {
+        "load_weights": lambda: model.load_weights(folder / "whole" / "model.weights.h5"),
+        "set_weights": lambda: model.set_weights([w + 1 for w in weights]),
     }
-
-
-def _distribute(way: str) -> None:
-    """Sets Keras's own distribution."""
-    import keras
-
-    if way == "DataParallel":
-        keras.distribution.set_distribution(keras.distribution.DataParallel())
-        return
-    mesh = keras.distribution.DeviceMesh((1, DEVICES[way]), ["batch", "model"])
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts["embeddings"] = (None, "model")
-    layouts["(query|key|value)/kernel"] = ("model", None, None)
-    layouts["attention_output/kernel"] = (None, None, "model")
-    layouts["intermediate_dense/kernel"] = (None, "model")
-    layouts["output_dense/kernel"] = ("model", None)
-    keras.distribution.set_distribution(
-        keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
-    )
-
-
-def _watch_first_device() -> list[int]:
-    """Returns a list that gets the bytes on the first device, for each value that is assigned."""
-    import jax
-    import keras
-
-    kind: Any = keras.Variable
-    own, found, first = kind._direct_assign, [0], jax.devices()[0]
-
-    def direct_assign(variable: Any, value: Any) -> None:
-        shards = (s for array in jax.live_arrays() for s in array.addressable_shards)
-        found.append(sum(s.data.nbytes for s in shards if s.device == first))
-        own(variable, value)
-
-    kind._direct_assign = direct_assign
+    for name, assign in assigning.items():
+        with _watched() as seen:
+            assign()
+        found[name] = _compare(model, [w + (name == "set_weights") for w in weights], seen)
     return found
 
 
-class _sampled_memory:
-    """Samples the memory of this process, without mapped files, in a thread; yields a list."""
-
-    def __enter__(self) -> list[int]:
-        self._found, self._end = [0], threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self._found
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._end.wait(0.005):
-            self._found.append(_read_memory()["RssAnon"])
+def load_transformers(folder: Path) -> dict[str, Any]:
+    """Loads a folder of Transformers by KerasHub, plainly and in the scope of an engine."""
+    engine = tftpu.connect("none", virtual_devices=8, mesh="fsdp:8")
+    plain: Any = keras_hub.models.Backbone.from_preset(str(folder))
+    weights = [np.asarray(v) for v in plain.weights]
+    with _watched() as seen, engine.scope():
+        model = keras_hub.models.Backbone.from_preset(str(folder))
+    return _compare(model, weights, seen)
 
 
-def _read_memory() -> dict[str, int]:
-    """Returns the bytes of Linux's counts of this process's memory, by name."""
-    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
-    return {line[0][:-1]: int(line[1]) * 1024 for line in lines if line[-1] == "kB"}
+def assign_values(folder: Path) -> dict[str, Any]:
+    """Assigns arrays that do not fit, and in a stateless scope; reads values early."""
+    engine = tftpu.connect("none", virtual_devices=8, mesh="fsdp:8")
+    plain = keras.Variable(np.ones((64, 128), "float32"), name="kernel")
+    with engine.scope():
+        layer = keras.layers.Dense(128, kernel_initializer=keras.initializers.HeNormal(seed=3))
+        layer.build((None, 64))
+        traced = np.asarray(jax.jit(lambda: layer.kernel.value + 0)())
+        same = keras.layers.Dense(128, kernel_initializer=keras.initializers.HeNormal(seed=3))
+        same.build((None, 64))
+    kernel: Any = layer.kernel
+    found: dict[str, Any] = {
+        "errors": [_catch(v.assign, np.ones((64, 64))) for v in (plain, kernel)],
+        "traced": [np.array_equal(traced, np.asarray(v)) for v in (kernel, same.kernel)],
+        "drawn": float(np.std(traced)),
+    }
+    with keras.StatelessScope() as scope:
+        kernel.assign(np.zeros((64, 128)))
+    found["stateless"] = [float(np.sum(scope.get_current_value(kernel)))]
+    found["stateless"].append(np.array_equal(traced, np.asarray(kernel)))
+    orders = []
+    for order in ((0, 1), (1, 0)):
+        shared = keras.random.SeedGenerator(7)
+        with engine.scope():
+            initializer = keras.initializers.RandomNormal(seed=shared)
+            both = [keras.Variable(initializer, shape=(64, 64)) for _ in range(2)]
+            for index in order:
+                np.asarray(both[index])
+        orders.append([np.asarray(v).tolist() for v in both])
+    found["order"] = orders[0] == orders[1] and orders[0][0] != orders[0][1]
+    return found
+
+
+def _write_presets(folder: Path) -> list[np.ndarray]:
+    """Writes a model in KerasHub's formats; returns its weights."""
+    model = keras_hub.models.GPT2Backbone(1024, max_sequence_length=64, **SIZES)
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=v.shape).astype("float32") for v in model.weights]
+    model.set_weights(weights)
+    model.save_to_preset(str(folder / "whole"))
+    model.save_to_preset(str(folder / "divided"), max_shard_size=5e-4)  # GiB
+    assert len(list((folder / "divided").glob("*.h5"))) > 1
+    half = keras_hub.models.GPT2Backbone(1024, max_sequence_length=64, dtype="bfloat16", **SIZES)
+    half.set_weights(weights)
+    half.save_to_preset(str(folder / "bfloat16"))
+    return weights
+
+
+def _compare(model: Any, weights: list[np.ndarray], seen: dict[str, Any]) -> dict[str, Any]:
+    """Returns whether a model has these weights, in its own dtype, and what was seen meanwhile."""
+    pairs = [(np.asarray(v), w) for v, w in zip(model.weights, weights, strict=True)]
+    return {
+        "equal": all(np.array_equal(v, w.astype(v.dtype)) for v, w in pairs),
+        "divided": sum(not v.value.is_fully_replicated for v in model.weights),
+        **seen,
+    }
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[dict[str, Any]]:
+    """Counts the random tensors drawn, and finds arrays that a device has as a whole.
+
+    They are looked for before each new value of a variable is put in its place.
+    """
+    variables: Any = keras.Variable
+    own, there = variables._direct_assign, jax.live_arrays()
+    known = {id(array) for array in there}
+    seen: dict[str, Any] = {"whole": [], "assigned": 0, "drawn": 0}
+    drawing = {name: getattr(tf.random, name) for name in _DRAWING}
+
+    def direct_assign(variable: Any, value: Any) -> None:
+        seen["assigned"] += 1
+        for array in jax.live_arrays():
+            if id(array) in known or array.shape != variable.shape or array.size < DIVIDED:
+                continue
+            shards = [shard.data.shape for shard in array.addressable_shards]
+            seen["whole"] += [variable.path for shape in shards if shape == array.shape]
+        own(variable, value)
+
+    def count(draw: Any) -> Any:
+        def drawn(*arguments: Any, **options: Any) -> Any:
+            seen["drawn"] += 1
+            return draw(*arguments, **options)
+
+        return drawn
+
+    variables._direct_assign = direct_assign
+    for name, draw in drawing.items():
+        setattr(tf.random, name, count(draw))
+    try:
+        yield seen
+    finally:
+        variables._direct_assign = own
+        for name, draw in drawing.items():
+            setattr(tf.random, name, draw)
+
+
+_DRAWING = ("stateless_normal", "stateless_truncated_normal", "stateless_uniform")
+
+
+def _catch(function: Callable[..., Any], *arguments: Any) -> list[str]:
+    try:
+        function(*arguments)
+    except Exception as error:
+        return [type(error).__name__, str(error).partition("Target variable")[0]]
+    return []
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--process"]:
-        if sys.argv[2] == "write":
-            write(*sys.argv[3:])
-        else:
-            print(json.dumps(load(*sys.argv[2:])))
-    else:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--layers", type=int, default=24)
-        parser.add_argument("--folder")
-        given = parser.parse_args()
-        main(given.layers, given.folder)
+    print(json.dumps(globals()[sys.argv[1]](Path(sys.argv[2]))))
