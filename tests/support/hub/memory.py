@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 UNITS, VOCABULARY = 1280, 50257
+MOST = 3.0  # times the file
 DEVICES = {"engine.scope(), fsdp:8": 8, "ModelParallel": 8, "DataParallel": 2, "plain Keras": 1}
 
 
@@ -40,7 +41,10 @@ def main(layers: int, place: str | None) -> None:
             _run("write", folder, name, str(layers))
             size = (Path(folder) / file).stat().st_size
             for way in DEVICES:
-                found = json.loads(_run(way, folder))
+                found = json.loads(_run(way, folder, str(MOST * size)))
+                if not found:
+                    print(f"{name:13}{way:24} ended: more than {MOST:.2f}", flush=True)
+                    continue
                 parts = [found[key] / size for key in ("host", "own", "device")]
                 line = f"{parts[0]:6.2f}{parts[1]:6.2f}{parts[2]:8.3f}{found['seconds']:9.1f}"
                 print(f"{name:13}{way:24}{line}", flush=True)
@@ -70,8 +74,11 @@ def write(folder: str, name: str, layers: str) -> None:
     transformers.GPT2Model(config).save_pretrained(folder, max_shard_size="99GB")
 
 
-def load(way: str, folder: str) -> dict[str, float]:
-    """Loads a preset in this process; returns bytes of memory and the seconds it took."""
+def load(way: str, folder: str, most: str) -> dict[str, float]:
+    """Loads a preset in this process; returns bytes of memory and the seconds it took.
+
+    A process that would take more bytes than `most` ends.
+    """
     import jax
 
     import tftpu
@@ -83,16 +90,16 @@ def load(way: str, folder: str) -> dict[str, float]:
     scope = engine.scope() if "scope" in way else contextlib.nullcontext()
     if "Parallel" in way:
         _distribute(way)
-    most = _watch_first_device()
+    on_device = _watch_first_device()
     before, start = _read_memory(), time.perf_counter()
-    with _sampled_memory() as own, scope:
+    with _sampled_memory(float(most)) as own, scope:
         model: Any = keras_hub.models.GPT2Backbone.from_preset(folder)
     seconds = time.perf_counter() - start
     assert model.count_params() > 0
     return {
         "host": _read_memory()["VmHWM"] - before["VmRSS"],
         "own": max(own) - before["RssAnon"],
-        "device": max(most),
+        "device": max(on_device),
         "seconds": seconds,
     }
 
@@ -134,13 +141,16 @@ def _watch_first_device() -> list[int]:
 
 
 @contextlib.contextmanager
-def _sampled_memory() -> Iterator[list[int]]:
+def _sampled_memory(most: float) -> Iterator[list[int]]:
     """Samples the memory of this process, without mapped files, in a thread; yields a list."""
     found, end = [0], threading.Event()
 
     def sample() -> None:
         while not end.wait(0.005):
             found.append(_read_memory()["RssAnon"])
+            if found[-1] > most:
+                print("{}", flush=True)
+                os._exit(0)
 
     thread = threading.Thread(target=sample)
     thread.start()
