@@ -133,7 +133,8 @@ def _watch_first_device() -> list[int]:
 
     def direct_assign(variable: Any, value: Any) -> None:
         shards = (s for array in jax.live_arrays() for s in array.addressable_shards)
-        found.append(sum(s.data.nbytes for s in shards if s.device == first))
+        parts = [s.data for s in shards if s.device == first]  # such parts are live arrays, too
+        found.append(sum({p.unsafe_buffer_pointer(): p.nbytes for p in parts}.values()))
         own(variable, value)
 
     kind._direct_assign = direct_assign
