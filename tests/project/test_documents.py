@@ -24,7 +24,7 @@ CHECKED = {
     "docs/installation.md": 3,
     "docs/others/kinetic-and-skypilot.md": 2,
     "docs/guides/input-data.md": 4,
-    "docs/guides/larger-than-a-device.md": 1,
+    "docs/guides/larger-than-a-device.md": 2,
     "docs/guides/launching.md": 7,
     "docs/guides/fine-tuning.md": 2,
     "docs/guides/preflight.md": 2,

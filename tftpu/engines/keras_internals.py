@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 from keras.src import backend, models
-from keras.src.backend.common import global_state, masking
+from keras.src.backend.common import global_state, masking, symbolic_scope
 from keras.src.initializers import random_initializers
 from keras.src.losses import loss as losses_module
 from keras.src.optimizers import base_optimizer
@@ -505,26 +505,47 @@ def recording_products() -> Iterator[Products]:
 def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iterator[None]:
     """Lets a function compute the random initial values of variables, within the block.
 
+    A value is computed when it is read, or at the end of the block: variables that are assigned
+    before, as from a file, need none.
+
     Args:
         value_of: a function from an initializer, and the shape, dtype and layout of a variable of
             the JAX backend, to the variable's value.
     """
     kind: Any = backend.Variable
     own = kind._initialize_with_initializer
+    waiting: list[Any] = []
 
     def initialize(variable: Any, initializer: Any) -> None:
         if not isinstance(initializer, random_initializers.RandomInitializer):
             own(variable, initializer)
             return
         variable._initialize_layout()
-        value = value_of(initializer, variable._shape, variable._dtype, variable._layout)
-        variable._direct_assign(value)
+        is_late = variable._initializer is not None  # Keras itself has waited until now
+
+        def compute(shape: Any, dtype: str) -> Any:
+            """Sets the value; Keras calls this to read a variable that has none."""
+            if symbolic_scope.in_symbolic_scope():
+                return backend.numpy.zeros(shape, dtype)  # only its shape and dtype are read
+            variable._direct_assign(value_of(initializer, shape, dtype, variable._layout))
+            return variable._value
+
+        # The values of initializers that share a generator depend on their order.
+        if is_late or isinstance(initializer.seed, seed_generator.SeedGenerator):
+            compute(variable._shape, variable._dtype)
+            return
+        variable._value, variable._initializer = None, compute
+        waiting.append(variable)
 
     kind._initialize_with_initializer = initialize
     try:
         yield
     finally:
         kind._initialize_with_initializer = own
+    for variable in waiting:
+        if variable._value is None:
+            variable._initializer(variable._shape, variable._dtype)
+        variable._initializer = None
 
 
 @contextlib.contextmanager

@@ -8,10 +8,8 @@ from typing import Any
 import jax
 
 from tftpu.config.mesh import mesh_sizes
-from tftpu.engines.jax import internals
 from tftpu.engines.jax.engine import JaxEngine
 from tftpu.engines.jax.placement import mesh as meshes
-from tftpu.engines.jax.placement import placing
 from tftpu.engines.jax.processes import coordination
 from tftpu.engines.jax.processes.hosts import JaxHosts
 from tftpu.errors import UserError, counted
@@ -47,7 +45,6 @@ def connect(
     together = None
     if place.count > 1:
         together = JaxHosts(coordination.start(place, host_timeout))
-        internals.place_values_by(placing.place_value)
     found = _choose_devices(tpu, virtual_devices)
     if jax.process_count() != place.count:
         raise UserError(

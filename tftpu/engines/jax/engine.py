@@ -15,10 +15,10 @@ from tftpu.engines.data import conversion
 from tftpu.engines.data.gate import Gate
 from tftpu.engines.ending import end_iterators_at_exit
 from tftpu.engines.engine import Epoch, Hosts
-from tftpu.engines.jax import feed
+from tftpu.engines.jax import feed, internals
 from tftpu.engines.jax.executor import JaxExecutor
 from tftpu.engines.jax.own_steps import JaxOwnSteps
-from tftpu.engines.jax.placement import creation, initial
+from tftpu.engines.jax.placement import creation, initial, placing
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.processes.hosts import JaxHosts, OneHost
 from tftpu.engines.jax.tracer import JaxTracer
@@ -49,6 +49,7 @@ class JaxEngine(BaseEngine):
 
     def __init__(self, mesh: Mesh, setting: str = AUTO, hosts: JaxHosts | None = None):
         end_iterators_at_exit()
+        internals.place_values_by(placing.place_value)
         self.mesh = mesh
         self.data_shards: int = meshes.count_batch_shards(mesh)
         self.hosts: Hosts = hosts or OneHost()

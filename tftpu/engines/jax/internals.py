@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import keras
+import numpy as np
 from jax.core import Tracer
 from keras.src import backend
 
@@ -20,7 +21,9 @@ def set_layout(variable: keras.Variable, layout: Any) -> None:
 def place_values_by(put: _Put) -> None:
     """Makes a function place every value assigned to a variable, from now on in this process.
 
-    Keras's own way fails where each of several hosts has one device (JAX 0.10.2).
+    Keras moves an array of the host to one device as a whole, and divides it there: a device would
+    need room for the largest array of a file. Its own way also fails where each of several hosts
+    has one device (JAX 0.10.2).
 
     Args:
         put: a function from a value and the sharding of a variable to the array.
@@ -38,3 +41,26 @@ def place_values_by(put: _Put) -> None:
         return put(tensor, layout)
 
     library.distribute_tensor = distribute_tensor
+    _place_assigned_by(put)
+
+
+def _place_assigned_by(put: _Put) -> None:
+    """Makes a function place the arrays of the host that are assigned to sharded variables.
+
+    Values of another shape are left to Keras, which raises an error for them.
+    """
+    kind: Any = backend.Variable
+    own = kind.assign
+
+    def assign(variable: Any, value: Any) -> Any:
+        sharding = variable._layout
+        if (
+            isinstance(value, np.ndarray)
+            and isinstance(sharding, jax.sharding.Sharding)
+            and value.shape == tuple(variable.shape)
+            and not backend.in_stateless_scope()
+        ):
+            value = put(value.astype(variable._dtype, copy=False), sharding)
+        return own(variable, value)
+
+    kind.assign = assign

@@ -1,7 +1,8 @@
 """Computes initial values: the numbers that TensorFlow draws for the same seed.
 
 A model begins with the same weights on both engines. The numbers come from the host, one variable
-at a time, and each device receives its part.
+at a time, and each device receives its part. Weights that are loaded in the same block are not
+drawn.
 """
 
 import contextlib
@@ -45,10 +46,14 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
 
         return draw
 
-    with keras_internals.random_functions(
-        normal=wrap_sampler(tf.random.stateless_normal),
-        truncated_normal=wrap_sampler(tf.random.stateless_truncated_normal),
-        uniform=wrap_sampler(tf.random.stateless_uniform),
+    # A step that is traced may be the first to read the variable.
+    with (
+        jax.ensure_compile_time_eval(),
+        keras_internals.random_functions(
+            normal=wrap_sampler(tf.random.stateless_normal),
+            truncated_normal=wrap_sampler(tf.random.stateless_truncated_normal),
+            uniform=wrap_sampler(tf.random.stateless_uniform),
+        ),
     ):
         return initializer(shape, dtype=dtype)
 
