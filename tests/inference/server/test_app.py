@@ -111,7 +111,14 @@ def test_it_says_what_it_serves(port):
         (b"[1]", "JSON object"),
         ({}, "either instances"),
         ({"instances": []}, "at least one"),
-        ({"instance": [1]}, "no field 'instance'"),
+        ({"instance": [1]}, "no field 'instance' beside instances, inputs, signature_name, "),
+        ({"instance": [1]}, "Did you mean 'instances'?"),
+        (
+            {"images": [1]},
+            "'images' is an input of the model, which belongs into inputs. Send "
+            '{"instances": [...]} or {"inputs": {"images": [...]}}.',
+        ),
+        ({"x": [1]}, 'parameters. Send {"instances": [...]} or {"inputs": {"images": [...]}}.'),
         ({"instances": [[1, 2]]}, "takes uint8 [6, 4, 3] for each example; given was [2]"),
         ({"instances": [[1], [1, 2]]}, "differ in shape"),
         ({"instances": [{"image": 1}]}, "has 'image'; the model takes 'images'"),
