@@ -69,9 +69,7 @@ def build_evaluation_crop(
         def choose_window(height: Tensor, width: Tensor) -> decode.Window:
             return decode.find_central_window(height, width, settings.central_side)
 
-        image = decode.crop_and_resize(
-            example["image"], choose_window, size, channels, decode_rest
-        )
+        image = decode.crop_and_resize(example["image"], choose_window, size, channels, decode_rest)
         return {**example, "image": image}
 
     return crop_example

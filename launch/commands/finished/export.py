@@ -104,9 +104,10 @@ def run(options: Options) -> None:
 def _describe_crop(data: Images | StreamedImages) -> str:
     """Returns how a caller prepares an image, as evaluation does."""
     share = data.augment.central_side if isinstance(data, StreamedImages) else 1.0
+    mode = ', mode="L"' if data.channels == 1 else ""
     return (
-        f"by the caller: read_image(path, size={data.image_size}, share={share:g}) of the guide "
-        "Exporting, under Pictures of any size"
+        f"by the caller: read_image(path, size={data.image_size}, share={share:g}{mode}), "
+        "in docs/guides/exporting.md#pictures-of-any-size"
     )
 
 

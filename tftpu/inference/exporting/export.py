@@ -111,8 +111,8 @@ def _write_export(
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / (os.path.basename(to.rstrip("/")) or "model")
         write(path)
-        calls = [serving.draw_examples(size, n) for n, size in enumerate(_BATCHES)]
-        calls += further
+        drawn = [serving.draw_examples(size, n) for n, size in enumerate(_BATCHES)]
+        calls = [*drawn, *further]
         difference = _compare_export(serving, path, [runtime, *modules], calls, Path(scratch))
         size = _put(path, to)
     return Exported(size, difference)

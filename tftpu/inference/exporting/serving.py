@@ -69,7 +69,7 @@ class Serving:
         self.function = tf.function(
             function, input_signature=_build_specs(self.inputs), autograph=False
         )
-        self.of_files = None if decode is None else self._build_of_files(decode)
+        self.of_files: Any = None if decode is None else self._build_of_files(decode)
 
     def _build_of_files(self, decode: Callable[[Any], Any]) -> Any:
         [image] = self.inputs

@@ -63,7 +63,7 @@ def test_litert_is_as_accurate_as_quantize_measures_and_says_nothing_else(run, t
         assert main(["export", f"--workdir={run}", *words]) == 0
         said = capfd.readouterr()
         assert "images uint8 [8, 8, 1], any batch" in said.out and "logits, class\n" in said.out
-        assert len(said.out.splitlines()) == 4
+        assert len(said.out.splitlines()) == 5
         # What it is doing, and nothing of the converter's.
         assert all(line.endswith(" ...") for line in said.err.splitlines())
     for name, place in places.items():
