@@ -4,7 +4,8 @@ For a JPEG, only the rows and blocks that the crop needs are decoded; if the cro
 the size of the result, at a half, a quarter or an eighth of the resolution, which is faster and
 aliases less. Every other image is decoded completely: PNGs, and JPEGs with bytes after their end,
 by TensorFlow; JPEGs in CMYK, PNGs with EXIF data, and other formats by Pillow (`formats.pillow`).
-Images are turned upright according to their EXIF data or XMP.
+Images are turned upright according to their EXIF data or XMP. An exported graph has no Pillow, so
+it refuses what only Pillow decodes (`refuse_rest`).
 
 Decoding is exact (accurate integer DCT, smooth chroma), in training and evaluation: the fast
 approximations save no measurable time. If a JPEG stores colours at half the resolution, the last

@@ -106,7 +106,7 @@ def _describe_crop(data: Images | StreamedImages) -> str:
     share = data.augment.central_side if isinstance(data, StreamedImages) else 1.0
     mode = ', mode="L"' if data.channels == 1 else ""
     return (
-        f"by the caller: read_image(path, size={data.image_size}, share={share:g}{mode}), "
+        f"by the caller: read_image(path, size={data.image_size}, share={share}{mode}), "
         "in docs/guides/exporting.md#pictures-of-any-size"
     )
 

@@ -330,7 +330,7 @@ def _refuse_size(size: tuple[int, int], allowed: set[tuple[int, int]], given: In
         height, width, _ = given.shape
         raise BadRequest(
             f"The image has {said} pixels, and the model takes {width}x{height}: crop and resize "
-            "it before."
+            "it before, as in docs/guides/exporting.md#pictures-of-any-size."
         )
 
 
