@@ -72,26 +72,31 @@ def choose(logits: Tensor, uniform: Tensor, rules: Nest, tokens: int = 0) -> Ten
     from_best = ops.logical_or(rules["top_k"] < size, rules["top_p"] < 1)
     from_few = ops.logical_and(from_best, rules["top_k"] <= _FEW)
 
-    def draw_from_all() -> Tensor:
-        temperature = ops.maximum(rules["temperature"], _LEAST)[:, None]
-        return _draw_place(ops.softmax(logits / temperature, axis=-1), uniform)
+    def draw_all() -> Tensor:
+        return draw_from_all(logits, uniform, rules)
 
-    def draw_from_few() -> Tensor:
+    def draw_few() -> Tensor:
         return _draw_from_best(logits, uniform, rules, min(_FEW, size))
 
-    def draw_from_best() -> Tensor:
+    def draw_best() -> Tensor:
         return _draw_from_best(logits, uniform, rules, size)
 
-    ways = [(ops.logical_not(from_best), draw_from_all)]
+    ways = [(ops.logical_not(from_best), draw_all)]
     if size <= _FEW:
-        ways.append((from_best, draw_from_best))
+        ways.append((from_best, draw_best))
     else:
-        ways.append((from_few, draw_from_few))
-        ways.append((ops.logical_and(from_best, ops.logical_not(from_few)), draw_from_best))
+        ways.append((from_few, draw_few))
+        ways.append((ops.logical_and(from_best, ops.logical_not(from_few)), draw_best))
     chosen = likeliest
     for rows, draw in ways:
         chosen = _replace_rows(chosen, ops.logical_and(rows, ops.logical_not(greedy)), draw)
     return chosen
+
+
+def draw_from_all(logits: Tensor, uniform: Tensor, rules: Nest) -> Tensor:
+    """Returns tokens that are drawn from the whole vocabulary, as `choose` draws them by default."""
+    temperature = ops.maximum(rules["temperature"], _LEAST)[:, None]
+    return _draw_place(ops.softmax(logits / temperature, axis=-1), uniform)
 
 
 def _replace_rows(chosen: Tensor, rows: Tensor, draw: Callable[[], Tensor]) -> Tensor:
