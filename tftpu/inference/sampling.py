@@ -94,7 +94,7 @@ def choose(logits: Tensor, uniform: Tensor, rules: Nest, tokens: int = 0) -> Ten
 
 
 def draw_from_all(logits: Tensor, uniform: Tensor, rules: Nest) -> Tensor:
-    """Returns tokens that are drawn from the whole vocabulary, as `choose` draws them by default."""
+    """Returns tokens that are drawn from the whole vocabulary; arguments as for `choose`."""
     temperature = ops.maximum(rules["temperature"], _LEAST)[:, None]
     return _draw_place(ops.softmax(logits / temperature, axis=-1), uniform)
 

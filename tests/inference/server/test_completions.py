@@ -187,7 +187,7 @@ def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
     asked = {"prompt": ["a", "b", "c"], "max_tokens": 5}
     with running(model, seconds=0.5) as port:
         status, answer = ask(port, "POST", "/v1/completions", asked)
-        assert status == 504 and "It is compiling for this number of texts" in answer["error"]
+        assert status == 504 and "It is compiling for this size of request" in answer["error"]
         said = (
             "Compiling for up to 4 texts at once, prompts of up to 64 tokens, and up to 128 more: "
         )
