@@ -44,7 +44,7 @@ class Sampling:
 
     @property
     def has_full_sort(self) -> bool:
-        """Whether each token needs the whole vocabulary sorted, which slows all rows of a batch."""
+        """A rule whose tokens need the whole vocabulary sorted, which slows all rows of a batch."""
         if self.temperature == 0 or self.top_k == 1 or 0 < self.tokens <= _FEW:
             return False
         return self.top_k > _FEW or (not self.top_k and self.top_p < 1)
