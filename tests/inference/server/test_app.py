@@ -152,7 +152,7 @@ def test_other_addresses_and_methods_are_refused(port):
     status, answer = ask(port, "GET", "/v1/models/other")
     assert status == 404 and "/v1/models/m" in answer["error"]
     status, answer = ask(port, "GET", "/predict")
-    assert status == 405 and "GET" in answer["error"]
+    assert status == 405 and b"GET" in answer
 
 
 def held(gate: threading.Event, seen: list[int]) -> Served:
