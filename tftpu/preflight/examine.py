@@ -32,7 +32,6 @@ from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import (
     ROOM,
     SliceReport,
-    count_parts,
     fill,
     fill_state,
     fill_unpriced,
@@ -70,18 +69,35 @@ def check(
         UserError: a slice does not exist; no TPU can run the model (the message names the layer
             and the op); or this machine has no TPU compiler.
     """
+    try:
+        return _check(model, batch, slices, options)
+    except UserError as error:
+        raise error.with_traceback(None)  # noqa: B904 (the frames of tftpu explain no mistake)
+
+
+def _check(
+    model: keras.Model | ModelFn,
+    batch: Nest | int,
+    slices: Iterable[str],
+    options: PreflightOptions | None,
+) -> Report:
+    """Does what `check` does, whose tracebacks leave out the frames from here on."""
     targets = request.parse_slices(slices)
-    options = options or PreflightOptions()
+    options = PreflightOptions() if options is None else options
     request.refuse_options(options)
     compiled = model if isinstance(model, keras.Model) else None
+    if compiled is None:
+        request.refuse_model_fn(model)
+    request.refuse_batch_argument(batch)
     batch_spec = compiled_model.read_batch_spec(compiled, batch)
+    request.refuse_batch(batch_spec, options)
     if isinstance(model, keras.Model):
+        if options.objectives is None:
+            compiled_model.refuse_other_shapes(model, batch_spec)
         options = compiled_model.choose_precision(model, options)
         model_fn = compiled_model.build_function(model)
     else:
-        request.refuse_model_fn(model)
         model_fn = model
-    request.refuse_batch(batch_spec, options)
     cluster = ClusterConfig(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )
@@ -96,18 +112,24 @@ def check(
         for line in examiner.estimate(targets):
             progress.print_line(line)
         left = [target.name for target in targets]
+        results: list[str] = []
 
         def examine(target: Slice) -> SliceReport:
             report = examiner.examine(target)
+            results.append(summarize(report))
             left.remove(target.name)
             if left:
-                progress.print_result(f"{summarize(report)}; still checked: {', '.join(left)}")
+                progress.print_result(f"{results[-1]}; still checked: {', '.join(left)}")
             return report
 
-        found = caller.map_items(examine, targets, processes.stop)
+        try:
+            found = caller.map_items(examine, targets, processes.stop)
+        except KeyboardInterrupt:
+            progress.print_at_end(_describe_unfinished(results, left))
+            raise
     return Report(
         global_batch_size=examiner.global_batch_size,
-        precision=examiner.precision,
+        precision=compiled_model.read_precision(compiled) if compiled else examiner.precision,
         steps=options.steps,
         slices=found,
     )
@@ -153,7 +175,7 @@ class Examiner:
         The list is empty if nothing will be compiled, as the report says the same then. Only the
         thread of the caller may call this.
         """
-        lines, longest = [], 0
+        lines, compiled = [], False
         for target in targets:
             try:
                 self._count_examples(target)
@@ -164,14 +186,12 @@ class Examiner:
             text = "; ".join(one._format_state(target) for one in shown)
             text += self._suggest_dividing(target)
             lines.append(f"  {target.name}: {text}")
-            last = tried[-1]
-            if last._holds_state(target):
-                longest = max(longest, last._measure_state(target).weights * last._divide(target))
+            compiled = compiled or tried[-1]._holds_state(target)
         heading = (
             "Estimate before compiling: weights and optimizer's state on a device (arithmetic, "
             "without gradients and activations)"
         )
-        return [heading, *lines, f"  {_estimate_duration(longest)}"] if longest else []
+        return [heading, *lines] if compiled else []
 
     def _list_until_one_holds(self, target: Slice) -> list["Examiner"]:
         """Returns this check and those with finer meshes, up to the first that holds the state."""
@@ -202,10 +222,6 @@ class Examiner:
 
     def _holds_state(self, target: Slice) -> bool:
         return self._measure_state(target).total <= target.generation.hbm_limit
-
-    def _divide(self, target: Slice) -> int:
-        """Returns the number of devices that a model is divided among."""
-        return count_parts(self.lowering.format_mesh(target.replicas), target.replicas)
 
     def _measure_state(self, target: Slice) -> StateBytes:
         """Returns the bytes of the state that a device of a slice holds."""
@@ -486,17 +502,12 @@ def _count_tokens(batch_spec: Nest) -> int | None:
     return None
 
 
-def _estimate_duration(weights: int) -> str:
-    """Returns about how long the compiler takes for a model, given the bytes of its weights.
-
-    Measured on 2 CPU cores, for one slice: 4 s with 3 MB (python_gpt), 73 s with 440 MB
-    (llama_110m_tinystories), 100 s with 100 MB (ResNet-50), 280 s with 32 GB (Llama 3.1 8B).
-    """
-    usual = "five minutes or more" if weights > 4e9 else "up to two minutes"
-    return (
-        f"Compiling usually takes {usual} per slice for a model of this size (on 2 CPU cores), "
-        "unless it is in the cache."
-    )
+def _describe_unfinished(results: list[str], left: list[str]) -> list[str]:
+    """Returns lines about a check of several slices that was interrupted."""
+    if not results:
+        return []
+    finished = ["Finished before the interruption:", *(f"  {result}" for result in results)]
+    return [*finished, f"Not finished: {', '.join(left)}. What was compiled comes from the cache."]
 
 
 def _add_advice(error: str, target: Slice) -> str:
