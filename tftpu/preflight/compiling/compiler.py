@@ -26,7 +26,11 @@ from typing import Any, NamedTuple
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError
 from tftpu.installation import find_cache_folder
-from tftpu.preflight.compiling.duration import estimate_seconds, measure_correction
+from tftpu.preflight.compiling.duration import (
+    estimate_seconds,
+    measure_correction,
+    measure_program,
+)
 from tftpu.preflight.compiling.jax_internals import Internals, install, load_internals
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
@@ -101,7 +105,7 @@ def compile_program(
         with Progress() as progress:
             alone = Processes(progress)
             return compile_program(step, target, options, time_limit, verbose, alone, text)
-    expected = estimate_seconds(module.decode(), target, step.partitioned)
+    size = measure_program(module.decode(), target.replicas if step.partitioned else 1)
     with open_work_folder(folder.parent) as work:
         job = work / "job"
         job.mkdir()
@@ -112,11 +116,11 @@ def compile_program(
             "chip_config": target.generation.chip_config,
             "partitioned": step.partitioned,
             "options": options,
-            "expected_seconds": expected,
+            "program_size": size,
         }
         _write_json(job / "job.json", settings)
         text = text or f"compiling {target.name}"
-        expected *= measure_correction(folder)
+        expected = estimate_seconds(size) * measure_correction(size, folder.parent)
         failure, seconds = processes.run(job, target, time_limit, verbose, text, expected)
         if failure:  # a crash or a time-out is not cached, so that the next call compiles again
             return Compiled(failure, False, "", {}, 0.0, seconds, False, undecided=True)
@@ -300,8 +304,8 @@ def _compile_job(job: Path) -> None:
     _end_with_parent()
     settings = json.loads((job / "job.json").read_text())
     start = time.monotonic()
-    expected = settings.pop("expected_seconds")
     result: dict[str, Any] = {"error": "", "memory": {}, "bytes_accessed": 0.0}
+    result["program_size"] = settings.pop("program_size")
     dumped = job / "dumped"
     settings["options"] |= {"xla_dump_to": str(dumped), "xla_dump_hlo_as_text": "True"}
     try:
@@ -317,7 +321,7 @@ def _compile_job(job: Path) -> None:
         }
         result["bytes_accessed"] = executable.cost_analysis()["bytes accessed"]
     result["seconds"] = time.monotonic() - start
-    result |= {"processor_seconds": time.process_time(), "expected_seconds": expected}
+    result["processor_seconds"] = time.process_time()
     shutil.rmtree(dumped, ignore_errors=True)
     (job / "module.mlir").unlink()
     _write_json(job / "result.json", result)
