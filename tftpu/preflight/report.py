@@ -95,9 +95,8 @@ class Report:
     def title(self) -> str:
         """Returns the first line, which names what was checked."""
         run = f", {self.steps:,} steps" if self.steps else ""
-        return (
-            f"Preflight: global batch {self.global_batch_size:,}, {self._format_precision()}{run}"
-        )
+        batch = f"{self.global_batch_size:,}"
+        return f"Preflight: global batch {batch}, {self._format_precision()}{run}"
 
     def _format_precision(self) -> str:
         """Returns the precision; of a mixed one, what is kept and computed in which."""

@@ -38,8 +38,8 @@ class ProgramSize(NamedTuple):
     unaligned: float
 
 
-# Sizes of programs, and the compiler's seconds of processor time on 2026-11-27: 2 cores of an x86-64
-# machine that did other work as well. `python -m tests.benchmarks.compiled.compile_times` measures.
+# Sizes of programs, and the compiler's seconds of processor time (2026-11-27, 2 cores of an x86-64
+# machine that did other work as well; `python -m tests.benchmarks.compiled.compile_times`).
 MEASURED: dict[str, tuple[ProgramSize, float]] = {
     "digits_resnet v4-8": (ProgramSize(3457, 9321, 9472, 1176), 3.7),
     "digits_resnet v5e-8": (ProgramSize(3349, 7336, 7454, 880), 2.3),
