@@ -32,6 +32,7 @@ from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import (
     ROOM,
     SliceReport,
+    count_parts,
     fill,
     fill_state,
     fill_unpriced,
@@ -175,7 +176,7 @@ class Examiner:
         The list is empty if nothing will be compiled, as the report says the same then. Only the
         thread of the caller may call this.
         """
-        lines, compiled = [], False
+        lines, longest = [], 0
         for target in targets:
             try:
                 self._count_examples(target)
@@ -186,12 +187,14 @@ class Examiner:
             text = "; ".join(one._format_state(target) for one in shown)
             text += self._suggest_dividing(target)
             lines.append(f"  {target.name}: {text}")
-            compiled = compiled or tried[-1]._holds_state(target)
+            last = tried[-1]
+            if last._holds_state(target):
+                longest = max(longest, last._measure_state(target).weights * last._divide(target))
         heading = (
             "Estimate before compiling: weights and optimizer's state on a device (arithmetic, "
             "without gradients and activations)"
         )
-        return [heading, *lines] if compiled else []
+        return [heading, *lines, f"  {_estimate_duration(longest)}"] if longest else []
 
     def _list_until_one_holds(self, target: Slice) -> list["Examiner"]:
         """Returns this check and those with finer meshes, up to the first that holds the state."""
@@ -222,6 +225,10 @@ class Examiner:
 
     def _holds_state(self, target: Slice) -> bool:
         return self._measure_state(target).total <= target.generation.hbm_limit
+
+    def _divide(self, target: Slice) -> int:
+        """Returns the number of devices that a model is divided among."""
+        return count_parts(self.lowering.format_mesh(target.replicas), target.replicas)
 
     def _measure_state(self, target: Slice) -> StateBytes:
         """Returns the bytes of the state that a device of a slice holds."""
@@ -500,6 +507,19 @@ def _count_tokens(batch_spec: Nest) -> int | None:
     if has_classes and any(spec.shape == labels[0].shape for spec in inputs):
         return math.prod(labels[0].shape)
     return None
+
+
+def _estimate_duration(weights: int) -> str:
+    """Returns about how long the compiler takes for a model, given the bytes of its weights.
+
+    Measured on 2 CPU cores, for one slice: 4 s with 3 MB (python_gpt), 73 s with 440 MB
+    (llama_110m_tinystories), 100 s with 100 MB (ResNet-50), 280 s with 32 GB (Llama 3.1 8B).
+    """
+    usual = "five minutes or more" if weights > 4e9 else "up to two minutes"
+    return (
+        f"Compiling usually takes {usual} per slice for a model of this size (on 2 CPU cores), "
+        "unless it is in the cache."
+    )
 
 
 def _describe_unfinished(results: list[str], left: list[str]) -> list[str]:
