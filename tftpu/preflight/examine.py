@@ -512,10 +512,14 @@ def _count_tokens(batch_spec: Nest) -> int | None:
 def _estimate_duration(weights: int) -> str:
     """Returns about how long the compiler takes for a model, given the bytes of its weights.
 
-    Measured on 2 CPU cores, for one slice: 4 s with 3 MB (python_gpt), 73 s with 440 MB
-    (llama_110m_tinystories), 100 s with 100 MB (ResNet-50), 280 s with 32 GB (Llama 3.1 8B).
+    Processor time measured for one slice: 4 s with 3 MB (python_gpt), 64 s with 440 MB
+    (llama_110m_tinystories), 115 s with 88 MB (vit_s16_imagenet), 150 s on v5e and 600 s on v6e
+    with 100 MB (resnet50_imagenet), 280 to 380 s with 32 GB (Llama 3.1 8B). No simple formula of
+    sizes or of the program fits these.
     """
-    usual = "five minutes or more" if weights > 4e9 else "up to two minutes"
+    usual = "five to fifteen minutes" if weights > 4e9 else "one to ten minutes"
+    if weights < 8e6:
+        usual = "less than a minute"
     return (
         f"Compiling usually takes {usual} per slice for a model of this size (on 2 CPU cores), "
         "unless it is in the cache."

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +28,9 @@ def parse_slices(names: Iterable[str]) -> list[Slice]:
     Raises:
         UserError: there is none, or one of them does not exist.
     """
-    given = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [None]
+    given: list[Any] = [None]
+    if isinstance(names, Iterable) and not isinstance(names, str):
+        given = list(names)
     if not all(isinstance(name, str) for name in given):
         raise UserError(f"slices={names!r}: give a list of names, such as ['v3-8', 'v5e-8'].")
     found = {target.name: target for target in map(parse_slice, given)}
@@ -69,7 +70,7 @@ def _refuse_parameters(model_fn: Any) -> None:
 
 def refuse_batch_argument(batch: Any) -> None:
     """Raises `UserError` unless the argument is a number of examples, arrays or specs."""
-    number = isinstance(batch, numbers.Integral) and not isinstance(batch, bool)
+    number = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
     if isinstance(batch, tf.data.Dataset):
         raise UserError(
             "The batch is a tf.data.Dataset: give one batch of it, next(iter(dataset)), or its "
