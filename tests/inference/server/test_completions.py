@@ -72,7 +72,7 @@ def last_error(events: bytes) -> str:
         ),
         (
             {"max_tokens": "5"},
-            'max_tokens must be a whole number of at most 100, but "5" is a text: write it '
+            'max_tokens must be a whole number from 1 to 100, but "5" is a text: write it '
             "without quotes.",
         ),
         ({"temperature": "warm"}, "temperature must be a number."),

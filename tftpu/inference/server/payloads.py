@@ -86,7 +86,10 @@ def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     finally:
         gc.enable()
     if not isinstance(found, dict):
-        raise BadRequest('The body must be a JSON object such as {"instances": [...]}.')
+        raise BadRequest(
+            'The body must be a JSON object: {"instances": [...]} for /predict, {"prompt": "..."} '
+            "for /v1/completions."
+        )
     return found
 
 
