@@ -150,5 +150,5 @@ setup(
     },
     install_requires=REQUIRES,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["tftpu = tftpu.launch.main:run"]},
+    entry_points={"console_scripts": ["tftpu = tftpu.launch.entry:run"]},
 )

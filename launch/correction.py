@@ -69,7 +69,7 @@ def correct(words: Sequence[str], message: str) -> list[str]:
     Returns:
         The words to type; [] if the error suggests nothing, or nothing that was typed is near it.
     """
-    found = re.search(r"Did you mean '([^']+)'\?", message)
+    found = re.search(r"Did you mean '([^']+)'(?:\?| or )", message)
     if found is None:
         allowed = re.search(r"Allowed: (.*)\.", message)
         return _rename_value(words, allowed[1].split(", ") if allowed else [])

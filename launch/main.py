@@ -84,7 +84,7 @@ class Command:
 
 
 def run() -> None:
-    """Runs the command line of this process, and exits; the console script."""
+    """Runs the command line of this process, and exits; see `entry`."""
     completion.answer(load_commands)
     output.outlive_readers()
     logs.set_up()

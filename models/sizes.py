@@ -7,7 +7,7 @@ This file imports no Keras, so that a config file is loaded and checked in milli
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tftpu.config import ModelConfig, PerReplicaBatch
+from tftpu.config import OPERATIONAL, ModelConfig, PerReplicaBatch
 from tftpu.errors import UserError
 from tftpu.models import checks
 
@@ -31,7 +31,8 @@ class ResNet(ModelConfig):
     num_classes: int = 1000
     norm_batch: int | str = 32  # consecutive examples that share statistics, or "global"
     dropout: float = 0.0
-    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # What the backward pass recomputes; see `BlockModel`.
+    remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
@@ -63,9 +64,10 @@ class GPT(ModelConfig):
     heads: int = 12
     dropout: float = 0.0
     attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # What the backward pass recomputes; see `BlockModel`.
+    remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
     # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
-    scan: str = "auto"
+    scan: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
@@ -93,7 +95,8 @@ class ConvNeXt(ModelConfig):
     layer_scale: float = 1e-6  # initial factor of each residual branch; 0: no factor
     # Drop rate of the last block; earlier blocks have less, the first 0.
     stochastic_depth: float = 0.0
-    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # What the backward pass recomputes; see `BlockModel`.
+    remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
@@ -127,7 +130,8 @@ class EfficientNetV2(ModelConfig):
     dropout: float = 0.2
     # Drop rate after the last block; earlier blocks have less, the first 0.
     stochastic_depth: float = 0.2
-    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # What the backward pass recomputes; see `BlockModel`.
+    remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self, may_be_zero=("fused_stages",))
@@ -163,9 +167,10 @@ class ViT(ModelConfig):
     # Drop rate of the last block; earlier blocks have less, the first 0.
     stochastic_depth: float = 0.0
     attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # What the backward pass recomputes; see `BlockModel`.
+    remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
     # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
-    scan: str = "auto"
+    scan: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
@@ -206,9 +211,10 @@ class BERT(ModelConfig):
     num_classes: int = 2  # classes of head="classes"
     dropout: float = 0.1
     attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # What the backward pass recomputes; see `BlockModel`.
+    remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
     # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
-    scan: str = "auto"
+    scan: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)
@@ -241,9 +247,10 @@ class Llama(ModelConfig):
     rope_scaling: float = 1.0  # factor by which Llama 3.1 stretches long wavelengths
     epsilon: float = 1e-5
     attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
-    remat: str = "none"  # what the backward pass recomputes; see `BlockModel`
+    # What the backward pass recomputes; see `BlockModel`.
+    remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
     # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
-    scan: str = "auto"
+    scan: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
 
     def validate(self, batch: PerReplicaBatch) -> None:
         checks.check_sizes(self)

@@ -95,6 +95,8 @@ def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
     # A name that contains all parts of the given one ("mixed_float16" for "float16") is a better
     # suggestion than a similar name ("float32").
     near = [name for name in allowed if _split_words(name).issuperset(_split_words(given))]
+    if len(near) != 1 and len(given) > 2:  # "temp" for "temperature"
+        near = [name for name in allowed if name.startswith(given)]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
     return near[0] if near and _is_near(given, near[0]) else None

@@ -4,7 +4,8 @@ For a JPEG, only the rows and blocks that the crop needs are decoded; if the cro
 the size of the result, at a half, a quarter or an eighth of the resolution, which is faster and
 aliases less. Every other image is decoded completely: PNGs, and JPEGs with bytes after their end,
 by TensorFlow; JPEGs in CMYK, PNGs with EXIF data, and other formats by Pillow (`formats.pillow`).
-Images are turned upright according to their EXIF data or XMP.
+Images are turned upright according to their EXIF data or XMP. An exported graph has no Pillow, so
+it refuses what only Pillow decodes (`refuse_rest`).
 
 Decoding is exact (accurate integer DCT, smooth chroma), in training and evaluation: the fast
 approximations save no measurable time. If a JPEG stores colours at half the resolution, the last
@@ -14,14 +15,13 @@ decoded.
 Resizing is bilinear with pixel centres at halves, rounded to uint8, without a filter.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tftpu.input_pipelines.augment import draws
+from tftpu.input_pipelines.augment import draws, orientation
 from tftpu.input_pipelines.formats import pillow
 from tftpu.input_pipelines.tensors import Tensor
 
@@ -31,6 +31,7 @@ NUMBERS = 2 * ATTEMPTS + 2  # random numbers that a crop needs
 _MAY_BE_TURNED = r"\C*(eXIf|Raw profile type|XML:com\.adobe\.xmp)\C*"
 
 Window = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height, width; int32
+Decode = Callable[[Tensor, int], Tensor]  # of an encoded image and the number of channels
 
 
 def draw_random_window(
@@ -83,6 +84,7 @@ def crop_and_resize(
     window: Callable[[Tensor, Tensor], Window],
     size: int,
     channels: int,
+    decode_rest: Decode | None = None,
 ) -> Tensor:
     """Returns a part of an image, resized to (size, size, channels), uint8.
 
@@ -92,6 +94,7 @@ def crop_and_resize(
         size: height and width of the result, in pixels.
         channels: the number of channels of the result: 3, or 1 for grey levels; images are
             converted.
+        decode_rest: see `decode_image`.
 
     Raises:
         tf.errors.InvalidArgumentError: at run time, for a broken or truncated image.
@@ -124,7 +127,8 @@ def crop_and_resize(
         return _select_if_turned(number, pixels, lambda: _turn_upright(pixels, number))
 
     def decode_whole() -> Tensor:
-        return resize_square(_slice_window(decode_image(image, channels), window), size)
+        pixels = decode_image(image, channels, decode_rest)
+        return resize_square(_slice_window(pixels, window), size)
 
     # A decoder that stops below the crop would not notice a truncated file.
     ends = tf.equal(_slice_end(image, 2), b"\xff\xd9")
@@ -132,13 +136,15 @@ def crop_and_resize(
     return tf.ensure_shape(pixels, (size, size, channels))
 
 
-def decode_image(image: Tensor, channels: int) -> Tensor:
+def decode_image(image: Tensor, channels: int, decode_rest: Decode | None = None) -> Tensor:
     """Decodes an image of any format that `formats.pillow` reads, upright.
 
     Args:
         image: encoded, a scalar string.
         channels: the number of channels of the result: 3, or 1 for grey levels; images are
             converted.
+        decode_rest: a function of an image and its channels that decodes what TensorFlow does not;
+            None: Pillow, in this process. See `refuse_rest`.
 
     Returns:
         (height, width, channels), uint8.
@@ -150,17 +156,29 @@ def decode_image(image: Tensor, channels: int) -> Tensor:
         return _select_if_turned(number, pixels, lambda: _turn_upright(pixels, number))
 
     def decode_other() -> Tensor:
+        rest = decode_rest or _decode_with_pillow
         return tf.cond(
-            _is_plain_png(image), lambda: tf.io.decode_png(image, channels), decode_with_pillow
-        )
-
-    def decode_with_pillow() -> Tensor:
-        return _call_python(
-            functools.partial(pillow.read_pixels, channels=channels), image, tf.uint8
+            _is_plain_png(image),
+            lambda: tf.io.decode_png(image, channels),
+            lambda: rest(image, channels),
         )
 
     pixels = tf.cond(_is_plain_jpeg(image), decode_jpeg, decode_other)
     return tf.ensure_shape(pixels, (None, None, channels))
+
+
+def refuse_rest(image: Tensor, channels: int) -> Tensor:
+    """Raises for an image that only Pillow decodes: for graphs of other programs, without Python.
+
+    Raises:
+        tf.errors.InvalidArgumentError: at run time.
+    """
+    said = (
+        "A file is none of those that this model decodes, JPEG in grey or RGB and PNG without EXIF "
+        f"data or XMP, with up to {pillow.MAX_PIXELS:,} pixels: convert it to one of them."
+    )
+    with tf.control_dependencies([tf.debugging.Assert(False, [said])]):
+        return tf.zeros((1, 1, channels), tf.uint8)
 
 
 def explain_failure(image: bytes) -> str:
@@ -193,29 +211,25 @@ def resize_square(image: Tensor, size: int) -> Tensor:
     return tf.squeeze(tf.cast(pixels + 0.5, tf.uint8), 0)
 
 
-def _call_python(function: Callable[[bytes], Any], image: Tensor, dtype: tf.DType) -> Tensor:
-    """Calls a Python function with the bytes of an image; it must run in this process."""
+def _decode_with_pillow(image: Tensor, channels: int) -> Tensor:
+    """Decodes an image by a Python function, which must run in this process."""
 
     # `value` is bytes, or outside a graph an array of bytes
-    def call_function(value: Any) -> np.ndarray:
-        return np.asarray(function(np.asarray(value, object).item()), dtype.as_numpy_dtype)
+    def read_pixels(value: Any) -> np.ndarray:
+        return pillow.read_pixels(np.asarray(value, object).item(), channels)
 
-    return tf.numpy_function(call_function, [image], dtype)
+    return tf.numpy_function(read_pixels, [image], tf.uint8)
 
 
 def _read_orientation(image: Tensor) -> Tensor:
     """Returns the orientation in a JPEG's metadata, (), int32; 1 is upright."""
-    # Few JPEGs have metadata, so only those are read in Python. Metadata come first, or right after
-    # the JFIF segment.
+    # Few JPEGs have metadata, and reading them takes many operations. Metadata come first, or right
+    # after the JFIF segment.
     head = tf.cast(tf.io.decode_raw(tf.strings.substr(image, 0, 24), tf.uint8), tf.int32)
     has_jfif = head[3] == 0xE0
     marker = tf.where(has_jfif, head[21], head[3])
     stated = _is_one_of(marker, 0xFE, *range(0xE1, 0xF0)) | (has_jfif & (head[5] != 16))
-
-    def read() -> Tensor:
-        return _call_python(pillow.read_orientation, image, tf.int32)
-
-    return tf.ensure_shape(tf.cond(stated, read, lambda: tf.constant(1)), ())
+    return tf.cond(stated, lambda: orientation.read_orientation(image), lambda: 1)
 
 
 def _select_if_turned(number: Tensor, value: Tensor, other: Callable[[], Tensor]) -> Tensor:

@@ -58,18 +58,19 @@ def build_training_augmentation(
 
 
 def build_evaluation_crop(
-    settings: Augment, size: int, channels: int
+    settings: Augment, size: int, channels: int, decode_rest: decode.Decode | None = None
 ) -> Callable[[Example], Example]:
-    """Returns the central crop of an evaluation example; arguments as for training."""
+    """Returns the central crop of an evaluation example.
+
+    Arguments as for training, and `decode_rest`, for which see `decode.decode_image`.
+    """
 
     def crop_example(example: Example) -> Example:
         def choose_window(height: Tensor, width: Tensor) -> decode.Window:
             return decode.find_central_window(height, width, settings.central_side)
 
-        return {
-            **example,
-            "image": decode.crop_and_resize(example["image"], choose_window, size, channels),
-        }
+        image = decode.crop_and_resize(example["image"], choose_window, size, channels, decode_rest)
+        return {**example, "image": image}
 
     return crop_example
 

@@ -58,12 +58,7 @@ def build_prediction(data: "Images", address: str, context: DataContext) -> Unla
 
     def build_pipeline(source: RecordSource, parse: Parse) -> Pipeline:
         def prepare_example(found: Batch, seed: Tensor) -> Tensor:
-            return decode.crop_and_resize(
-                tf.io.read_file(found["path"]),
-                decode.find_central_square,
-                data.image_size,
-                data.channels,
-            )
+            return _decode_file(tf.io.read_file(found["path"]), data)
 
         def finish(images: Tensor, seeds: Tensor) -> Tensor:
             return _standardize(images, data)
@@ -83,8 +78,15 @@ def batch_spec(data: "Images", examples: int) -> Spec:
 def export_inputs(data: "Images") -> ExportInputs:
     """Returns the pixels of an image, uint8."""
     shape = (data.image_size, data.image_size, data.channels)
+
+    def decode_file(file: Tensor) -> Tensor:
+        return _decode_file(file, data, decode.refuse_rest)
+
     return ExportInputs(
-        {"images": shape}, {"images": "uint8"}, lambda images: _standardize(images, data)
+        {"images": shape},
+        {"images": "uint8"},
+        lambda images: _standardize(images, data),
+        decode=decode_file if data.channels in (1, 3) else None,
     )
 
 
@@ -93,6 +95,12 @@ def read_class_names(data: "Images") -> list[str]:
     from tftpu.input_pipelines.datasets import tfds  # importing TFDS is slow
 
     return tfds.open_builder(data.name, data.data_dir).info.features["label"].names
+
+
+def _decode_file(file: Tensor, data: "Images", rest: decode.Decode | None = None) -> Tensor:
+    """Returns the pixels of an image file, uint8: its central square, scaled to the data's size."""
+    window = decode.find_central_square
+    return decode.crop_and_resize(file, window, data.image_size, data.channels, rest)
 
 
 @skip_autograph

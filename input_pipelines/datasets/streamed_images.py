@@ -11,7 +11,7 @@ from tftpu.config import DataContext
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.input_pipelines import unlabelled
-from tftpu.input_pipelines.augment import image_ops, mix
+from tftpu.input_pipelines.augment import decode, image_ops, mix
 from tftpu.input_pipelines.formats import example_proto, image_records, manifest
 from tftpu.input_pipelines.formats.image_records import ImageRecords
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
@@ -125,7 +125,15 @@ def export_inputs(data: "StreamedImages") -> ExportInputs:
     def prepare(images: Tensor) -> Tensor:
         return _scale_pixels(data, mix.to_depth(images) if data.space_to_depth else images)
 
-    return ExportInputs({"images": shape}, {"images": "uint8"}, prepare)
+    crop = image_ops.build_evaluation_crop(
+        data.augment, data.image_size, data.channels, decode.refuse_rest
+    )
+    return ExportInputs(
+        {"images": shape},
+        {"images": "uint8"},
+        prepare,
+        decode=lambda file: crop({"image": file})["image"],
+    )
 
 
 def read_class_names(data: "StreamedImages") -> list[str] | None:

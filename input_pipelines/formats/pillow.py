@@ -5,7 +5,6 @@ images, and has the messages for files that are not images.
 """
 
 import io
-import struct
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # the first bytes of JPEG and
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 MAX_PIXELS = (1 << 30) // 4 // 3  # Pillow's limit, above which it suspects a decompression bomb
 _TOO_LARGE = f"has more pixels than are decoded, {MAX_PIXELS:,}: reduce it"
-_ORIENTATION = 0x0112  # the EXIF tag of the orientation
 
 
 class ImageError(ValueError):
@@ -64,22 +62,6 @@ def to_png(data: bytes) -> bytes:
     found, file = read_pixels(data), io.BytesIO()
     Image.fromarray(found[..., 0] if found.shape[-1] == 1 else found).save(file, "PNG")
     return file.getvalue()
-
-
-def read_orientation(data: bytes) -> int:
-    """Returns the orientation in the EXIF data or the XMP of an image, from 1 to 8.
-
-    Returns:
-        The orientation; 1 (upright) if the metadata are missing or damaged.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            found = image.getexif().get(_ORIENTATION, 1)
-    except (SyntaxError, ValueError, KeyError, TypeError, OSError, struct.error):
-        return 1
-    return found if found in range(1, 9) else 1
 
 
 def _to_eight_bits(image: Any) -> Any:

@@ -14,7 +14,8 @@ class Streamed(DataConfig):
     """The options common to all data sets that are read while training; see `pipeline`."""
 
     shuffle: int = 16_384  # examples shuffled in memory at a time; file lists are fully shuffled
-    on_bad_record: str = "raise"  # skip: a record that cannot be used gets weight 0
+    # skip: a record that cannot be used gets weight 0
+    on_bad_record: str = dataclasses.field(default="raise", metadata=OPERATIONAL)
     # the run stops after skipping more than this
     max_bad_records: int = dataclasses.field(default=100, metadata=OPERATIONAL)
     # HOST:PORT,...: machines that prepare the data; see `service`

@@ -108,7 +108,8 @@ def build_serving(
     names = finished.read_class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
     quantized = quantizing.quantize_weights(model, bits) if bits else {}
-    return Serving(model, *taken, names, quantized, labels=labels)
+    decode = given.decode if given is not None else None
+    return Serving(model, *taken, names, quantized, labels=labels, decode=decode)
 
 
 def resolve_inputs(

@@ -44,7 +44,9 @@ PATHS = operational_fields(config_flags.load(CONFIG, []))
 def test_they_are_those_of_reading_saving_watching_and_of_the_machine():
     assert {"data.max_bad_records", "data.cache_dir", "data.download", "config_file"} <= {*PATHS}
     assert {"cluster", "train.log_every", "train.keep", "train.writers"} <= {*PATHS}
-    assert not {"train.steps", "train.seed", "data.shuffle", "data.on_bad_record"} & {*PATHS}
+    assert {"data.on_bad_record", "model.remat"} <= {*PATHS}
+    assert "model.scan" in operational_fields(config_flags.load("llama_110m_tinystories", []))
+    assert not {"train.steps", "train.seed", "data.shuffle", "model.width"} & {*PATHS}
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "cluster"])

@@ -18,7 +18,7 @@ from tftpu import sharding
 from tftpu.errors import UserError
 from tftpu.inference import generate as generate_module
 from tftpu.inference.generate import Row, Writer, build_rows, generate
-from tftpu.inference.sampling import Sampling, gather_rules
+from tftpu.inference.sampling import Sampling, choose, gather_rules
 
 LIKELIEST = Sampling(0)
 
@@ -67,7 +67,7 @@ def test_a_row_depends_on_neither_the_others_nor_the_parts_it_is_written_in():
 def test_rows_written_together_keep_their_own_rules_lengths_and_seeds():
     """A row does not depend on what it is written with, as a server does it."""
     model = model_of("gpt")
-    choices = [Sampling(0.9, 17, 0.9), Sampling(1.4, 20), Sampling(0.5, 25, 0.5)]
+    choices = [Sampling(0.9, 17, 0.9), Sampling(1.4), LIKELIEST]
     rows = [
         Row(prompt, length, sampling, seed)
         for prompt, length, sampling, seed in zip(PROMPTS, (5, 20, 12), choices, (1, 2, 3))
@@ -79,8 +79,8 @@ def test_rows_written_together_keep_their_own_rules_lengths_and_seeds():
     assert [len(text) for text in found] == [5, 20, 12]
     for text, row in zip(found, rows):
         assert text == [*itertools.chain(*(part for [part] in writer.write([row], every=8)))]
-    with pytest.raises(ValueError, match=r"choose in several"):
-        next(writer.write([*rows, Row([1], 5, LIKELIEST)]))
+    with pytest.raises(ValueError, match=r"must have one vocabulary"):
+        next(writer.write([*rows, Row([1], 5, Sampling(tokens=9))]))
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def chosen(sampling: Sampling, chances: list[float], uniform: np.ndarray) -> np.
     logits = np.repeat(np.log(np.array([chances], np.float32)), len(uniform), 0)
     numbers = gather_rules([sampling] * len(uniform))
     given = tf.constant(logits), tf.constant(uniform, tf.float32), numbers
-    found: Any = sampling.choice.choose(*given)
+    found: Any = choose(*given, sampling.tokens)
     return found.numpy()
 
 
@@ -295,11 +295,54 @@ def test_the_products_that_a_tpu_runs_give_the_same(family):
         assert found == recomputed(model, prompts)
 
 
-@pytest.mark.parametrize("tokens", [0, 100])
-def test_few_ways_to_choose_are_compiled(tokens):
-    choices = {Sampling(1.0, k, p, tokens).choice for k in range(2000) for p in (0.5, 1.0)}
-    assert len(choices) <= (7 if tokens == 0 else 5)
-    assert Sampling(top_k=100, tokens=100).choice == Sampling(tokens=100).choice
+def test_one_program_chooses_by_all_rules_each_row_by_its_own():
+    rules = [Sampling(0), Sampling(0.7), Sampling(1, 1), Sampling(1, 3), Sampling(1, 0, 0.5)]
+    rules += [Sampling(1, 300, 0.9), Sampling(0.5, 20, 0.8), Sampling(1, 999)]
+    rng = np.random.default_rng(0)
+    logits = tf.constant(rng.normal(0, 3, (len(rules), 500)), tf.float32)
+    uniform = tf.constant(rng.random(len(rules)), tf.float32)
+    program: Any = tf.function(choose, jit_compile=True, autograph=False)
+    together = program(logits, uniform, gather_rules(rules)).numpy()
+    for row, rule in enumerate(rules):
+        part = slice(row, row + 1)
+        alone = program(logits[part], uniform[part], gather_rules([rule])).numpy()
+        assert alone == together[part]
+    assert program.experimental_get_tracing_count() == 2  # for all of them, and for one
+
+
+def test_rules_that_sort_the_whole_vocabulary_are_known():
+    sorting = [Sampling(1, 0, 0.9), Sampling(1, 257), Sampling(1, 257, 0.9, tokens=300)]
+    assert all(rule.has_full_sort for rule in sorting)
+    others = [
+        Sampling(0, 0, 0.9),
+        Sampling(),
+        Sampling(1, 256, 0.9),
+        Sampling(1, 0, 0.9, tokens=256),
+    ]
+    assert not any(rule.has_full_sort for rule in others)
+
+
+@pytest.mark.parametrize(("context", "count"), [(16, 4), (128, 6), (300, 11), (4096, 12)])
+def test_usual_sizes_are_few_and_none_is_larger_than_the_context(context, count):
+    writer = Writer(language_model("gpt", context=context, layers=1))
+    sizes = writer.list_usual_sizes(64)
+    assert len(sizes) == len(set(sizes)) == count
+    assert max(size.prompt for size in sizes) == min(context, 512)
+    assert [size.rows for size in sizes[:4]] == [1, 2, 4, 8]
+    assert max(size.rows for size in writer.list_usual_sizes(3)) == 2
+
+
+@pytest.mark.slow
+def test_a_size_that_is_compiled_ahead_is_the_one_that_rows_use():
+    writer, compiled = Writer(model_of("gpt")), []
+    for size in writer.list_usual_sizes(2):
+        writer.compile(size)
+    for rows in [Row([1], 100, LIKELIEST)], [Row([1], 9, SAMPLING), Row([1], 5, LIKELIEST)]:
+        list(writer.iterate_chunks(rows, before_compiling=compiled.append))
+    list(writer.iterate_chunks([Row([1] * 90, 30, LIKELIEST)], before_compiling=compiled.append))
+    assert not compiled
+    list(writer.iterate_chunks([Row([1], 5, SAMPLING)] * 4, before_compiling=compiled.append))
+    assert compiled == [generate_module.Size(4, 64, 128, 16, 0)]
 
 
 @pytest.mark.slow

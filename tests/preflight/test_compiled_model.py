@@ -1,5 +1,7 @@
 """A compiled model is checked as a function that builds the same model is."""
 
+import traceback
+
 import keras
 import numpy as np
 import pytest
@@ -67,6 +69,36 @@ def test_the_precision_is_that_of_the_layers():
     assert compiled_model.choose_precision(build(), auto).precision == "float32"
     keras.config.set_dtype_policy("mixed_bfloat16")
     assert compiled_model.choose_precision(build(), auto).precision == "mixed_bfloat16"
+
+
+def test_the_heading_names_the_dtypes_of_weights_and_of_the_computation():
+    keras.config.set_dtype_policy("bfloat16")
+    assert compiled_model.read_precision(build()) == "bfloat16"
+    title = preflight.Report(64, "bfloat16", None, []).title()
+    assert title == "Preflight: global batch 64, bfloat16"
+    title = preflight.Report(64, "mixed_bfloat16", None, []).title()
+    assert title.endswith("mixed_bfloat16 (weights float32, computed in bfloat16)")
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch", "message"),
+    [
+        (None, ((8, 12), (8, 4)), r"one-hot, but the loss takes class numbers: give np.argmax"),
+        ("categorical_crossentropy", ((8, 12), (8,)), r"class numbers, but .*\.one_hot\(y, 4\)"),
+        (None, ((8, 10), (8,)), r"have the shape \[10\], but the model takes \[12\]"),
+    ],
+)
+def test_a_batch_that_the_model_cannot_take(loss, batch, message):
+    model = build(loss) if loss else build()
+    with pytest.raises(UserError, match=message):
+        preflight.check(model, tuple(map(np.zeros, batch)), ["v5e-8"])
+
+
+def test_the_traceback_of_a_mistake_has_the_line_of_the_caller_and_the_function_alone():
+    with pytest.raises(UserError, match="There is no v5e-9") as caught:
+        preflight.check(build(), 64, ["v5e-9"])
+    frames = [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert len(frames) == 2 and frames[1] == "check"
 
 
 class Unknown(keras.Model):

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -35,7 +36,16 @@ def test_what_is_no_function_of_a_model():
     ("batch", "message"),
     [
         (SPEC[0], r"Give the batch as \(x, y\)"),
-        ((), r"Give the batch as \(x, y\)"),
+        ((), r"batch=\(\): give the number of examples"),
+        ("64", "batch='64': give the number of examples"),
+        (64.0, r"batch=64.0: give the number of examples"),
+        (True, "batch=True: give the number of examples"),
+        (-8, "batch=-8: give the number of examples"),
+        (None, "batch=None: give the number of examples"),
+        (["v5e-8"], r"batch=\['v5e-8'\]: give the number of examples"),
+        (([[0.0] * 4] * 64, [0] * 64), "The batch has 0.0 in it: .* np.asarray makes arrays"),
+        ((np.array(["a"] * 64), np.zeros(64)), "which no TPU takes"),
+        (tf.data.Dataset.range(8).batch(8), "give one batch of it"),
         ((tf.TensorSpec(()), tf.TensorSpec(())), r"no dimension"),
         ((SPEC[0], tf.TensorSpec((32, 2))), r"32 and 64 examples"),
         ((tf.TensorSpec((0, 4)), tf.TensorSpec((0, 2))), r"have 0 examples"),

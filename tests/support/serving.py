@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -57,13 +57,14 @@ def running(
     model: Served | Language,
     protocol: type[asyncio.Protocol] = TimeoutProtocol,
     hosts: tuple[str, ...] = LOOPBACK,
+    compiled: Callable[[int, float], None] | None = None,
     **limits: Any,
 ) -> Iterator[int]:
-    """Serves a model under the name "m"; yields the port."""
+    """Serves a model under the name "m"; yields the port. Only with `compiled` compiles ahead."""
     at = run.bind_socket("127.0.0.1", 0)
     run.listen(at)
     about = About(name="m", hosts=hosts)
-    server = run.build_server(model, about, Limits(**limits), protocol=protocol)
+    server = run.build_server(model, about, Limits(**limits), protocol=protocol, compiled=compiled)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

@@ -36,11 +36,15 @@ class ExportInputs:
         shapes: the shapes of one example, by the name of the input.
         dtypes: the dtypes by name, such as "uint8".
         prepare: returns features, of batches of the inputs in their order: TensorFlow's operations.
+        decode: if there is one input, which is an image: returns it from the content of its file, a
+            scalar string, cropped and resized as for evaluation: TensorFlow's operations. None:
+            exports take no files.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     prepare: Callable[..., Any]
+    decode: Callable[[Any], Any] | None = None
 
 
 @dataclasses.dataclass

@@ -1,6 +1,5 @@
 """The backend of Keras in this process: which one it is, and whether tftpu trains on it."""
 
-import importlib.metadata
 import json
 import os
 import sys
@@ -133,7 +132,9 @@ def check_model(model: Any) -> None:
 
 
 def _read_installed_version() -> str:
+    from importlib import metadata  # half of the time that `import tftpu` would take
+
     try:
-        return importlib.metadata.version("keras")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("keras")
+    except metadata.PackageNotFoundError:
         return ""

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,11 +14,12 @@ from tftpu.engines.functions import Compile
 from tftpu.errors import UserError
 from tftpu.inference.decoding import Recomputed, build_decoding
 from tftpu.inference.loop import Loop
-from tftpu.inference.sampling import Choice, Sampling, gather_rules
+from tftpu.inference.sampling import Sampling, choose, gather_rules
 
 Tokens = list[int]
 _FEW = 16  # tokens that are always written together; unwanted ones are cut off
 _ROOM = 128  # tokens that a row has room for at least, so that short texts share a program
+_USUAL = 512  # tokens of a prompt, and of a text, up to which programs are compiled ahead
 _PROMPT = 64  # the length that the shortest prompts are padded to
 
 
@@ -97,6 +99,29 @@ class Chunk(NamedTuple):
     ended: list[bool]
 
 
+class Size(NamedTuple):
+    """A size for which a program is compiled.
+
+    Attributes:
+        rows: the number of rows that are written together.
+        prompt: the number of tokens to which prompts are padded.
+        room: the number of tokens that can be written after the prompts.
+        every: the number of tokens that one call writes.
+        tokens: the size of the vocabulary, as for `Sampling`.
+    """
+
+    rows: int
+    prompt: int
+    room: int
+    every: int
+    tokens: int
+
+    @property
+    def slots(self) -> int:
+        """The number of tokens of a row, including padding."""
+        return self.prompt + self.room
+
+
 class Writer:
     """Continues prompts. Its functions are compiled once for each shape of prompts.
 
@@ -119,8 +144,10 @@ class Writer:
         self._decoding = build_decoding(model, context)
         self._stop = stop
         self._compiled = compiled or functools.partial(functions.compile_function, model)
-        self._loops: dict[Choice, tuple[Any, Any]] = {}
-        self._known: set[tuple[Any, ...]] = set()  # sizes that are compiled
+        # Functions of their own for each size: while one is traced, another thread can call others.
+        self._loops: dict[Size, tuple[Any, Any]] = {}
+        self._adding = threading.Lock()
+        self._known: set[Size] = set()  # sizes that are compiled
         if isinstance(self._decoding, Recomputed):
             _check_order(self._decoding, self._compiled, model.name)
 
@@ -132,14 +159,15 @@ class Writer:
         self,
         rows: Sequence[Row],
         every: int = 16,
-        before_compiling: Callable[[], None] = lambda: None,
+        before_compiling: Callable[[Size], None] = lambda size: None,
     ) -> Iterator[Chunk]:
         """Yields the next tokens of each row, and which rows have ended.
 
         Args:
-            rows: the rows of one choice (`Sampling.choice`).
+            rows: the rows, each with its own rule.
             every: the number of tokens that are written between two results.
-            before_compiling: a function that is called if the next chunk must be compiled first.
+            before_compiling: a function that is called with the size of the next chunk, if its
+                program must be compiled first.
 
         Raises:
             UserError: a row cannot be written.
@@ -185,7 +213,7 @@ class Writer:
         uniform: np.ndarray,
         every: int,
         ended: np.ndarray,
-        before_compiling: Callable[[], None],
+        before_compiling: Callable[[Size], None],
     ) -> Iterator[list[Tokens]]:
         """Yields the next tokens of texts; both must fit into the context together."""
         lengths = np.array([len(text) for text in texts], np.int32)
@@ -194,14 +222,12 @@ class Writer:
         for padded, text in zip(tokens, texts):
             padded[: len(text)] = text
         calls = -(-length // every)
-        # A power of two, so that few sizes are compiled.
-        slots = time + max(_ROOM, every * (1 << (calls - 1).bit_length()))
-        sizes = rows[0].sampling.choice, len(texts), time, slots, every
-        if sizes not in self._known:
-            before_compiling()
-        read, write = self._compile_loop([row.sampling for row in rows])
+        size = Size(len(texts), time, _round_up_room(calls, every), every, _find_tokens(rows))
+        if size not in self._known:
+            before_compiling(size)
+        read, write = self._compile_loop(size)
         numbers = gather_rules([row.sampling for row in rows])
-        state = read(tokens, lengths, uniform[:, 0], numbers, ended.copy(), slots)
+        state = read(tokens, lengths, uniform[:, 0], numbers, ended.copy(), size.slots)
         for done in range(0, calls * every, every):
             following = uniform[:, done + 1 : done + every + 1]
             state, written = write(state, lengths, following, every)
@@ -210,21 +236,48 @@ class Writer:
                     "The model predicts values that are not finite, so no token can be drawn: "
                     "the cause is in its weights or its precision."
                 )
-            self._known.add(sizes)
+            self._known.add(size)
             yield np.array(written)[:, : length - done].tolist()
 
-    def _compile_loop(self, samplings: Sequence[Sampling]) -> tuple[Any, Any]:
-        """Returns the compiled functions that read prompts and write tokens."""
-        choice, *others = {sampling.choice for sampling in samplings}
-        if others:
-            raise ValueError(
-                "All rows must choose tokens in the same way, but these choose in several: "
-                f"{[choice, *others]}."
-            )
-        if choice not in self._loops:
-            loop = Loop(self._decoding, choice, self._stop)
-            self._loops[choice] = self._compiled(loop.read), self._compiled(loop.write)
-        return self._loops[choice]
+    def compile(self, size: Size) -> None:
+        """Compiles the program of a size; another thread may write with other sizes meanwhile."""
+        if size in self._known:
+            return
+        read, write = self._compile_loop(size)
+        lengths, uniform = np.ones(size.rows, np.int32), np.zeros((size.rows, size.every + 1))
+        uniform = uniform.astype(np.float32)
+        rules, ended = gather_rules([Sampling(0)] * size.rows), np.ones(size.rows, bool)
+        tokens = np.zeros((size.rows, size.prompt), np.int32)
+        state = read(tokens, lengths, uniform[:, 0], rules, ended, size.slots)
+        _, written = write(state, lengths, uniform[:, 1:], size.every)
+        np.array(written)  # waits for the device
+        self._known.add(size)
+
+    def list_usual_sizes(self, most: int, every: int = 16, tokens: int = 0) -> list[Size]:
+        """Returns the sizes of most requests, the smallest first.
+
+        Args:
+            most: the most rows that are written at once.
+            every: as for `write`.
+            tokens: the size of the vocabulary, as for `Sampling`.
+        """
+        context = self._decoding.context
+        short = min(_PROMPT, context)
+        usual = min(_USUAL, context)
+        shapes = [(1, short, _ROOM)]
+        shapes += [(rows, short, _ROOM) for rows in (2, 4, 8) if rows <= most]
+        shapes += [(1, time, _ROOM) for time in _list_lengths(usual) if time > short]
+        shapes += [(1, short, room) for room in (2 * _ROOM, 4 * _ROOM) if room < 2 * usual]
+        return [Size(rows, time, room, every, tokens) for rows, time, room in shapes]
+
+    def _compile_loop(self, size: Size) -> tuple[Any, Any]:
+        """Returns the functions that read prompts and write; the first call compiles them."""
+        with self._adding:
+            if size not in self._loops:
+                chosen = functools.partial(choose, tokens=size.tokens)
+                loop = Loop(self._decoding, chosen, self._stop)
+                self._loops[size] = self._compiled(loop.read), self._compiled(loop.write)
+            return self._loops[size]
 
     def _cut_at_end(self, ended: np.ndarray, index: int, part: Tokens, room: int) -> Tokens:
         """Returns a row's next tokens up to its stop token or its length; none if it has ended."""
@@ -247,7 +300,7 @@ class Writer:
         if any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in arrays):
             raise UserError("Give prompts as a list of rows of token ids, such as [[1, 2], [3]].")
         if not arrays or not all(array.size for array in arrays):
-            raise UserError("A prompt is empty: give at least one token for each row.")
+            raise UserError("A prompt is empty: give at least one character, or token.")
         rows, vocabulary = [array.tolist() for array in arrays], self._decoding.vocabulary
         unknown = {token for row in rows for token in row if not 0 <= token < vocabulary}
         if unknown:
@@ -280,6 +333,24 @@ def _round_up_length(length: int) -> int:
     whole = _PROMPT << (-(-length // _PROMPT) - 1).bit_length()
     three_quarters = 3 * whole // 4
     return three_quarters if whole > _PROMPT and length <= three_quarters else whole
+
+
+def _list_lengths(most: int) -> list[int]:
+    """Returns the lengths that prompts of up to `most` tokens are padded to."""
+    return sorted({min(_round_up_length(length), most) for length in range(1, most + 1)})
+
+
+def _round_up_room(calls: int, every: int) -> int:
+    """Returns the room for some calls, rounded up to a power of two so that few are compiled."""
+    return max(_ROOM, every * (1 << (calls - 1).bit_length()))
+
+
+def _find_tokens(rows: Sequence[Row]) -> int:
+    """Returns the size of the vocabulary from which tokens are chosen."""
+    found, *others = {row.sampling.tokens for row in rows}
+    if others:
+        raise ValueError(f"All rows must have one vocabulary, but these have {[found, *others]}.")
+    return found
 
 
 def _draw_uniform(rows: Sequence[Row], count: int) -> np.ndarray:

@@ -1,8 +1,11 @@
 """The loop that writes tokens, in functions that can be compiled."""
 
+from collections.abc import Callable
+
 from tftpu.inference.decoding import Decoding
-from tftpu.inference.sampling import Choice
 from tftpu.tensors import Nest, Tensor, ops
+
+Choose = Callable[[Tensor, Tensor, Nest], Tensor]
 
 
 class Loop:
@@ -10,13 +13,14 @@ class Loop:
 
     Args:
         decoding: the passes of the model.
-        choice: the way in which tokens are chosen.
+        choose: returns a token for each row, given logits, numbers of [0, 1) and rules; see
+            `sampling.choose`.
         stop: a token after which a row ends; None: there is none.
     """
 
-    def __init__(self, decoding: Decoding, choice: Choice, stop: int | None):
+    def __init__(self, decoding: Decoding, choose: Choose, stop: int | None):
         self._decoding = decoding
-        self._choice = choice
+        self._choose = choose
         self._stop = stop
 
     def read(
@@ -34,14 +38,14 @@ class Loop:
             tokens: (batch, time), int32, padded at the end.
             lengths: (batch,), int32, the length of each prompt.
             uniform: (batch,), float32, numbers of [0, 1) that decide on the first token.
-            rules: the rules of the rows, as for `Choice.choose`.
+            rules: the rules of the rows, as for `choose`.
             ended: (batch,), bool: rows for which nothing is written.
             slots: the number of tokens for which a row has room.
         """
         decoded, logits = self._decoding.read(tokens, lengths, slots)
         return {
             "decoded": decoded,
-            "token": self._choice.choose(logits, uniform, rules),
+            "token": self._choose(logits, uniform, rules),
             "rules": rules,
             "first": ops.cast(tokens.shape[1], "int32"),  # the slot of the first written token
             "count": ops.cast(0, "int32"),  # the number of written tokens
@@ -72,7 +76,7 @@ class Loop:
             chances = ops.slice(uniform, (0, index), (uniform.shape[0], 1))[:, 0]
             state = {
                 "decoded": decoded,
-                "token": self._choice.choose(logits, chances, state["rules"]),
+                "token": self._choose(logits, chances, state["rules"]),
                 "rules": state["rules"],
                 "first": first,
                 "count": count + 1,

@@ -1,8 +1,7 @@
 """Chooses the next token from logits."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,6 +9,9 @@ from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
 
 _LEAST = 1e-6  # a lower temperature would make logits infinite
+_FEW = (
+    256  # tokens among which most values of top_k find theirs; fewer sort in a fraction of the time
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,57 +43,78 @@ class Sampling:
             raise UserError(f"top_p={self.top_p}: give a probability above 0 and at most 1.")
 
     @property
-    def choice(self) -> "Choice":
-        """The way to choose tokens; rows with the same choice can share a batch."""
-        if self.temperature == 0 or 1 in (self.top_k, self.tokens):
-            return Choice("likeliest", 0, self.tokens)
-        all_of_them = not self.top_k or (0 < self.tokens <= self.top_k)
-        if all_of_them and self.top_p == 1:
-            return Choice("all", 0, self.tokens)
-        # Rounded up to a power of 16, so that few sizes are compiled.
-        best = 0 if all_of_them else 1 << -(-(self.top_k - 1).bit_length() // 4) * 4
-        return Choice("best", best, self.tokens)
+    def has_full_sort(self) -> bool:
+        """A rule whose tokens need the whole vocabulary sorted, which slows all rows of a batch."""
+        if self.temperature == 0 or self.top_k == 1 or 0 < self.tokens <= _FEW:
+            return False
+        return self.top_k > _FEW or (not self.top_k and self.top_p < 1)
 
 
-class Choice(NamedTuple):
-    """The compiled part of rules. The numbers of the rules are arguments, one for each row.
+def choose(logits: Tensor, uniform: Tensor, rules: Nest, tokens: int = 0) -> Tensor:
+    """Returns a token for each row, by the rule of each.
 
-    Attributes:
-        kind: "likeliest"; "all": drawn from all tokens; or "best": drawn from the best tokens.
-        best: the number of tokens to sort, a power of 16; 0: all.
+    One program serves all rules. A way to choose runs only if a row needs it: sorting the whole
+    vocabulary of a large model can take longer than its step.
+
+    Args:
+        logits: (batch, vocabulary), float32.
+        uniform: (batch,), float32, numbers from [0, 1) that decide.
+        rules: the rules as `gather_rules` returns them, one for each row.
         tokens: see `Sampling`.
+
+    Returns:
+        (batch,), int32.
     """
+    logits = logits[:, : tokens or None]
+    size = logits.shape[-1]
+    likeliest = ops.cast(ops.argmax(logits, axis=-1), "int32")
+    greedy = ops.logical_or(rules["temperature"] == 0, rules["top_k"] == 1)
+    from_best = ops.logical_or(rules["top_k"] < size, rules["top_p"] < 1)
+    from_few = ops.logical_and(from_best, rules["top_k"] <= _FEW)
 
-    kind: str
-    best: int
-    tokens: int
+    def draw_all() -> Tensor:
+        return draw_from_all(logits, uniform, rules)
 
-    def choose(self, logits: Tensor, uniform: Tensor, rules: Nest) -> Tensor:
-        """Returns a token for each row.
+    def draw_few() -> Tensor:
+        return _draw_from_best(logits, uniform, rules, min(_FEW, size))
 
-        Args:
-            logits: (batch, vocabulary), float32.
-            uniform: (batch,), float32, numbers from [0, 1) that decide.
-            rules: the rules as `gather_rules` returns them, one for each row.
+    def draw_best() -> Tensor:
+        return _draw_from_best(logits, uniform, rules, size)
 
-        Returns:
-            (batch,), int32.
-        """
-        logits = logits[:, : self.tokens or None]
-        if self.kind == "likeliest":
-            return ops.cast(ops.argmax(logits, axis=-1), "int32")
-        temperature = rules["temperature"][:, None]
-        if self.kind == "all":
-            return _draw_place(ops.softmax(logits / temperature, axis=-1), uniform)
-        count = min(self.best or logits.shape[-1], logits.shape[-1])
-        best, tokens = ops.top_k(logits, count)  # sorted, with the most likely token first
-        allowed = ops.arange(count)[None] < rules["top_k"][:, None]
-        chances = ops.softmax(ops.where(allowed, best / temperature, -np.inf), axis=-1)
-        # A token is left out if the tokens before it are enough.
-        before = ops.cumsum(chances, axis=-1) - chances
-        kept = ops.where(before < rules["top_p"][:, None], chances, 0.0)
-        place = _draw_place(kept, uniform)
-        return ops.cast(ops.take_along_axis(tokens, place[:, None], axis=-1)[:, 0], "int32")
+    ways = [(ops.logical_not(from_best), draw_all)]
+    if size <= _FEW:
+        ways.append((from_best, draw_best))
+    else:
+        ways.append((from_few, draw_few))
+        ways.append((ops.logical_and(from_best, ops.logical_not(from_few)), draw_best))
+    chosen = likeliest
+    for rows, draw in ways:
+        chosen = _replace_rows(chosen, ops.logical_and(rows, ops.logical_not(greedy)), draw)
+    return chosen
+
+
+def draw_from_all(logits: Tensor, uniform: Tensor, rules: Nest) -> Tensor:
+    """Returns tokens that are drawn from the whole vocabulary; arguments as for `choose`."""
+    temperature = ops.maximum(rules["temperature"], _LEAST)[:, None]
+    return _draw_place(ops.softmax(logits / temperature, axis=-1), uniform)
+
+
+def _replace_rows(chosen: Tensor, rows: Tensor, draw: Callable[[], Tensor]) -> Tensor:
+    """Returns the tokens with those of some rows drawn; draws nothing if there are no such rows."""
+    return ops.cond(ops.any(rows), lambda: ops.where(rows, draw(), chosen), lambda: chosen)
+
+
+def _draw_from_best(logits: Tensor, uniform: Tensor, rules: Nest, count: int) -> Tensor:
+    """Returns tokens that are drawn from the best `count` by `top_k` and `top_p`."""
+    best, tokens = ops.top_k(logits, count)  # sorted, with the most likely token first
+    allowed = ops.arange(count)[None] < rules["top_k"][:, None]
+    scaled = best / ops.maximum(rules["temperature"], _LEAST)[:, None]
+    chances = ops.softmax(ops.where(allowed, scaled, -np.inf), axis=-1)
+    # A token is left out if the tokens before it are enough.
+    before = ops.cumsum(chances, axis=-1) - chances
+    kept = ops.where(before < rules["top_p"][:, None], chances, 0.0)
+    place = _draw_place(kept, uniform)
+    return ops.cast(ops.take_along_axis(tokens, place[:, None], axis=-1)[:, 0], "int32")
 
 
 def gather_rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:

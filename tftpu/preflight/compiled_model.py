@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tftpu.config import PRECISIONS
 from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 from tftpu.preflight.options import PreflightOptions
@@ -43,9 +45,16 @@ def choose_precision(model: keras.Model, options: PreflightOptions) -> Preflight
     """Returns options with the precision that the layers of a model already have."""
     if options.precision != "auto":
         return options
-    found = {layer.dtype_policy.name for layer in keras_internals.list_layers(model)}
-    mixed = sorted(found & {"mixed_bfloat16", "mixed_float16"})
-    return dataclasses.replace(options, precision=mixed[0] if mixed else "float32")
+    found = read_precision(model)
+    return dataclasses.replace(options, precision=found if found in PRECISIONS else "float32")
+
+
+def read_precision(model: keras.Model) -> str:
+    """Returns the dtype policy of a model's layers: the mixed one if there is, else all."""
+    layers = keras_internals.list_layers(model)
+    found = sorted({layer.dtype_policy.name for layer in layers if layer.weights})
+    mixed = [name for name in found if name in ("mixed_bfloat16", "mixed_float16")]
+    return mixed[0] if mixed else " and ".join(found) or "float32"
 
 
 def read_batch_spec(model: keras.Model | None, batch: Nest) -> Nest:
@@ -59,22 +68,57 @@ def read_batch_spec(model: keras.Model | None, batch: Nest) -> Nest:
     Raises:
         UserError: the number of examples is not enough.
     """
-    if not isinstance(batch, int):
+    if not isinstance(batch, numbers.Integral):
         return keras.tree.map_structure(_to_spec, batch)
     if model is None or not getattr(model, "inputs", None) or len(model.outputs) != 1:
         raise UserError(
             "The number of examples tells the batch only of a model with symbolic inputs and one "
             "output: give a batch, (x[:256], y[:256]), or tf.TensorSpecs of its shapes."
         )
-    shapes = [(batch, *tensor.shape[1:]) for tensor in model.inputs]
+    shapes = [(int(batch), *tensor.shape[1:]) for tensor in model.inputs]
     if any(size is None for shape in shapes for size in shape):
         raise UserError(f"The inputs have the shapes {shapes}: give a batch of static shapes.")
     specs = [tf.TensorSpec(shape, t.dtype) for shape, t in zip(shapes, model.inputs)]
     x = keras_internals.pack_inputs(model, specs)
-    y_shape = (batch, *model.outputs[0].shape[1:])
+    y_shape = (int(batch), *model.outputs[0].shape[1:])
     if _is_sparse(model.loss):
         return x, tf.TensorSpec(y_shape[:-1], tf.int32)
     return x, tf.TensorSpec(y_shape, tf.float32)
+
+
+def refuse_other_shapes(model: keras.Model, batch_spec: Nest) -> None:
+    """Raises `UserError` for a batch that a model with one input and one output cannot take.
+
+    Args:
+        model: the compiled model.
+        batch_spec: `(x, y)` or `(x, y, sample_weight)`.
+    """
+    x, y = batch_spec[:2]
+    single = all(isinstance(spec, tf.TensorSpec) for spec in (x, y))
+    if not single or not getattr(model, "inputs", None):
+        return
+    if len(model.inputs) != 1 or len(model.outputs) != 1:
+        return
+    takes, gives = (list(t.shape[1:]) for t in (model.inputs[0], model.outputs[0]))
+    given, labels = x.shape.as_list()[1:], y.shape.as_list()[1:]
+    if len(given) == len(takes) and any(n not in (None, m) for n, m in zip(takes, given)):
+        raise UserError(
+            f"The examples of the batch have the shape {given}, but the model takes {takes}."
+        )
+    if not gives or gives[-1] is None or gives[-1] < 2:
+        return
+    if _is_sparse(model.loss) and labels == gives:
+        raise UserError(
+            f"The labels of the batch have the shape {labels}, one-hot, but the loss takes class "
+            "numbers: give np.argmax(y, axis=-1), or compile the model with "
+            "CategoricalCrossentropy."
+        )
+    if _is_categorical(model.loss) and labels == gives[:-1]:
+        raise UserError(
+            f"The labels of the batch have the shape {labels}, class numbers, but the loss takes "
+            f"{gives}, one-hot: give keras.ops.one_hot(y, {gives[-1]}), or compile the model with "
+            "SparseCategoricalCrossentropy."
+        )
 
 
 def _rebuild(config: dict[str, Any]) -> keras.Model:
@@ -83,12 +127,21 @@ def _rebuild(config: dict[str, Any]) -> keras.Model:
 
 
 def _to_spec(value: Any) -> Any:
-    if isinstance(value, tf.TensorSpec) or not hasattr(value, "shape"):
+    if isinstance(value, tf.TypeSpec):
         return value
     return tf.TensorSpec(tuple(value.shape), keras.backend.standardize_dtype(value.dtype))
 
 
 def _is_sparse(loss: Any) -> bool:
     """Returns whether the labels of a compiled loss are class numbers."""
-    name = loss if isinstance(loss, str) else getattr(loss, "name", type(loss).__name__)
-    return "sparse" in name.lower()
+    return "sparse" in _read_name(loss)
+
+
+def _is_categorical(loss: Any) -> bool:
+    """Returns whether the labels of a compiled loss are shares of the classes."""
+    name = _read_name(loss)
+    return "categorical" in name and "sparse" not in name
+
+
+def _read_name(loss: Any) -> str:
+    return (loss if isinstance(loss, str) else getattr(loss, "name", type(loss).__name__)).lower()

@@ -70,18 +70,35 @@ def check(
         UserError: a slice does not exist; no TPU can run the model (the message names the layer
             and the op); or this machine has no TPU compiler.
     """
+    try:
+        return _check(model, batch, slices, options)
+    except UserError as error:
+        raise error.with_traceback(None)  # noqa: B904 (the frames of tftpu explain no mistake)
+
+
+def _check(
+    model: keras.Model | ModelFn,
+    batch: Nest | int,
+    slices: Iterable[str],
+    options: PreflightOptions | None,
+) -> Report:
+    """Does what `check` does, whose tracebacks leave out the frames from here on."""
     targets = request.parse_slices(slices)
-    options = options or PreflightOptions()
+    options = PreflightOptions() if options is None else options
     request.refuse_options(options)
     compiled = model if isinstance(model, keras.Model) else None
+    if compiled is None:
+        request.refuse_model_fn(model)
+    request.refuse_batch_argument(batch)
     batch_spec = compiled_model.read_batch_spec(compiled, batch)
+    request.refuse_batch(batch_spec, options)
     if isinstance(model, keras.Model):
+        if options.objectives is None:
+            compiled_model.refuse_other_shapes(model, batch_spec)
         options = compiled_model.choose_precision(model, options)
         model_fn = compiled_model.build_function(model)
     else:
-        request.refuse_model_fn(model)
         model_fn = model
-    request.refuse_batch(batch_spec, options)
     cluster = ClusterConfig(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )
@@ -96,18 +113,24 @@ def check(
         for line in examiner.estimate(targets):
             progress.print_line(line)
         left = [target.name for target in targets]
+        results: list[str] = []
 
         def examine(target: Slice) -> SliceReport:
             report = examiner.examine(target)
+            results.append(summarize(report))
             left.remove(target.name)
             if left:
-                progress.print_result(f"{summarize(report)}; still checked: {', '.join(left)}")
+                progress.print_result(f"{results[-1]}; still checked: {', '.join(left)}")
             return report
 
-        found = caller.map_items(examine, targets, processes.stop)
+        try:
+            found = caller.map_items(examine, targets, processes.stop)
+        except KeyboardInterrupt:
+            progress.print_at_end(_describe_unfinished(results, left))
+            raise
     return Report(
         global_batch_size=examiner.global_batch_size,
-        precision=examiner.precision,
+        precision=compiled_model.read_precision(compiled) if compiled else examiner.precision,
         steps=options.steps,
         slices=found,
     )
@@ -489,14 +512,26 @@ def _count_tokens(batch_spec: Nest) -> int | None:
 def _estimate_duration(weights: int) -> str:
     """Returns about how long the compiler takes for a model, given the bytes of its weights.
 
-    Measured on 2 CPU cores, for one slice: 4 s with 3 MB (python_gpt), 73 s with 440 MB
-    (llama_110m_tinystories), 100 s with 100 MB (ResNet-50), 280 s with 32 GB (Llama 3.1 8B).
+    Processor time measured for one slice: 4 s with 3 MB (python_gpt), 64 s with 440 MB
+    (llama_110m_tinystories), 115 s with 88 MB (vit_s16_imagenet), 150 s on v5e and 600 s on v6e
+    with 100 MB (resnet50_imagenet), 280 to 380 s with 32 GB (Llama 3.1 8B). No simple formula of
+    sizes or of the program fits these.
     """
-    usual = "five minutes or more" if weights > 4e9 else "up to two minutes"
+    usual = "five to fifteen minutes" if weights > 4e9 else "one to ten minutes"
+    if weights < 8e6:
+        usual = "less than a minute"
     return (
         f"Compiling usually takes {usual} per slice for a model of this size (on 2 CPU cores), "
         "unless it is in the cache."
     )
+
+
+def _describe_unfinished(results: list[str], left: list[str]) -> list[str]:
+    """Returns lines about a check of several slices that was interrupted."""
+    if not results:
+        return []
+    finished = ["Finished before the interruption:", *(f"  {result}" for result in results)]
+    return [*finished, f"Not finished: {', '.join(left)}. What was compiled comes from the cache."]
 
 
 def _add_advice(error: str, target: Slice) -> str:

@@ -23,7 +23,7 @@ class Report:
 
     Attributes:
         global_batch_size: examples per step.
-        precision: dtype policy of the model.
+        precision: dtype policy of the model; of several, such as "bfloat16 and float32".
         steps: steps of the run, None if its cost was not asked for.
         slices: one report per slice, in the order in which they were given.
         version: the version of tftpu that made the report.
@@ -95,7 +95,15 @@ class Report:
     def title(self) -> str:
         """Returns the first line, which names what was checked."""
         run = f", {self.steps:,} steps" if self.steps else ""
-        return f"Preflight: global batch {self.global_batch_size:,}, {self.precision}{run}"
+        batch = f"{self.global_batch_size:,}"
+        return f"Preflight: global batch {batch}, {self._format_precision()}{run}"
+
+    def _format_precision(self) -> str:
+        """Returns the precision; of a mixed one, what is kept and computed in which."""
+        computed = self.precision.removeprefix("mixed_")
+        if computed == self.precision:
+            return self.precision
+        return f"{self.precision} (weights float32, computed in {computed})"
 
     def evidence(self) -> list[str]:
         """Returns lines about the sources of the figures."""

@@ -1,10 +1,13 @@
 """Checks the arguments of `tftpu.preflight.check`, before the check takes minutes."""
 
+import inspect
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from tftpu.config import PRECISIONS, TrainConfig
 from tftpu.engines import checks
@@ -13,6 +16,11 @@ from tftpu.preflight.options import PreflightOptions
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import GENERATIONS, Slice, parse_slice
 
+_BATCH = (
+    "give the number of examples of the global batch, such as 1024; or (x, y) or (x, y, "
+    "sample_weight), of arrays or tf.TensorSpecs"
+)
+
 
 def parse_slices(names: Iterable[str]) -> list[Slice]:
     """Returns the slices with the given names, each once.
@@ -20,9 +28,12 @@ def parse_slices(names: Iterable[str]) -> list[Slice]:
     Raises:
         UserError: there is none, or one of them does not exist.
     """
-    if isinstance(names, str):
+    given: list[Any] = [None]
+    if isinstance(names, Iterable) and not isinstance(names, str):
+        given = list(names)
+    if not all(isinstance(name, str) for name in given):
         raise UserError(f"slices={names!r}: give a list of names, such as ['v3-8', 'v5e-8'].")
-    found = {target.name: target for target in map(parse_slice, names)}
+    found = {target.name: target for target in map(parse_slice, given)}
     if not found:
         raise UserError("No slice was given: name at least one, such as v3-8 or v5e-8.")
     return list(found.values())
@@ -30,12 +41,53 @@ def parse_slices(names: Iterable[str]) -> list[Slice]:
 
 def refuse_model_fn(model_fn: Any) -> None:
     """Raises `UserError` unless the argument is a function that builds a model."""
-    if not callable(model_fn):
+    kind = f"a {type(model_fn).__name__}"
+    if isinstance(model_fn, type):
+        kind = f"the class {model_fn.__name__}"
+    elif callable(model_fn):
+        _refuse_parameters(model_fn)
+        return
+    raise UserError(
+        f"The model is {kind}: give a compiled keras.Model, or a function that builds, compiles "
+        "and returns one. It is called for each number of devices and each batch size."
+    )
+
+
+def _refuse_parameters(model_fn: Any) -> None:
+    """Raises `UserError` if a function cannot be called without arguments."""
+    try:
+        signature = inspect.signature(model_fn)
+    except ValueError:  # some functions of C have none
+        return
+    try:
+        signature.bind()
+    except TypeError:
         raise UserError(
-            f"The model is a {type(model_fn).__name__}: give a compiled keras.Model, or a function "
-            "that builds, compiles and returns one. It is called for each number of devices and "
-            "each batch size."
+            f"The function that builds the model takes {signature}, but is called without "
+            "arguments: give `lambda: build(...)`."
+        ) from None
+
+
+def refuse_batch_argument(batch: Any) -> None:
+    """Raises `UserError` unless the argument is a number of examples, arrays or specs."""
+    number = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
+    if isinstance(batch, tf.data.Dataset):
+        raise UserError(
+            "The batch is a tf.data.Dataset: give one batch of it, next(iter(dataset)), or its "
+            "element_spec if that is of static shape."
         )
+    leaves = [] if number else keras.tree.flatten(batch)
+    if not leaves and not (number and batch >= 1):
+        raise UserError(f"batch={batch!r}: {_BATCH}.")
+    for leaf in leaves:
+        if not hasattr(leaf, "shape"):  # tf.TypeSpecs and all arrays have one
+            given = f"batch={batch!r}" if len(repr(batch)) < 40 else f"The batch has {leaf!r} in it"
+            raise UserError(f"{given}: {_BATCH}. np.asarray makes arrays of lists.")
+        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU":
+            raise UserError(
+                f"The batch has an array of {leaf.dtype} objects or texts, which no TPU takes: "
+                "give numbers."
+            )
 
 
 def refuse_model(model: Any) -> None:
@@ -78,6 +130,12 @@ def refuse_batch(batch_spec: Nest, options: PreflightOptions) -> None:
 
 def refuse_options(options: PreflightOptions) -> None:
     """Raises `UserError` for options that have no meaning."""
+    if not isinstance(options, PreflightOptions):
+        train = "train=..." if isinstance(options, TrainConfig) else "..."
+        raise UserError(
+            f"options is a {type(options).__name__}: give "
+            f"tftpu.preflight.PreflightOptions({train})."
+        )
     if options.precision not in PRECISIONS:
         raise UserError(
             f"There is no precision {options.precision!r}."
@@ -92,6 +150,8 @@ def refuse_options(options: PreflightOptions) -> None:
             raise UserError(f"{name} is {value!r}: give a whole number of 1 or more, or None.")
     if not _is_number(options.time_limit) or options.time_limit <= 0:
         raise UserError(f"time_limit is {options.time_limit!r}: give seconds, more than 0.")
+    if not isinstance(options.prices, dict):
+        raise UserError(f"prices is {options.prices!r}: give dollars, such as {{'v5e': 1.10}}.")
     for generation, dollars in options.prices.items():
         if generation not in GENERATIONS:
             raise UserError(

@@ -1,7 +1,6 @@
 """The TPU of this machine and what drives it; variables to set before TensorFlow is imported."""
 
 import glob
-import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -61,9 +60,11 @@ def has_tpu(root: str = "/") -> bool:
 
 def is_installed(distribution: str) -> bool:
     """Returns whether a package is installed in this environment."""
+    from importlib import metadata  # half of the time that `import tftpu` would take
+
     try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
         return False
     return True
 

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Iterable
 
 from tftpu.errors import UserError, find_nearest
 
@@ -250,7 +251,7 @@ def parse_slice(name: str) -> Slice:
         unit = "cores" if generation.counted == 2 else "chips"
         raise UserError(
             f"There is no {name}: {generation.name} slices have "
-            f"{', '.join(str(s) for s in sizes)} {unit}.{_suggest(name)}"
+            f"{', '.join(str(s) for s in sizes)} {unit}.{_suggest_sizes(generation, size, sizes)}"
         )
     return Slice(f"{generation.name}-{size}", generation, sizes[size])
 
@@ -264,12 +265,20 @@ def list_names() -> list[str]:
     ]
 
 
+def _suggest_sizes(generation: Generation, size: int, sizes: Iterable[int]) -> str:
+    """Returns a clause with the slices of the next smaller and larger size, the nearest first."""
+    near = [*[s for s in sizes if s < size][-1:], *[s for s in sizes if s > size][:1]]
+    near.sort(key=lambda s: abs(s - size))
+    return f" Did you mean {' or '.join(repr(f'{generation.name}-{s}') for s in near)}?"
+
+
 def _suggest(name: str) -> str:
     """Returns a clause with the slice whose name is nearest to another name, or the generations."""
-    letters = name.replace("-", "")  # as in v5e8 and v5-e8
+    letters = name.strip().lower().replace("-", "")  # as in v5e8 and v5-e8
     same = [known for known in list_names() if known.replace("-", "") == letters]
     near = same[0] if same else find_nearest(name, list_names())
-    if near is None:
+    number = re.search(r"v\d", letters)
+    if near is None or number is None or not near.startswith(number[0]):  # v7-8 is no v4-8
         return f" The generations are {', '.join([*GENERATIONS, *ALIASES])}."
     return f" Did you mean {near!r}?"
 

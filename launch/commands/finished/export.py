@@ -90,7 +90,9 @@ def run(options: Options) -> None:
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
     print(f"step {step}: {options.output}, {format_size(found.bytes)}")
     print(f"  inputs   {inputs}, any batch")
-    if isinstance(experiment.data, StreamedImages):
+    if form == "saved_model" and serving.of_files is not None:
+        print("  files    JPEG and PNG, as image_bytes of the signature serving_bytes, of any size")
+    elif isinstance(experiment.data, Images | StreamedImages):
         print(f"  crop     {_describe_crop(experiment.data)}")
     print(f"  outputs  {', '.join(serving.output_specs())}")
     compared = f"the {options.quantize} model" if options.quantize else "the model"
@@ -99,12 +101,13 @@ def run(options: Options) -> None:
         print(f"  read by  {_describe_reading(serving, options.output)}")
 
 
-def _describe_crop(data: StreamedImages) -> str:
+def _describe_crop(data: Images | StreamedImages) -> str:
     """Returns how a caller prepares an image, as evaluation does."""
-    side, size = data.augment.central_side, data.image_size
-    part = "the shorter side" if side == 1.0 else f"{side:g} of the shorter side"
+    share = data.augment.central_side if isinstance(data, StreamedImages) else 1.0
+    mode = ', mode="L"' if data.channels == 1 else ""
     return (
-        f"each image before: the central square, {part} wide; resized to {size} x {size}, bilinear"
+        f"by the caller: read_image(path, size={data.image_size}, share={share}{mode}), "
+        "in docs/guides/exporting.md#pictures-of-any-size"
     )
 
 

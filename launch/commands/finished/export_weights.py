@@ -6,6 +6,7 @@ tftpu export-weights runs/digits_resnet --output=digits.safetensors
 import dataclasses
 
 from tftpu.errors import UserError
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.settings.options import flag, required
 
@@ -29,6 +30,7 @@ def run(options: Options) -> None:
     _check_place(options)
     experiment = finished.load_experiment(options.workdir, options)
     _check(options, experiment.model.lora)
+    report_activity(f"Loading {options.workdir}")
     trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     if not experiment.model.lora:
         trainer.export_weights(options.output)

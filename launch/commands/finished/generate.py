@@ -55,8 +55,7 @@ def run(options: Options) -> None:
     """Prints the texts that the model of the best checkpoint writes."""
     prompts = _read_prompts(options)
     shown = options.prompt is not None and sys.stdout.isatty()
-    if shown:
-        output.report_activity("Restoring the model and compiling")
+    output.report_activity(f"Loading {options.workdir} and compiling")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
     codec = texts.choose_codec(experiment.data, options.tokenizer)

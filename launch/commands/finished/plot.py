@@ -200,7 +200,9 @@ def _draw_run(
             if split == "train"
             else {"linestyle": "--", "linewidth": 1.8 + wider, "marker": "o" if few else None}
         )
-        axis.plot(*curve, color=colour, markersize=4 + wider, label=f"{label} ({split})", **style)
+        axis.plot(
+            *curve, color=colour, markersize=6 + 2 * wider, label=f"{label} ({split})", **style
+        )
     best = found.best
     wider = 6.0 * sum(other.best == best for other in later)
     if best and best.metric == name and (name, "eval") in found.curves:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
+from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.settings.options import DeviceOptions, required
 
@@ -33,6 +34,7 @@ def run(options: Options) -> None:
     experiment = finished.load_experiment(options.workdir, options)
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
+    report_activity(f"Loading {options.workdir}")
     restored = finished.restore_run(experiment, options.workdir)
     if restored.evaluation is None:
         raise UserError(
@@ -41,6 +43,7 @@ def run(options: Options) -> None:
         )
     from tftpu.inference import quantizing
 
+    report_activity(f"Evaluating step {restored.step:,} with weights of 32, 8 and 4 bits")
     trainer = _build_plain_trainer(experiment, restored.trainer)
     variables = {v.path: v for v in trainer.model.weights}
     whole = {path: np.asarray(v) for path, v in variables.items()}

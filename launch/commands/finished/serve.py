@@ -10,6 +10,8 @@ the flags. It runs on CPUs and GPUs.
 
 import dataclasses
 import os
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
@@ -71,6 +73,7 @@ class Options(texts.TextOptions, finished.FinishedRunOptions):
 
 def run(options: Options) -> None:
     """Answers requests until the process is asked to end."""
+    start = time.monotonic()
     path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
     if (path is None) == (options.workdir is None):
         raise UserError("Give a run, `tftpu serve runs/mine`, or an export, --model=PATH.")
@@ -110,22 +113,33 @@ def run(options: Options) -> None:
         tokens=options.tokens or _TOKENS,
     )
     report_activity("Compiling and computing a first answer")
+    loaded = time.monotonic()
     server.warm(model)
+    compiled = time.monotonic()
     address = server.listen(at)
 
     route = "/v1/completions" if isinstance(model, Language) else about.predict
 
     def print_ready() -> None:
         print(f"{source} on the {model.device}: {address}{route}", flush=True)
-        print(f"Ask it:  {example.build_curl(model, address, route)}", flush=True)
+        took = f"{compiled - start:.1f} s, {compiled - loaded:.1f} of them to compile"
+        print(f"Ready after {took}. Ask it:", flush=True)
+        print(example.build_curl(model, address, route), flush=True)
         print("Ctrl-C ends it.", flush=True)
+        if isinstance(model, Language):
+            report_activity("Compiling for further sizes of requests between answers")
+
+    def report_compiled(count: int, seconds: float) -> None:
+        print(
+            f"Compiled for {count} further sizes in {seconds:.0f} s.", file=sys.stderr, flush=True
+        )
 
     def report_stop() -> None:
         report_activity(
             f"Stopping: the requests that it has are answered, for up to {server.GRACE_S} s"
         )
 
-    server.serve(model, about, limits, at, print_ready, report_stop)
+    server.serve(model, about, limits, at, print_ready, report_stop, report_compiled)
     print("Stopped.", flush=True)
 
 

@@ -111,7 +111,14 @@ def test_it_says_what_it_serves(port):
         (b"[1]", "JSON object"),
         ({}, "either instances"),
         ({"instances": []}, "at least one"),
-        ({"instance": [1]}, "no field 'instance'"),
+        ({"instance": [1]}, "no field 'instance' beside instances, inputs, signature_name, "),
+        ({"instance": [1]}, "Did you mean 'instances'?"),
+        (
+            {"images": [1]},
+            "'images' is an input of the model, which belongs into inputs. Send "
+            '{"instances": [...]} or {"inputs": {"images": [...]}}.',
+        ),
+        ({"x": [1]}, 'parameters. Send {"instances": [...]} or {"inputs": {"images": [...]}}.'),
         ({"instances": [[1, 2]]}, "takes uint8 [6, 4, 3] for each example; given was [2]"),
         ({"instances": [[1], [1, 2]]}, "differ in shape"),
         ({"instances": [{"image": 1}]}, "has 'image'; the model takes 'images'"),
@@ -145,7 +152,7 @@ def test_other_addresses_and_methods_are_refused(port):
     status, answer = ask(port, "GET", "/v1/models/other")
     assert status == 404 and "/v1/models/m" in answer["error"]
     status, answer = ask(port, "GET", "/predict")
-    assert status == 405 and "GET" in answer["error"]
+    assert status == 405 and b"GET" in answer
 
 
 def held(gate: threading.Event, seen: list[int]) -> Served:

@@ -72,7 +72,7 @@ def last_error(events: bytes) -> str:
         ),
         (
             {"max_tokens": "5"},
-            'max_tokens must be a whole number of at most 100, but "5" is a text: write it '
+            'max_tokens must be a whole number from 1 to 100, but "5" is a text: write it '
             "without quotes.",
         ),
         ({"temperature": "warm"}, "temperature must be a number."),
@@ -187,14 +187,62 @@ def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
     asked = {"prompt": ["a", "b", "c"], "max_tokens": 5}
     with running(model, seconds=0.5) as port:
         status, answer = ask(port, "POST", "/v1/completions", asked)
-        assert status == 504 and "It is compiling for this number of texts" in answer["error"]
-        assert caplog.text.count("Compiling for up to 4 texts at once; answers wait.") == 1
+        assert status == 504 and "It is compiling for this size of request" in answer["error"]
+        said = (
+            "Compiling for up to 4 texts at once, prompts of up to 64 tokens, and up to 128 more: "
+        )
+        assert caplog.text.count(said) == 1
         gate.set()
         while ask(port, "POST", "/v1/completions", asked)[0] == 504:
             pass
         caplog.clear()
         assert ask(port, "POST", "/v1/completions", {**asked, "max_tokens": 100})[0] == 200
         assert ask(port, "POST", "/v1/completions", STREAM)[0] == 200  # as `warm` compiled it
+    assert not caplog.text
+
+
+def test_no_program_is_begun_while_a_text_is_written():
+    gate, waiting, first_compiling, compiling = (threading.Event() for _ in range(4))
+    begun: list[int] = []
+
+    def between() -> None:
+        waiting.set()
+        assert gate.wait(30)
+
+    def compile_size(size: int) -> None:
+        begun.append(size)
+        first_compiling.set()
+        assert compiling.wait(30)
+
+    model = language(between)
+    writer: Any = model.writer
+    writer.list_usual_sizes = lambda most, tokens: [1, 2, 4]
+    writer.compile = compile_size
+    ended = threading.Event()
+    with (
+        running(model, compiled=lambda *_: ended.set()) as port,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        assert first_compiling.wait(30)
+        asked = pool.submit(ask, port, "POST", "/v1/completions", {**STREAM, "stream": False})
+        assert waiting.wait(30)  # a text is written while the first program is compiled
+        compiling.set()
+        assert not ended.wait(0.5) and begun == [2]
+        gate.set()
+        assert asked.result()[0] == 200
+        assert ended.wait(30) and begun == [2, 4]
+
+
+@pytest.mark.slow
+def test_requests_of_sizes_that_were_compiled_ahead_do_not_wait(caplog):
+    model, ended = serving.letters(), threading.Event()
+    run.warm(model)
+    with running(model, compiled=lambda *_: ended.set(), batch=2) as port:
+        assert ended.wait(120)
+        for rule in {"temperature": 0}, {"top_p": 0.9}, {"top_k": 5}, {"max_tokens": 100}:
+            for prompt in "a", "a" * 90, ["a", "b"]:
+                given = {"prompt": prompt, **rule}
+                assert ask(port, "POST", "/v1/completions", given)[0] == 200
     assert not caplog.text
 
 

@@ -203,7 +203,8 @@ def test_embeddings_are_those_above_the_base(adapted, tmp_path):
 def test_merged_weights_are_the_adapted_model(config, adapted, base, tmp_path, capsys):
     path = str(tmp_path / "merged.safetensors")
     main(["export-weights", f"--workdir={adapted}", f"--to={path}", "--merge"])
-    assert "adapters merged" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "adapters merged" in said.out and f"Loading {adapted} ..." in said.err
     main(["evaluate", f"--workdir={adapted}"])
     evaluated = capsys.readouterr().out
     assert not [name for name in load_file(path) if "lora" in name]

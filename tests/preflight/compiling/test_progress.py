@@ -26,13 +26,31 @@ def test_results_of_a_short_check_are_in_its_table_alone(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_phase_prints_a_line_each_minute(capsys, monkeypatch):
+def test_a_phase_prints_lines_after_growing_times(capsys, monkeypatch):
     phase = progress.Phase("compiling v5e-8", start=0.0)
-    for seconds in (0.5, 1.2, 30.0, 59.9, 60.1, 60.6, 119.0, 120.2):
+    for seconds in (0.5, 1.2, 30.0, 59.9, 60.1, 60.6, 119.0, 120.2, 180.0, 240.0, 479.0, 700.0):
         monkeypatch.setattr(time, "monotonic", lambda now=seconds: now)
         progress._print_if_due(phase)
     shown = capsys.readouterr().err.splitlines()
-    assert shown == [f"compiling v5e-8, {n} s" for n in (1, 60, 120)]
+    assert shown == [f"compiling v5e-8, {n} s" for n in (1, 60, 120, 240, 700)]
+
+
+@pytest.mark.parametrize(
+    ("used", "seconds", "shown"),
+    [
+        (0.9, 1.0, ": about 6 min on this machine; 1 s so far"),
+        (60.0, 120.0, ": about 12 min on this machine; 2 min so far"),  # it has half a core
+        (150.0, 100.0, ": about 4 min on this machine; 2 min so far"),  # it has several cores
+        (400.0, 500.0, ": more than 8 min on this machine; 8 min so far"),
+    ],
+)
+def test_the_expected_time_follows_the_processor_time_that_a_compiler_gets(
+    monkeypatch, used, seconds, shown
+):
+    monkeypatch.setattr(progress, "read_processor_seconds", lambda _: used)
+    monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    phase = progress.Phase("compiling v5e-8", os.getpid(), 1800.0, 360.0, start=0.0)
+    assert str(phase).startswith(f"compiling v5e-8{shown}, ")
 
 
 @pytest.mark.parametrize(

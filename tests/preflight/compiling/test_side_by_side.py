@@ -16,7 +16,7 @@ from tftpu import preflight
 from tftpu.errors import UserError
 from tftpu.preflight import examine
 from tftpu.preflight.compiling import processes
-from tftpu.preflight.compiling.caller import Caller
+from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
@@ -183,6 +183,31 @@ def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypa
     assert [item.slice for item in report.slices] == names
     assert built == [threading.get_ident()] * 2  # for 8 devices and for 4
     assert lowered["v3-8"] is lowered["v5e-8"] is lowered["v2-8"] is not lowered["v5e-4"]
+
+
+def test_an_interrupted_check_says_which_slices_were_finished(monkeypatch, capfd):
+    def finish(step, target, *_):
+        if target.name != "v3-8":
+            time.sleep(1.0)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            raise StoppedError  # as a compiler that is stopped does
+        return Compiled("no compiler", False, "", {}, 0.0, 1.0, False)
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    monkeypatch.setattr(examine, "compile_program", finish)
+    spec = (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            preflight.check(model_fn, spec, ["v3-8", "v5e-8"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    said = capfd.readouterr().err
+    assert "Finished before the interruption:\n  v3-8: no\nNot finished: v5e-8." in said
 
 
 def shown(capfd, seconds):

@@ -43,10 +43,10 @@ def saved_model(serving: Serving, to: str) -> Exported:
     """Writes a SavedModel, which TensorFlow runs without Keras; see `onnx`."""
 
     def write(path: Path) -> None:
-        signature = serving.function.get_concrete_function()
-        tf.saved_model.save(serving.module(), str(path), {"serving_default": signature})
+        tf.saved_model.save(serving.module(), str(path), serving.signatures())
 
-    return _write_export(serving, to, write, "run_saved_model.py")
+    further = [] if serving.of_files is None else [serving.draw_files()]
+    return _write_export(serving, to, write, "run_saved_model.py", further=further)
 
 
 def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
@@ -104,31 +104,40 @@ def _write_export(
     write: Callable[[Path], None],
     runtime: str,
     modules: Sequence[str] = (),
+    further: Sequence[Mapping[str, np.ndarray]] = (),
 ) -> Exported:
     if files.exists(to):
         raise UserError(f"{to} exists already: choose another place.")
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / (os.path.basename(to.rstrip("/")) or "model")
         write(path)
-        difference = _compare_export(serving, path, [runtime, *modules], Path(scratch))
+        drawn = [serving.draw_examples(size, n) for n, size in enumerate(_BATCHES)]
+        calls = [*drawn, *further]
+        difference = _compare_export(serving, path, [runtime, *modules], calls, Path(scratch))
         size = _put(path, to)
     return Exported(size, difference)
 
 
-def _compare_export(serving: Serving, path: Path, program: Sequence[str], scratch: Path) -> float:
+def _compare_export(
+    serving: Serving,
+    path: Path,
+    program: Sequence[str],
+    calls: Sequence[Mapping[str, np.ndarray]],
+    scratch: Path,
+) -> float:
     """Returns the difference between the outputs of an export and those of the model.
 
     Args:
         serving: the model.
         path: the path of the export.
         program: the program that runs it, and the modules that it needs.
+        calls: the inputs by name, of each call.
         scratch: a folder for inputs and outputs.
 
     Raises:
         UserError: the difference is too large, or the runtime cannot run the export.
     """
-    given = {str(n): serving.draw_examples(examples, n) for n, examples in enumerate(_BATCHES)}
-    named: dict[str, Any] = {f"{n}/{k}": v for n, x in given.items() for k, v in x.items()}
+    named: dict[str, Any] = {f"{n}/{k}": v for n, x in enumerate(calls) for k, v in x.items()}
     np.savez(scratch / "in.npz", **named)
     runtime, *modules = program
     # -I hides the working directory: only installed packages can be imported
@@ -146,7 +155,7 @@ def _compare_export(serving: Serving, path: Path, program: Sequence[str], scratc
         raise UserError(f"The export was discarded, because its runtime cannot run it ({why}).")
     found = np.load(scratch / "out.npz")
     worst = 0.0
-    for number, inputs in given.items():
+    for number, inputs in enumerate(calls):
         theirs = {name: found[f"{number}/{name}"] for name in serving.output_specs()}
         worst = max(worst, _compute_difference(serving.outputs(inputs), theirs))
     return worst

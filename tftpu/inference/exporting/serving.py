@@ -18,6 +18,7 @@ from tftpu.tensors import Nest
 TOKENS = "tokens"  # the input that every language model has
 # Upper limits of random values for a language model's other inputs.
 _FEW = {"segments": 3, "positions": 2, "types": 2}
+FILES = "image_bytes"  # the input of image files
 BATCH = "batch"  # the name of the one dimension whose size is not fixed
 
 
@@ -31,6 +32,8 @@ class Serving:
         class_names: the class names by class id; None: unknown.
         quantized: the weights, by path, that are integers in the export.
         labels: whether the outputs include the names of the classes, as strings.
+        decode: a function that maps the content of an image file to an example of the only input;
+            None: there is none.
 
     Attributes:
         model, inputs, quantized: the arguments.
@@ -38,6 +41,8 @@ class Serving:
         function: the `tf.function` of the inputs, which returns outputs by name: "logits", or one
             for each output of the model. If the class names are known, also "class" and, if wanted,
             "label".
+        of_files: the `tf.function` of the content of image files, `FILES`, with the same outputs;
+            None without `decode`.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class Serving:
         class_names: Sequence[str] | None = None,
         quantized: Mapping[str, Quantized] | None = None,
         labels: bool = True,
+        decode: Callable[[Any], Any] | None = None,
     ):
         self.model, self.inputs, self.quantized = model, tuple(inputs), dict(quantized or {})
         self._prepare, self._labels = prepare, labels
@@ -63,6 +69,19 @@ class Serving:
         self.function = tf.function(
             function, input_signature=_build_specs(self.inputs), autograph=False
         )
+        self.of_files: Any = None if decode is None else self._build_of_files(decode)
+
+    def _build_of_files(self, decode: Callable[[Any], Any]) -> Any:
+        [image] = self.inputs
+
+        def of_files(encoded: Any) -> dict[str, Any]:
+            with tf.device("CPU:0"):  # where images are decoded, and resized to the same bits
+                spec = tf.TensorSpec(image.shape, image.dtype)
+                images = tf.map_fn(decode, encoded, fn_output_signature=spec)
+            return self.function(images)
+
+        signature = [tf.TensorSpec((None,), tf.string, name=FILES)]
+        return tf.function(of_files, input_signature=signature, autograph=False)
 
     @property
     def weight_bytes(self) -> int:
@@ -77,6 +96,13 @@ class Serving:
         found.held = [v.value for v in self.model.variables if v.path not in self.quantized]
         found.stored = [part for stored in self._stored.values() for part in stored.parts]
         found.function = self.function
+        return found
+
+    def signatures(self) -> dict[str, Any]:
+        """Returns the functions of a SavedModel, by the names of its signatures."""
+        found = {"serving_default": self.function.get_concrete_function()}
+        if self.of_files is not None:
+            found["serving_bytes"] = self.of_files.get_concrete_function()
         return found
 
     def open_function(self) -> Any:
@@ -113,9 +139,21 @@ class Serving:
         """Returns random inputs by name, which are always the same."""
         return {i.name: i.draw_examples(examples, seed + n) for n, i in enumerate(self.inputs)}
 
+    def draw_files(self, seed: int = 0) -> dict[str, np.ndarray]:
+        """Returns random image files, a JPEG and a PNG of odd sides, by the name of their input."""
+        [image] = self.inputs
+        height, width, channels = image.shape
+        rng = np.random.default_rng(seed)
+        drawn = rng.integers(0, 256, (2 * height + 1, 3 * width, channels), np.uint8)
+        encoded = [tf.io.encode_jpeg(drawn).numpy(), tf.io.encode_png(drawn).numpy()]
+        return {FILES: np.array(encoded)}  # neither ends in zeros, which NumPy would drop
+
     def outputs(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the outputs by name for inputs by name."""
-        found: Any = self.function(*(tf.constant(given[i.name]) for i in self.inputs))
+        if FILES in given:
+            found: Any = self.of_files(tf.constant(given[FILES]))
+        else:
+            found = self.function(*(tf.constant(given[i.name]) for i in self.inputs))
         return {name: value.numpy() for name, value in found.items()}
 
 

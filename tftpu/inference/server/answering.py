@@ -190,7 +190,7 @@ class Answered:
         if not self._is_compiling():
             return ""
         return (
-            " It is compiling for this number of texts, once, and continues: ask again in a minute."
+            " It is compiling for this size of request, once, and continues: ask again in a minute."
         )
 
     async def follow_events(

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tftpu.errors import UserError
@@ -61,13 +61,20 @@ class About:
                 raise UserError(f"AIP_{name.upper()}_ROUTE={route} is not a route such as /{name}.")
 
 
-def build_application(model: Served | Language, about: About, limits: Limits) -> Starlette:
+def build_application(
+    model: Served | Language,
+    about: About,
+    limits: Limits,
+    compiled: Callable[[int, float], None] | None = None,
+) -> Starlette:
     """Returns the server of a model, as an ASGI application; `state.stop()` ends running texts.
 
     Args:
         model: the model, which answers with arrays or with text.
         about: the model's name and routes.
         limits: the limits of requests.
+        compiled: a function that is called once a language model's usual sizes are compiled, as by
+            `Texts.compile_ahead`; None: requests compile their sizes.
     """
     counts = Counts()
     if isinstance(model, Served):
@@ -80,12 +87,16 @@ def build_application(model: Served | Language, about: About, limits: Limits) ->
         predict = _build_texts_routes(model, work, limits, answered)
     counts.set_gauge(lambda: work.waiting)
     task: set[asyncio.Task[None]] = set()
+    ahead: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         task.add(asyncio.create_task(work.run()))
+        if isinstance(model, Language) and isinstance(work, Texts) and compiled is not None:
+            sizes = model.list_further_sizes(limits.batch)
+            ahead.add(asyncio.create_task(work.compile_ahead(sizes, compiled)))
         yield
-        for running in task:
+        for running in (*task, *ahead):
             running.cancel()
 
     async def health(_: Request) -> Response:
@@ -227,16 +238,18 @@ def _build_refusal(
         at, path = str(request.base_url).rstrip("/"), request.url.path
         known = {route.path: route.methods or () for route in routes}
         if "POST" not in known.get(path, ()):
-            return f"Use GET: curl {at}{path}"
-        return f"Use POST: {build_curl(model, at, path)}"
+            return f"Use GET:\n\ncurl {at}{path}"
+        return f"Use POST:\n\n{build_curl(model, at, path)}"
 
     def refusal(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         said = {
             404: f"There is nothing at this address. There are {addresses}.",
-            405: f"This address does not answer {request.method}. {_suggest_method(request)}",
         }
         headers = error.headers if isinstance(error, HTTPException) else None
+        if status == 405:  # plain text, as JSON would escape the quotes of a line to paste
+            text = f"This address does not answer {request.method}. {_suggest_method(request)}\n"
+            return PlainTextResponse(text, status, headers)
         return as_json(payloads.format_error(said.get(status, str(error))), status, headers)
 
     return refusal

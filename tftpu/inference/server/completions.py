@@ -110,7 +110,7 @@ def _parse_number(name: str, kind: type, value: Any, most: int) -> Any:
         return None
     allowed = (int,) if kind is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, allowed) or abs(value) > _LARGEST:
-        number = f"a whole number of at most {most}" if kind is int else "a number"
+        number = f"a whole number from 1 to {most}" if kind is int else "a number"
         if isinstance(value, str) and is_number(value):
             number += f', but "{value}" is a text: write it without quotes'
         raise BadRequest(f"{name} must be {number}.")

@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from tftpu.amounts import format_size
+from tftpu.errors import find_nearest
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.served import Arrays
 
@@ -85,7 +86,10 @@ def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     finally:
         gc.enable()
     if not isinstance(found, dict):
-        raise BadRequest('The body must be a JSON object such as {"instances": [...]}.')
+        raise BadRequest(
+            'The body must be a JSON object: {"instances": [...]} for /predict, {"prompt": "..."} '
+            "for /v1/completions."
+        )
     return found
 
 
@@ -101,7 +105,7 @@ def parse_request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
     """
     unknown = sorted(set(given) - set(_KNOWN))
     if unknown:
-        raise BadRequest(f"There is no field {unknown[0][:80]!r}: give instances, or inputs.")
+        raise _explain_field(unknown[0], inputs)
     check_signature(given)
     if given.get("parameters"):
         raise BadRequest("This model takes no parameters.")
@@ -110,6 +114,18 @@ def parse_request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
     if "instances" in given:
         return _parse_rows(given["instances"], inputs)
     return _parse_columns(given["inputs"], inputs)
+
+
+def _explain_field(name: str, inputs: Sequence[Input]) -> BadRequest:
+    """Returns the error for a field of the request that is unknown."""
+    said = f"There is no field {name[:_SHOWN]!r} beside {', '.join(_KNOWN)}"
+    near = find_nearest(name, [*_KNOWN, *(i.name for i in inputs)])
+    if near in _KNOWN:
+        return BadRequest(f"{said}. Did you mean {near!r}?")
+    columns = ", ".join(f'"{i.name}": [...]' for i in inputs)
+    if near is not None:
+        said += f": {near!r} is an input of the model, which belongs into inputs"
+    return BadRequest(f'{said}. Send {{"instances": [...]}} or {{"inputs": {{{columns}}}}}.')
 
 
 def check_signature(given: Mapping[str, Any]) -> None:
@@ -317,7 +333,7 @@ def _refuse_size(size: tuple[int, int], allowed: set[tuple[int, int]], given: In
         height, width, _ = given.shape
         raise BadRequest(
             f"The image has {said} pixels, and the model takes {width}x{height}: crop and resize "
-            "it before."
+            "it before, as in docs/guides/exporting.md#pictures-of-any-size."
         )
 
 

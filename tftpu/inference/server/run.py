@@ -90,6 +90,7 @@ def serve(
     at: socket.socket,
     ready: Callable[[], None],
     stopping: Callable[[], None] = lambda: None,
+    compiled: Callable[[int, float], None] | None = None,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT, and then answers the running requests.
 
@@ -100,8 +101,9 @@ def serve(
         at: the socket.
         ready: a function that is called once requests are answered and signals are handled.
         stopping: a function that is called when the server takes no more requests.
+        compiled: see `build_application`.
     """
-    server = build_server(model, about, limits, ready, stopping)
+    server = build_server(model, about, limits, ready, stopping, compiled)
     with _ends_quietly(server):
         server.run(sockets=[at])
 
@@ -112,10 +114,11 @@ def build_server(
     limits: Limits,
     ready: Callable[[], None] = lambda: None,
     stopping: Callable[[], None] = lambda: None,
+    compiled: Callable[[int, float], None] | None = None,
     protocol: type[asyncio.Protocol] = TimeoutProtocol,
 ) -> uvicorn.Server:
     """Returns the server that `serve` runs; `protocol` is its HTTP protocol."""
-    app = build_application(model, about, limits)
+    app = build_application(model, about, limits, compiled)
     config = uvicorn.Config(
         app,
         http=protocol,

@@ -76,6 +76,8 @@ def load(path: str) -> Served:
     names = [name for name in files.list_names(path) if name.endswith(".onnx")]
     if len(names) == 1:
         return _load_onnx(files.join(path, names[0]))
+    if files.exists(files.join(path, "config.json")):
+        raise UserError(f"{path} is a run, not an exported model: `tftpu serve {path}` serves it.")
     found = f"holds {len(names)} files of ONNX" if names else "is not a model"
     raise UserError(
         f"{path} {found}: give an ONNX file (.onnx) or the folder of a SavedModel, as `tftpu "

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 from tftpu.inference.server.batching import Busy
 
 if TYPE_CHECKING:
-    from tftpu.inference.generate import Row, Writer
+    from tftpu.inference.generate import Row, Size, Writer
 
 _LOG = logging.getLogger(__name__)
+_PAUSE_S = 0.1  # seconds between looks at whether requests are answered
 Chunk = list[int] | Exception | None  # None: the text has ended
 
 
@@ -39,6 +41,10 @@ class Language:
     vocabulary: int
     device: str = "CPU"
 
+    def list_further_sizes(self, most: int) -> "list[Size]":
+        """Returns the usual sizes of up to `most` texts, but the smallest."""
+        return self.writer.list_usual_sizes(most, tokens=self.vocabulary)[1:]
+
 
 @dataclasses.dataclass(eq=False)
 class _Asked:
@@ -57,7 +63,8 @@ class _Text:
 class Texts:
     """Writes the texts of several requests together, in its own thread.
 
-    Texts whose tokens are chosen in the same way begin together. Later texts wait until these end.
+    Texts that wait begin together; those that need the whole vocabulary sorted for each token, only
+    with others of their kind. Later texts wait until these end.
 
     Args:
         writer: the writer of the model.
@@ -76,6 +83,7 @@ class Texts:
         self.compiling = False
         self._came = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "writer")
+        self._compiler = concurrent.futures.ThreadPoolExecutor(1, "compiler")
 
     @property
     def waiting(self) -> int:
@@ -107,10 +115,34 @@ class Texts:
                     self._running = texts
                     self._observe(len(texts))
                     await loop.run_in_executor(self._thread, self._write, texts, loop)
+                    self._running = []
                 if not self._queue:
                     self._came.clear()
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def compile_ahead(
+        self, sizes: "Sequence[Size]", report: Callable[[int, float], None]
+    ) -> None:
+        """Compiles programs, so that requests of their sizes need not wait; begins none during one.
+
+        Args:
+            sizes: the sizes of the programs.
+            report: a function that is called with the number of programs and the seconds since the
+                call, once all are compiled.
+        """
+        start, loop = time.monotonic(), asyncio.get_running_loop()
+        try:
+            for size in sizes:
+                while self._running or self._queue:
+                    await asyncio.sleep(_PAUSE_S)
+                await loop.run_in_executor(self._compiler, self._writer.compile, size)
+        except Exception as error:  # requests compile their programs themselves, or say why not
+            _LOG.warning("Compiling ahead ended: %s: %s", type(error).__name__, error)
+        else:
+            report(len(sizes), time.monotonic() - start)
+        finally:
+            self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def stop(self) -> None:
         """Ends all texts at their present length."""
@@ -119,10 +151,13 @@ class Texts:
             text.chunks.put_nowait(Stopped("the server stops"))
 
     def _pop_next(self) -> list[_Text]:
-        """Takes the longest waiting text, and others that choose tokens in the same way."""
+        """Takes the longest waiting text, and others that can be written with it."""
         wanted = [text for text in self._queue if text.asked.wanted]
-        choice = wanted[0].row.sampling.choice if wanted else None
-        taken = [text for text in wanted if text.row.sampling.choice == choice][: self._most]
+        taken = [
+            text
+            for text in wanted
+            if text.row.sampling.has_full_sort == wanted[0].row.sampling.has_full_sort
+        ][: self._most]
         self._queue = deque(text for text in wanted if text not in taken)
         return taken
 
@@ -137,9 +172,9 @@ class Texts:
         filling = rows[0]._replace(prompt=[0], length=1)
         rows += [filling] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
 
-        def report_compiling() -> None:
+        def report_compiling(size: "Size") -> None:
             self.compiling = True
-            _LOG.warning("Compiling for %s at once; answers wait.", _count_texts(len(rows)))
+            _LOG.warning("Compiling for %s: the first of this size waits.", _describe_size(size))
 
         try:
             for tokens, ended in self._writer.iterate_chunks(
@@ -160,8 +195,9 @@ class Texts:
             put(text, None)
 
 
-def _count_texts(count: int) -> str:
-    return "1 text" if count == 1 else f"up to {count} texts"
+def _describe_size(size: "Size") -> str:
+    texts = "1 text" if size.rows == 1 else f"up to {size.rows} texts at once"
+    return f"{texts}, prompts of up to {size.prompt} tokens, and up to {size.room} more"
 
 
 async def _iterate_chunks(text: _Text) -> AsyncIterator[list[int]]:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError
 from tftpu.installation import find_cache_folder
+from tftpu.preflight.compiling.duration import count_instructions, find_measured_seconds
 from tftpu.preflight.compiling.jax_internals import Internals, install, load_internals
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
@@ -100,6 +101,7 @@ def compile_program(
         with Progress() as progress:
             alone = Processes(progress)
             return compile_program(step, target, options, time_limit, verbose, alone, text)
+    instructions = count_instructions(module.decode())
     with open_work_folder(folder.parent) as work:
         job = work / "job"
         job.mkdir()
@@ -110,11 +112,12 @@ def compile_program(
             "chip_config": target.generation.chip_config,
             "partitioned": step.partitioned,
             "options": options,
+            "instructions": instructions,
         }
         _write_json(job / "job.json", settings)
-        failure, seconds = processes.run(
-            job, target, time_limit, verbose, text or f"compiling {target.name}"
-        )
+        text = text or f"compiling {target.name}"
+        expected = find_measured_seconds(instructions, folder.parent)
+        failure, seconds = processes.run(job, target, time_limit, verbose, text, expected)
         if failure:  # a crash or a time-out is not cached, so that the next call compiles again
             return Compiled(failure, False, "", {}, 0.0, seconds, False, undecided=True)
         _keep(job, folder)
@@ -298,6 +301,7 @@ def _compile_job(job: Path) -> None:
     settings = json.loads((job / "job.json").read_text())
     start = time.monotonic()
     result: dict[str, Any] = {"error": "", "memory": {}, "bytes_accessed": 0.0}
+    result["instructions"] = settings.pop("instructions")
     dumped = job / "dumped"
     settings["options"] |= {"xla_dump_to": str(dumped), "xla_dump_hlo_as_text": "True"}
     try:
@@ -313,6 +317,7 @@ def _compile_job(job: Path) -> None:
         }
         result["bytes_accessed"] = executable.cost_analysis()["bytes accessed"]
     result["seconds"] = time.monotonic() - start
+    result["processor_seconds"] = time.process_time()
     shutil.rmtree(dumped, ignore_errors=True)
     (job / "module.mlir").unlink()
     _write_json(job / "result.json", result)

@@ -49,7 +49,13 @@ class Processes:
         self._stopped = False
 
     def run(
-        self, job: Path, target: Slice, time_limit: float, verbose: bool, text: str
+        self,
+        job: Path,
+        target: Slice,
+        time_limit: float,
+        verbose: bool,
+        text: str,
+        expected: float | None = None,
     ) -> tuple[str, float]:
         """Compiles the program in a folder, in its own process, and waits for its end.
 
@@ -60,6 +66,7 @@ class Processes:
                 have passed as well: several cores use them up faster.
             verbose: whether to pass its messages through to standard error.
             text: what is being compiled, such as "compiling v5e-8", for the lines of progress.
+            expected: seconds of processor time that the process is expected to take.
 
         Returns:
             An error message, "" on success; and the seconds that the process ran.
@@ -70,7 +77,7 @@ class Processes:
         with (
             (job / "stderr.txt").open("wb") as log,
             self._running_compiler(job, target, verbose, log) as process,
-            self.progress.show_phase(text, process.pid, time_limit) as phase,
+            self.progress.show_phase(text, process.pid, time_limit, expected) as phase,
         ):
             failure = _wait_for_end(process, time_limit)
             if failure:

@@ -13,7 +13,9 @@ import psutil
 from tftpu.amounts import format_duration, format_size
 
 _EVERY = 0.5  # seconds between two checks
-_FIRST, _NEXT = 1.0, 60.0  # seconds after which a phase prints a line, and then another each time
+# Seconds after which a phase prints its first two lines; each further one takes twice the time.
+_FIRST, _SECOND = 1.0, 60.0
+_SETTLED = 20.0  # seconds after which a process's share of the processors is known
 _LONG = 20.0  # seconds of a check from which on results are shown before its end
 
 
@@ -25,6 +27,7 @@ class Phase:
         text: what is being done, such as "compiling v5e-8".
         process: id of the compiler's process; None: it is done in this process.
         limit: seconds of processor time after which it is stopped; None: never.
+        expected: seconds of processor time that it is expected to take; None: not known.
         start: on the monotonic clock.
         next_line: seconds after the start at which the next plain line is due.
     """
@@ -32,6 +35,7 @@ class Phase:
     text: str
     process: int | None = None
     limit: float | None = None
+    expected: float | None = None
     start: float = dataclasses.field(default_factory=time.monotonic)
     next_line: float = _FIRST
 
@@ -42,7 +46,18 @@ class Phase:
 
     def __str__(self) -> str:
         limit = self._format_limit() if self.process and self.limit else ""
-        return f"{self.text}, {self.seconds:.0f} s{limit}{_format_memory(self.process)}"
+        return f"{self.text}{self._format_time()}{limit}{_format_memory(self.process)}"
+
+    def _format_time(self) -> str:
+        """Returns the time so far, and the expected one at the process's share of the machine."""
+        if not self.process or not self.expected:
+            return f", {self.seconds:.0f} s"
+        used, expected = read_processor_seconds(self.process), self.expected
+        about = "about" if used <= expected else "more than"
+        if used and self.seconds >= _SETTLED:
+            expected *= self.seconds / used
+        shown = f"{about} {_format_roughly(expected)} on this machine"
+        return f": {shown}; {_format_roughly(self.seconds)} so far"
 
     def _format_limit(self) -> str:
         """Returns the time that counts toward the limit, once half of the limit is used."""
@@ -62,6 +77,7 @@ class Progress:
     def __init__(self) -> None:
         self._phases: list[Phase] = []
         self._lines: list[str] = []
+        self._last_lines: list[str] = []
         self._start = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -74,17 +90,23 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        for line in self._last_lines:
+            print(line, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def show_phase(
-        self, text: str, process: int | None = None, limit: float | None = None
+        self,
+        text: str,
+        process: int | None = None,
+        limit: float | None = None,
+        expected: float | None = None,
     ) -> Iterator[Phase]:
         """Shows a phase within the block, which may change its text.
 
         Args:
-            text, process, limit: as in `Phase`.
+            text, process, limit, expected: as in `Phase`.
         """
-        phase = Phase(text, process, limit)
+        phase = Phase(text, process, limit, expected)
         with self._lock:
             self._phases.append(phase)
         try:
@@ -97,6 +119,10 @@ class Progress:
         """Prints a line that stays, unless the check ends at once."""
         with self._lock:
             self._lines.append(text)
+
+    def print_at_end(self, lines: list[str]) -> None:
+        """Prints lines below all others, when the context ends."""
+        self._last_lines += lines
 
     def print_result(self, text: str) -> None:
         """Prints a line that stays, unless all of the check takes some seconds only."""
@@ -127,7 +153,8 @@ class Progress:
 def _print_if_due(phase: Phase) -> None:
     if phase.seconds >= phase.next_line:
         print(phase, file=sys.stderr, flush=True)
-        phase.next_line = _NEXT * (phase.seconds // _NEXT + 1)
+        while phase.next_line <= phase.seconds:
+            phase.next_line = max(_SECOND, 2 * phase.next_line)
 
 
 def read_processor_seconds(process: int) -> float:
@@ -136,6 +163,13 @@ def read_processor_seconds(process: int) -> float:
         times = psutil.Process(process).cpu_times()
         return times.user + times.system
     return 0.0
+
+
+def _format_roughly(seconds: float) -> str:
+    """Formats a time as "45 s", "6 min" or "2.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _format_memory(process: int | None) -> str:

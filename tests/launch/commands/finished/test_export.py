@@ -63,7 +63,7 @@ def test_litert_is_as_accurate_as_quantize_measures_and_says_nothing_else(run, t
         assert main(["export", f"--workdir={run}", *words]) == 0
         said = capfd.readouterr()
         assert "images uint8 [8, 8, 1], any batch" in said.out and "logits, class\n" in said.out
-        assert len(said.out.splitlines()) == 4
+        assert len(said.out.splitlines()) == 5
         # What it is doing, and nothing of the converter's.
         assert all(line.endswith(" ...") for line in said.err.splitlines())
     for name, place in places.items():
@@ -77,7 +77,9 @@ def test_litert_is_as_accurate_as_quantize_measures_and_says_nothing_else(run, t
 @pytest.mark.slow
 def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
     assert main(["quantize", f"--workdir={run}"]) == 0
-    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[2:]}
+    said = capsys.readouterr()
+    assert f"Loading {run} ...\nEvaluating step 12 with weights of 32, 8 and 4 bits" in said.err
+    rows = {line.split()[0]: line.split() for line in said.out.splitlines()[2:]}
     assert list(rows) == ["float32", "int8", "int4"]
     examples = small.load_split("digits", None, "test")
     whole = str(tmp_path / "float32.onnx")

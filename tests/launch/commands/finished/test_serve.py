@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -131,7 +132,8 @@ def test_a_saved_model_is_served(exported):
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert process.stdout is not None and process.stderr is not None
-        ask_it, *others = process.stdout.read().splitlines()
+        took, ask_it, *others = process.stdout.read().splitlines()
+        assert re.fullmatch(r"Ready after [\d.]+ s, [\d.]+ of them to compile. Ask it:", took)
         assert f"curl http://127.0.0.1:{port}/predict " in ask_it
         assert others == ["Ctrl-C ends it.", "Stopped."]
         doing = [line for line in process.stderr.read().splitlines() if line.endswith(" ...")]

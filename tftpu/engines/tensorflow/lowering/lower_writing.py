@@ -11,7 +11,7 @@ from tftpu.engines.lowered import LoweredStep, ModelFn, StateBytes
 from tftpu.engines.tensorflow.lowering.lower import OneReplicaStrategy, count_bytes, to_hlo
 from tftpu.inference.decoding import build_decoding
 from tftpu.inference.loop import Loop
-from tftpu.inference.sampling import Sampling, gather_rules
+from tftpu.inference.sampling import Sampling, draw_from_all, gather_rules
 
 _TOKENS = 64  # tokens that the loop writes; enough to make the time before the loop negligible
 
@@ -43,7 +43,8 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
     """
     model = _build_model(model_fn, precision)
     decoding = build_decoding(model)
-    loop, slots = Loop(decoding, Sampling().choice, None), decoding.context
+    # A step by this rule never runs the other ways to choose, which its price must not contain.
+    loop, slots = Loop(decoding, draw_from_all, None), decoding.context
     every = min(_TOKENS, slots // 2)
 
     def build_spec(*shape: int, dtype: Any = tf.int32) -> tf.TensorSpec:

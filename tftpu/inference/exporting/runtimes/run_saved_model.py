@@ -1,6 +1,7 @@
 """Runs a SavedModel on TensorFlow alone: `python run_saved_model.py MODEL INPUTS.npz OUTPUTS.npz`.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS have the same form.
+The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS have the same form. Each
+call is to the signature with its inputs.
 """
 
 import sys
@@ -9,14 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 path, given, to = sys.argv[1:]
-run = tf.saved_model.load(path).signatures["serving_default"]
+model = tf.saved_model.load(path)
+by_inputs = {frozenset(run.structured_input_signature[1]): run for run in model.signatures.values()}
 calls = {}
 for key, value in np.load(given).items():
     number, _, name = key.partition("/")
     calls.setdefault(number, {})[name] = tf.constant(value)
 outputs = {}
 for number, inputs in calls.items():
-    for name, value in run(**inputs).items():
+    for name, value in by_inputs[frozenset(inputs)](**inputs).items():
         array = value.numpy()
         outputs[f"{number}/{name}"] = array.astype(str) if array.dtype == object else array
 assert "tftpu" not in sys.modules

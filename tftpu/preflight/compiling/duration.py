@@ -1,0 +1,33 @@
+"""Expects of a compilation the time that programs of the same model took on this machine."""
+
+import contextlib
+import json
+import statistics
+from pathlib import Path
+
+_ALIKE = 1.05  # most that two programs of one model differ in their number of instructions
+
+
+def count_instructions(module: str) -> int:
+    """Returns the number of instructions of a program in StableHLO."""
+    return module.count("= stablehlo.") + module.count('= "stablehlo.')
+
+
+def find_measured_seconds(instructions: int, folder: Path) -> float | None:
+    """Returns the compiler's usual processor time for programs of as many instructions, or None.
+
+    They are those of the same model with another batch, or for another slice.
+
+    Args:
+        instructions: the number of instructions of the program to be compiled.
+        folder: the folder of all programs that were compiled on this machine.
+    """
+    found = []
+    for path in folder.glob("*/result.json"):
+        # One of an older version, or damaged, has no such numbers.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            result = json.loads(path.read_text())
+            less, more = sorted((result["instructions"], instructions))
+            if not result["error"] and more <= _ALIKE * less:
+                found.append(result["processor_seconds"])
+    return statistics.median(found) if found else None
