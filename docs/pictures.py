@@ -129,7 +129,7 @@ FLOORS = (
     (
         "the zoo, the data and the trainer",
         (
-            ("models", "families, layers,|kernels, weights"),
+            ("models", "families, layers,|blocks, weights"),
             ("input_pipelines", "sources, datasets, reading,|augment, convert, formats"),
             ("tftpu.training", "Trainer,|a session of fit"),
             ("tftpu.preflight", "lower, compile,|price, advise"),
@@ -155,6 +155,8 @@ FLOORS = (
     (
         "foundations",
         (
+            ("tftpu.blocks", "of any model:|found, looped"),
+            ("tftpu.kernels", "attention,|recomputation"),
             ("tftpu.optim", "optimizers,|losses, metrics"),
             ("tftpu.config", "dataclasses,|validation"),
             ("tftpu.storage", "disks, buckets,|safetensors"),

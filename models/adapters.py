@@ -15,9 +15,9 @@ import keras
 import numpy as np
 from keras import quantizers
 
+from tftpu import layer_internals as internals
 from tftpu.errors import UserError
-from tftpu.models.kernels.assignment import assign
-from tftpu.models.layers import internals
+from tftpu.kernels.assignment import assign
 from tftpu.models.layers.convolution import QuantizedConvolution
 from tftpu.models.layers.dense import Dense, dequantize_embeddings, dequantize_kernel
 from tftpu.models.layers.heads import UntiedHead

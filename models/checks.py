@@ -6,8 +6,8 @@ from typing import Protocol
 
 from tftpu.config import ModelConfig, PerReplicaBatch
 from tftpu.errors import UserError, did_you_mean
+from tftpu.kernels import ATTENTIONS
 
-ATTENTIONS = ("plain", "flash")
 REMATS = ("none", "block", "products")
 SCANS = ("auto", "none", "block")
 _DEEPEST = 10_000  # most blocks or layers that a config may have
@@ -20,7 +20,7 @@ class _HeadsConfig(Protocol):
 
 
 def check_attention(implementation: str) -> None:
-    """Raises `UserError` for an implementation that `tftpu.models.layers.attention` lacks."""
+    """Raises `UserError` for an implementation that `tftpu.kernels.attention` lacks."""
     check_choice("attention", implementation, ATTENTIONS)
 
 
@@ -30,7 +30,7 @@ def check_remat(value: str) -> None:
 
 
 def check_scan(value: str) -> None:
-    """Raises `UserError` for a mode that `tftpu.models.blocks.scanned` lacks."""
+    """Raises `UserError` for a mode that `tftpu.blocks.scanned` lacks."""
     check_choice("scan", value, SCANS)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import keras
 
+from tftpu.blocks import scanned
+from tftpu.blocks.recompute import run_recomputed
 from tftpu.config import ModelConfig
 from tftpu.errors import UserError
 from tftpu.inference.cache import find_open_cache
 from tftpu.models import checks
-from tftpu.models.blocks import scanned
-from tftpu.models.blocks.recompute import run_recomputed
 from tftpu.models.layers.tensor_parallel import Rule, select_rules
 from tftpu.tensors import Tensor
 

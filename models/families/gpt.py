@@ -115,7 +115,7 @@ class CausalSelfAttention(DenseContainer):
     Args:
         heads: a divisor of the width.
         depth: number of blocks in the model, which scales the initial weights.
-        implementation: see `tftpu.models.layers.attention.attention`.
+        implementation: see `tftpu.kernels.attention.attention`.
         kwargs: as for `DenseContainer`.
     """
 

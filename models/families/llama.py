@@ -13,9 +13,9 @@ import keras
 import numpy as np
 from keras import layers
 
+from tftpu.kernels.attention import choose_rotation_kernel
 from tftpu.models.blocks.block_model import Structure
 from tftpu.models.blocks.token_model import HEAD, FactoredTokenModel, build_token_inputs
-from tftpu.models.layers.attention import choose_rotation_kernel
 from tftpu.models.layers.causal import causal_attention
 from tftpu.models.layers.dense import Dense, DenseContainer
 from tftpu.models.layers.heads import TiedHead, UntiedHead
@@ -84,7 +84,7 @@ class RotaryAttention(DenseContainer):
         kv_heads: number of key and value heads, a divisor of `heads`.
         base: the longest wavelength is about 2 pi times this.
         scaling: 1.0, or the factor by which Llama 3.1 stretches long wavelengths.
-        implementation: see `tftpu.models.layers.attention.attention`.
+        implementation: see `tftpu.kernels.attention.attention`.
         kwargs: as for `DenseContainer`.
     """
 
@@ -167,7 +167,7 @@ def rotate(x: Tensor, angles: Tensor, implementation: str = "plain") -> Tensor:
         x: heads side by side, (batch, time, heads x head_dim).
         angles: (batch or 1, time, head_dim / 2), radians, float32: bfloat16 has too few bits for
             the position of a token.
-        implementation: see `tftpu.models.layers.attention.attention`.
+        implementation: see `tftpu.kernels.attention.attention`.
 
     Returns:
         (batch, time, heads x head_dim), of x's dtype.

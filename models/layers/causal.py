@@ -2,7 +2,7 @@
 
 from tftpu import sharding
 from tftpu.inference import cache
-from tftpu.models.layers.attention import HIDDEN, attention
+from tftpu.kernels.attention import HIDDEN, attention
 from tftpu.tensors import Tensor, ops
 
 
@@ -21,7 +21,7 @@ def causal_attention(
 
     Args:
         layer: name of the layer, by which a cache knows it.
-        query, key, value, implementation: as for `tftpu.models.layers.attention.attention`.
+        query, key, value, implementation: as for `tftpu.kernels.attention.attention`.
         segments: its `segment_ids`; not with a cache.
     """
     kept = cache.find_open_cache()

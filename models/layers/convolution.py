@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import quantizers
 
-from tftpu.models.layers import internals
+from tftpu import layer_internals as internals
 from tftpu.models.layers.dense import dequantize_kernel
 from tftpu.tensors import ops
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import keras
 from keras import quantizers
 
-from tftpu.models.layers import internals
+from tftpu import layer_internals as internals
 from tftpu.tensors import Tensor, ops
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from tftpu import sharding
-from tftpu.models.layers.attention import attention_by_heads, choose_whole_kernel
+from tftpu.kernels.attention import attention_by_heads, choose_whole_kernel
 from tftpu.models.layers.dense import DenseContainer
 from tftpu.models.layers.tensor_parallel import project_heads, split_biases
 from tftpu.sharding import HEADS
@@ -18,7 +18,7 @@ class SelfAttention(DenseContainer):
 
     Args:
         heads: a divisor of the width.
-        implementation: see `tftpu.models.layers.attention.attention`.
+        implementation: see `tftpu.kernels.attention.attention`.
         kwargs: as for `DenseContainer`.
     """
 

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from tftpu.errors import UserError
+from tftpu.kernels.assignment import assign
 from tftpu.models import adapters
-from tftpu.models.kernels.assignment import assign
 from tftpu.models.weights import files
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from tftpu.config import ModelConfig
 from tftpu.errors import UserError, did_you_mean
+from tftpu.kernels.assignment import assign
 from tftpu.models import adapters
 from tftpu.models.blocks.block_model import BlockModel
-from tftpu.models.kernels.assignment import assign
 from tftpu.models.weights import files
 from tftpu.models.weights.files import StoredArray
 from tftpu.models.weights.layouts import hugging_face, hugging_face_config, keras_applications

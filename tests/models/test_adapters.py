@@ -11,9 +11,9 @@ import tftpu
 from tests.support.models import zoo
 from tests.support.models.adapted import built, output, stir
 from tests.support.models.strategies import relative
+from tftpu import layer_internals as internals
 from tftpu import models
 from tftpu.models import adapters
-from tftpu.models.layers import internals
 
 TRANSFORMERS = ["vit", "bert", "bert_classes", "gpt", "llama"]
 BASES = ["", "int8", "int4"]

@@ -24,6 +24,8 @@ FORBIDDEN = {
     "tftpu.config": ("tensorflow", "keras", "jax", "tftpu.engines", "tftpu.training"),
     "tftpu.tpu": ("tensorflow", "keras", "tftpu.engines", "tftpu.training", "tftpu.preflight"),
     "tftpu.storage": ("keras", "jax", "tftpu.engines", "tftpu.training", "tftpu.config"),
+    "tftpu.kernels": ("tftpu.engines", "tftpu.training"),
+    "tftpu.blocks": ("tensorflow", "jax", "tftpu.engines", "tftpu.training"),
     "tftpu.optim": ("tensorflow", "jax", "tftpu.training"),
     **{
         f"tftpu.{part}": ("jax", "tensorflow.distribute", "tftpu.engines.tensorflow")
@@ -142,8 +144,9 @@ def test_private_interfaces_are_used_in_separate_files_only():
         "tftpu/engines/keras_internals.py",
         "tftpu/engines/tensorflow/internals.py",
         "tftpu/preflight/compiling/jax_internals.py",
-        "tftpu/models/kernels/internals.py",
-        "tftpu/models/layers/internals.py",
+        "tftpu/kernels/internals.py",
+        "tftpu/kernels/jax_internals.py",
+        "tftpu/layer_internals.py",
     }, "use the function of such a file, or add one to it"
 
 

@@ -27,7 +27,7 @@ from tftpu import models
 from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.engines.lowered import LoweredStep
-from tftpu.models.kernels import jax_internals
+from tftpu.kernels import jax_internals
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing.cost import parse_memory_stats, price
 from tftpu.tpu.slices import parse_slice

@@ -8,9 +8,9 @@ import tftpu
 from tests.support.models import zoo
 from tests.support.models.strategies import relative
 from tests.support.models.training import compiled
+from tftpu import layer_internals as internals
 from tftpu import models
 from tftpu.models import adapters
-from tftpu.models.layers import internals
 from tftpu.models.layers.convolution import Conv2D, DepthwiseConv2D, QuantizedConvolution
 
 CNNS = ["resnet", "efficientnetv2", "convnext"]

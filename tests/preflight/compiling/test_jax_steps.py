@@ -93,7 +93,7 @@ def test_devices_along_tensor_share_heads_and_tokens():
 
 
 def test_each_device_runs_the_kernels_on_its_examples_and_heads():
-    # As in tests/models/kernels/test_flash.py: 2 examples a device, and one column of two heads.
+    # As in tests/kernels/test_flash.py: 2 examples a device, and one column of two heads.
     product = 2 * 2 * 2 * 3 * 256 * 256 * 128
     assert printed("kernels") == [2 * product, 5 * product]
 

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 import tftpu
-from tftpu.models.blocks.running import running_blocks
+from tftpu.blocks.running import running_blocks
 
 WIDTH, TIME = 8, 6
 

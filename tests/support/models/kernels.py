@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from tftpu import sharding
-from tftpu.models.kernels import flash, functions, internals
+from tftpu.kernels import flash, functions, internals
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import numpy as np
 import tftpu
 from tftpu import sharding
 from tftpu.engines.jax.tracing import tracing_for
+from tftpu.kernels import flash, functions
+from tftpu.kernels.attention import attention
 from tftpu.models.families import llama
-from tftpu.models.kernels import flash, functions
-from tftpu.models.layers.attention import attention
 from tftpu.models.layers.self_attention import SelfAttention
 
 SEGMENTS = np.sort(np.random.default_rng(1).integers(0, 3, (8, 256)), axis=1)

@@ -16,7 +16,7 @@ import numpy as np
 import tftpu
 from tests.support.programs import jax_kernels
 from tftpu.engines.jax.tracing import tracing_for
-from tftpu.models.kernels import flash, functions
+from tftpu.kernels import flash, functions
 
 CASES = {
     "causal": ("sequence:8", {"time": 2048, "heads": (2, 2, 2), "dim": 64}),

@@ -20,7 +20,7 @@ from tests.support.data.py_batches import Batches, Scaling, UnevenBatches
 from tests.support.models import zoo
 from tftpu import models
 from tftpu.engines.engine import Engine
-from tftpu.models.kernels.assignment import assign
+from tftpu.kernels.assignment import assign
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 
 HALF, STEPS = 6, 12

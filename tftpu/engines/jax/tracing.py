@@ -14,7 +14,7 @@ from tftpu import sharding
 from tftpu.config.mesh import SEQUENCE, TENSOR
 from tftpu.engines import keras_internals
 from tftpu.engines.jax.placement import mesh as meshes
-from tftpu.models.kernels.dispatch import attending_by_kernel
+from tftpu.kernels.dispatch import attending_by_kernel
 from tftpu.sharding import EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharding
 
 

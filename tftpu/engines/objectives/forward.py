@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import keras
 
+from tftpu.blocks.running import running_blocks
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.division import Division, divided
 from tftpu.engines.objectives.losses import Computed, Losses
-from tftpu.models.blocks.running import running_blocks
 from tftpu.tensors import Nest, Tensor, ops
 
 

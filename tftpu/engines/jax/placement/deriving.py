@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import keras
 
-from tftpu.models.blocks import structure
-from tftpu.models.layers import internals
+from tftpu import layer_internals as internals
+from tftpu.blocks import structure
 
 Axes = tuple[str | None, ...]
 

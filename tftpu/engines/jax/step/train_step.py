@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from tftpu.blocks.running import check_blocks
 from tftpu.engines import checks
 from tftpu.engines.data import conversion
 from tftpu.engines.jax.state import JaxState, StateValues
@@ -19,7 +20,6 @@ from tftpu.engines.jax.step.microbatches import MicrobatchLayout
 from tftpu.engines.jax.step.objective_step import ObjectiveStep
 from tftpu.engines.objectives.sums import TrainSums
 from tftpu.errors import UserError
-from tftpu.models.blocks.running import check_blocks
 from tftpu.tensors import Nest, Tensor
 
 

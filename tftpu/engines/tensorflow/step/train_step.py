@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tftpu.blocks.running import check_blocks
 from tftpu.engines import checks
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.losses import count_examples
@@ -32,7 +33,6 @@ from tftpu.engines.tensorflow.step.accumulator import Accumulator
 from tftpu.engines.tensorflow.step.loops import StepVariants
 from tftpu.engines.tensorflow.step.objective_step import ObjectiveStep
 from tftpu.engines.tensorflow.step.replicas import EXCHANGE
-from tftpu.models.blocks.running import check_blocks
 from tftpu.tensors import Nest
 
 

@@ -14,9 +14,9 @@ from tests.support.models.kernels import interpreted
 from tftpu import models, preflight, sharding
 from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.errors import UserError
+from tftpu.kernels import flash, functions, internals
+from tftpu.kernels.attention import attention, choose_rotation_kernel
 from tftpu.models.families import llama
-from tftpu.models.kernels import flash, functions, internals
-from tftpu.models.layers.attention import attention, choose_rotation_kernel
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
 from tftpu.tpu.slices import parse_slice
@@ -160,7 +160,7 @@ def test_without_jax_the_error_says_how_to_install_it(interpreted, monkeypatch):
     real = builtins.__import__
 
     def no_kernel(name, *rest, **named):
-        if name == "tftpu.models.kernels":
+        if name == "tftpu.kernels":
             raise ImportError("No module named 'jax'")
         return real(name, *rest, **named)
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tests.support.models.kernels import interpreted
 from tftpu.engines.tensorflow.lowering.lower import lower
-from tftpu.models.kernels import functions, whole
-from tftpu.models.layers.attention import choose_whole_kernel
+from tftpu.kernels import functions, whole
+from tftpu.kernels.attention import choose_whole_kernel
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost

@@ -1,4 +1,4 @@
-"""Recomputation in the backward pass by TensorFlow, for `tftpu.models.blocks.recompute`."""
+"""Recomputation in the backward pass by TensorFlow, for `tftpu.blocks.recompute`."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tftpu import sharding
-from tftpu.models.kernels import internals
+from tftpu.kernels import internals
 from tftpu.tensors import Nest, Tensor
 
 

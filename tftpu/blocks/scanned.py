@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 
+from tftpu import layer_internals as internals
 from tftpu.errors import UserError
-from tftpu.models.layers import internals
 from tftpu.tensors import Tensor, ops
 
 LARGE = 10**9  # number of parameters from which "auto" uses the loop
@@ -58,7 +58,7 @@ def run(
         training: as for a model.
         remat: what the backward pass recomputes, as for `BlockModel`.
     """
-    from tftpu.models.kernels.jax_checkpoint import scan
+    from tftpu.kernels.jax_checkpoint import scan
 
     first = blocks[0]
 

@@ -58,9 +58,9 @@ def _choose_checkpoint(keep_products: bool) -> Callable[..., Recomputed]:
     """Returns the function of Keras's backend that recomputes."""
     backend = keras.config.backend()
     if backend == "tensorflow":
-        from tftpu.models.kernels.tensorflow_checkpoint import checkpoint
+        from tftpu.kernels.tensorflow_checkpoint import checkpoint
     elif backend == "jax":
-        from tftpu.models.kernels import jax_checkpoint
+        from tftpu.kernels import jax_checkpoint
 
         return functools.partial(jax_checkpoint.checkpoint, keep_products=keep_products)
     else:

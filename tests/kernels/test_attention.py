@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tftpu import models
 from tftpu.errors import UserError
-from tftpu.models.layers import attention as attention_module
-from tftpu.models.layers.attention import attention, attention_by_heads
+from tftpu.kernels import attention as attention_module
+from tftpu.kernels.attention import attention, attention_by_heads
 
 BATCH, TIME, HEADS, DIM = 2, 10, 4, 8
 

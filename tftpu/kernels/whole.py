@@ -7,7 +7,7 @@ side by side, and their gradient is written in the same layout, along with the b
 split, joined, padded or copied between the matrix products. Sequences can have any length; 197
 tokens need no padding.
 
-Columns of 128 lanes and transposed scores as in `tftpu.models.kernels.flash`. Everything is float32
+Columns of 128 lanes and transposed scores as in `tftpu.kernels.flash`. Everything is float32
 between reading and writing, and the matrix unit rounds its factors to bfloat16 itself, so it also
 runs on v2 and v3, whose kernels support no bfloat16 product.
 """
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tftpu.models.kernels.flash import (
+from tftpu.kernels.flash import (
     BLOCK,
     HIDDEN,
     LANES,
@@ -39,7 +39,7 @@ LARGEST = 512 * 768 * 2
 def takes(time: int, width: int, heads: int, itemsize: int) -> bool:
     """Returns whether sequences are short enough, and their heads fill columns of 128 lanes.
 
-    Multiples of `BLOCK` are left to `tftpu.models.kernels.flash`, which need not pad them: a BERT
+    Multiples of `BLOCK` are left to `tftpu.kernels.flash`, which need not pad them: a BERT
     of 512 tokens with dropout costs less with it.
     """
     head_dim = width // heads

@@ -8,9 +8,9 @@ import pytest
 import tftpu
 from tests.support.models import blocks, zoo
 from tests.support.programs import jax_process
+from tftpu.blocks import structure
+from tftpu.blocks.running import check_blocks
 from tftpu.errors import UserError
-from tftpu.models.blocks import structure
-from tftpu.models.blocks.running import check_blocks
 
 
 def test_a_chain_is_found_by_its_graph_with_the_period_of_what_differs():

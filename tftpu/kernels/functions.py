@@ -27,7 +27,7 @@ def flash_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Computes `tftpu.models.layers.attention.attention` by the kernel `flash`.
+    """Computes `tftpu.kernels.attention.attention` by the kernel `flash`.
 
     Args: as for `attention`, with static shapes.
 
@@ -87,7 +87,7 @@ def flash_attention(
         run = {"head_dim": head_dim, "causal": causal, "soft_cap": soft_cap}
         module, shared = flash, None
     else:
-        from tftpu.models.kernels import ring as rings
+        from tftpu.kernels import ring as rings
 
         run, module, shared = {"head_dim": head_dim, "ring": ring}, rings, TIME
     tokens = (EXAMPLES, shared, (HEADS, column * head_dim))
@@ -176,7 +176,7 @@ def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
     Returns:
         (batch, time, width), of x's dtype.
     """
-    from tftpu.models.kernels import rotary
+    from tftpu.kernels import rotary
 
     head_dim = x.shape[2] // heads
     lanes = max(_import_kernel().LANES, head_dim)
@@ -209,7 +209,7 @@ def takes_whole(x: Any, heads: int) -> bool:
     if sharding.get_platform() != "tpu" or not all(isinstance(size, int) for size in x.shape):
         return False
     _import_kernel()
-    from tftpu.models.kernels import whole
+    from tftpu.kernels import whole
 
     _, time, width = x.shape
     dtype = keras.backend.standardize_dtype(x.dtype)
@@ -226,12 +226,12 @@ def whole_attention(
         bias: (3 x width,), a tensor or variable. The kernel sums its gradient along with that of
             `product`.
         heads: number of heads in the width.
-        segment_ids: see `tftpu.models.layers.attention.attention`.
+        segment_ids: see `tftpu.kernels.attention.attention`.
 
     Returns:
         (batch, time, width), of `product`'s dtype.
     """
-    from tftpu.models.kernels import whole
+    from tftpu.kernels import whole
 
     batch, time, width = product.shape
     segments = _build_segments(batch, time, segment_ids, None, 0) or None
@@ -360,7 +360,7 @@ def _mark_keepable(results: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns results that a backward pass which recomputes the rest may keep, on JAX."""
     if keras.config.backend() != "jax":
         return results
-    from tftpu.models.kernels import jax_checkpoint
+    from tftpu.kernels import jax_checkpoint
 
     return jax_checkpoint.mark_attention(results)
 
@@ -375,7 +375,7 @@ def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:
     """
     if keras.config.backend() == "jax":
         return sharding.shard_function(function, inputs, outputs)
-    from tftpu.models.kernels import tensorflow_call
+    from tftpu.kernels import tensorflow_call
 
     return tensorflow_call.call(function)
 
@@ -384,10 +384,10 @@ def _import_kernel() -> Any:
     """Returns the module `flash`, if this machine can run it."""
     try:
         if keras.config.backend() == "tensorflow":
-            from tftpu.models.kernels import tensorflow_call
+            from tftpu.kernels import tensorflow_call
 
             tensorflow_call.prepare()
-        from tftpu.models.kernels import flash
+        from tftpu.kernels import flash
     except ImportError as error:
         raise UserError(
             "model.attention='flash' needs jax beside TensorFlow, but jax is not installed. Run "

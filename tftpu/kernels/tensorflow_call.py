@@ -6,7 +6,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tftpu.errors import UserError
-from tftpu.models.kernels import internals
+from tftpu.kernels import internals
 
 
 def prepare() -> None:

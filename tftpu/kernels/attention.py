@@ -7,7 +7,8 @@ from typing import NamedTuple
 import keras
 
 from tftpu import sharding
-from tftpu.models import checks
+from tftpu.errors import UserError, did_you_mean
+from tftpu.kernels import ATTENTIONS
 from tftpu.tensors import Tensor, ops
 
 # Blocks of causal queries: the keys after a block are skipped, so 5/8 of the scores remain.
@@ -47,7 +48,7 @@ def attention(
             2024, https://arxiv.org/abs/2408.00118).
         sinks: (heads,): the score of one more key, whose value is zero, for the queries of each
             head (OpenAI 2025, https://arxiv.org/abs/2508.10925). None: no such key.
-        implementation: "plain", or "flash": on a TPU the kernel of `tftpu.models.kernels.flash`,
+        implementation: "plain", or "flash": on a TPU the kernel of `tftpu.kernels.flash`,
             which writes no scores to memory; elsewhere the same as "plain". The kernel takes at
             most 8,192 tokens, 16,384 a device where devices share the time of causal attention, and
             needs jax: beside TensorFlow the extra `tpu` installs one that
@@ -61,11 +62,11 @@ def attention(
         UserError: an unknown implementation; or flash attention on a TPU without jax, or with
             shapes that it does not support.
     """
-    checks.check_attention(implementation)
+    _check_implementation(implementation)
     head_dim, key_heads = query.shape[-1], key.shape[2]
     shape = ops.shape(query)
     if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
-        from tftpu.models.kernels import functions
+        from tftpu.kernels import functions
 
         return functions.flash_attention(
             query, key, value, causal, segment_ids, mask, soft_cap, sinks
@@ -98,7 +99,7 @@ def attention_by_heads(
     Returns:
         (batch, heads, time, head_dim), in `query`'s dtype.
     """
-    checks.check_attention(implementation)
+    _check_implementation(implementation)
     if implementation == "flash":
         by_time = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
         found = attention(*by_time, segment_ids=segment_ids, implementation=implementation)
@@ -160,10 +161,10 @@ def choose_rotation_kernel(
         heads: number of heads in the width.
 
     Returns:
-        `tftpu.models.kernels.functions.rotate_pairs`; None if the definition is to be used.
+        `tftpu.kernels.functions.rotate_pairs`; None if the definition is to be used.
     """
     if _has_kernel(implementation):
-        from tftpu.models.kernels import functions
+        from tftpu.kernels import functions
 
         if functions.takes_rotation(x, heads):
             return functions.rotate_pairs
@@ -180,15 +181,22 @@ def choose_whole_kernel(implementation: str, x: Tensor, heads: int) -> Callable[
         heads: number of heads in the width.
 
     Returns:
-        `tftpu.models.kernels.functions.whole_attention`; None if `attention` is to be used.
+        `tftpu.kernels.functions.whole_attention`; None if `attention` is to be used.
     """
-    checks.check_attention(implementation)
+    _check_implementation(implementation)
     if _has_kernel(implementation):
-        from tftpu.models.kernels import functions
+        from tftpu.kernels import functions
 
         if functions.takes_whole(x, heads):
             return functions.whole_attention
     return None
+
+
+def _check_implementation(implementation: str) -> None:
+    if implementation not in ATTENTIONS:
+        raise UserError(
+            f"There is no attention {implementation!r}.{did_you_mean(implementation, ATTENTIONS)}"
+        )
 
 
 def _has_kernel(implementation: str) -> bool:

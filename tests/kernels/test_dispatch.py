@@ -12,7 +12,7 @@ from tests.support.programs import jax_process
 
 @pytest.mark.slow
 def test_models_of_keras_hub_attend_by_the_kernel_and_give_their_own_numbers():
-    printed = jax_process.output("models.hub_attention")
+    printed = jax_process.output("hub.attention")
     cases = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     assert len(cases) == 3
     for case in cases:

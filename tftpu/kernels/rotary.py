@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from tftpu.models.kernels.flash import LANES, Parameters
+from tftpu.kernels.flash import LANES, Parameters
 
 ROWS = 256  # tokens processed at a time
 COLUMNS = 8  # most columns of lanes processed at a time

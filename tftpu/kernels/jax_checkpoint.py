@@ -1,6 +1,6 @@
 """Recomputation in the backward pass, by JAX, of blocks and of loops over blocks.
 
-`tftpu.models.blocks.recompute` and `tftpu.models.blocks.scanned` use it.
+`tftpu.blocks.recompute` and `tftpu.blocks.scanned` use it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 from jax.ad_checkpoint import checkpoint_name
 
-from tftpu.models.layers.internals import read_stored_value
+from tftpu.layer_internals import read_stored_value
 from tftpu.sharding import GATHERED
 from tftpu.tensors import Nest, Tensor
 
@@ -67,7 +67,7 @@ def checkpoint(
 ) -> Nest:
     """Returns `forward(x, weights, states)`, keeping none of its intermediate results.
 
-    Args: as for `tftpu.models.kernels.tensorflow_checkpoint.checkpoint`, and
+    Args: as for `tftpu.kernels.tensorflow_checkpoint.checkpoint`, and
         keep_products: whether to keep the products with weights.
     """
     weights, states = ([read_stored_value(v) for v in group] for group in (trained, others))

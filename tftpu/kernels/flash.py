@@ -363,7 +363,7 @@ def _cap_scores(scores: jax.Array, soft_cap: float) -> jax.Array:
 
 
 class Limits(NamedTuple):
-    """What limits the keys that a query sees, beside causality.
+    """The limits on the keys that a query sees, beside causality.
 
     Attributes:
         segmented: whether there are segments.

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from tftpu.models.layers.internals import read_stored_value
+from tftpu.layer_internals import read_stored_value
 
 
 def assign(variable: keras.Variable, value: np.ndarray) -> None:

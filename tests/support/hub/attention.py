@@ -1,6 +1,6 @@
-"""KerasHub's attention through the flash kernel, for `tests/models/kernels/test_dispatch.py`.
+"""KerasHub's attention through the flash kernel, for `tests/kernels/test_dispatch.py`.
 
-    KERAS_BACKEND=jax python -m tests.support.models.hub_attention
+    KERAS_BACKEND=jax python -m tests.support.hub.attention
 
 prints a line of JSON for each model: how often the kernel ran (by Pallas's interpreter), and how
 far outputs and gradients are from KerasHub's own, relative to the largest number. Positions of
@@ -17,7 +17,7 @@ import keras_hub
 import numpy as np
 
 from tftpu import sharding
-from tftpu.models.kernels import dispatch, functions
+from tftpu.kernels import dispatch, functions
 
 TIME = 100
 SMALL = {"vocabulary_size": 64, "num_layers": 2, "intermediate_dim": 64}

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tftpu.models.layers import internals
-from tftpu.models.layers.internals import GraphCall
+from tftpu import layer_internals as internals
+from tftpu.layer_internals import GraphCall
 
 
 class Chain(NamedTuple):

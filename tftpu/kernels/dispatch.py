@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 from tftpu import sharding
 from tftpu.errors import UserError
-from tftpu.models.kernels import functions, jax_internals
-from tftpu.models.layers.attention import attention
+from tftpu.kernels import functions, jax_internals
+from tftpu.kernels.attention import attention
 from tftpu.tensors import Tensor, ops
 
 

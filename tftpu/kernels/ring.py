@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tftpu.models.kernels import flash
+from tftpu.kernels import flash
 from tftpu.sharding import Ring
 
 Chunks = tuple[Any, Any]  # the chunk of early tokens and the chunk of late tokens

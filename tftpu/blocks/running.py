@@ -1,6 +1,6 @@
 """Recomputes the blocks of any model in the backward pass, or runs them as a loop.
 
-The blocks are found by `tftpu.models.blocks.structure`; the model itself stays as it is.
+The blocks are found by `tftpu.blocks.structure`; the model itself stays as it is.
 
     with running_blocks(model, remat="block", scan="none"):
         model(x, training=True)  # traced
@@ -9,18 +9,30 @@ The blocks are found by `tftpu.models.blocks.structure`; the model itself stays 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 
+from tftpu import layer_internals as internals
+from tftpu.blocks import structure
+from tftpu.blocks.recompute import run_recomputed
+from tftpu.blocks.scanned import read_values
+from tftpu.blocks.structure import Chain
 from tftpu.errors import UserError
-from tftpu.models.blocks import structure
-from tftpu.models.blocks.block_model import Structure
-from tftpu.models.blocks.recompute import run_recomputed
-from tftpu.models.blocks.scanned import read_values
-from tftpu.models.blocks.structure import Chain
-from tftpu.models.layers import internals
 from tftpu.tensors import Nest, Tensor
+
+
+@runtime_checkable
+class RunsBlocks(Protocol):
+    """A layer of a model that runs its own blocks as asked for, as those of the zoo do.
+
+    Attributes:
+        remat: what the backward pass recomputes.
+        scan: whether the blocks run as a loop.
+    """
+
+    remat: str
+    scan: str
 
 
 @contextlib.contextmanager
@@ -69,7 +81,7 @@ def _recompute(
 
 def _loop(chain: Chain, remat: str, plain: Callable, *args: Any, **kwargs: Any) -> Tensor:
     """Calls all blocks of a chain in place of its first one, as one loop over the groups."""
-    from tftpu.models.kernels.jax_checkpoint import scan
+    from tftpu.kernels.jax_checkpoint import scan
 
     size = chain.period
     groups = [chain.blocks[i : i + size] for i in range(0, len(chain.blocks), size)]
@@ -152,7 +164,7 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
     if not asked:
         return
     wanted, fields = " and ".join(asked), " and ".join(one.split("=")[0] for one in asked)
-    if any(isinstance(layer, Structure) for layer in internals.flatten_layers(model)):
+    if any(isinstance(layer, RunsBlocks) for layer in internals.flatten_layers(model)):
         raise UserError(
             f"{wanted} does not apply to models of the zoo: set "
             f"{fields.replace('train.', 'model.')} instead."

@@ -1,0 +1,1 @@
+"""The repeated blocks of any model: found by structure, recomputed, or run as a loop."""
