@@ -52,7 +52,8 @@ EXPECTED = {
         "experts/expert_feedforward_(gate|intermediate)_dense": 2,
         "experts/expert_feedforward_output_dense": 1,
     },
-    "ResNet": {"conv1_conv/kernel$": 3, "_bn/": None},
+    "ViT": {"patch_embedding/kernel$": None, "mha/query/kernel$": 1, "mlp/dense_2/kernel$": 0},
+    "MiT": {"": None},  # its blocks have convolutions
 }
 
 
@@ -93,6 +94,6 @@ def test_what_the_axis_does_not_divide_stays_whole():
     layout = Layout(mesh, small)
     specs = [tuple(layout.find_weight_sharding(v).spec) for v in small.variables]
     assert specs == [(None, None), (None,), (None, T), (T,)]
-    none = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7)])
+    none = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(8, 3)])
     with pytest.raises(UserError, match=r"no layer of the Sequential .* whose number 4 divides"):
         Layout(mesh, none)

@@ -2,9 +2,12 @@
 
 Of two products in a row the first is sharded by its outputs and the second by its inputs, so that
 devices only add up what the second one returns (Shoeybi et al. 2019, Megatron-LM,
-https://arxiv.org/abs/1909.08053). Embeddings are sharded by the vocabulary, attention by its heads,
-convolutions by their channels. Any choice computes the same numbers: the compiler divides the
-program as the weights are. A poor choice costs time.
+https://arxiv.org/abs/1909.08053). Embeddings are sharded by the vocabulary, attention by its heads.
+The compiler divides the program as the weights are, so a poor choice costs time, not correctness.
+
+Convolutions, and the products of a block that has one, stay whole: XLA computes some that go over
+each channel apart wrongly where channels are sharded (jax 0.10.2 on CPU devices; MobileNet and
+Xception in docs/keras-hub/atlas.md lost up to 2 % of the loss).
 """
 
 import collections
@@ -71,7 +74,8 @@ def _choose_dimensions(
         layers: those of the block.
         widths: see `_count_sizes`, of the whole model.
     """
-    products = _list_products(layers)
+    convolves = any(_is_convolution(layer) for layer in layers)
+    products = [] if convolves else _list_products(layers)
     sizes = _count_sizes(products)
     width = max(sizes, key=lambda size: (sizes[size], widths[size]), default=0)
     last = _find_last_squares(layers, products, width)
@@ -87,7 +91,7 @@ def _choose_dimensions(
             for variable in _list_own(layer):
                 if layer.input_dim in variable.shape:  # the matrix, or its transpose for the logits
                     yield variable, tuple(variable.shape).index(layer.input_dim)
-        elif id(layer) not in multiplying:
+        elif id(layer) not in multiplying and not convolves:
             yield from _shard_experts(layer, width)
 
 
@@ -100,17 +104,17 @@ def _read_product(layer: keras.Layer) -> Product | None:
     kernels = [v for v in _list_own(layer) if v.name == "kernel"]
     if not kernels:
         return None
-    rank = len(kernels[0].shape)
     if isinstance(layer, keras.layers.EinsumDense):
         given, _, output = layer.equation.replace("->", ",").replace("...", "").split(",")
         labels = layer.equation.split(",")[1].split("->")[0]
         inputs = tuple(i for i, label in enumerate(labels) if label not in output)
         outputs = tuple(i for i, label in enumerate(labels) if label not in given)
         return Product(layer, kernels[0], inputs, outputs) if inputs and outputs else None
-    # A convolution for each channel apart has no filters.
-    if isinstance(layer, keras.layers.Dense) or (rank > 2 and hasattr(layer, "filters")):
-        return Product(layer, kernels[0], (rank - 2,), (rank - 1,))
-    return None
+    return Product(layer, kernels[0], (0,), (1,)) if isinstance(layer, keras.layers.Dense) else None
+
+
+def _is_convolution(layer: keras.Layer) -> bool:
+    return hasattr(layer, "kernel_size") and hasattr(layer, "strides")
 
 
 def _count_sizes(products: Sequence[Product]) -> collections.Counter[int]:

@@ -78,8 +78,9 @@ class Layout:
         if mesh.shape[TENSOR] > 1 and not any(TENSOR in spec for spec in self._specs.values()):
             raise UserError(
                 f"The mesh has {TENSOR}:{mesh.shape[TENSOR]}, but no layer of the "
-                f"{type(model).__name__} {model.name!r} has a vocabulary, heads, units or filters "
-                f"whose number {mesh.shape[TENSOR]} divides. Use the axes {DATA!r} and {FSDP!r}."
+                f"{type(model).__name__} {model.name!r} has a vocabulary, heads or units whose "
+                f"number {mesh.shape[TENSOR]} divides (convolutions are not sharded). Use the axes "
+                f"{DATA!r} and {FSDP!r}."
             )
         # Optimizers name the slots of a variable after the variable.
         self._slots = {
