@@ -103,8 +103,8 @@ def build_serving(
 
     model = build_plain_model(experiment, trainer)  # the model has no loss and no optimizer
     with own_code.failures_of_class(experiment.data, "export_inputs"):
-        given = experiment.data.export_inputs()
-    taken = resolve_inputs(model, experiment.data, given, inputs)
+        given = experiment.prepared_data.export_inputs()
+    taken = resolve_inputs(model, experiment.prepared_data, given, inputs)
     names = finished.read_class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
     quantized = quantizing.quantize_weights(model, bits) if bits else {}
@@ -167,7 +167,8 @@ def _explain_refusal(trainer: "Trainer", experiment: Experiment) -> str | None:
     import keras
 
     if not all(
-        spec.dtype.is_integer for spec in keras.tree.flatten(_describe_features(experiment.data))
+        spec.dtype.is_integer
+        for spec in keras.tree.flatten(_describe_features(experiment.prepared_data))
     ):
         return "its features are not tokens."
     quieten_xla()

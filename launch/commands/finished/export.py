@@ -173,11 +173,11 @@ def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
     # Without the loss and the optimizer, whose classes other machines may not have.
     model = build_plain_model(experiment, trainer)
     with own_code.failures_of_class(experiment.data, "export_inputs"):
-        given = experiment.data.export_inputs()
+        given = experiment.prepared_data.export_inputs()
     if given is not None:
         model = _add_pixel_input(model, experiment.data)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
-    return Serving(model, *resolve_inputs(model, experiment.data, given))
+    return Serving(model, *resolve_inputs(model, experiment.prepared_data, given))
 
 
 def _add_pixel_input(model: Any, data: DataConfig) -> Any:
