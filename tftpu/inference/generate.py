@@ -28,7 +28,7 @@ def generate(
     length: int,
     sampling: Sampling | None = None,
     seed: int = 0,
-    stop: int | None = None,
+    stop: int | Sequence[int] | None = None,
     context: int | None = None,
 ) -> list[Tokens]:
     """Returns the tokens with which a language model continues prompts.
@@ -37,7 +37,8 @@ def generate(
     fills the model's context or is longer, it continues from its last half context.
 
     Args:
-        model: the zoo's GPT or Llama, which keep keys and values of what they have read; or any
+        model: the zoo's GPT or Llama, or a causal language model of KerasHub, which keep keys and
+            values of what they have read; or any
             causal Keras model from tokens, (batch, time), to logits, (batch, time, vocabulary),
             which reads the whole row again for each token.
         prompts: the token ids of each row. The lengths may differ, but must not be 0.
@@ -45,14 +46,14 @@ def generate(
         sampling: the rule by which tokens are drawn; None draws from all tokens by their
             probabilities.
         seed: the seed of the random numbers that choose tokens.
-        stop: a token after which a row ends; it is not returned.
+        stop: a token after which a row ends, or several; it is not returned.
         context: the most tokens to read at once; None: as many as the model takes.
 
     Raises:
         UserError: the model does not predict the next token, or a prompt is empty or has an unknown
             token.
     """
-    writer = Writer(model, stop, context)
+    writer = open_writer(model, stop, context)
     found: list[Tokens] = [[] for _ in prompts]
     rows = build_rows(prompts, length, sampling or Sampling(), seed)
     for parts in writer.write(rows, every=length):
@@ -112,17 +113,23 @@ class Writer:
     def __init__(
         self,
         model: Any,
-        stop: int | None = None,
+        stop: int | Sequence[int] | None = None,
         context: int | None = None,
         compiled: Compile | None = None,
     ):
-        self._decoding = build_decoding(model, context)
-        self._stop = stop
+        self._decoding = self._build_decoding(model, context)
+        self._stops = () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
         self._compiled = compiled or functools.partial(functions.compile_function, model)
         self._loops: dict[Choice, tuple[Any, Any]] = {}
         self._known: set[tuple[Any, ...]] = set()  # sizes that are compiled
         if isinstance(self._decoding, Recomputed):
             _check_order(self._decoding, self._compiled, model.name)
+
+    def _build_decoding(self, model: Any, context: int | None) -> Any:
+        return build_decoding(model, context)
+
+    def _build_loop(self, choice: Choice) -> Any:
+        return Loop(self._decoding, choice, self._stops)
 
     def write(self, rows: Sequence[Row], every: int = 16) -> Iterator[list[Tokens]]:
         """Yields the next tokens of each row, up to `every` of them, until all rows have ended."""
@@ -189,7 +196,7 @@ class Writer:
     ) -> Iterator[list[Tokens]]:
         """Yields the next tokens of texts; both must fit into the context together."""
         lengths = np.array([len(text) for text in texts], np.int32)
-        time = min(_round_up_length(int(lengths.max())), self._decoding.context)
+        time = min(round_up_length(int(lengths.max())), self._decoding.context)
         tokens = np.zeros((len(texts), time), np.int32)
         for padded, text in zip(tokens, texts):
             padded[: len(text)] = text
@@ -205,13 +212,16 @@ class Writer:
         for done in range(0, calls * every, every):
             following = uniform[:, done + 1 : done + every + 1]
             state, written = write(state, lengths, following, every)
-            if not np.array(state["finite"]):
-                raise UserError(
-                    "The model predicts values that are not finite, so no token can be drawn: "
-                    "the cause is in its weights or its precision."
-                )
+            self._check_finite(state)
             self._known.add(sizes)
             yield np.array(written)[:, : length - done].tolist()
+
+    def _check_finite(self, state: Any) -> None:
+        if not np.array(state["finite"]):
+            raise UserError(
+                "The model predicts values that are not finite, so no token can be drawn: the "
+                "cause is in its weights or its precision."
+            )
 
     def _compile_loop(self, samplings: Sequence[Sampling]) -> tuple[Any, Any]:
         """Returns the compiled functions that read prompts and write tokens."""
@@ -222,7 +232,7 @@ class Writer:
                 f"{[choice, *others]}."
             )
         if choice not in self._loops:
-            loop = Loop(self._decoding, choice, self._stop)
+            loop = self._build_loop(choice)
             self._loops[choice] = self._compiled(loop.read), self._compiled(loop.write)
         return self._loops[choice]
 
@@ -231,9 +241,9 @@ class Writer:
         if ended[index]:
             return []
         kept = part[:room]
-        stopped = self._stop in kept
+        stopped = not set(self._stops).isdisjoint(kept)
         ended[index] = stopped or len(kept) == room
-        return list(itertools.takewhile(lambda token: token != self._stop, kept))
+        return list(itertools.takewhile(lambda token: token not in self._stops, kept))
 
     def check(self, prompts: Sequence[Sequence[int]], length: int) -> list[Tokens]:
         """Returns the tokens of prompts.
@@ -258,6 +268,19 @@ class Writer:
         return rows
 
 
+def open_writer(
+    model: Any,
+    stop: int | Sequence[int] | None = None,
+    context: int | None = None,
+    compiled: Compile | None = None,
+) -> Writer:
+    """Returns the writer of a model; arguments and errors are those of `Writer`."""
+    from tftpu.inference.task_writer import TaskWriter
+
+    kind = TaskWriter if hasattr(model, "generate_step") else Writer
+    return kind(model, stop, context, compiled)
+
+
 def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
     """Raises `UserError` for a model whose logits after a token depend on later tokens."""
     rng, time = np.random.default_rng(0), decoding.context
@@ -275,7 +298,7 @@ def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
         )
 
 
-def _round_up_length(length: int) -> int:
+def round_up_length(length: int) -> int:
     """Rounds up to 64, 96, 128, 192, 256, and so on, so that few lengths are compiled."""
     whole = _PROMPT << (-(-length // _PROMPT) - 1).bit_length()
     three_quarters = 3 * whole // 4

@@ -43,7 +43,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
     """
     model = _build_model(model_fn, precision)
     decoding = build_decoding(model)
-    loop, slots = Loop(decoding, Sampling().choice, None), decoding.context
+    loop, slots = Loop(decoding, Sampling().choice), decoding.context
     every = min(_TOKENS, slots // 2)
 
     def build_spec(*shape: int, dtype: Any = tf.int32) -> tf.TensorSpec:
