@@ -76,6 +76,12 @@ def list_adapted(model: keras.Model) -> list[Any]:
     return [v for v in internals.flatten_layers(model) if getattr(v, "lora_enabled", False)]
 
 
+def switch_off(model: keras.Model) -> None:
+    """Sets adapters to zero, so that a model computes with the weights below them alone."""
+    for layer in list_adapted(model):
+        layer.lora_kernel_b.assign(keras.ops.zeros_like(layer.lora_kernel_b))
+
+
 def merge_weights(
     model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ class LanguageOptions(NamedTuple):
 
     Attributes:
         tokenizer: see `texts.choose_codec`.
-        stop: see `texts.find_stop_token`.
+        stop: see `texts.find_stop_tokens`.
         tokens: the most tokens that a request may ask for.
     """
 
@@ -166,24 +166,26 @@ def _explain_refusal(trainer: "Trainer", experiment: Experiment) -> str | None:
     """Returns why a run did not train a language model; None if it did."""
     import keras
 
-    if not all(
+    if not hasattr(trainer.model, "generate_step") and not all(
         spec.dtype.is_integer
         for spec in keras.tree.flatten(_describe_features(experiment.prepared_data))
     ):
         return "its features are not tokens."
     quieten_xla()
     try:
-        _build_writer(trainer, experiment, None)
+        _build_writer(trainer, experiment)
     except UserError as error:
         return str(error)
     return None
 
 
-def _build_writer(trainer: "Trainer", experiment: Experiment, stop: int | None) -> "Writer":
-    from tftpu.inference.generate import Writer
+def _build_writer(
+    trainer: "Trainer", experiment: Experiment, stop: Sequence[int] = ()
+) -> "Writer":
+    from tftpu.inference.generate import open_writer
 
     context = getattr(experiment.data, "context", None)
-    return Writer(trainer.model, stop, context, trainer.executor.compiled)
+    return open_writer(trainer.model, stop, context, trainer.executor.compiled)
 
 
 def _build_language(
@@ -192,8 +194,8 @@ def _build_language(
     from tftpu.inference.server import device
     from tftpu.inference.server.text import Language
 
-    codec = texts.choose_codec(experiment.data, for_texts.tokenizer)
-    stop = texts.find_stop_token(experiment.data, codec, for_texts.stop)
+    codec = texts.choose_codec(experiment, for_texts.tokenizer)
+    stop = texts.find_stop_tokens(experiment.data, codec, for_texts.stop, trainer.model)
     writer = _build_writer(trainer, experiment, stop)
     return Language(
         writer, codec.encode, codec.build_decoder, codec.size, device.find_tensorflow_device()

@@ -203,9 +203,12 @@ def _describe_reading(serving: "Serving", path: str) -> str:
     """Returns the lines of Python that read a `.keras` file."""
     from tftpu.inference.exporting.export import list_modules
 
-    found = sorted(list_modules(serving.model))
+    # A package of models registers them all, whichever of its modules they are in.
+    modules = list_modules(serving.model)
+    found = sorted({"keras_hub" if m.startswith("keras_hub.") else m for m in modules})
     own = [name for name in found if name.partition(".")[0] not in ("keras", "tftpu")]
     reader = "tftpu.models" if any(name.startswith("tftpu.") for name in found) else "keras.models"
     imported = ", ".join([reader, *own])
+    own = [name for name in own if name != "keras_hub"]
     note = f", with {' and '.join(own)} on Python's path" if own else ""
     return f"import {imported}; model = {reader}.load_model({path!r}){note}"
