@@ -1,4 +1,4 @@
-"""Whole texts that a config can name, for models with a preprocessor of their own; see `sources`."""
+"""Whole texts that a config can name, for models with their own preprocessor; see `sources`."""
 
 import dataclasses
 import hashlib
@@ -22,7 +22,7 @@ _HELD_OUT = 20  # without `eval_text`, one of so many texts is evaluated
 
 @dataclasses.dataclass
 class Texts(DataConfig):
-    """Whole texts, held in memory, for a model of KerasHub, whose preprocessor makes tokens of them.
+    """Whole texts, held in memory, for a model of KerasHub, which makes tokens of them.
 
     Each line of a text file is a text, and each record of a table (see `formats.text_files`).
 

@@ -179,9 +179,7 @@ def _explain_refusal(trainer: "Trainer", experiment: Experiment) -> str | None:
     return None
 
 
-def _build_writer(
-    trainer: "Trainer", experiment: Experiment, stop: Sequence[int] = ()
-) -> "Writer":
+def _build_writer(trainer: "Trainer", experiment: Experiment, stop: Sequence[int] = ()) -> "Writer":
     from tftpu.inference.generate import open_writer
 
     context = getattr(experiment.data, "context", None)

@@ -136,7 +136,7 @@ class _Preparation:
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(raw)
         x = tf.nest.map_structure(_to_texts, x)
-        if isinstance(x, list) and x and isinstance(x[0], str) and self._takes_pairs():
+        if isinstance(x, list) and x and isinstance(x[0], str) and self._takes_pairs:
             x = {"prompts": [""] * len(x), "responses": x}
         try:
             return self._preprocessor(x, y=y, sample_weight=sample_weight)
@@ -145,7 +145,7 @@ class _Preparation:
             text = str(error).replace("\x1b[1m", "").replace("\x1b[0m", "")
             raise UserError(f"The data do not fit the preprocessor {kind}: {text}") from error
 
-    @functools.cache
+    @functools.cached_property
     def _takes_pairs(self) -> bool:
         """Returns whether texts are the responses to prompts, as for Gemma 3, and not alone."""
         try:
