@@ -52,6 +52,8 @@ def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
     On several hosts, no model is tried, so none is suggested.
     """
     data = experiment.data
+    if hasattr(trainer.model, "generate_step"):  # a language model of KerasHub
+        return "--prompt='Once upon a time'"
     if not isinstance(data, sources.Tokens) or trainer.hosts.count > 1:
         return ""
     try:
