@@ -71,7 +71,8 @@ class Texts(DataConfig):
         from tftpu.input_pipelines import unlabelled
 
         kind, patterns = unlabelled.parse_address(address, type(self).__name__, ("text",))
-        rows = list(self._read(patterns)) if patterns else self._read_split(kind)
+        alone = dataclasses.replace(self, prompt="", label="", classes=())
+        rows = list(alone._read(patterns)) if patterns else self._read_split(kind)
         texts = [row[self.field] for row in rows]
         held = tf.constant(texts)
         found = unlabelled.from_arrays(

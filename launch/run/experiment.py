@@ -82,8 +82,8 @@ def build_layers(experiment: Experiment) -> keras.Model:
         models.enable_lora(model, config.lora, config.lora_targets, config.lora_base)
     if config.freeze:
         models.freeze(model, config.freeze)
-    prepares = type(config).prepare_data is not ModelConfig.prepare_data
-    if getattr(experiment.data, "image_dtype", None) == "uint8" and not prepares:
+    scales = experiment.prepared_data is experiment.data  # not if a preprocessor does
+    if scales and getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardize_pixels(model)
     return model
 

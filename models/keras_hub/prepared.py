@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import DataConfig, DataContext
+from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.models.keras_hub import presets
 from tftpu.models.keras_hub.config import KerasHub
@@ -56,6 +57,16 @@ class PreparedData(DataConfig):
             return prepare(found.features(ranges)).map(lambda x, *labels: x)
 
         return dataclasses.replace(found, features=read_features)
+
+    def export_inputs(self) -> ExportInputs | None:
+        given, preprocessor = self.source.export_inputs(), presets.load_preprocessor(self.model)
+        if given is None or preprocessor is None:
+            return given
+
+        def prepare(*values: Any) -> Any:
+            return preprocessor(given.prepare(*values))
+
+        return dataclasses.replace(given, prepare=prepare)
 
     def class_names(self) -> list[str] | None:
         return self.source.class_names()

@@ -90,7 +90,9 @@ def run(options: Options) -> None:
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
     print(f"step {step}: {options.output}, {format_size(found.bytes)}")
     print(f"  inputs   {inputs}, any batch")
-    if isinstance(experiment.data, StreamedImages):
+    if isinstance(experiment.data, StreamedImages) and [i.dtype for i in serving.inputs] == [
+        "uint8"
+    ]:
         print(f"  crop     {_describe_crop(experiment.data)}")
     print(f"  outputs  {', '.join(serving.output_specs())}")
     compared = f"the {options.quantize} model" if options.quantize else "the model"
@@ -172,12 +174,14 @@ def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
 
     # Without the loss and the optimizer, whose classes other machines may not have.
     model = build_plain_model(experiment, trainer)
-    with own_code.failures_of_class(experiment.data, "export_inputs"):
-        given = experiment.prepared_data.export_inputs()
+    prepared, given = experiment.prepared_data, None
+    if prepared is experiment.data:  # a preprocessor stays outside of the file
+        with own_code.failures_of_class(experiment.data, "export_inputs"):
+            given = experiment.data.export_inputs()
     if given is not None:
         model = _add_pixel_input(model, experiment.data)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
-    return Serving(model, *resolve_inputs(model, experiment.prepared_data, given))
+    return Serving(model, *resolve_inputs(model, prepared, given))
 
 
 def _add_pixel_input(model: Any, data: DataConfig) -> Any:

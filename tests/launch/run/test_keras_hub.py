@@ -43,9 +43,7 @@ def config(tmp_path_factory) -> Path:
     build_tiny_gemma3().save_to_preset(str(folder / "gemma3"))
     texts = write_texts(folder / "texts.txt")
     path = folder / "tiny.py"
-    path.write_text(
-        CONFIG.replace("PRESET", str(folder / "gemma3")).replace("TEXTS", str(texts))
-    )
+    path.write_text(CONFIG.replace("PRESET", str(folder / "gemma3")).replace("TEXTS", str(texts)))
     return path
 
 
@@ -94,7 +92,8 @@ def test_a_killed_run_resumes_to_the_same_numbers(engine, config, run, tmp_path)
         assert warm.run([*words, f"--workdir={whole}"], env=environment).returncode == 0
         assert read_losses(whole)[STEPS] == pytest.approx(read_losses(run)[STEPS], rel=1e-3)
     theirs, ours = (
-        load_file(one / "checkpoints" / str(STEPS) / "model.safetensors") for one in (whole, workdir)
+        load_file(one / "checkpoints" / str(STEPS) / "model.safetensors")
+        for one in (whole, workdir)
     )
     assert all(np.array_equal(theirs[name], ours[name]) for name in theirs | ours)
 

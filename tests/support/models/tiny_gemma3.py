@@ -4,7 +4,25 @@ import io
 from pathlib import Path
 from typing import Any
 
-WORDS = "the quick brown fox jumps over a lazy dog and reads all of its old books again".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "reads",
+    "all",
+    "of",
+    "its",
+    "old",
+    "books",
+    "again",
+]
 
 
 def write_texts(path: Path, count: int = 160) -> Path:
