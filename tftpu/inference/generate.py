@@ -17,7 +17,7 @@ from tftpu.inference.sampling import Choice, Sampling, gather_rules
 
 Tokens = list[int]
 _FEW = 16  # tokens that are always written together; unwanted ones are cut off
-_ROOM = 128  # tokens that a row has room for at least, so that short texts share a program
+ROOM = 128  # tokens that a row has room for at least, so that short texts share a program
 _PROMPT = 64  # the length that the shortest prompts are padded to
 
 
@@ -202,7 +202,7 @@ class Writer:
             padded[: len(text)] = text
         calls = -(-length // every)
         # A power of two, so that few sizes are compiled.
-        slots = time + max(_ROOM, every * (1 << (calls - 1).bit_length()))
+        slots = time + max(ROOM, every * (1 << (calls - 1).bit_length()))
         sizes = rows[0].sampling.choice, len(texts), time, slots, every
         if sizes not in self._known:
             before_compiling()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tftpu.errors import UserError
-from tftpu.inference.generate import Row, Tokens, Writer, round_up_length
+from tftpu.inference.generate import ROOM, Row, Tokens, Writer, round_up_length
 from tftpu.inference.loop import is_finite, is_one_of
 from tftpu.inference.sampling import Choice, gather_rules
 from tftpu.tensors import Nest, Tensor, ops
@@ -149,7 +149,8 @@ class TaskWriter(Writer):
         """Yields the next tokens of texts; both must fit into the context together."""
         lengths = np.array([len(text) for text in texts], np.int32)
         longest = int(lengths.max())
-        slots = min(round_up_length(longest + length), self._decoding.context)
+        room = max(longest + length, ROOM)  # so that short texts share a program
+        slots = min(round_up_length(room), self._decoding.context)
         tokens = np.zeros((len(texts), slots), np.int32)
         for padded, text in zip(tokens, texts):
             padded[: len(text)] = text

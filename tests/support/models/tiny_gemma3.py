@@ -5,23 +5,8 @@ from pathlib import Path
 from typing import Any
 
 WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "reads",
-    "all",
-    "of",
-    "its",
-    "old",
-    "books",
-    "again",
+    *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
+    *("and", "reads", "all", "of", "its", "old", "books", "again"),
 ]
 
 
