@@ -168,9 +168,10 @@ class _Preparation:
 
 def _build_example(spec: tf.TensorSpec) -> Any:
     """Returns an example of a raw batch with this spec."""
+    shape: Any = [1, *spec.shape[1:]]
     if spec.dtype == tf.string:
-        return np.full([1, *spec.shape[1:]], b"a", object)
-    return np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype)
+        return np.full(shape, b"a", object)
+    return np.zeros(shape, spec.dtype.as_numpy_dtype)
 
 
 def _to_texts(part: np.ndarray) -> Any:

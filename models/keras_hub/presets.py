@@ -25,17 +25,27 @@ def load_model(config: KerasHub) -> keras.Model:
         UserError: KerasHub is not installed, has no such preset or task, or cannot load it.
     """
     hub = _import_keras_hub()
-    kind = hub.models.Backbone if not config.task else _find_task(hub, config.task)
     given: dict[str, Any] = {"load_weights": config.weights == "preset"}
     with _explaining(hub, config):
         if not config.task:
-            return kind.from_preset(config.preset, **given, **config.overrides)
+            return _load_backbone(hub, config, given)
         if config.overrides:
-            backbone = hub.models.Backbone
-            given["backbone"] = backbone.from_preset(config.preset, **given, **config.overrides)
+            given["backbone"] = _load_backbone(hub, config, given)
         if config.num_classes:
             given["num_classes"] = config.num_classes
-        return kind.from_preset(config.preset, preprocessor=None, **given)
+        return _find_task(hub, config.task).from_preset(config.preset, preprocessor=None, **given)
+
+
+def _load_backbone(hub: Any, config: KerasHub, given: dict[str, Any]) -> Any:
+    found = hub.models.Backbone.from_preset(config.preset, **given, **config.overrides)
+    known = found.get_config()
+    for name in config.overrides:  # KerasHub leaves out what it does not know
+        if name not in known:
+            raise UserError(
+                f"model.overrides: {type(found).__name__} has no argument {name!r}."
+                f"{did_you_mean(name, known)}"
+            )
+    return found
 
 
 def load_preprocessor(config: KerasHub) -> Any:

@@ -60,7 +60,7 @@ def test_the_batches_are_those_of_the_presets_preprocessor(gemma3, tmp_path):
 
 
 def test_texts_without_their_preset_are_explained(gemma3, tmp_path):
-    (tmp_path / "t.csv").write_text("text,kind\na,b\n")
+    (tmp_path / "t.csv").write_text("text,kind\na,b\nc,b\n")
     data = Texts(train_text=str(tmp_path / "t.csv"), label="kind", global_batch_size=1)
     experiment = tftpu.Experiment(tftpu.KerasHub(gemma3, "text_classifier"), data)
     with pytest.raises(UserError, match="KerasHub cannot load text_classifier"):
