@@ -5,8 +5,8 @@ import weakref
 from tftpu.config import Experiment
 from tftpu.engines.engine import Executor
 from tftpu.errors import UserError
-from tftpu.inference.generate import Row, Writer
 from tftpu.inference.sampling import Sampling
+from tftpu.inference.writer import Row, Writer
 from tftpu.input_pipelines import sources
 from tftpu.launch.run.texts import ByteCodec, has_byte_tokens
 from tftpu.launch.startup import quieten_xla

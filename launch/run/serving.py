@@ -14,9 +14,9 @@ from tftpu.launch.startup import quieten_xla
 if TYPE_CHECKING:
     from tftpu.inference.exporting.inputs import Input
     from tftpu.inference.exporting.serving import Serving
-    from tftpu.inference.generate import Writer
     from tftpu.inference.server.served import Served
     from tftpu.inference.server.text import Language
+    from tftpu.inference.writer import Writer
     from tftpu.training.trainer import Trainer
 
 

@@ -5,7 +5,7 @@ Tried with KerasHub 0.32, whose preprocessors run in Python unless tensorflow-te
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -15,8 +15,10 @@ from tftpu.config import DataConfig, DataContext
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
 from tftpu.models.keras_hub import presets
-from tftpu.models.keras_hub.config import KerasHub
 from tftpu.tensors import Nest
+
+if TYPE_CHECKING:
+    from tftpu.models.keras_hub.config import KerasHub
 
 _DTYPES = {"float64": "float32", "int64": "int32"}  # those that devices take
 
@@ -30,8 +32,8 @@ class PreparedData(DataConfig):
         model: the model.
     """
 
-    source: DataConfig = dataclasses.field(default_factory=DataConfig)
-    model: KerasHub = dataclasses.field(default_factory=KerasHub)
+    source: DataConfig = dataclasses.field(kw_only=True)
+    model: "KerasHub" = dataclasses.field(kw_only=True)
 
     def training(self, context: DataContext) -> Any:
         found = self.source.training(context)

@@ -7,18 +7,20 @@ import contextlib
 import inspect
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from tftpu.errors import UserError, did_you_mean
 from tftpu.installation import command
-from tftpu.models.keras_hub.config import KerasHub
+
+if TYPE_CHECKING:
+    from tftpu.models.keras_hub.config import KerasHub
 
 _VERSION = "0.32.0"
 
 
-def load_model(config: KerasHub) -> keras.Model:
+def load_model(config: "KerasHub") -> keras.Model:
     """Returns the task or the backbone of a config, without its preprocessor.
 
     Raises:
@@ -36,7 +38,7 @@ def load_model(config: KerasHub) -> keras.Model:
         return _find_task(hub, config.task).from_preset(config.preset, preprocessor=None, **given)
 
 
-def _load_backbone(hub: Any, config: KerasHub, given: dict[str, Any]) -> Any:
+def _load_backbone(hub: Any, config: "KerasHub", given: dict[str, Any]) -> Any:
     found = hub.models.Backbone.from_preset(config.preset, **given, **config.overrides)
     known = found.get_config()
     for name in config.overrides:  # KerasHub leaves out what it does not know
@@ -48,7 +50,7 @@ def _load_backbone(hub: Any, config: KerasHub, given: dict[str, Any]) -> Any:
     return found
 
 
-def load_preprocessor(config: KerasHub) -> Any:
+def load_preprocessor(config: "KerasHub") -> Any:
     """Returns the preprocessor of a config's task; None if it has none.
 
     Raises:
@@ -96,7 +98,7 @@ def _normalize(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _explaining(hub: Any, config: KerasHub) -> Iterator[None]:
+def _explaining(hub: Any, config: "KerasHub") -> Iterator[None]:
     """Turns the errors of loading a preset into `UserError`."""
     preset, known = config.preset, hub.models.Backbone.presets
     if "://" not in preset and preset not in known and not os.path.isdir(preset):

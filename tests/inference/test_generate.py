@@ -16,9 +16,10 @@ from tests.support.models.generation import LENGTH, PROMPTS, SAMPLING, language_
 from tests.support.programs import jax_process
 from tftpu import sharding
 from tftpu.errors import UserError
-from tftpu.inference import generate as generate_module
-from tftpu.inference.generate import Row, Writer, build_rows, generate
+from tftpu.inference import writer as writer_module
+from tftpu.inference.generate import generate
 from tftpu.inference.sampling import Sampling, gather_rules
+from tftpu.inference.writer import Row, Writer, build_rows
 
 LIKELIEST = Sampling(0)
 
@@ -322,6 +323,6 @@ def test_lengths_below_a_part_compile_nothing_of_their_own():
 
 
 def test_few_lengths_of_prompts_are_compiled():
-    lengths = {generate_module._round_up_length(length) for length in range(1, 1025)}
+    lengths = {writer_module.round_up_length(length) for length in range(1, 1025)}
     assert sorted(lengths) == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
-    assert all(length <= generate_module._round_up_length(length) for length in range(1, 1025))
+    assert all(length <= writer_module.round_up_length(length) for length in range(1, 1025))

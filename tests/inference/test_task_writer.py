@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support.models.byte_gpt2 import build_byte_gpt2
-from tests.support.models.tiny_gemma3 import build_tiny_gemma3
+from tests.support.hub.byte_gpt2 import build_byte_gpt2
+from tests.support.hub.tiny_gemma3 import build_tiny_gemma3
 from tftpu.errors import UserError
-from tftpu.inference.generate import Row, open_writer
+from tftpu.inference.generate import open_writer
 from tftpu.inference.sampling import Sampling
+from tftpu.inference.writer import Row
 
 pytestmark = pytest.mark.slow
 LIKELIEST, LENGTH, SLOTS = Sampling(temperature=0), 20, 64

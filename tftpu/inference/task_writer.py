@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from tftpu.errors import UserError
-from tftpu.inference.generate import ROOM, Row, Tokens, Writer, round_up_length
 from tftpu.inference.loop import is_finite, is_one_of
 from tftpu.inference.sampling import Choice, gather_rules
+from tftpu.inference.writer import ROOM, Row, Tokens, Writer, round_up_length
 from tftpu.tensors import Nest, Tensor, ops
 
 _CONTEXT = 1024  # as the preprocessors of KerasHub, which know what a model was trained with

@@ -23,7 +23,7 @@ from tftpu.launch.startup import quieten_xla
 from tftpu.storage import files
 
 if TYPE_CHECKING:
-    from tftpu.inference.generate import Row, Writer
+    from tftpu.inference.writer import Row, Writer
 
 _TOGETHER = 32  # prompts of a file that are continued at a time
 
@@ -75,8 +75,9 @@ def run(options: Options) -> None:
     trainer, _, _ = finished.restore_without_data(experiment, options.workdir)
     stop = texts.find_stop_tokens(experiment.data, codec, options.stop, trainer.model)
     from tftpu import models
-    from tftpu.inference.generate import build_rows, open_writer
+    from tftpu.inference.generate import open_writer
     from tftpu.inference.sampling import Sampling
+    from tftpu.inference.writer import build_rows
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
     context = getattr(experiment.data, "context", None)

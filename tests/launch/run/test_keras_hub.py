@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support import warm
-from tests.support.models.tiny_gemma3 import build_tiny_gemma3, write_texts
+from tests.support.hub.tiny_gemma3 import build_tiny_gemma3, write_texts
 from tftpu.checkpoint import manifest
 from tftpu.launch.main import main
 

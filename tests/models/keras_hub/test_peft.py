@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.hub.tiny_gemma3 import build_tiny_gemma3
 from tests.support.models.adapted import stir
 from tests.support.models.strategies import relative
-from tests.support.models.tiny_gemma3 import build_tiny_gemma3
 from tftpu import models
 from tftpu.errors import UserError
 from tftpu.models.keras_hub import peft as writing

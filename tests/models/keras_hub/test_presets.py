@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tftpu
-from tests.support.models.tiny_gemma3 import build_tiny_gemma3, write_texts
+from tests.support.hub.tiny_gemma3 import build_tiny_gemma3, write_texts
 from tftpu import input_pipelines, models
 from tftpu.errors import UserError
 from tftpu.input_pipelines.sources import Texts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tftpu.inference.server.batching import Busy
 
 if TYPE_CHECKING:
-    from tftpu.inference.generate import Row, Writer
+    from tftpu.inference.writer import Row, Writer
 
 _LOG = logging.getLogger(__name__)
 Chunk = list[int] | Exception | None  # None: the text has ended
