@@ -6,6 +6,7 @@ Tried with KerasHub 0.32.
 import contextlib
 import inspect
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,9 @@ def _find_task(hub: Any, name: str) -> Any:
     if _normalize(name) not in known:
         # Tasks of single architectures, such as Gemma3CausalLM, are the others.
         general = [key for key, kind in tasks if kind is not base and kind.backbone_cls is None]
+        general = [
+            re.sub(r"(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Z])", "_", k).lower() for k in general
+        ]
         raise UserError(
             f"model.task={name!r}: KerasHub has no such task.{did_you_mean(name, general)}"
         )

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support import warm
-from tests.support.hub.tiny_gemma3 import build_tiny_gemma3, write_texts
+from tests.support.hub.tiny_gemma3 import WORDS, build_tiny_gemma3, write_texts
 from tftpu.checkpoint import manifest
 from tftpu.launch.main import main
 
@@ -134,10 +134,78 @@ def test_mistakes_are_explained(config, tmp_path, capsys):
     words = ["train", str(config), f"--workdir={tmp_path / 'run'}", "--tpu=none"]
     for flag, said in {
         "--config.model.preset=gemma3_1bb": "Did you mean 'gemma3_1b'?",
-        "--config.model.task=causal_ml": "KerasHub has no such task. Did you mean 'CausalLM'?",
+        "--config.model.task=causal_ml": "KerasHub has no such task. Did you mean 'causal_lm'?",
         "--config.data.train_text=nothing.txt": "There is no file 'nothing.txt'",
         "--config.model.weights=some": "model.weights is 'some'",
         "--config.model.init_from=runs/x": "name the preset",
     }.items():
         assert main([*words, flag]) == 2
         assert said in capsys.readouterr().err
+
+
+def build_bert(folder: Path) -> str:
+    """Saves a small text classifier; returns the fields of a config for it."""
+    import keras_hub
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = keras_hub.models.BertTokenizer(vocabulary=names)
+    preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=8)
+    backbone = keras_hub.models.BertBackbone(len(names), 1, 2, 16, 32, max_sequence_length=8)
+    task = keras_hub.models.BertTextClassifier(backbone, 5, preprocessor=preprocessor)
+    task.save_to_preset(str(folder / "bert"))
+    rng = np.random.default_rng(0)
+    rows = [f"{' '.join(rng.choice(WORDS[k * 8 :][:8], 4))},{'ab'[k]}" for k in (0, 1) * 60]
+    (folder / "t.csv").write_text("review,kind\n" + "\n".join(rows))
+    (folder / "new.txt").write_text("the quick brown fox\nall its books again\n")
+    data = f"Texts(train_text='{folder}/t.csv', field='review', label='kind', global_batch_size=16)"
+    return f"tftpu.KerasHub('{folder}/bert', 'text_classifier', num_classes=2), data={data}"
+
+
+def build_vit(folder: Path) -> str:
+    """Saves a small image classifier; returns the fields of a config for it."""
+    import keras_hub
+    from PIL import Image
+
+    converter = keras_hub.layers.ViTImageConverter(image_size=(16, 16), scale=1 / 127.5, offset=-1)
+    preprocessor = keras_hub.models.ViTImageClassifierPreprocessor(converter)
+    backbone = keras_hub.models.ViTBackbone((16, 16, 3), (8, 8), 1, 2, 16, 32)
+    task = keras_hub.models.ViTImageClassifier(backbone, 5, preprocessor=preprocessor)
+    task.save_to_preset(str(folder / "vit"))
+    rng = np.random.default_rng(0)
+    for split, kind in [(s, k) for s in ("train", "validation") for k in "ab"]:
+        place = folder / "images" / split / kind
+        place.mkdir(parents=True)
+        for number in range(16):
+            pixels = rng.integers(0, 90, (20, 20, 3)).astype("uint8")
+            pixels[..., "ab".index(kind)] += 120
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    data = (
+        f"StreamedImages(format='folder', data_dir='{folder}/images', image_size=20, "
+        "num_classes=2, image_dtype='uint8', global_batch_size=16)"
+    )
+    return f"tftpu.KerasHub('{folder}/vit', 'image_classifier', num_classes=2), data={data}"
+
+
+@pytest.mark.parametrize(
+    ("build", "address"),
+    [(build_bert, "text:{}/new.txt"), (build_vit, "images:{}/images/validation/b")],
+)
+def test_classifiers_learn_and_predict(build, address, tmp_path, capsys):
+    fields = build(tmp_path)
+    config = tmp_path / "classes.py"
+    config.write_text(
+        "import tftpu\nfrom tftpu.input_pipelines.sources import StreamedImages, Texts\n"
+        f"def get_config():\n    return tftpu.Experiment({fields},\n"
+        "        train=tftpu.TrainConfig(steps=40), optimizer=tftpu.OptimizerConfig(\n"
+        "            name='adam', learning_rate=0.01, warmup_steps=0))"
+    )
+    run, output = str(tmp_path / "run"), tmp_path / "predicted"
+    assert main(["train", str(config), f"--workdir={run}", "--tpu=none"]) == 0
+    assert main(["evaluate", run, "--tpu=none", "--gate=sparse_categorical_accuracy>=0.9"]) == 0
+    given = address.format(tmp_path)
+    assert main(["predict", run, f"--input={given}", f"--output={output}", "--tpu=none"]) == 0
+    (file,) = output.glob("*.jsonl")
+    assert json.loads(file.read_text().splitlines()[-1])["class_name"] == "b"
+    assert main(["export", run, f"--output={tmp_path / 'exported'}"]) == 0
+    if build is build_vit:  # the preprocessor is inside
+        assert "images uint8 [20, 20, 3]" in capsys.readouterr().out
