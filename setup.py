@@ -67,6 +67,16 @@ EXTRAS = {
     "plot": ["matplotlib>=3.8"],
     "search": ["optuna>=4.6", "matplotlib>=3.8"],
     "text": ["tokenizers>=0.15"],
+    # What keras-hub needs but tensorflow-text, which would bring a second TensorFlow: keras-hub
+    # itself is installed with --no-deps.
+    "hub": [
+        "huggingface_hub",
+        "kagglehub!=1.0.1",
+        "kagglesdk==0.1.28",
+        "regex",
+        "sentencepiece",
+        "tokenizers",
+    ],
     # It brings TensorFlow 2.21 itself: not in one environment with `cpu`, `gpu` or `tpu`.
     "tfx": ["tfx>=1.21,<1.22"],
     "gcp": ["google-cloud-aiplatform>=1.133", "google-cloud-tpu>=1.20"],

@@ -15,6 +15,7 @@ from tftpu.input_pipelines.augment.settings import Augment
 from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, parse_features
 from tftpu.input_pipelines.reading.streamed import Streamed, check_one_of
 from tftpu.input_pipelines.tables import BigQuery
+from tftpu.input_pipelines.texts import Texts
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -33,6 +34,7 @@ __all__ = [
     "StreamedImages",
     "Synthetic",
     "Text",
+    "Texts",
     "Tokens",
 ]
 

@@ -173,6 +173,13 @@ def assign_merged(
     adapters.assign_merged(plain, model, replaced)
 
 
+def switch_adapters_off(model: "keras.Model") -> None:
+    """Makes a model compute as without its adapters: see `tftpu.models.adapters`."""
+    from tftpu.models import adapters
+
+    adapters.switch_off(model)
+
+
 def freeze(model: "keras.Model", patterns: str) -> list[str]:
     """Freezes the weights that globs name: see `tftpu.models.weights.freeze`."""
     from tftpu.models.weights import loading

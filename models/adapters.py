@@ -76,6 +76,12 @@ def list_adapted(model: keras.Model) -> list[Any]:
     return [v for v in internals.flatten_layers(model) if getattr(v, "lora_enabled", False)]
 
 
+def switch_off(model: keras.Model) -> None:
+    """Sets adapters to zero, so that a model computes with the weights below them alone."""
+    for layer in list_adapted(model):
+        layer.lora_kernel_b.assign(keras.ops.zeros_like(layer.lora_kernel_b))
+
+
 def merge_weights(
     model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
@@ -105,10 +111,14 @@ def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
         for other in (f"{name}_scale", f"{name}_zero", "g_idx"):
             found.pop(f"{layer.path}/{other}", None)
     if first is not None and second is not None:
-        private: Any = layer  # pyright takes it for an Embedding, whose rank may be None
-        more = private.lora_alpha / private.lora_rank * np.matmul(first, second)
+        more = _multiply(layer, first, second)
         matrix = (np.asarray(matrix, "float32") + more).astype(matrix.dtype)
     found[f"{layer.path}/{name}"] = matrix
+
+
+def _multiply(layer: Any, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns what the adapters of a layer add to its kernel."""
+    return layer.lora_alpha / layer.lora_rank * np.matmul(first, second)
 
 
 def _dequantize(layer: Any) -> Any:
@@ -137,11 +147,31 @@ def assign_merged(
         model, replaced: as for `merge_weights`.
     """
     values = merge_weights(model, replaced)
-    both = zip(internals.flatten_layers(plain), internals.flatten_layers(model), strict=True)
-    paths = {one.path: other.path for one, other in both}
+    paths = {one.path: other.path for one, other in _pair_layers(plain, model)}
     for variable in plain.weights:
         owner, _, name = variable.path.rpartition("/")
         assign(variable, values[f"{paths.get(owner, owner)}/{name}"])
+
+
+def assign_added(
+    plain: keras.Model, model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
+) -> None:
+    """Sets the kernels of a model to what another one's adapters add to them.
+
+    Args:
+        plain, model, replaced: as for `assign_merged`; other weights keep their values.
+    """
+    values = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
+    for one, other in _pair_layers(plain, model):
+        if getattr(other, "lora_enabled", False):
+            both = (values[f"{other.path}/{name}"] for name in ADAPTERS)
+            assign(one.kernel, _multiply(other, *both))
+
+
+def _pair_layers(plain: keras.Model, model: keras.Model) -> list[tuple[Any, Any]]:
+    """Returns the layers of two models that differ in their adapters alone."""
+    both = internals.flatten_layers(plain), internals.flatten_layers(model)
+    return list(zip(*both, strict=True))
 
 
 def find_quantized(model: keras.Model) -> dict[str, Any]:

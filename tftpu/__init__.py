@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tftpu.engines.selection import connect
     from tftpu.errors import DivergedError, HostLost, Preempted, UserError
     from tftpu.inference.generate import generate
+    from tftpu.models.keras_hub.config import KerasHub
     from tftpu.observe.writers import Writer
     from tftpu.optim.precision import set_precision
     from tftpu.preflight.simulated import simulated_slice
@@ -46,6 +47,7 @@ _LAZY = {
     "Engine": "tftpu.engines.engine",
     "Experiment": "tftpu.config",
     "HostLost": "tftpu.errors",
+    "KerasHub": "tftpu.models.keras_hub.config",
     "ModelConfig": "tftpu.config",
     "Objective": "tftpu.engines.objectives.objective",
     "OptimizerConfig": "tftpu.config",
@@ -73,6 +75,7 @@ __all__ = [
     "Engine",
     "Experiment",
     "HostLost",
+    "KerasHub",
     "ModelConfig",
     "Objective",
     "OptimizerConfig",

@@ -78,7 +78,9 @@ def check(
     if time_limit is not None:
         options.time_limit = time_limit
     with failures_of_class(experiment.data, "batch_spec"):
-        batch_spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+        batch_spec = input_pipelines.batch_spec(
+            experiment.prepared_data, experiment.data.global_batch_size
+        )
     return preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
 
 

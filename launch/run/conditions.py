@@ -5,6 +5,7 @@ Steps of Kubeflow Pipelines copy the source of `find_unmet`, so it imports what 
 
 from tftpu.config import DataConfig, Experiment, ModelConfig
 from tftpu.errors import UserError, did_you_mean
+from tftpu.models.keras_hub.config import KerasHub
 
 
 def find_unmet(condition: str, metrics: dict[str, float | None]) -> list[str]:
@@ -76,6 +77,7 @@ def check_metric(flag: str, metric: str, experiment: Experiment) -> None:
         )
     given = (experiment.loss, experiment.metrics, experiment.weighted_metrics)
     own = any(one not in (None, (), []) for one in given)
+    own = own or (isinstance(experiment.model, KerasHub) and bool(experiment.model.task))
     if own or type(experiment.model).objectives is not ModelConfig.objectives:
         return
     known = ["loss", "accuracy", *(["bits_per_token"] if experiment.data.per_token else [])]

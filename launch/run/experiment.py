@@ -53,6 +53,14 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     model = build_layers(experiment)
     if has_objectives(experiment):
         return model  # the model trains with its objectives
+    if model.compiled and experiment.loss is None:  # a task, which compiles itself with its loss
+        given = {
+            name: keras_objects.build_objects(getattr(experiment, name), name)
+            for name in ("metrics", "weighted_metrics")
+            if getattr(experiment, name)
+        }
+        model.compile(optimizer=build_optimizer(experiment), jit_compile=jit_compile, **given)
+        return model
     loss, metrics, weighted = _build_loss_and_metrics(experiment)
     model.compile(
         optimizer=build_optimizer(experiment),
@@ -74,7 +82,8 @@ def build_layers(experiment: Experiment) -> keras.Model:
         models.enable_lora(model, config.lora, config.lora_targets, config.lora_base)
     if config.freeze:
         models.freeze(model, config.freeze)
-    if getattr(experiment.data, "image_dtype", None) == "uint8":
+    scales = experiment.prepared_data is experiment.data  # not if a preprocessor does
+    if scales and getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardize_pixels(model)
     return model
 
@@ -229,13 +238,13 @@ def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
 def build_training_data(experiment: Experiment) -> "ArrayPipeline | Pipeline | tf.data.Dataset":
     """Returns the training pipeline of an experiment."""
     with failures_of_class(experiment.data, "training"):
-        return input_pipelines.training(experiment.data, experiment.train.seed)
+        return input_pipelines.training(experiment.prepared_data, experiment.train.seed)
 
 
 def build_evaluation_data(experiment: Experiment) -> "tf.data.Dataset | None":
     """Returns the evaluation split of an experiment; None if it has none."""
     with failures_of_class(experiment.data, "evaluation"):
-        return input_pipelines.evaluation(experiment.data, experiment.train.seed)
+        return input_pipelines.evaluation(experiment.prepared_data, experiment.train.seed)
 
 
 def _build_loss_and_metrics(experiment: Experiment) -> tuple[Any, Any, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tftpu.checkpoint import manifest
-from tftpu.config import Experiment, from_json
+from tftpu.config import Experiment, ModelConfig, from_json
 from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may name)
@@ -18,6 +18,7 @@ from tftpu.launch.settings.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.launch.tfx import examples
 from tftpu.models import sizes  # noqa: F401
+from tftpu.models.keras_hub import config as keras_hub  # noqa: F401
 from tftpu.storage import files
 from tftpu.tpu.compiler_options import AUTO
 
@@ -80,7 +81,9 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
         for change in overrides:
             # Other weights below the adapters may be named: a digest tells whether they are the
             # same.
-            if not (experiment.model.lora and change.startswith("--config.model.init_from=")):
+            if not (
+                experiment.model.lora and change.startswith(_list_base_flags(experiment.model))
+            ):
                 raise UserError(
                     f"The run in {workdir!r} has a config.json, so {change} cannot change it."
                 )
@@ -103,6 +106,10 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     cluster.compiler_options = AUTO
     own_code.validate_recorded(experiment)
     return experiment
+
+
+def _list_base_flags(model: ModelConfig) -> tuple[str, ...]:
+    return tuple(f"--config.model.{name}=" for name in model.base_fields)
 
 
 def check_exists(workdir: str) -> None:
@@ -153,7 +160,9 @@ def restore_without_data(experiment: Experiment, workdir: str) -> RestoredRun:
     from tftpu import input_pipelines
 
     with own_code.failures_of_class(experiment.data, "batch_spec"):
-        spec = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+        spec = input_pipelines.batch_spec(
+            experiment.prepared_data, experiment.data.global_batch_size
+        )
     zeros = keras.tree.map_structure(lambda item: tf.zeros(item.shape, item.dtype), spec)
     return _restore(build, engine, experiment, workdir, tf.data.Dataset.from_tensors(zeros), None)
 

@@ -5,8 +5,8 @@ import weakref
 from tftpu.config import Experiment
 from tftpu.engines.engine import Executor
 from tftpu.errors import UserError
-from tftpu.inference.generate import Row, Writer
 from tftpu.inference.sampling import Sampling
+from tftpu.inference.writer import Row, Writer
 from tftpu.input_pipelines import sources
 from tftpu.launch.run.texts import ByteCodec, has_byte_tokens
 from tftpu.launch.startup import quieten_xla
@@ -52,6 +52,8 @@ def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
     On several hosts, no model is tried, so none is suggested.
     """
     data = experiment.data
+    if hasattr(trainer.model, "generate_step"):  # a language model of KerasHub
+        return "--prompt='Once upon a time'"
     if not isinstance(data, sources.Tokens) or trainer.hosts.count > 1:
         return ""
     try:

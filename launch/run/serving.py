@@ -14,9 +14,9 @@ from tftpu.launch.startup import quieten_xla
 if TYPE_CHECKING:
     from tftpu.inference.exporting.inputs import Input
     from tftpu.inference.exporting.serving import Serving
-    from tftpu.inference.generate import Writer
     from tftpu.inference.server.served import Served
     from tftpu.inference.server.text import Language
+    from tftpu.inference.writer import Writer
     from tftpu.training.trainer import Trainer
 
 
@@ -37,7 +37,7 @@ class LanguageOptions(NamedTuple):
 
     Attributes:
         tokenizer: see `texts.choose_codec`.
-        stop: see `texts.find_stop_token`.
+        stop: see `texts.find_stop_tokens`.
         tokens: the most tokens that a request may ask for.
     """
 
@@ -103,8 +103,8 @@ def build_serving(
 
     model = build_plain_model(experiment, trainer)  # the model has no loss and no optimizer
     with own_code.failures_of_class(experiment.data, "export_inputs"):
-        given = experiment.data.export_inputs()
-    taken = resolve_inputs(model, experiment.data, given, inputs)
+        given = experiment.prepared_data.export_inputs()
+    taken = resolve_inputs(model, experiment.prepared_data, given, inputs)
     names = finished.read_class_names(experiment)
     bits = quantizing.BITS[quantize] if quantize else None
     quantized = quantizing.quantize_weights(model, bits) if bits else {}
@@ -167,23 +167,24 @@ def _explain_refusal(trainer: "Trainer", experiment: Experiment) -> str | None:
     """Returns why a run did not train a language model; None if it did."""
     import keras
 
-    if not all(
-        spec.dtype.is_integer for spec in keras.tree.flatten(_describe_features(experiment.data))
+    if not hasattr(trainer.model, "generate_step") and not all(
+        spec.dtype.is_integer
+        for spec in keras.tree.flatten(_describe_features(experiment.prepared_data))
     ):
         return "its features are not tokens."
     quieten_xla()
     try:
-        _build_writer(trainer, experiment, None)
+        _build_writer(trainer, experiment)
     except UserError as error:
         return str(error)
     return None
 
 
-def _build_writer(trainer: "Trainer", experiment: Experiment, stop: int | None) -> "Writer":
-    from tftpu.inference.generate import Writer
+def _build_writer(trainer: "Trainer", experiment: Experiment, stop: Sequence[int] = ()) -> "Writer":
+    from tftpu.inference.generate import open_writer
 
     context = getattr(experiment.data, "context", None)
-    return Writer(trainer.model, stop, context, trainer.executor.compiled)
+    return open_writer(trainer.model, stop, context, trainer.executor.compiled)
 
 
 def _build_language(
@@ -192,8 +193,8 @@ def _build_language(
     from tftpu.inference.server import device
     from tftpu.inference.server.text import Language
 
-    codec = texts.choose_codec(experiment.data, for_texts.tokenizer)
-    stop = texts.find_stop_token(experiment.data, codec, for_texts.stop)
+    codec = texts.choose_codec(experiment, for_texts.tokenizer)
+    stop = texts.find_stop_tokens(experiment.data, codec, for_texts.stop, trainer.model)
     writer = _build_writer(trainer, experiment, stop)
     return Language(
         writer, codec.encode, codec.build_decoder, codec.size, device.find_tensorflow_device()

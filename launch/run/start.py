@@ -132,7 +132,8 @@ def _check_same_run(
                 fields.pop(name, None)
         # A digest of these weights is compared instead of their path.
         if group == "model" and experiment.model.lora:
-            recorded, fields = {**recorded, "init_from": ""}, {**fields, "init_from": ""}
+            elsewhere = dict.fromkeys(experiment.model.base_fields, "")
+            recorded, fields = recorded | elsewhere, fields | elsewhere
         differing = _list_differences(group, recorded, fields)
         if differing:
             shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")

@@ -3,14 +3,15 @@
 import codecs
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from tftpu.config import DataConfig
+from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.formats import manifest
 from tftpu.launch.settings.options import flag
+from tftpu.models.keras_hub.config import KerasHub
 
 _BYTES = 256
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -121,19 +122,47 @@ class TokenizerFile:
 
     def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
         """Returns a function that maps the next tokens to the characters that they complete."""
-        seen = list(prompt)
-        said = len(self._tokenizer.decode(seen))
+        return _build_decoder(self._tokenizer.decode, prompt)
 
-        def decode(tokens: Sequence[int]) -> str:
-            nonlocal said
-            seen.extend(tokens)
-            whole = self._tokenizer.decode(seen)
-            # A prompt may itself end in the replacement character.
-            end = max(said, len(whole.rstrip(_UNFINISHED)))
-            new, said = whole[said:end], end
-            return new
 
-        return decode
+class TaskCodec:
+    """The vocabulary of a language model of KerasHub.
+
+    Args:
+        config: the model.
+
+    Raises:
+        UserError: it writes no texts, or its preset cannot be loaded.
+    """
+
+    def __init__(self, config: KerasHub):
+        from tftpu.models.keras_hub.texts import TaskTokenizer
+
+        self._tokenizer = TaskTokenizer(config)
+        self.size, self.encode = self._tokenizer.size, self._tokenizer.encode
+        self.find_token, self.find_stops = self._tokenizer.find_token, self._tokenizer.find_stops
+
+    def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """Returns a function that maps the next tokens to the characters that they complete."""
+        return _build_decoder(self._tokenizer.decode, prompt)
+
+
+def _build_decoder(
+    decode_all: Callable[[Sequence[int]], str], prompt: Sequence[int]
+) -> Callable[[Sequence[int]], str]:
+    seen = list(prompt)
+    said = len(decode_all(seen))
+
+    def decode(tokens: Sequence[int]) -> str:
+        nonlocal said
+        seen.extend(tokens)
+        whole = decode_all(seen)
+        # A prompt may itself end in the replacement character.
+        end = max(said, len(whole.rstrip(_UNFINISHED)))
+        new, said = whole[said:end], end
+        return new
+
+    return decode
 
 
 def _build_encoding_error(text: str, error: UnicodeEncodeError) -> UserError:
@@ -143,16 +172,19 @@ def _build_encoding_error(text: str, error: UnicodeEncodeError) -> UserError:
     )
 
 
-def choose_codec(data: DataConfig, tokenizer: str | None = None) -> Codec:
+def choose_codec(experiment: Experiment, tokenizer: str | None = None) -> Codec:
     """Returns the vocabulary of a run.
 
     Args:
-        data: the data of the run.
+        experiment: the experiment of the run.
         tokenizer: the path of a tokenizer.json; None: the data's own tokenizer, or bytes.
 
     Raises:
         UserError: the meaning of the data's tokens is unknown.
     """
+    data, model = experiment.data, experiment.model
+    if isinstance(model, KerasHub) and not tokenizer:
+        return TaskCodec(model)
     path = tokenizer or getattr(data, "tokenizer", None)
     if path:
         return TokenizerFile(path)
@@ -164,26 +196,27 @@ def choose_codec(data: DataConfig, tokenizer: str | None = None) -> Codec:
     )
 
 
-def find_stop_token(data: DataConfig, codec: Codec, given: str | None) -> int | None:
-    """Returns the token that ends a text; None if there is none.
+def find_stop_tokens(data: DataConfig, codec: Codec, given: str | None, model: Any) -> list[int]:
+    """Returns the tokens that end a text; [] if there are none.
 
     Args:
         data: the data of the run.
         codec: the vocabulary.
-        given: the name of the token; None: the data's own end token.
+        given: the name of the token; None: the data's own end token, or the model's.
+        model: the Keras model.
 
     Raises:
         UserError: the vocabulary has no such token.
     """
     name = given or getattr(data, "end_of_text", None)
     if name is None:
-        return None
-    if not isinstance(codec, TokenizerFile):
+        return codec.find_stops(model) if isinstance(codec, TaskCodec) else []
+    if not isinstance(codec, TokenizerFile | TaskCodec):
         raise UserError(
             "--stop names a token of --tokenizer, but the tokens of this run are bytes: leave it "
             "out."
         )
-    return codec.find_token(name)
+    return [codec.find_token(name)]
 
 
 def has_byte_tokens(data: DataConfig) -> bool:

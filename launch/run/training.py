@@ -43,10 +43,11 @@ def train(
     """
     engine = build.connect(experiment)
     own_code.validate(experiment, engine.data_shards)
-    base = experiment.model.init_from
-    if experiment.model.lora and base and not files.is_remote(base):
-        # An absolute path, because every process that opens the run loads these weights again.
-        experiment.model.init_from = os.path.abspath(base)
+    for name in experiment.model.base_fields:
+        base = getattr(experiment.model, name)
+        if base and os.path.exists(base):
+            # An absolute path, because every process that opens the run loads these weights again.
+            setattr(experiment.model, name, os.path.abspath(base))
     precision = tftpu.set_precision(experiment.train.precision)
     chief = engine.hosts.chief
     if chief:

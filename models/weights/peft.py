@@ -7,7 +7,7 @@ adapter and its columns of the second.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -71,7 +71,20 @@ def save_adapters(
         arrays |= dict(zip(entry.theirs, entry.write(values[path])))
     modules = sorted({name.rpartition(".lora_")[0] for name in arrays if ".lora_" in name})
     trained = sorted({name.rpartition(".")[0] for path in whole for name in by_path[path].theirs})
-    about = _build_config(layers[0], modules, trained, base, isinstance(config, sizes.GPT))
+    rank, alpha = layers[0].lora_rank, layers[0].lora_alpha
+    transposed = isinstance(config, sizes.GPT)
+    about = build_config(rank, modules, trained, base=base, transposed=transposed, alpha=alpha)
+    return write(folder, arrays, about)
+
+
+def write(folder: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> int:
+    """Writes the files of PEFT; returns the number of values written.
+
+    Args:
+        folder: the folder to write, local or `gs://`.
+        arrays: adapters by PEFT's names, without their prefix.
+        about: the content of `adapter_config.json`.
+    """
     named = {f"{_PREFIX}{name}": array for name, array in arrays.items()}
     files.write_safetensors(storage.join(folder, "adapter_model.safetensors"), named)
     text = json.dumps(about, indent=2) + "\n"
@@ -98,19 +111,33 @@ def _convert_layer(
     return found
 
 
-def _build_config(
-    layer: Any, modules: list[str], trained: list[str], base: str, transposed: bool
+def build_config(
+    rank: int,
+    modules: Sequence[str],
+    trained: Sequence[str] = (),
+    *,
+    base: str = "",
+    transposed: bool = False,
+    alpha: float | None = None,
 ) -> dict[str, Any]:
-    """Returns the content of `adapter_config.json`."""
+    """Returns the content of `adapter_config.json`.
+
+    Args:
+        rank: the rank of the adapters.
+        modules, trained: the names of the modules that are adapted, and of those that are trained.
+        base: the name of the model in Transformers.
+        transposed: whether its layers are Conv1D.
+        alpha: by which, divided by the rank, PEFT scales what adapters add; None: the rank.
+    """
     return {
         "peft_type": "LORA",
         "base_model_name_or_path": base or None,
-        "r": layer.lora_rank,
-        "lora_alpha": layer.lora_alpha,
+        "r": rank,
+        "lora_alpha": rank if alpha is None else alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": transposed,
-        "target_modules": modules,
-        "modules_to_save": trained or None,
+        "target_modules": list(modules),
+        "modules_to_save": list(trained) or None,
         "inference_mode": True,
     }

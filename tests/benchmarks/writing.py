@@ -21,8 +21,8 @@ import keras
 import numpy as np
 
 from tftpu import models
-from tftpu.inference.generate import Row, Writer
 from tftpu.inference.sampling import Sampling
+from tftpu.inference.writer import Row, Writer
 from tftpu.launch.settings.config_flags import load
 
 PROMPT = list(b"def ")

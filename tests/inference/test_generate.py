@@ -16,9 +16,10 @@ from tests.support.models.generation import LENGTH, PROMPTS, SAMPLING, language_
 from tests.support.programs import jax_process
 from tftpu import sharding
 from tftpu.errors import UserError
-from tftpu.inference import generate as generate_module
-from tftpu.inference.generate import Row, Writer, build_rows, generate
+from tftpu.inference import writer as writer_module
+from tftpu.inference.generate import generate
 from tftpu.inference.sampling import Sampling, choose, gather_rules
+from tftpu.inference.writer import Row, Writer, build_rows
 
 LIKELIEST = Sampling(0)
 
@@ -342,7 +343,7 @@ def test_a_size_that_is_compiled_ahead_is_the_one_that_rows_use():
     list(writer.iterate_chunks([Row([1] * 90, 30, LIKELIEST)], before_compiling=compiled.append))
     assert not compiled
     list(writer.iterate_chunks([Row([1], 5, SAMPLING)] * 4, before_compiling=compiled.append))
-    assert compiled == [generate_module.Size(4, 64, 128, 16, 0)]
+    assert compiled == [writer_module.Size(4, 64, 128, 16, 0)]
 
 
 @pytest.mark.slow
@@ -365,6 +366,6 @@ def test_lengths_below_a_part_compile_nothing_of_their_own():
 
 
 def test_few_lengths_of_prompts_are_compiled():
-    lengths = {generate_module._round_up_length(length) for length in range(1, 1025)}
+    lengths = {writer_module.round_up_length(length) for length in range(1, 1025)}
     assert sorted(lengths) == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
-    assert all(length <= generate_module._round_up_length(length) for length in range(1, 1025))
+    assert all(length <= writer_module.round_up_length(length) for length in range(1, 1025))

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.support.models.byte_gpt2 import build_byte_gpt2
+from tests.support.hub.byte_gpt2 import build_byte_gpt2
 from tests.support.notebooks import read_text, set_parameter
 from tests.support.repository.checkout import ROOT
 

@@ -22,6 +22,7 @@ CHECKED = {
     "docs/guides/pods.md": 1,
     "docs/guides/predicting.md": 1,
     "docs/installation.md": 3,
+    "docs/keras-hub/guide.md": 3,
     "docs/others/kinetic-and-skypilot.md": 2,
     "docs/guides/input-data.md": 4,
     "docs/guides/larger-than-a-device.md": 2,

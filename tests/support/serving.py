@@ -15,7 +15,6 @@ import numpy as np
 from tests.support.models.generation import language_model
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.exporting.serving import Serving
-from tftpu.inference.generate import Writer
 from tftpu.inference.server import run
 from tftpu.inference.server.answering import Limits
 from tftpu.inference.server.app import About
@@ -23,6 +22,7 @@ from tftpu.inference.server.origins import LOOPBACK
 from tftpu.inference.server.protocol import TimeoutProtocol
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language
+from tftpu.inference.writer import Writer
 
 SHAPE = (6, 4, 3)
 CLASSES = ["cat", "dog", "eel"]

@@ -252,6 +252,11 @@ class Experiment:
         return PerReplicaBatch(self.data.global_batch_size, shards, microbatches, group)
 
     @property
+    def prepared_data(self) -> DataConfig:
+        """The data as the model takes them: `data`, unless the model prepares them."""
+        return self.model.prepare_data(self.data)
+
+    @property
     def best_metric(self) -> str:
         """`train.best_metric` as the metrics spell it; Keras equates "acc" and "accuracy"."""
         name = self.train.best_metric

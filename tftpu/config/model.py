@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from tftpu.config.data import DataConfig
 from tftpu.config.per_replica_batch import PerReplicaBatch
 from tftpu.errors import UserError
 
@@ -31,6 +32,7 @@ class ModelConfig:
             all dense layers but the outputs.
         lora_base: int8 or int4 rounds the kernels below the adapters: QLoRA (Dettmers et al. 2023,
             https://arxiv.org/abs/2305.14314); "" keeps them.
+        base_fields: the fields that say where the weights below adapters are. Not a field.
 
     Example:
 
@@ -51,6 +53,7 @@ class ModelConfig:
     lora: int = 0
     lora_targets: str = ""
     lora_base: str = ""
+    base_fields: ClassVar[tuple[str, ...]] = ("init_from",)
 
     def build(self) -> "keras.Model":
         """Returns the Keras model, not compiled; called in the scope of the devices.
@@ -60,6 +63,14 @@ class ModelConfig:
         raise UserError(
             f"{type(self).__name__} has no method build(self): add one that returns a Keras model."
         )
+
+    def prepare_data(self, data: DataConfig) -> DataConfig:
+        """Returns the data as the model takes them, such as texts as tokens.
+
+        Args:
+            data: the data of the experiment.
+        """
+        return data
 
     def objectives(self, model: "keras.Model") -> "Sequence[Objective]":
         """Returns loss functions of your own, each with its variables and its optimizer.

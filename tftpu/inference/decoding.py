@@ -173,8 +173,7 @@ def _explain_no_writer(model: Any, reason: str) -> UserError:
     why = reason.rstrip(".")
     return UserError(
         f"tftpu cannot write texts with the model {model.name!r}: it must take tokens, (batch, "
-        f"time), and return logits of the next one, (batch, time, vocabulary). {why}. A model of "
-        "KerasHub writes texts by its own generate."
+        f"time), and return logits of the next one, (batch, time, vocabulary). {why}."
     )
 
 

@@ -1,6 +1,8 @@
 """The loop that writes tokens, in functions that can be compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from tftpu.inference.decoding import Decoding
 from tftpu.tensors import Nest, Tensor, ops
@@ -15,13 +17,13 @@ class Loop:
         decoding: the passes of the model.
         choose: returns a token for each row, given logits, numbers of [0, 1) and rules; see
             `sampling.choose`.
-        stop: a token after which a row ends; None: there is none.
+        stops: tokens after which a row ends.
     """
 
-    def __init__(self, decoding: Decoding, choose: Choose, stop: int | None):
+    def __init__(self, decoding: Decoding, choose: Choose, stops: Sequence[int] = ()):
         self._decoding = decoding
         self._choose = choose
-        self._stop = stop
+        self._stops = stops
 
     def read(
         self,
@@ -50,7 +52,7 @@ class Loop:
             "first": ops.cast(tokens.shape[1], "int32"),  # the slot of the first written token
             "count": ops.cast(0, "int32"),  # the number of written tokens
             "ended": ended,
-            "finite": _is_finite(logits),
+            "finite": is_finite(logits),
         }
 
     def write(
@@ -67,7 +69,6 @@ class Loop:
         Returns:
             The state, and the tokens, (batch, every) int32, 0 after the end of all rows.
         """
-        end = -1 if self._stop is None else self._stop
 
         def body(index: Tensor, state: Nest, written: Tensor) -> tuple[Tensor, Nest, Tensor]:
             token, first, count = state["token"], state["first"], state["count"]
@@ -80,13 +81,13 @@ class Loop:
                 "rules": state["rules"],
                 "first": first,
                 "count": count + 1,
-                "ended": ops.logical_or(state["ended"], token == end),
-                "finite": ops.logical_and(state["finite"], _is_finite(logits)),
+                "ended": ops.logical_or(state["ended"], is_one_of(token, self._stops)),
+                "finite": ops.logical_and(state["finite"], is_finite(logits)),
             }
             return index + 1, state, written
 
         def unfinished(index: Tensor, state: Nest, written: Tensor) -> Tensor:
-            if self._stop is None:
+            if not self._stops:
                 return index < every
             return ops.logical_and(index < every, ops.logical_not(ops.all(state["ended"])))
 
@@ -95,5 +96,11 @@ class Loop:
         return state, written
 
 
-def _is_finite(logits: Tensor) -> Tensor:
+def is_one_of(token: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Returns whether the token of a row, (batch,), is one of some tokens, (batch,) bool."""
+    return ops.any(token[:, None] == np.array([*tokens, -1], np.int32), axis=-1)
+
+
+def is_finite(logits: Tensor) -> Tensor:
+    """Returns whether all logits are finite, () bool."""
     return ops.all(ops.isfinite(logits))

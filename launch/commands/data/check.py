@@ -82,11 +82,11 @@ def run(options: Options) -> None:
     import_tensorflow()
     from tftpu import input_pipelines
 
-    data = experiment.data
+    data, prepared = experiment.data, experiment.prepared_data
     with own_code.failures_of_class(data, "training"):
-        pipeline = input_pipelines.training(data, experiment.train.seed)
+        pipeline = input_pipelines.training(prepared, experiment.train.seed)
     with own_code.failures_of_class(data, "batch_spec"):
-        announced = input_pipelines.batch_spec(data, data.global_batch_size // hosts)
+        announced = input_pipelines.batch_spec(prepared, data.global_batch_size // hosts)
     own = not hasattr(pipeline, "starting_at")
     # The trainer itself gives the batches of a plain `tf.data.Dataset` a static shape.
     seen = announced if own else pipeline.starting_at(0, 0, hosts).element_spec
@@ -97,7 +97,7 @@ def run(options: Options) -> None:
         found += [] if own else inspect_memory(pipeline, hosts, read_host_memory())
         ignored = getattr(experiment.loss, "ignore_class", None)
         found += inspect_values(experiment.model, read_first_batches(pipeline, hosts), ignored)
-        found += inspect_evaluation(data)
+        found += inspect_evaluation(prepared)
         found += inspect_region(data.data_dir, options.zone)
         workdir = options.workdir or options.default_workdir
         needs = {"the TPU": need} if need else reports.read_rates(workdir)

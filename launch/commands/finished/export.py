@@ -90,9 +90,10 @@ def run(options: Options) -> None:
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
     print(f"step {step}: {options.output}, {format_size(found.bytes)}")
     print(f"  inputs   {inputs}, any batch")
+    takes_pixels = [i.dtype for i in serving.inputs] == ["uint8"]
     if form == "saved_model" and serving.of_files is not None:
         print("  files    JPEG and PNG, as image_bytes of the signature serving_bytes, of any size")
-    elif isinstance(experiment.data, Images | StreamedImages):
+    elif isinstance(experiment.data, Images | StreamedImages) and takes_pixels:
         print(f"  crop     {_describe_crop(experiment.data)}")
     print(f"  outputs  {', '.join(serving.output_specs())}")
     compared = f"the {options.quantize} model" if options.quantize else "the model"
@@ -175,12 +176,14 @@ def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
 
     # Without the loss and the optimizer, whose classes other machines may not have.
     model = build_plain_model(experiment, trainer)
-    with own_code.failures_of_class(experiment.data, "export_inputs"):
-        given = experiment.data.export_inputs()
+    prepared, given = experiment.prepared_data, None
+    if prepared is experiment.data:  # a preprocessor stays outside of the file
+        with own_code.failures_of_class(experiment.data, "export_inputs"):
+            given = experiment.data.export_inputs()
     if given is not None:
         model = _add_pixel_input(model, experiment.data)
         given = dataclasses.replace(given, prepare=lambda pixels: pixels)
-    return Serving(model, *resolve_inputs(model, experiment.data, given))
+    return Serving(model, *resolve_inputs(model, prepared, given))
 
 
 def _add_pixel_input(model: Any, data: DataConfig) -> Any:
@@ -206,9 +209,12 @@ def _describe_reading(serving: "Serving", path: str) -> str:
     """Returns the lines of Python that read a `.keras` file."""
     from tftpu.inference.exporting.export import list_modules
 
-    found = sorted(list_modules(serving.model))
+    # A package of models registers them all, whichever of its modules they are in.
+    modules = list_modules(serving.model)
+    found = sorted({"keras_hub" if m.startswith("keras_hub.") else m for m in modules})
     own = [name for name in found if name.partition(".")[0] not in ("keras", "tftpu")]
     reader = "tftpu.models" if any(name.startswith("tftpu.") for name in found) else "keras.models"
     imported = ", ".join([reader, *own])
+    own = [name for name in own if name != "keras_hub"]
     note = f", with {' and '.join(own)} on Python's path" if own else ""
     return f"import {imported}; model = {reader}.load_model({path!r}){note}"

@@ -4,11 +4,17 @@ tftpu export-weights runs/digits_resnet --output=digits.safetensors
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
+from tftpu.config import Experiment
 from tftpu.errors import UserError
 from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.settings.options import flag, required
+from tftpu.models.keras_hub.config import KerasHub
+
+if TYPE_CHECKING:
+    from tftpu.training.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,11 +43,8 @@ def run(options: Options) -> None:
         print(f"step {step}: {trainer.model.count_params():,} weights in {options.output}")
         return
     if options.adapters:
-        from tftpu.models.weights import peft
-
-        averages = trainer.executor.averaged_weights()
         try:
-            count = peft.save_adapters(trainer.model, options.output, replaced=averages)
+            count = _write_adapters(experiment, trainer, options.output)
         except OSError as error:
             raise UserError(
                 f"--output={options.output} cannot be written ({error.strerror or error}): "
@@ -55,6 +58,22 @@ def run(options: Options) -> None:
     plain = build_plain_model(experiment, trainer)
     export.write_weights(plain, {}, options.output)
     print(f"step {step}: {plain.count_params():,} weights in {options.output}, adapters merged")
+
+
+def _write_adapters(experiment: Experiment, trainer: "Trainer", folder: str) -> int:
+    averages, config = trainer.executor.averaged_weights(), experiment.model
+    if not isinstance(config, KerasHub):
+        from tftpu.models.weights import peft
+
+        return peft.save_adapters(trainer.model, folder, replaced=averages)
+    from tftpu.launch.run import experiment as build
+    from tftpu.models.keras_hub import peft as of_tasks
+
+    plain = build.build_layers(
+        dataclasses.replace(experiment, model=build.remove_adapters(experiment))
+    )
+    base = config.preset.removeprefix("hf://") if config.preset.startswith("hf://") else ""
+    return of_tasks.save_adapters(trainer.model, plain, folder, base, averages)
 
 
 def _check(options: Options, rank: int) -> None:

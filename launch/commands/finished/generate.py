@@ -23,7 +23,7 @@ from tftpu.launch.startup import quieten_xla
 from tftpu.storage import files
 
 if TYPE_CHECKING:
-    from tftpu.inference.generate import Row, Writer
+    from tftpu.inference.writer import Row, Writer
 
 _TOGETHER = 32  # prompts of a file that are continued at a time
 
@@ -48,6 +48,7 @@ class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
     top_p: float = flag(
         1.0, "draw from the fewest tokens whose probabilities add up to this", minimum=0
     )
+    base: bool = flag(False, "of a run with adapters: write without them")
     seed: int = flag(0, "seed of the random draws", minimum=0)
 
 
@@ -58,22 +59,33 @@ def run(options: Options) -> None:
     output.report_activity(f"Loading {options.workdir} and compiling")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
-    codec = texts.choose_codec(experiment.data, options.tokenizer)
-    stop = texts.find_stop_token(experiment.data, codec, options.stop)
+    codec = texts.choose_codec(experiment, options.tokenizer)
     tokens = [codec.encode(prompt) for prompt in prompts]
     for prompt, row in zip(prompts, tokens):
         if not row:
             raise UserError(f"The tokenizer finds no token in the prompt {prompt!r}.")
+    if options.base and not experiment.model.lora:
+        raise UserError(
+            f"--base: the run in {options.workdir!r} has no adapters (model.lora is 0): leave it "
+            "out."
+        )
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     trainer, _, _ = finished.restore_without_data(experiment, options.workdir)
-    from tftpu.inference.generate import Writer, build_rows
+    stop = texts.find_stop_tokens(experiment.data, codec, options.stop, trainer.model)
+    from tftpu import models
+    from tftpu.inference.generate import open_writer
     from tftpu.inference.sampling import Sampling
+    from tftpu.inference.writer import build_rows
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
     context = getattr(experiment.data, "context", None)
     quieten_xla()
-    writer = Writer(trainer.model, stop, context, trainer.executor.compiled)
+    compiled = trainer.executor.compiled
+    if options.base:
+        models.switch_adapters_off(trainer.model)
+        compiled = None  # which would take averages of the adapters, if there are any
+    writer = open_writer(trainer.model, stop, context, compiled)
     writer.check(tokens, options.tokens)
     rows = build_rows(tokens, options.tokens, sampling, options.seed)
     if shown and context and len(tokens[0]) + options.tokens > context:

@@ -100,7 +100,10 @@ def run(options: Options) -> None:
     changed = _OutputSelector(named)
     report_activity(f"Loading {options.workdir}")
     (trainer, step, _), records = finished.restore_for_records(
-        experiment, options.workdir, lambda: _open_records(data, options), changed
+        experiment,
+        options.workdir,
+        lambda: _open_records(experiment.prepared_data, options),
+        changed,
     )
     from tftpu.inference.predict import Job, predict
     from tftpu.inference.prediction.outputs import build_columns

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.compiled.decode_cost [--batches=1,32] [--generations=v5e,v6e]
 
-The compiled program is the loop of `tftpu.inference.generate` over 64 tokens, bfloat16, with
+The compiled program is the loop of `tftpu.inference.writer` over 64 tokens, bfloat16, with
 a full cache of 1,024 tokens, on one core. The floor is the time in which all weights, in bfloat16,
 and the whole cache come from the memory at its full bandwidth; a prediction rests on 0.8 of it.
 

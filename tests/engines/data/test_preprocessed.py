@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.models.byte_gpt2 import build_byte_gpt2
+from tests.support.hub.byte_gpt2 import build_byte_gpt2
 from tests.support.models.training import compiled, make_trainer
 from tftpu.errors import UserError
 

@@ -28,11 +28,11 @@ from tests.support.serving import (
 )
 from tftpu.errors import UserError
 from tftpu.inference.exporting.inputs import Input
-from tftpu.inference.generate import Chunk, Row
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.server import run
 from tftpu.inference.server.served import Refused, Served
 from tftpu.inference.server.text import Stopped, Texts
+from tftpu.inference.writer import Chunk, Row
 
 
 @pytest.fixture(scope="module")

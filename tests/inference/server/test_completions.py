@@ -11,10 +11,10 @@ import pytest
 from tests.support import serving
 from tests.support.serving import ask, running, wait_for_waiting
 from tftpu.errors import UserError
-from tftpu.inference.generate import Chunk
 from tftpu.inference.server import completions, run
 from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.text import Language
+from tftpu.inference.writer import Chunk
 
 STREAM = {"prompt": "a", "max_tokens": 5, "stream": True}
 
@@ -274,8 +274,8 @@ def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
 def test_a_row_says_that_it_has_ended_before_longer_ones():
     model = serving.letters()
     prompts = [model.encode(prompt) for prompt in ("abc", "abc")]
-    from tftpu.inference.generate import Row
     from tftpu.inference.sampling import Sampling
+    from tftpu.inference.writer import Row
 
     rows = [Row(prompts[0], 3, Sampling(0)), Row(prompts[1], 20, Sampling(0))]
     parts = list(model.writer.iterate_chunks(rows, every=4))

@@ -36,7 +36,7 @@ PAGES = (
 LANGUAGES = ("python", "bash", "text", "diff")  # the first two are executed
 
 # Steps trained instead of the full number; they must include the steps to be profiled.
-STEPS = {"digits_resnet": 40}
+STEPS = {"digits_resnet": 40, "lines.py": 200}
 FEW_STEPS = 2
 PROFILED = 120
 TRIALS = 4  # of a search

@@ -25,8 +25,8 @@ from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language, Texts
 
 if TYPE_CHECKING:
-    from tftpu.inference.generate import Row
     from tftpu.inference.server.completions import Completion
+    from tftpu.inference.writer import Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

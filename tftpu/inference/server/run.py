@@ -72,8 +72,8 @@ def warm(model: Served | Language) -> None:
         except Refused as error:
             raise UserError(f"The model fails on two examples of zeros: {error}") from error
     else:
-        from tftpu.inference.generate import Row
         from tftpu.inference.sampling import Sampling
+        from tftpu.inference.writer import Row
 
         for _ in model.writer.write([Row([0], 1, Sampling(tokens=model.vocabulary))]):
             pass

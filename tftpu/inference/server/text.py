@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tftpu.inference.server.batching import Busy
 
 if TYPE_CHECKING:
-    from tftpu.inference.generate import Row, Size, Writer
+    from tftpu.inference.writer import Row, Size, Writer
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_S = 0.1  # seconds between looks at whether requests are answered
@@ -197,6 +197,8 @@ class Texts:
 
 def _describe_size(size: "Size") -> str:
     texts = "1 text" if size.rows == 1 else f"up to {size.rows} texts at once"
+    if not size.room:
+        return f"{texts} of up to {size.prompt} tokens with their prompts"
     return f"{texts}, prompts of up to {size.prompt} tokens, and up to {size.room} more"
 
 

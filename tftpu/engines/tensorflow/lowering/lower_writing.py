@@ -44,7 +44,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
     model = _build_model(model_fn, precision)
     decoding = build_decoding(model)
     # A step by this rule never runs the other ways to choose, which its price must not contain.
-    loop, slots = Loop(decoding, draw_from_all, None), decoding.context
+    loop, slots = Loop(decoding, draw_from_all), decoding.context
     every = min(_TOKENS, slots // 2)
 
     def build_spec(*shape: int, dtype: Any = tf.int32) -> tf.TensorSpec:

@@ -1,0 +1,168 @@
+"""Whole texts that a config can name, for models with their own preprocessor; see `sources`."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tftpu.config import DataConfig, DataContext
+from tftpu.errors import UserError, did_you_mean
+from tftpu.input_pipelines.formats import text_files
+from tftpu.storage import files
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tftpu.input_pipelines.reading.epochs import ArrayPipeline
+    from tftpu.input_pipelines.tensors import Spec
+    from tftpu.input_pipelines.unlabelled import UnlabelledRecords
+
+_HELD_OUT = 20  # without `eval_text`, one of so many texts is evaluated
+
+
+@dataclasses.dataclass
+class Texts(DataConfig):
+    """Whole texts, held in memory, for a model of KerasHub, which makes tokens of them.
+
+    Each line of a text file is a text, and each record of a table (see `formats.text_files`).
+
+    Args:
+        train_text: patterns of files with commas between them, such as texts/*.txt.
+        eval_text: the same; "": every twentieth text of `train_text` is held out.
+        field: the field or column of a table that holds the text.
+        prompt: the field with the prompt that the text answers; "": there are none.
+        label: the field with the class of the text; "": there are none.
+        classes: the names of the classes by class id; (): the sorted ones of `train_text`.
+    """
+
+    train_text: str = ""
+    eval_text: str = ""
+    field: str = "text"
+    prompt: str = ""
+    label: str = ""
+    classes: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        super().validate()
+        if not self.train_text:
+            raise UserError(
+                "data.train_text is empty: give patterns of files, such as texts/*.txt."
+            )
+        if self.classes and not self.label:
+            raise UserError("data.classes names classes: give the field of them as data.label.")
+
+    def training(self, context: DataContext) -> "ArrayPipeline":
+        from tftpu.input_pipelines.reading.epochs import ArrayPipeline
+
+        examples = self._build_examples(self._read_split("training"))
+        size, seed = context.global_batch_size, context.seed
+        return ArrayPipeline(examples, size, seed, prepare=lambda examples, seeds: examples)
+
+    def evaluation(self, context: DataContext) -> "tf.data.Dataset":
+        import tensorflow as tf
+
+        examples = self._build_examples(self._read_split("evaluation"))
+        return tf.data.Dataset.from_tensor_slices(examples).batch(context.global_batch_size)
+
+    def prediction(self, address: str, context: DataContext) -> "UnlabelledRecords":
+        import numpy as np
+        import tensorflow as tf
+
+        from tftpu.input_pipelines import unlabelled
+
+        kind, patterns = unlabelled.parse_address(address, type(self).__name__, ("text",))
+        alone = dataclasses.replace(self, prompt="", label="", classes=())
+        rows = list(alone._read(patterns)) if patterns else self._read_split(kind)
+        texts = [row[self.field] for row in rows]
+        held = tf.constant(texts)
+        found = unlabelled.from_arrays(
+            np.arange(len(texts), dtype=np.int32),
+            context,
+            patterns or address,
+            {"text": np.array(texts, object)},
+            finish=lambda numbers: tf.gather(held, numbers),
+        )
+        return dataclasses.replace(found, identity=hashlib.sha256(repr(texts).encode()).hexdigest())
+
+    def batch_spec(self, examples: int) -> "Spec":
+        import tensorflow as tf
+
+        text: Any = tf.TensorSpec((examples,), tf.string)
+        x = {"prompts": text, "responses": text} if self.prompt else text
+        return (x, tf.TensorSpec((examples,), tf.int32)) if self.label else x
+
+    def class_names(self) -> list[str] | None:
+        if not self.label:
+            return None
+        return list(self.classes) or sorted({str(r[self.label]) for r in self._read_all()})
+
+    def _read_split(self, split: str) -> list[dict[str, Any]]:
+        """Returns the records of "training" or "evaluation"."""
+        if split == "evaluation" and self.eval_text:
+            return list(self._read(self.eval_text))
+        rows = self._read_all()
+        if self.eval_text:
+            return rows
+        held_out = rows[::_HELD_OUT]
+        return (
+            held_out
+            if split == "evaluation"
+            else [row for n, row in enumerate(rows) if n % _HELD_OUT]
+        )
+
+    def _read_all(self) -> list[dict[str, Any]]:
+        return list(self._read(self.train_text))
+
+    def _read(self, patterns: str) -> Iterator[dict[str, Any]]:
+        """Yields the records of the files that match patterns.
+
+        Raises:
+            UserError: no file matches, or a record lacks a field.
+        """
+        from tftpu.input_pipelines.reading import listing
+
+        for pattern in filter(None, patterns.split(",")):
+            paths = listing.find_matches(pattern)
+            if not paths:
+                raise UserError(f"There is no file {pattern!r}: give the paths of texts or tables.")
+            for path in paths:
+                for place, row in self._read_file(path):
+                    for name in filter(None, (self.field, self.prompt, self.label)):
+                        if row.get(name) is None:
+                            raise UserError(
+                                f"{place} has no field {name!r}.{did_you_mean(name, row)}"
+                            )
+                    yield row
+
+    def _read_file(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        if text_files.find_suffix(path) in text_files.TABLES:
+            yield from text_files.read_rows(path)
+            return
+        for place, line in text_files.read_texts(path, files.read(path), self.field):
+            if line.strip():
+                yield place, {self.field: line}
+
+    def _build_examples(self, rows: list[dict[str, Any]]) -> Any:
+        """Returns arrays of texts, and of classes.
+
+        Raises:
+            UserError: there are no texts, or a class is unknown.
+        """
+        import numpy as np
+
+        if not rows:
+            raise UserError(f"There are no texts in {self.train_text!r}.")
+        x: Any = np.array([str(row[self.field]) for row in rows], object)
+        if self.prompt:
+            x = {
+                "prompts": np.array([str(row[self.prompt]) for row in rows], object),
+                "responses": x,
+            }
+        names = self.class_names()
+        if names is None:
+            return x
+        ids = {name: number for number, name in enumerate(names)}
+        unknown = sorted({str(row[self.label]) for row in rows} - set(ids))
+        if unknown:
+            raise UserError(f"There is no class {unknown[0]!r}.{did_you_mean(unknown[0], names)}")
+        return x, np.array([ids[str(row[self.label])] for row in rows], np.int32)

@@ -1,0 +1,183 @@
+"""Data that the preprocessor of a KerasHub task turns into batches.
+
+Tried with KerasHub 0.32, whose preprocessors run in Python unless tensorflow-text is installed.
+"""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tftpu.config import DataConfig, DataContext
+from tftpu.config.data import ExportInputs
+from tftpu.errors import UserError
+from tftpu.models.keras_hub import presets
+from tftpu.tensors import Nest
+
+if TYPE_CHECKING:
+    from tftpu.models.keras_hub.config import KerasHub
+
+_DTYPES = {"float64": "float32", "int64": "int32"}  # those that devices take
+
+
+@dataclasses.dataclass
+class PreparedData(DataConfig):
+    """A source of data, of which each batch goes through the preprocessor of a model.
+
+    Args:
+        source: the source.
+        model: the model.
+    """
+
+    source: DataConfig = dataclasses.field(kw_only=True)
+    model: "KerasHub" = dataclasses.field(kw_only=True)
+
+    def training(self, context: DataContext) -> Any:
+        found = self.source.training(context)
+        if hasattr(found, "starting_at"):
+            return _PreparedPipeline(found, self._build())
+        return self._build().map(found)
+
+    def evaluation(self, context: DataContext) -> Any:
+        found = self.source.evaluation(context)
+        return None if found is None else self._build().map(found)
+
+    def batch_spec(self, examples: int) -> Any:
+        raw = self.source.batch_spec(examples)
+        return None if raw is None else self._build().describe(raw)
+
+    def prediction(self, address: str, context: DataContext) -> Any:
+        found = self.source.prediction(address, context)
+        if found is None:
+            return None
+        prepare = self._build().map
+
+        def read_features(ranges: Any) -> tf.data.Dataset:
+            return prepare(found.features(ranges)).map(lambda x, *labels: x)
+
+        return dataclasses.replace(found, features=read_features)
+
+    def export_inputs(self) -> ExportInputs | None:
+        given, preprocessor = self.source.export_inputs(), presets.load_preprocessor(self.model)
+        if given is None or preprocessor is None:
+            return given
+
+        def prepare(*values: Any) -> Any:
+            return preprocessor(given.prepare(*values))
+
+        return dataclasses.replace(given, prepare=prepare)
+
+    def class_names(self) -> list[str] | None:
+        return self.source.class_names()
+
+    def _build(self) -> "_Preparation":
+        return _Preparation(presets.load_preprocessor(self.model))
+
+
+class _PreparedPipeline:
+    """A pipeline that can start at any step, whose batches are preprocessed."""
+
+    def __init__(self, pipeline: Any, preparation: "_Preparation"):
+        self._pipeline, self._preparation = pipeline, preparation
+        self.global_batch_size, self.count = pipeline.global_batch_size, pipeline.count
+
+    def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
+        """Returns the global batches from a step on, or one host's part of each."""
+        return self._preparation.map(self._pipeline.starting_at(step, host, hosts))
+
+
+class _Preparation:
+    """Maps raw batches, `x`, `(x, y)` or `(x, y, sample_weight)`, to those of a model.
+
+    Args:
+        preprocessor: the preprocessor of a task; None leaves batches as they are.
+    """
+
+    def __init__(self, preprocessor: Any):
+        self._preprocessor = preprocessor
+
+    def map(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the batches of a data set as the preprocessor makes them."""
+        if self._preprocessor is None:
+            return dataset
+        raw: Any = dataset.element_spec
+        specs = self.describe(raw)
+        flat = tf.nest.flatten(specs)
+
+        def prepare(*parts: np.ndarray) -> list[np.ndarray]:
+            found = self._compute(tf.nest.pack_sequence_as(raw, parts))
+            return [np.asarray(a, s.dtype.as_numpy_dtype) for a, s in zip(found, flat)]
+
+        def call(*batch: Any) -> Any:
+            found = tf.numpy_function(
+                prepare, tf.nest.flatten(batch), [spec.dtype for spec in flat], stateful=False
+            )
+            for tensor, spec in zip(found, flat):
+                tensor.set_shape(spec.shape)
+            return tf.nest.pack_sequence_as(specs, found)
+
+        return dataset.map(call, tf.data.AUTOTUNE, deterministic=True)
+
+    def describe(self, raw: Any) -> Any:
+        """Returns the specs of a batch, from those of a raw batch of the same size."""
+        if self._preprocessor is None:
+            return raw
+        size = tf.nest.flatten(raw)[0].shape[0]
+
+        def describe_part(part: Any) -> tf.TensorSpec:
+            array = np.asarray(part)
+            dtype = _DTYPES.get(array.dtype.name, array.dtype)
+            return tf.TensorSpec((size, *array.shape[1:]), dtype)
+
+        made = self._prepare(tf.nest.map_structure(_build_example, raw))
+        specs = tf.nest.map_structure(describe_part, made)
+        if isinstance(specs, tuple) and len(specs) == 3:  # a mask is a weight
+            specs = *specs[:2], tf.TensorSpec(specs[2].shape, tf.float32)
+        return specs
+
+    def _compute(self, raw: Nest) -> list[np.ndarray]:
+        return [np.asarray(part) for part in tf.nest.flatten(self._prepare(raw))]
+
+    def _prepare(self, raw: Nest) -> Nest:
+        """Returns a batch as the preprocessor makes it.
+
+        Raises:
+            UserError: the preprocessor does not take such data.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(raw)
+        x = tf.nest.map_structure(_to_texts, x)
+        if isinstance(x, list) and x and isinstance(x[0], str) and self._takes_pairs:
+            x = {"prompts": [""] * len(x), "responses": x}
+        try:
+            return self._preprocessor(x, y=y, sample_weight=sample_weight)
+        except Exception as error:  # the preprocessor may be any, and so may the data
+            kind = type(self._preprocessor).__name__
+            text = str(error).replace("\x1b[1m", "").replace("\x1b[0m", "")
+            raise UserError(f"The data do not fit the preprocessor {kind}: {text}") from error
+
+    @functools.cached_property
+    def _takes_pairs(self) -> bool:
+        """Returns whether texts are the responses to prompts, as for Gemma 3, and not alone."""
+        try:
+            self._preprocessor(["a"])
+        except (TypeError, KeyError):
+            return True
+        return False
+
+
+def _build_example(spec: tf.TensorSpec) -> Any:
+    """Returns an example of a raw batch with this spec."""
+    shape: Any = [1, *spec.shape[1:]]
+    if spec.dtype == tf.string:
+        return np.full(shape, b"a", object)
+    return np.zeros(shape, spec.dtype.as_numpy_dtype)
+
+
+def _to_texts(part: np.ndarray) -> Any:
+    """Returns texts as a list of `str`, which preprocessors take, and other arrays as they are."""
+    if part.dtype.kind not in "OS":
+        return part
+    return [text.decode(errors="replace") for text in part.tolist()]

@@ -1,0 +1,119 @@
+"""Loads models and preprocessors from presets of KerasHub.
+
+Tried with KerasHub 0.32.
+"""
+
+import contextlib
+import inspect
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from tftpu.errors import UserError, did_you_mean
+from tftpu.installation import command
+
+if TYPE_CHECKING:
+    from tftpu.models.keras_hub.config import KerasHub
+
+_VERSION = "0.32.0"
+
+
+def load_model(config: "KerasHub") -> keras.Model:
+    """Returns the task or the backbone of a config, without its preprocessor.
+
+    Raises:
+        UserError: KerasHub is not installed, has no such preset or task, or cannot load it.
+    """
+    hub = _import_keras_hub()
+    given: dict[str, Any] = {"load_weights": config.weights == "preset"}
+    with _explaining(hub, config):
+        if not config.task:
+            return _load_backbone(hub, config, given)
+        if config.overrides:
+            given["backbone"] = _load_backbone(hub, config, given)
+        if config.num_classes:
+            given["num_classes"] = config.num_classes
+        return _find_task(hub, config.task).from_preset(config.preset, preprocessor=None, **given)
+
+
+def _load_backbone(hub: Any, config: "KerasHub", given: dict[str, Any]) -> Any:
+    found = hub.models.Backbone.from_preset(config.preset, **given, **config.overrides)
+    known = found.get_config()
+    for name in config.overrides:  # KerasHub leaves out what it does not know
+        if name not in known:
+            raise UserError(
+                f"model.overrides: {type(found).__name__} has no argument {name!r}."
+                f"{did_you_mean(name, known)}"
+            )
+    return found
+
+
+def load_preprocessor(config: "KerasHub") -> Any:
+    """Returns the preprocessor of a config's task; None if it has none.
+
+    Raises:
+        UserError: as for `load_model`.
+    """
+    hub = _import_keras_hub()
+    if not config.task:
+        return None
+    kind = getattr(hub.models, f"{_find_task(hub, config.task).__name__}Preprocessor", None)
+    given = {"sequence_length": config.sequence_length} if config.sequence_length else {}
+    with _explaining(hub, config):
+        return None if kind is None else kind.from_preset(config.preset, **given)
+
+
+def _import_keras_hub() -> Any:
+    try:
+        import keras_hub
+    except ImportError as error:
+        raise UserError(
+            f"Models of KerasHub need further packages ({error}): run `{command('hub')}` and `pip "
+            f"install --no-deps keras-hub=={_VERSION}`, which keeps the TensorFlow that is "
+            "installed."
+        ) from error
+    return keras_hub
+
+
+def _find_task(hub: Any, name: str) -> Any:
+    """Returns the class of a task by its name, such as "causal_lm" or "CausalLM"."""
+    base = hub.models.Task
+    tasks = inspect.getmembers(
+        hub.models, lambda kind: inspect.isclass(kind) and issubclass(kind, base)
+    )
+    known = {_normalize(key): kind for key, kind in tasks if kind is not base}
+    if _normalize(name) not in known:
+        # Tasks of single architectures, such as Gemma3CausalLM, are the others.
+        general = [key for key, kind in tasks if kind is not base and kind.backbone_cls is None]
+        general = [
+            re.sub(r"(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Z])", "_", k).lower() for k in general
+        ]
+        raise UserError(
+            f"model.task={name!r}: KerasHub has no such task.{did_you_mean(name, general)}"
+        )
+    return known[_normalize(name)]
+
+
+def _normalize(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+@contextlib.contextmanager
+def _explaining(hub: Any, config: "KerasHub") -> Iterator[None]:
+    """Turns the errors of loading a preset into `UserError`."""
+    preset, known = config.preset, hub.models.Backbone.presets
+    if "://" not in preset and preset not in known and not os.path.isdir(preset):
+        raise UserError(
+            f"model.preset={preset!r} is neither a folder nor a preset of KerasHub."
+            f"{did_you_mean(preset, known)}"
+        )
+    try:
+        yield
+    except (ValueError, TypeError, OSError, ImportError) as error:  # those of downloads are OSError
+        raise UserError(
+            f"KerasHub cannot load {config.task or 'the backbone'} from the preset {preset!r}: "
+            f"{str(error).strip()}"
+        ) from error

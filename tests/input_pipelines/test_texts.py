@@ -1,0 +1,82 @@
+"""`Texts`: lines of files and records of tables, as they are."""
+
+import numpy as np
+import pytest
+
+from tftpu import input_pipelines
+from tftpu.errors import UserError
+from tftpu.input_pipelines.sources import Texts
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "reviews.csv"
+    rows = [f"text {n},{'good' if n % 3 else 'bad'},why {n}?" for n in range(40)]
+    path.write_text("review,kind,question\n" + "\n".join(rows))
+    return path
+
+
+def read_epoch(data: Texts) -> list:
+    pipeline = input_pipelines.training(data, seed=0)
+    batches = pipeline.count // data.global_batch_size
+    return list(pipeline.starting_at(0).take(batches).as_numpy_iterator())
+
+
+def test_each_line_is_a_text_and_every_twentieth_is_held_out(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(f"line {n}" for n in range(40)))
+    data = Texts(train_text=str(path), global_batch_size=19)
+    trained = {text.decode() for batch in read_epoch(data) for text in batch}
+    (held_out,) = input_pipelines.evaluation(data).as_numpy_iterator()
+    assert trained == {f"line {n}" for n in range(40) if n % 20}
+    assert held_out.tolist() == [b"line 0", b"line 20"]
+
+
+def test_a_resumed_run_sees_the_same_batches(table):
+    data = Texts(train_text=str(table), field="review", global_batch_size=4)
+    pipeline = input_pipelines.training(data, seed=1)
+    whole = list(pipeline.starting_at(0).take(12).as_numpy_iterator())
+    resumed = list(pipeline.starting_at(7).take(5).as_numpy_iterator())
+    assert all(np.array_equal(a, b) for a, b in zip(whole[7:], resumed, strict=True))
+
+
+def test_classes_are_numbered_in_the_order_of_their_names(table):
+    data = Texts(train_text=str(table), field="review", label="kind", global_batch_size=38)
+    ((texts, labels),) = read_epoch(data)
+    assert input_pipelines.class_names(data) == ["bad", "good"]
+    expected = [int(int(text.split()[1]) % 3 > 0) for text in texts]
+    assert labels.tolist() == expected
+    spec = input_pipelines.batch_spec(data, 8)
+    assert [part.shape.as_list() for part in spec] == [[8], [8]]
+
+
+def test_prompts_and_their_answers_are_two_features(table):
+    data = Texts(train_text=str(table), field="review", prompt="question", global_batch_size=4)
+    batch = read_epoch(data)[0]
+    prompts, responses = (batch[name] for name in ("prompts", "responses"))
+    assert [p.split()[1][:-1] for p in prompts] == [r.split()[1] for r in responses]
+
+
+def test_texts_to_predict_need_no_class(table, tmp_path):
+    data = Texts(train_text=str(table), field="review", label="kind", global_batch_size=4)
+    new = tmp_path / "new.txt"
+    new.write_text("one\ntwo\nthree")
+    records = input_pipelines.prediction(data, f"text:{new}", keep=("text",))
+    (batch,) = records.features([range(3)]).as_numpy_iterator()
+    assert records.count == 3 and batch.tolist() == [b"one", b"two", b"three", b"three"]
+    new.write_text("one\ntwo\nfour")
+    assert input_pipelines.prediction(data, f"text:{new}").identity != records.identity
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"field": "revue"}, "Did you mean 'review'"),
+        ({"field": "review", "label": "kind", "classes": ("good", "bat")}, "no class 'bad'"),
+        ({"train_text": "nowhere/*.txt"}, "no file"),
+    ],
+)
+def test_mistakes_are_explained(fields, said, table):
+    data = Texts(**{"train_text": str(table), **fields})
+    with pytest.raises(UserError, match=said):
+        input_pipelines.training(data)

@@ -1,0 +1,211 @@
+"""Runs of KerasHub's models from a config: every command on them, and a run that is killed."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.support import warm
+from tests.support.hub.tiny_gemma3 import WORDS, build_tiny_gemma3, write_texts
+from tftpu.checkpoint import manifest
+from tftpu.launch.main import main
+
+pytestmark = pytest.mark.slow
+STEPS = 300
+CONFIG = """
+import tftpu
+from tftpu.config import OptimizerConfig, TrainConfig
+from tftpu.input_pipelines.sources import Texts
+
+
+def get_config():
+    return tftpu.Experiment(
+        model=tftpu.KerasHub("PRESET", task="causal_lm", lora=4, sequence_length=16),
+        data=Texts(train_text="TEXTS", global_batch_size=16),
+        optimizer=OptimizerConfig(name="adam", learning_rate=0.01, warmup_steps=0),
+        train=TrainConfig(
+            steps=300, steps_per_loop=10, log_every=10, eval_every=0, checkpoint_every=10
+        ),
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Path:
+    """Returns the file of a config whose preset lies beside it."""
+    folder = tmp_path_factory.mktemp("hub")
+    build_tiny_gemma3().save_to_preset(str(folder / "gemma3"))
+    texts = write_texts(folder / "texts.txt")
+    path = folder / "tiny.py"
+    path.write_text(CONFIG.replace("PRESET", str(folder / "gemma3")).replace("TEXTS", str(texts)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(config) -> Path:
+    """Returns the workdir of a run that trained adapters without interruption."""
+    workdir = config.parent / "whole"
+    assert main(["train", str(config), f"--workdir={workdir}", "--tpu=none"]) == 0
+    return workdir
+
+
+def read_losses(workdir: Path) -> dict[int, float]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines}
+
+
+def read_text(capsys, *words: str) -> str:
+    assert main(["generate", *words, "--temperature=0", "--tokens=12", "--tpu=none"]) == 0
+    return capsys.readouterr().out
+
+
+def test_checkpoints_hold_the_adapters_alone(run):
+    found = load_file(run / "checkpoints" / str(STEPS) / "model.safetensors")
+    assert found and all("lora_kernel" in name for name in found)
+    losses = read_losses(run)
+    assert losses[STEPS] < 0.75 * losses[10]
+
+
+@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
+def test_a_killed_run_resumes_to_the_same_numbers(engine, config, run, tmp_path):
+    flags = [f"--config.cluster.engine={engine}", "--config.cluster.tpu=none"]
+    words = [sys.executable, "-m", "tftpu.launch.main", "train", str(config), *flags]
+    environment = {**os.environ, "KERAS_BACKEND": engine}
+    workdir = tmp_path / "killed"
+    killed = warm.Popen([*words, f"--workdir={workdir}"], env=environment)
+    while not manifest.list_steps(str(workdir / "checkpoints")):
+        time.sleep(0.01)
+        assert killed.poll() is None
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert max(manifest.list_steps(str(workdir / "checkpoints"))) < STEPS
+    assert warm.run([*words, f"--workdir={workdir}"], env=environment).returncode == 0
+    whole = run
+    if engine == "jax":
+        whole = tmp_path / "whole"
+        assert warm.run([*words, f"--workdir={whole}"], env=environment).returncode == 0
+        assert read_losses(whole)[STEPS] == pytest.approx(read_losses(run)[STEPS], rel=1e-3)
+    theirs, ours = (
+        load_file(one / "checkpoints" / str(STEPS) / "model.safetensors")
+        for one in (whole, workdir)
+    )
+    assert all(np.array_equal(theirs[name], ours[name]) for name in theirs | ours)
+
+
+def test_texts_are_continued_with_and_without_the_adapters(run, capsys, config):
+    import keras_hub
+
+    with_adapters = read_text(capsys, str(run), "--prompt=the quick brown fox")
+    base = read_text(capsys, str(run), "--prompt=the quick brown fox", "--base")
+    assert with_adapters.startswith("the quick brown fox") and with_adapters != base
+    task = keras_hub.models.CausalLM.from_preset(str(config.parent / "gemma3"))
+    length = len(task.preprocessor.tokenizer("the quick brown fox")) + 1
+    task.compile(sampler="greedy")
+    assert base == task.generate("the quick brown fox", max_length=length + 12) + "\n"
+
+
+def test_evaluation_exports_and_the_server_see_the_adapters(run, capsys, tmp_path):
+    from tftpu.inference.server.text import Language
+    from tftpu.launch.run import serving
+    from tftpu.launch.run.finished import FinishedRunOptions
+
+    assert main(["evaluate", str(run), "--tpu=none"]) == 0
+    assert "sparse_categorical_accuracy" in capsys.readouterr().out
+    for name in ("exported", "exported.keras"):  # each is compared with the model
+        assert main(["export", str(run), f"--output={tmp_path / name}"]) == 0
+    assert "import keras.models, keras_hub; " in capsys.readouterr().out
+    assert main(["export-weights", str(run), "--adapters", f"--output={tmp_path / 'peft'}"]) == 0
+    assert json.loads((tmp_path / "peft/adapter_config.json").read_text())["r"] == 8  # two heads
+    limits = serving.LanguageOptions(None, None, None)
+    served = serving.restore_served_run(str(run), FinishedRunOptions(config=None), limits)
+    assert isinstance(served.model, Language) and served.step == STEPS
+    found = served.model.encode("the quick")
+    assert found[0] == 2  # the token that begins a text
+    assert served.model.decoder([])(found) == "the quick"
+
+
+def test_mistakes_are_explained(config, tmp_path, capsys):
+    words = ["train", str(config), f"--workdir={tmp_path / 'run'}", "--tpu=none"]
+    for flag, said in {
+        "--config.model.preset=gemma3_1bb": "Did you mean 'gemma3_1b'?",
+        "--config.model.task=causal_ml": "KerasHub has no such task. Did you mean 'causal_lm'?",
+        "--config.data.train_text=nothing.txt": "There is no file 'nothing.txt'",
+        "--config.model.weights=some": "model.weights is 'some'",
+        "--config.model.init_from=runs/x": "name the preset",
+    }.items():
+        assert main([*words, flag]) == 2
+        assert said in capsys.readouterr().err
+
+
+def build_bert(folder: Path) -> str:
+    """Saves a small text classifier; returns the fields of a config for it."""
+    import keras_hub
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = keras_hub.models.BertTokenizer(vocabulary=names)
+    preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=8)
+    backbone = keras_hub.models.BertBackbone(len(names), 1, 2, 16, 32, max_sequence_length=8)
+    task = keras_hub.models.BertTextClassifier(backbone, 5, preprocessor=preprocessor)
+    task.save_to_preset(str(folder / "bert"))
+    rng = np.random.default_rng(0)
+    rows = [f"{' '.join(rng.choice(WORDS[k * 8 :][:8], 4))},{'ab'[k]}" for k in (0, 1) * 60]
+    (folder / "t.csv").write_text("review,kind\n" + "\n".join(rows))
+    (folder / "new.txt").write_text("the quick brown fox\nall its books again\n")
+    data = f"Texts(train_text='{folder}/t.csv', field='review', label='kind', global_batch_size=16)"
+    return f"tftpu.KerasHub('{folder}/bert', 'text_classifier', num_classes=2), data={data}"
+
+
+def build_vit(folder: Path) -> str:
+    """Saves a small image classifier; returns the fields of a config for it."""
+    import keras_hub
+    from PIL import Image
+
+    converter = keras_hub.layers.ViTImageConverter(image_size=(16, 16), scale=1 / 127.5, offset=-1)
+    preprocessor = keras_hub.models.ViTImageClassifierPreprocessor(converter)
+    backbone = keras_hub.models.ViTBackbone((16, 16, 3), (8, 8), 1, 2, 16, 32)
+    task = keras_hub.models.ViTImageClassifier(backbone, 5, preprocessor=preprocessor)
+    task.save_to_preset(str(folder / "vit"))
+    rng = np.random.default_rng(0)
+    for split, kind in [(s, k) for s in ("train", "validation") for k in "ab"]:
+        place = folder / "images" / split / kind
+        place.mkdir(parents=True)
+        for number in range(16):
+            pixels = rng.integers(0, 90, (20, 20, 3)).astype("uint8")
+            pixels[..., "ab".index(kind)] += 120
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    data = (
+        f"StreamedImages(format='folder', data_dir='{folder}/images', image_size=20, "
+        "num_classes=2, image_dtype='uint8', global_batch_size=16)"
+    )
+    return f"tftpu.KerasHub('{folder}/vit', 'image_classifier', num_classes=2), data={data}"
+
+
+@pytest.mark.parametrize(
+    ("build", "address"),
+    [(build_bert, "text:{}/new.txt"), (build_vit, "images:{}/images/validation/b")],
+)
+def test_classifiers_learn_and_predict(build, address, tmp_path, capsys):
+    fields = build(tmp_path)
+    config = tmp_path / "classes.py"
+    config.write_text(
+        "import tftpu\nfrom tftpu.input_pipelines.sources import StreamedImages, Texts\n"
+        f"def get_config():\n    return tftpu.Experiment({fields},\n"
+        "        train=tftpu.TrainConfig(steps=40), optimizer=tftpu.OptimizerConfig(\n"
+        "            name='adam', learning_rate=0.01, warmup_steps=0))"
+    )
+    run, output = str(tmp_path / "run"), tmp_path / "predicted"
+    assert main(["train", str(config), f"--workdir={run}", "--tpu=none"]) == 0
+    assert main(["evaluate", run, "--tpu=none", "--gate=sparse_categorical_accuracy>=0.9"]) == 0
+    given = address.format(tmp_path)
+    assert main(["predict", run, f"--input={given}", f"--output={output}", "--tpu=none"]) == 0
+    (file,) = output.glob("*.jsonl")
+    assert json.loads(file.read_text().splitlines()[-1])["class_name"] == "b"
+    assert main(["export", run, f"--output={tmp_path / 'exported'}"]) == 0
+    if build is build_vit:  # the preprocessor is inside
+        assert "images uint8 [20, 20, 3]" in capsys.readouterr().out

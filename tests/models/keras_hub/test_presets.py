@@ -1,0 +1,67 @@
+"""Models and batches of small presets, compared with what KerasHub makes of them itself."""
+
+import keras
+import numpy as np
+import pytest
+
+import tftpu
+from tests.support.hub.tiny_gemma3 import build_tiny_gemma3, write_texts
+from tftpu import input_pipelines, models
+from tftpu.errors import UserError
+from tftpu.input_pipelines.sources import Texts
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory) -> str:
+    folder = str(tmp_path_factory.mktemp("presets") / "gemma3")
+    build_tiny_gemma3().save_to_preset(folder)
+    return folder
+
+
+def test_a_task_has_the_weights_of_its_preset_and_no_preprocessor(gemma3):
+    import keras_hub
+
+    ours = models.build(tftpu.KerasHub(gemma3, "causal_lm"))
+    theirs = keras_hub.models.CausalLM.from_preset(gemma3)
+    assert type(ours) is type(theirs) and ours.preprocessor is None
+    assert all(np.array_equal(a, b) for a, b in zip(ours.get_weights(), theirs.get_weights()))
+
+
+def test_random_weights_may_have_other_dimensions(gemma3):
+    found = models.build(
+        tftpu.KerasHub(gemma3, "causal_lm", weights="none", overrides={"num_layers": 1})
+    )
+    assert found.backbone.num_layers == 1
+    backbone = models.build(tftpu.KerasHub(gemma3, overrides={"num_layers": 3}, weights="none"))
+    assert backbone.num_layers == 3 and not hasattr(backbone, "generate")
+    with pytest.raises(UserError, match="num_lairs"):
+        models.build(tftpu.KerasHub(gemma3, weights="none", overrides={"num_lairs": 1}))
+
+
+def test_the_batches_are_those_of_the_presets_preprocessor(gemma3, tmp_path):
+    import keras_hub
+
+    texts = write_texts(tmp_path / "texts.txt", 40)
+    source = Texts(train_text=str(texts), global_batch_size=4)
+    experiment = tftpu.Experiment(tftpu.KerasHub(gemma3, "causal_lm", sequence_length=20), source)
+    data = experiment.prepared_data
+    raw = next(input_pipelines.training(source).starting_at(3).as_numpy_iterator())
+    found = next(input_pipelines.training(data).starting_at(3).as_numpy_iterator())
+    preprocessor = keras_hub.models.CausalLMPreprocessor.from_preset(gemma3, sequence_length=20)
+    responses = [text.decode() for text in raw]
+    expected = preprocessor({"prompts": [""] * 4, "responses": responses})
+    keras.tree.map_structure(np.testing.assert_array_equal, found, expected)
+    spec = input_pipelines.batch_spec(data, 4)
+    keras.tree.map_structure(lambda s, a: s.shape.assert_is_compatible_with(a.shape), spec, found)
+    (last,) = input_pipelines.evaluation(data).as_numpy_iterator()
+    assert last[1].shape == (2, 20)  # every twentieth of forty texts
+
+
+def test_texts_without_their_preset_are_explained(gemma3, tmp_path):
+    (tmp_path / "t.csv").write_text("text,kind\na,b\nc,b\n")
+    data = Texts(train_text=str(tmp_path / "t.csv"), label="kind", global_batch_size=1)
+    experiment = tftpu.Experiment(tftpu.KerasHub(gemma3, "text_classifier"), data)
+    with pytest.raises(UserError, match="KerasHub cannot load text_classifier"):
+        input_pipelines.training(experiment.prepared_data).starting_at(0)
