@@ -138,6 +138,8 @@ def from_shards(
         features: the features of a record, which can be kept unless they are images; None: unknown.
     """
     known = {name: f for name, f in (features or {}).items() if f.encoding != "image"}
+    if features and manifest.SOURCE in _find_features(source):  # `tftpu data convert` adds it
+        known.setdefault(manifest.SOURCE, Feature("string"))
 
     def collect_fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         return _collect_fields(source, known, numbers, names, pipeline.skipped)
@@ -246,6 +248,14 @@ def from_files(
     return UnlabelledRecords(
         len(paths), _hash(state), made.read_ranges, locate_records, skipped=made.skipped
     )
+
+
+def _find_features(source: Shards) -> dict[str, Feature]:
+    """Returns the features that the first record holds; {} if it cannot be read."""
+    first = tf.constant(0, tf.int64)
+    [record], _ = source.read_range(first, first + 1, 1).get_single_element()
+    held = record.numpy()
+    return example_proto.find_features(held, source.pieces[0].path) if held else {}
 
 
 def _read_change_time(path: str) -> int:
