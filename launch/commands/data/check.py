@@ -86,14 +86,14 @@ def run(options: Options) -> None:
         conditions.check("--gate", options.gate, experiment)
     import_tensorflow()
     errors = 0
-    for finding in inspect(experiment, options):
+    for finding in inspect_data(experiment, options):
         print(f"  {finding.level:9}{finding.text}", flush=True)
         errors += finding.level == "error"
     if errors:
         raise UserError(f"data check found {counted(errors, 'error')} in {options.name}.")
 
 
-def inspect(experiment: Experiment, options: Options) -> Iterator[Finding]:
+def inspect_data(experiment: Experiment, options: Options) -> Iterator[Finding]:
     """Yields the findings of all checks; errors in shapes or images are the last."""
     from tftpu import input_pipelines
 
