@@ -138,6 +138,9 @@ def from_shards(
         features: the features of a record, which can be kept unless they are images; None: unknown.
     """
     known = {name: f for name, f in (features or {}).items() if f.encoding != "image"}
+    stored = _find_features(source) if features else {}
+    if manifest.SOURCE in stored:  # `tftpu data convert` writes it, and no manifest names it
+        known.setdefault(manifest.SOURCE, stored[manifest.SOURCE])
 
     def collect_fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         return _collect_fields(source, known, numbers, names, pipeline.skipped)
@@ -246,6 +249,16 @@ def from_files(
     return UnlabelledRecords(
         len(paths), _hash(state), made.read_ranges, locate_records, skipped=made.skipped
     )
+
+
+def _find_features(source: Shards) -> dict[str, Feature]:
+    """Returns the features that the first record holds; {} if it cannot be read."""
+    first = tf.constant(0, tf.int64)
+    [record], _ = source.read_range(first, first + 1, 1).get_single_element()
+    try:
+        return example_proto.find_features(record.numpy(), source.pieces[0].path)
+    except UserError:  # who reads this record is told
+        return {}
 
 
 def _read_change_time(path: str) -> int:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tftpu.errors import counted
@@ -54,14 +54,14 @@ def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:
     return lines
 
 
-def find_damaged(found: ImageFiles) -> tuple[int, dict[str, str]]:
-    """Decodes the images of a split, `MOST` of them at most, evenly spread.
-
-    Returns:
-        The number of images that were decoded; and why an image cannot be decoded, by its path.
-    """
+def sample_paths(found: ImageFiles) -> list[str]:
+    """Returns the paths of the images of a split, `MOST` of them at most, evenly spread."""
     step = -(-len(found.images) // MOST)
-    paths = [image.path for image in found.images[::step]]
+    return [image.path for image in found.images[::step]]
+
+
+def find_damaged(paths: Sequence[str]) -> dict[str, str]:
+    """Decodes images, and returns why some cannot be decoded, by their paths."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reasons = list(pool.map(lambda path: decode.explain_failure(files.read(path)), paths))
-    return len(paths), {decode_path(path): why for path, why in zip(paths, reasons) if why}
+    return {decode_path(path): why for path, why in zip(paths, reasons) if why}

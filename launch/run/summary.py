@@ -11,6 +11,8 @@ from tftpu.runtime import goodput
 from tftpu.storage import files, lines
 from tftpu.training.trainer import Trainer
 
+_LARGE = 0.25  # share of the run that evaluation may take without a remark
+
 
 def format_summary(
     experiment: Experiment, trainer: Trainer, results: dict[str, float], workdir: str
@@ -91,17 +93,18 @@ def _list_speed_rows(
     rate = trainer.account.clock.compute_rate()
     if not rate:
         return []
-    rows = [("speed", f"{format_metric(rate)} examples/s, without compiling and evaluation")]
+    rows = [("speed", f"{format_metric(rate)} examples/s in training, after the first steps")]
     seconds = trainer.account.sum_seconds()
     waited = seconds["input_wait"]
     training = waited + seconds["step"]
     if waited > training / 2:  # the first steps wait longest, and the rate leaves them out
         whole = trainer.step * experiment.data.global_batch_size / training
-        rows = [
-            ("speed", f"{format_metric(whole)} examples/s, without compiling and evaluation"),
-            ("", f"waiting for input: {waited / training:.0%} of this time"),
-            ("", f"{format_metric(rate)} examples/s without the first steps, which compile"),
-        ]
+        text = f"{format_metric(whole)} examples/s with them: {waited / training:.0%} of the time"
+        rows.append(("", f"{text} waited for input"))
+    share, every = goodput.compute_share(seconds, "evaluation"), experiment.train.eval_every
+    if share > _LARGE and 0 < every < trainer.step:
+        less = f"--config.train.eval_every={min(4 * every, trainer.step)}"
+        rows.append(("", f"evaluation took {share:.0%} of the run: evaluate less often, {less}"))
     predicted = reports.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:
         measured = format_duration(experiment.data.global_batch_size / rate)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import time
 
 import keras
 import numpy as np
@@ -99,3 +101,20 @@ def test_resuming_with_another_base_is_answered_by_the_line_to_write(tmp_path, f
     with pytest.raises(UserError, match=said):
         partly_frozen(tmp_path, base=not first).fit(data(), steps=2, verbose=0)
     partly_frozen(tmp_path, base=first).fit(data(), steps=2, verbose=0)
+
+
+@pytest.mark.slow
+def test_the_time_left_leaves_out_the_first_evaluation(capsys):
+    class FirstIsSlow(keras.callbacks.Callback):
+        seen = 0
+
+        def on_test_begin(self, logs=None):
+            if not self.seen:
+                time.sleep(2)
+            self.seen += 1
+
+    trainer = make_trainer(compiled(), steps_per_loop=5, log_every=5)
+    given = {"steps": 110, "eval_every": 10, "callbacks": [FirstIsSlow()], "verbose": 2}
+    trainer.fit(data().repeat(), validation_data=data(), **given)
+    found = dict(re.findall(r"train +step +(\d+)/110 .* ETA 0:(\d+)", capsys.readouterr().out))
+    assert "10" in found and int(found["15"]) < 10  # the pause alone, over ten steps: 19 seconds

@@ -101,7 +101,10 @@ class Reporter:
         # One task may wait, because it writes the facts that are newest when it runs.
         self._accounting = Worker("goodput", 1)
         self._telemetry = telemetry.Telemetry(workdir, self.write_account, tpu=hardware.is_tpu)
-        self._pace: tuple[float, int] | None = None  # time and step after the first device loop
+        # Seconds and step since which the time left is estimated: after the first device loop, or
+        # after the first evaluation. Both compile.
+        self._pace: tuple[float, int] | None = None
+        self._has_evaluated = False
         # Seconds of each part at the last point of goodput.
         self._seconds = self._account.clock.sum_seconds()
         self._host_at = -HOST_EVERY  # the time when goodput and telemetry were last written
@@ -189,12 +192,15 @@ class Reporter:
     def log_evaluation(self, step: int, results: dict[str, float], dataset: Any) -> None:
         """Writes the results of an evaluation, and samples of its data set."""
         self._writers.write(step, "eval", results)
-        if not self._shows_images:
-            return
-        self._show_images(step, dataset)
-        text = self._sample() if self._sample else None
-        if text:
-            self._writers.write_text(step, "sample", f"```\n{text}\n```")
+        if self._shows_images:
+            self._show_images(step, dataset)
+            text = self._sample() if self._sample else None
+            if text:
+                self._writers.write_text(step, "sample", f"```\n{text}\n```")
+        if self._pace and not self._has_evaluated:
+            self._pace = self._measure_pace_seconds(), step
+            self._facts = dataclasses.replace(self._facts, eta_seconds=None)
+        self._has_evaluated = True
 
     def flush(self) -> None:
         """Waits until the lines so far are written durably. Runs in the thread that saves."""
@@ -234,7 +240,8 @@ class Reporter:
 
     def _update_facts(self, step: int) -> None:
         """Updates the account's facts."""
-        clock, hardware, now = self._account.clock, self._engine.hardware, time.monotonic()
+        clock, hardware = self._account.clock, self._engine.hardware
+        now = self._measure_pace_seconds()
         eta = mfu = None
         if self._pace is None and step > self._start:
             self._pace = now, step
@@ -256,6 +263,10 @@ class Reporter:
             mfu=_round_value(mfu),
             usd=_round_value(usd),
         )
+
+    def _measure_pace_seconds(self) -> float:
+        """Returns a time in seconds that stands still while a program is compiled."""
+        return time.monotonic() - self._account.clock.sum_seconds()["compiling"]
 
     def _show_images(self, step: int, dataset: Any) -> None:
         if isinstance(dataset, Stream):  # a batch may be read once only

@@ -10,15 +10,17 @@ import dataclasses
 import math
 import os
 import re
-import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tftpu.amounts import format_size
+from tftpu.config import Experiment
 from tftpu.errors import UserError, counted
 from tftpu.input_pipelines.sources import StreamedImages
+from tftpu.launch.output import report_activity
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import conditions
 from tftpu.launch.settings import own_code
@@ -30,6 +32,8 @@ SECONDS = 5.0  # seconds for which the pipeline is timed
 _SMALL, _LARGE = 8 << 20, 1 << 30  # bytes below and above which a shard is small or large
 _BATCHES = 3  # batches whose numbers are compared with the model's limits
 _SHOWN = 10  # most damaged images that are named
+_DECODED = 200  # images decoded between two looks at the clock
+_PROGRESS = 10.0  # seconds between two lines of progress
 _MEMORY = 0.5  # largest share of the host's memory that the pipeline may take
 
 Pipeline = Any  # of `tftpu.input_pipelines.training`
@@ -66,12 +70,13 @@ class Finding:
 
 
 def run(options: Options) -> None:
-    """Prints the findings.
+    """Prints each finding once it is known.
 
     Raises:
         UserError: one of them is an error.
     """
-    need, hosts = options.need, options.hosts
+    need = options.need
+    report_activity(f"Loading {options.config} and TensorFlow")
     experiment = options.load_experiment()
     if need is not None and need <= 0:
         raise UserError(f"--need is {need}: it must be above 0.")
@@ -80,9 +85,20 @@ def run(options: Options) -> None:
     if options.gate:
         conditions.check("--gate", options.gate, experiment)
     import_tensorflow()
+    errors = 0
+    for finding in inspect_data(experiment, options):
+        print(f"  {finding.level:9}{finding.text}", flush=True)
+        errors += finding.level == "error"
+    if errors:
+        raise UserError(f"data check found {counted(errors, 'error')} in {options.name}.")
+
+
+def inspect_data(experiment: Experiment, options: Options) -> Iterator[Finding]:
+    """Yields the findings of all checks; errors in shapes or images are the last."""
     from tftpu import input_pipelines
 
-    data, prepared = experiment.data, experiment.prepared_data
+    data, prepared, hosts = experiment.data, experiment.prepared_data, options.hosts
+    report_activity("Opening the data")
     with own_code.failures_of_class(data, "training"):
         pipeline = input_pipelines.training(prepared, experiment.train.seed)
     with own_code.failures_of_class(data, "batch_spec"):
@@ -90,30 +106,31 @@ def run(options: Options) -> None:
     own = not hasattr(pipeline, "starting_at")
     # The trainer itself gives the batches of a plain `tf.data.Dataset` a static shape.
     seen = announced if own else pipeline.starting_at(0, 0, hosts).element_spec
-    found = inspect_shapes(seen, announced)
-    found += inspect_images(data)
-    if not any(finding.level == "error" for finding in found):
-        found += inspect_plain(hosts) if own else inspect_shards(pipeline, hosts)
-        found += [] if own else inspect_memory(pipeline, hosts, read_host_memory())
-        ignored = getattr(experiment.loss, "ignore_class", None)
-        found += inspect_values(experiment.model, read_first_batches(pipeline, hosts), ignored)
-        found += inspect_evaluation(prepared)
-        found += inspect_region(data.data_dir, options.zone)
-        workdir = options.workdir or options.default_workdir
-        needs = {"the TPU": need} if need else reports.read_rates(workdir)
-        found += inspect_speed(measure_speed(pipeline, hosts), needs, hosts)
-    for finding in found:
-        print(f"  {finding.level:9}{finding.text}")
-    sys.stdout.flush()
-    errors = sum(finding.level == "error" for finding in found)
-    if errors:
-        raise UserError(f"data check found {counted(errors, 'error')} in {options.name}.")
+    shapes = inspect_shapes(seen, announced)
+    yield from shapes
+    images = []
+    for finding in inspect_images(data):
+        images.append(finding)
+        yield finding
+    if any(finding.level == "error" for finding in [*shapes, *images]):
+        return
+    yield from inspect_plain(hosts) if own else inspect_shards(pipeline, hosts)
+    yield from [] if own else inspect_memory(pipeline, hosts, read_host_memory())
+    report_activity("Reading the first batches")
+    ignored = getattr(experiment.loss, "ignore_class", None)
+    yield from inspect_values(experiment.model, read_first_batches(pipeline, hosts), ignored)
+    yield from inspect_evaluation(prepared)
+    yield from inspect_region(data.data_dir, options.zone)
+    workdir = options.workdir or options.default_workdir
+    needs = {"the TPU": options.need} if options.need else reports.read_rates(workdir)
+    report_activity(f"Timing the pipeline for {SECONDS:g} s")
+    yield from inspect_speed(measure_speed(pipeline, hosts), needs, hosts)
 
 
-def inspect_images(data: Any) -> list[Finding]:
+def inspect_images(data: Any) -> Iterator[Finding]:
     """Counts the classes of a folder or an index of images, and decodes the images."""
     if not isinstance(data, StreamedImages) or data.format not in ("folder", "index"):
-        return []
+        return
     from tftpu.input_pipelines.datasets import image_survey, streamed_images
 
     try:
@@ -122,17 +139,21 @@ def inspect_images(data: Any) -> list[Finding]:
             for split in dict.fromkeys((data.train_split, data.eval_split))
         }
     except UserError as error:
-        return [Finding("error", str(error))]
-    found = [Finding("ok", line) for line in image_survey.describe_classes(splits)]
-    found += [Finding("warning", line) for line in image_survey.find_imbalance(splits)]
+        yield Finding("error", str(error))
+        return
+    yield from (Finding("ok", line) for line in image_survey.describe_classes(splits))
+    yield from (Finding("warning", line) for line in image_survey.find_imbalance(splits))
+    paths = [path for found in splits.values() for path in image_survey.sample_paths(found)]
+    report_activity(f"Decoding {counted(len(paths), 'image')}")
     damaged: dict[str, str] = {}
-    decoded = 0
-    with without_notes((b"",)):  # the libraries print what they find, without the file's name
-        for files_of_split in splits.values():
-            count, reasons = image_survey.find_damaged(files_of_split)
-            decoded += count
-            damaged |= reasons
-    return [*found, _describe_damaged(damaged, decoded, data.on_bad_record == "skip")]
+    said = time.monotonic()
+    for first in range(0, len(paths), _DECODED):
+        if time.monotonic() - said >= _PROGRESS:
+            report_activity(f"{first:,} of {len(paths):,} images")
+            said = time.monotonic()
+        with without_notes((b"",)):  # the libraries print what they find, without the file's name
+            damaged |= image_survey.find_damaged(paths[first : first + _DECODED])
+    yield _describe_damaged(damaged, len(paths), data.on_bad_record == "skip")
 
 
 def _describe_damaged(damaged: dict[str, str], decoded: int, skips: bool) -> Finding:

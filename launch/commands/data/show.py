@@ -48,7 +48,7 @@ class Options(ConfigOptions):
 
 
 def run(options: Options) -> None:
-    """Draws or prints the first examples of a training step."""
+    """Draws or prints the first examples from a training step on."""
     output, examples, step = options.output, options.examples, options.step
     experiment = options.load_experiment()
     if (examples is not None and examples < 1) or step < 0:
@@ -59,17 +59,17 @@ def run(options: Options) -> None:
         raise UserError("--output works only with images, because text is printed: leave it out.")
     if output and not output.lower().endswith(".png"):
         raise UserError(f"--output={output} must end in .png.")
-    report_activity(f"Reading the examples of step {step:,}")
+    report_activity(f"Reading examples from step {step:,} on")
     import_tensorflow()
     batch = read_examples(
         data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS)
     )
     if drawn:
         path = output or f"{options.name}_examples.png"
-        title = f"{options.name}: training examples of step {step}, as the model sees them"
+        title = f"{options.name}: training examples from step {step} on, as the model sees them"
         captions = format_captions(data, batch[1], *batch[2:])
         files.write_whole(path, draw_sheet(to_pixels(data, batch[0]), captions, title))
-        print(f"{len(batch[1])} examples of step {step} are in {path}")
+        print(f"{len(batch[1])} examples from step {step} on are in {path}")
     elif isinstance(data, sources.Text | sources.Tokens):
         print("\n".join(format_documents(data, batch)))
     else:
@@ -77,20 +77,20 @@ def run(options: Options) -> None:
 
 
 def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
-    """Returns the first `count` examples of a step, or all of them if it has fewer."""
+    """Returns the first `count` examples from a step on, or all if the data have fewer."""
+    import numpy as np
     import tensorflow as tf
 
     whole = data.global_batch_size
-    count = min(count, whole)
     # Read only the first host's shard of the batch, of as many hosts as possible, so that nothing
     # else is decoded.
-    shares = [n for n in range(count, whole + 1) if whole % n == 0 and n % 2 == 0]
+    shares = [n for n in range(min(count, whole), whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
     with own_code.failures_of_class(data, "training"):
         pipeline = input_pipelines.training(data, seed)
     batches = input_pipelines.starting_at(pipeline, step, 0, hosts)
-    batch = next(batches.take(1).as_numpy_iterator())
-    return tf.nest.map_structure(lambda array: array[:count], batch)
+    read = list(batches.take(-(-count // whole)).as_numpy_iterator())
+    return tf.nest.map_structure(lambda *arrays: np.concatenate(arrays)[:count], *read)
 
 
 def to_pixels(data: DataConfig, images: "np.ndarray") -> "np.ndarray":

@@ -150,6 +150,8 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
                 later = list(runs.values())[index + 1 :]
                 _draw_run(axis, name, label, found, colours(index % colours.N), later)
             _set_axes(axis, name, log)
+            if any((name, "eval") in found.curves for found in runs.values()):
+                axis.set_ylabel("train: mean since the last point")
             handles |= {text: handle for handle, text in zip(*axis.get_legend_handles_labels())}
     _add_legend(figure, handles)
     try:

@@ -20,7 +20,10 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tftpu.checkpoint import manifest as checkpoint
 from tftpu.config import DataConfig, Experiment
@@ -59,7 +62,9 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
         metavar="NAME,...",
         shown="classes of a classifier, else logits",
     )
-    keep: str = flag("", "fields of the input to write as well", metavar="FIELD,...")
+    keep: str = flag(
+        "", "fields of the input to write as well, such as label,source", metavar="FIELD,..."
+    )
     batch_size: int | None = flag(
         None,
         "records predicted at a time, over all devices",
@@ -110,6 +115,7 @@ def run(options: Options) -> None:
 
     outputs = changed.outputs
     names = _read_class_names(experiment, changed) if changed.classifies else None
+    records = _name_labels(records, data, names)
     job = Job(
         options.output.rstrip("/"),
         form,
@@ -336,6 +342,26 @@ def _read_class_names(experiment: Experiment, changed: _OutputSelector) -> list[
             f"model has {classes} classes."
         )
     return names
+
+
+def _name_labels(
+    records: "UnlabelledRecords", data: DataConfig, names: list[str] | None
+) -> "UnlabelledRecords":
+    """Returns the records with the class name beside a kept label, if that is a class id."""
+    label, first = getattr(data, "label_feature", "label"), getattr(data, "first_class", 0)
+    read = records.fields
+    if names is None or read is None or label not in records.names:
+        return records
+
+    def read_with_names(numbers: range, kept: Sequence[str]) -> dict[str, Any]:
+        found = dict(read(numbers, kept))
+        ids = np.asarray(found.get(label, ""))
+        if ids.ndim == 1 and ids.dtype.kind in "iu":
+            known = {first + number: name for number, name in enumerate(names)}
+            found[f"{label}_name"] = [known.get(number, "") for number in ids.tolist()]
+        return found
+
+    return dataclasses.replace(records, fields=read_with_names)
 
 
 def _check_files(count: int, options: Options) -> None:

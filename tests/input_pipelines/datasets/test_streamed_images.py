@@ -17,6 +17,8 @@ from tests.support.data import data_sets
 from tftpu import input_pipelines
 from tftpu.engines.data.conversion import Pipeline, build_training
 from tftpu.errors import UserError
+from tftpu.input_pipelines.convert import converter
+from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.launch import failures
@@ -429,3 +431,17 @@ def test_mistakes_in_files_of_images_are_named(tmp_path):
         UserError, match="has no index for the split 'train': give the split a single table"
     ):
         input_pipelines.training(settings(tmp_path, format="index"))
+
+
+def test_the_source_of_a_converted_image_can_be_kept(pictures, tmp_path):
+    output = str(tmp_path / "shards")
+    converter.run(Conversion(f"images:{pictures}", output), 1, say=lambda *_: None)
+    data = StreamedImages(
+        format="tfrecord", data_dir=output, eval_split="train", num_classes=3, image_size=8
+    )
+    found = input_pipelines.prediction(data, "evaluation")
+    assert sorted(found.names) == ["label", "source"]
+    kept = found.read_fields(range(60), ("label", "source"))
+    folders = [name.split("/")[0] for name in kept["source"]]
+    assert folders == [("cat", "dog", "owl")[label] for label in kept["label"]]
+    assert len(set(kept["source"])) == 60

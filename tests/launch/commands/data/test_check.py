@@ -50,7 +50,9 @@ def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
     (tmp_path / "preflight.json").write_text(json.dumps(report))
     command = ["data", "check", f"--config={config}", f"--workdir={tmp_path}"]
     assert main.main([*command, "--hosts=2"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.startswith(f"Loading {config} and TensorFlow ...\nOpening the data ...\n")
+    assert "Timing the pipeline for 0.1 s ..." in err
     assert "ok       a host's batch is float32[4, 3], int32[4]" in out
     assert "40 examples in 4 shards" in out and "in 4 streams" in out
     assert "warning  this host gives" in out and "v5e-8 needs 1,000,000,000" in out
@@ -172,7 +174,9 @@ def test_labels_without_a_weight_and_shares_of_classes_are_not_compared():
     )
 
 
-def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_named(tmp_path):
+def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_named(
+    tmp_path, capsys, monkeypatch
+):
     for split, classes in {"train": {"ant": 20, "bee": 2}, "val": {"ant": 1}}.items():
         for name, count in classes.items():
             (tmp_path / split / name).mkdir(parents=True)
@@ -190,13 +194,18 @@ def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_name
         "train has 20 images of ant, and 2 of bee: the accuracy says little about the rare class",
     ]
     assert texts[3:] == ["val has no images of bee", "23 images can be decoded"]
+    monkeypatch.setattr(data_check, "_DECODED", 10)
+    monkeypatch.setattr(data_check, "_PROGRESS", 0.0)
+    capsys.readouterr()
+    list(data_check.inspect_images(photos))
+    assert "Decoding 23 images ...\n0 of 23 images ...\n10 of 23" in capsys.readouterr().err
     for number in range(11):
         (tmp_path / f"train/ant/{number}.PNG").write_bytes(b"")
     (tmp_path / "val/ant/0.PNG").write_bytes(b"\x89PNG\r\n")
-    found = data_check.inspect_images(photos)[-1]
+    *_, found = data_check.inspect_images(photos)
     assert found.level == "error" and "12 of 23 images cannot be decoded: remove" in found.text
     assert "train/ant/0.PNG is empty" in found.text and found.text.endswith("and 2 others")
     photos.on_bad_record = "skip"
-    assert data_check.inspect_images(photos)[-1].level == "warning"
+    assert levels(data_check.inspect_images(photos))[-1] == "warning"
     photos.eval_split = "test"
     assert levels(data_check.inspect_images(photos)) == ["error"]

@@ -44,6 +44,8 @@ def test_every_panel_has_a_curve_and_the_best_checkpoint_has_a_star(
     panels = shown([finished_run, starved_run], "", monkeypatch, tmp_path)
     assert list(panels)[:4] == ["loss", "accuracy", "learning_rate", "examples_per_sec"]
     assert all(axis.get_lines() for axis in panels.values())
+    assert panels["loss"].get_ylabel() == "train: mean since the last point"
+    assert panels["learning_rate"].get_ylabel() == ""  # not evaluated
     lines = {line.get_label(): line for line in panels["loss"].get_lines()}
     train, evaluation = lines[f"{finished_run} (train)"], lines[f"{finished_run} (eval)"]
     assert (

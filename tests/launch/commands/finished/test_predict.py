@@ -45,6 +45,7 @@ def test_files_are_predicted_as_the_split_that_they_come_from(run, folder, tmp_p
     accuracy = float(capsys.readouterr().out.split()[-1])
     right = np.mean([row["class"] == row["label"] for row in split])
     assert right == pytest.approx(accuracy, abs=1e-4)
+    assert all(row["label_name"] == str(row["label"]) for row in split)
     files = predicted(run, tmp_path / "files", f"--input=images:{folder}", "--batch_size=16")
     assert [row["file"] for row in files] == [f"{folder}/{n:03d}.png" for n in range(50)]
     assert [row["class_name"] for row in files] == [str(row["class"]) for row in split[:50]]
