@@ -91,14 +91,15 @@ def _list_speed_rows(
     rate = trainer.account.clock.compute_rate()
     if not rate:
         return []
-    rows = [("speed", f"{format_metric(rate)} examples/s, without compiling and evaluation")]
+    what = "examples/s on average, without compiling and evaluation"
+    rows = [("speed", f"{format_metric(rate)} {what}")]
     seconds = trainer.account.sum_seconds()
     waited = seconds["input_wait"]
     training = waited + seconds["step"]
     if waited > training / 2:  # the first steps wait longest, and the rate leaves them out
         whole = trainer.step * experiment.data.global_batch_size / training
         rows = [
-            ("speed", f"{format_metric(whole)} examples/s, without compiling and evaluation"),
+            ("speed", f"{format_metric(whole)} {what}"),
             ("", f"waiting for input: {waited / training:.0%} of this time"),
             ("", f"{format_metric(rate)} examples/s without the first steps, which compile"),
         ]
