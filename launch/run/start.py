@@ -73,7 +73,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
             flush=True,
         )
     claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
-    with _explained_interruption(workdir), preemption.exit_on_notice(), claimed:
+    with explained_interruption(workdir), preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         argv = [f"--config={options.config}", *options.overrides]
         experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, argv)
@@ -84,7 +84,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
 
 
 @contextlib.contextmanager
-def _explained_interruption(workdir: str) -> Iterator[None]:
+def explained_interruption(workdir: str) -> Iterator[None]:
     """Adds to a Ctrl-C that ends the block at once what the same command does next."""
     try:
         yield
