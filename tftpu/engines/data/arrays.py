@@ -189,7 +189,7 @@ def _to_arrays(name: str, part: Nest) -> Nest:
         raise UserError(f"{name} holds a {kind}, which is not an array: {error}") from error
     if array.dtype.kind not in "biufV":  # NumPy gives bfloat16 the kind V
         advice = "convert it to numbers."
-        if array.dtype.kind in "OSTU":
+        if array.dtype.kind in "SU" or (array.size and isinstance(array.flat[0], str)):
             advice = (
                 "convert it to numbers first. For a TextVectorization or a StringLookup, leave it "
                 "out of the model, and apply it to the data: fit(vectorize(x), y), or "
