@@ -274,21 +274,20 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
         return _end(ExitCode.PREEMPTED, stopped)
     except HostLost as lost:
         return _end(ExitCode.HOST_LOST, lost)
-    except KeyboardInterrupt:
-        return _end(ExitCode.INTERRUPTED, "interrupted")
-    except Exception as error:
-        if _was_interrupted(error):
-            return _end(ExitCode.INTERRUPTED, "interrupted")
+    except (Exception, KeyboardInterrupt) as error:
+        if was_interrupted(error):
+            said = "\n".join(["interrupted", *getattr(error, "__notes__", ())])
+            return _end(ExitCode.INTERRUPTED, said)
         explanation = explain(error)
         if explanation is None:
             raise
         return _end(ExitCode.USER_ERROR, explanation)
 
 
-def _was_interrupted(error: BaseException) -> bool:
-    """Returns whether an error hides a Ctrl-C, as NumPy's import does."""
+def was_interrupted(error: BaseException) -> bool:
+    """Returns whether an error is a Ctrl-C, or hides one, as NumPy's import does."""
     cause = error.__cause__ or error.__context__
-    return isinstance(cause, KeyboardInterrupt) or (cause is not None and _was_interrupted(cause))
+    return isinstance(error, KeyboardInterrupt) or (cause is not None and was_interrupted(cause))
 
 
 def _end(code: int, message: object) -> int:

@@ -96,6 +96,20 @@ def read_rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
         yield from _read_rows(path, file, found, 0, None, skip_spaces)
 
 
+def list_columns(path: str) -> list[str]:
+    """Returns the columns of a table's first record; [] for texts and arrays of JSON.
+
+    Args:
+        path: the path of the file, local or in a bucket.
+    """
+    with _open_file(path) as file:
+        found = _detect_format(path, file)
+        if found in (_TEXT, _JSON):  # an array would be read as a whole
+            return []
+        row = next(_read_rows(path, file, found, 0, None), None)
+        return list(row.values) if row else []
+
+
 def read_documents(
     path: str, field: str, begin: int = 0, end: int | None = None
 ) -> Iterator[tuple[str, str]]:

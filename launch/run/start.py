@@ -6,7 +6,7 @@ The options are those of `tftpu train`. A trial of a search has the same options
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tftpu.checkpoint import manifest
@@ -14,7 +14,7 @@ from tftpu.config import Experiment, TrainConfig, operational_fields, renamed, t
 from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError, counted
-from tftpu.launch import startup
+from tftpu.launch import failures, startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.preflight import mesh_choice
@@ -73,7 +73,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
             flush=True,
         )
     claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
-    with preemption.exit_on_notice(), claimed:
+    with explained_interruption(workdir), preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         argv = [f"--config={options.config}", *options.overrides]
         experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, argv)
@@ -81,6 +81,22 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
         from tftpu.launch.run import training
 
         training.train(experiment, workdir, callbacks=callbacks)
+
+
+@contextlib.contextmanager
+def explained_interruption(workdir: str) -> Iterator[None]:
+    """Adds to a Ctrl-C that ends the block at once what the same command does next."""
+    try:
+        yield
+    except BaseException as error:
+        if failures.was_interrupted(error):
+            steps = manifest.list_steps(files.join(workdir, "checkpoints"))
+            error.add_note(
+                f"The same command resumes from step {steps[-1]:,}."
+                if steps
+                else "No step was saved: the same command starts the run from the beginning."
+            )
+        raise
 
 
 def _supervise(options: Options, workdir: str) -> None:

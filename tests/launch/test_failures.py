@@ -21,9 +21,9 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import processes
 from tftpu.launch import failures, main
 from tftpu.launch.commands.training import train
-from tftpu.launch.run import finished
+from tftpu.launch.run import finished, start
 from tftpu.models.layers.normalization import GhostBatchNormalization
-from tftpu.storage import buckets, retry
+from tftpu.storage import buckets, files, retry
 
 
 def explained(name: str, message: str | BaseException) -> str:
@@ -402,7 +402,7 @@ def test_an_unknown_failure_of_a_command_keeps_its_traceback(monkeypatch):
         main.main(["train", "--config=digits_resnet"])
 
 
-def test_a_ctrl_c_that_an_import_hides_is_one(capsys):
+def test_a_ctrl_c_that_an_import_hides_is_one(capsys, tmp_path):
     def import_package() -> None:
         try:
             raise KeyboardInterrupt
@@ -411,3 +411,13 @@ def test_a_ctrl_c_that_an_import_hides_is_one(capsys):
 
     assert failures.run_for_exit_code(import_package) == 130
     assert capsys.readouterr().err == "tftpu: interrupted\n"
+
+    def train(workdir) -> None:
+        with start.explained_interruption(str(workdir)):
+            import_package()
+
+    assert failures.run_for_exit_code(lambda: train(tmp_path)) == 130
+    assert "No step was saved: the same command starts the run" in capsys.readouterr().err
+    files.write_whole(str(tmp_path / "checkpoints/5/manifest.json"), b"{}")
+    assert failures.run_for_exit_code(lambda: train(tmp_path)) == 130
+    assert "interrupted\nThe same command resumes from step 5.\n" in capsys.readouterr().err

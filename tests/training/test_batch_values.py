@@ -192,6 +192,14 @@ def test_tags_at_masked_positions_may_be_any():
     assert np.isfinite(found["loss"])
 
 
+def test_labels_of_examples_are_compared_even_if_a_layer_masks_tokens():
+    model = tagger(SmoothedCrossentropy(), mask_zero=True)
+    pooled = keras.layers.GlobalAveragePooling1D()(model.outputs[0])
+    trainer = make_trainer(compiled(keras.Model(model.inputs, pooled), metrics=[]))
+    with pytest.raises(UserError, match="y, the labels, has the value 4 in the example 3 "):
+        trainer.fit(**as_arrays(TOKENS, changed(Y, 4, 3)))
+
+
 def test_labels_without_a_weight_may_be_any():
     weights = np.ones(64, np.float32)
     weights[3] = 0.0

@@ -338,10 +338,12 @@ def _refuse_optimizer(optimizer: Any, error: type[UserError]) -> None:
 def refuse_spec(spec: Any) -> None:
     """Raises `UserError` for data that no TPU can take: strings, ragged or dynamic shapes."""
     if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string:
-        kind = "string tensor" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
+        is_text = isinstance(spec, tf.TensorSpec)
+        kind = "string tensor" if is_text else type(spec).__name__
+        how = ", such as dataset.map(lambda x, y: (vectorize(x), y))" if is_text else ""
         raise UserError(
             f"The data contains a {kind}, which cannot be sent to a device: convert it to dense "
-            "numbers in the input pipeline."
+            f"numbers in the input pipeline{how}."
         )
     if not spec.shape.is_fully_defined():
         raise UserError(

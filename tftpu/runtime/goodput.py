@@ -92,6 +92,11 @@ class Clock:
             self._seconds[source] -= seconds
             self._seconds[target] += seconds
 
+    @property
+    def current(self) -> str | None:
+        """The part that time is assigned to now; None: no part."""
+        return self._current
+
     def sum_seconds(self) -> dict[str, float]:
         """Returns the seconds of each part so far."""
         with self._lock:
@@ -140,7 +145,7 @@ class Facts:
         global_batch_size: examples of a step.
         chips: TPU chips, or devices where there is no TPU.
         eta_seconds: estimated time to the last step.
-        examples_per_sec: current throughput on all chips.
+        examples_per_sec: throughput of the last steps on all chips.
         mfu: model FLOPs utilisation, from 0 to 1.
         usd: cost so far at list price.
     """
@@ -178,6 +183,7 @@ class Record:
         goodput: the share of the wall time spent in steps that were not repeated.
         seconds: the seconds of each part.
         facts: the progress of the run.
+        current: the part of the time that passed when this was written; "" if unknown.
     """
 
     state: str
@@ -193,6 +199,7 @@ class Record:
     goodput: float
     seconds: dict[str, float]
     facts: Facts = field(default_factory=Facts)
+    current: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as one flat object; facts that are None are left out."""
@@ -221,6 +228,7 @@ class Record:
             goodput=float(record["goodput"]),
             seconds={part: _parse_number(record["seconds"].get(part)) or 0.0 for part in PARTS},
             facts=Facts(**facts),
+            current=str(record.get("current", "")),
         )
 
 
@@ -299,6 +307,7 @@ class Account:
                 goodput=round(compute_share(seconds, "step"), 4),
                 seconds={part: round(s, 3) for part, s in seconds.items()},
                 facts=facts,
+                current=self.clock.current or "",
             )
             text = json.dumps(record.to_json(), indent=2) + "\n"
             try:

@@ -57,18 +57,31 @@ def find_limits(model: keras.Model, batch: Nest) -> list[Limit]:
 def check_ranges(model: keras.Model, batch: Nest) -> None:
     """Raises `UserError` for labels that are not classes, and ids outside the vocabulary.
 
-    An accelerator raises no error for such a number. If a model masks labels, the step checks them,
-    because it knows the masks.
+    An accelerator raises no error for such a number.
 
     Args:
         model: the built model.
         batch: a batch of arrays, `(x, y, sample_weight)` or fewer.
     """
+    for _, outside in compare_with_limits(model, batch):
+        if outside:
+            raise UserError(f"{outside}.")
+
+
+def compare_with_limits(model: keras.Model, batch: Nest) -> Iterator[tuple[Limit, str]]:
+    """Yields the limits of a batch, each with a text about the values outside, or "".
+
+    If a model masks tokens, the step checks their labels, because it knows the masks.
+
+    Args:
+        model: the built model.
+        batch: a batch of arrays, `(x, y, sample_weight)` or fewer.
+    """
+    masks = any(map(_can_mask, keras_internals.list_layers(model)))
     for limit in find_limits(model, batch):
-        if limit.of_labels and any(map(_can_mask, keras_internals.list_layers(model))):
-            continue
-        if found := _find_outside(limit, batch):
-            raise UserError(f"{found}.")
+        of_tokens = limit.of_labels and np.size(limit.values) > len(limit.values)
+        if not (masks and of_tokens):
+            yield limit, _find_outside(limit, batch)
 
 
 def describe_damage(model: keras.Model, batch: Nest) -> str:

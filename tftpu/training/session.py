@@ -304,6 +304,7 @@ class Session:
         results: dict[str, float] = {}
         if self._validation_data is not None and self._timetable.is_validated(number):
             with self._reporter.doing("evaluating", "evaluation"):
+                self._reporter.write_account()  # which says that the run evaluates
                 results = self._callbacks.run_evaluation(
                     lambda build_hooks: self._programs.evaluate(
                         self._validation_data, self._clock, self._watchdog, build_hooks

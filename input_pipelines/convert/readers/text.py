@@ -61,6 +61,7 @@ class TextReader(OrderedReader):
             "end_of_text": options.end_of_text,
         }
         super().__init__(features, _cut_parts(sizes), about)
+        self.notes += _describe_columns(next(iter(sizes)), options.field)
 
     @property
     def state(self) -> list[Part]:
@@ -86,6 +87,19 @@ class TextReader(OrderedReader):
         """Yields the documents that begin in a range of bytes of a file."""
         for _, text in text_files.read_documents(path, self._options.field, begin, end):
             yield text
+
+
+def _describe_columns(path: str, field: str) -> list[str]:
+    """Returns a line about the columns of a table that are not read, such as labels."""
+    columns = text_files.list_columns(path)
+    others = [name for name in columns if name != field]
+    if field not in columns or not others:
+        return []
+    return [
+        f"{path}: only {field!r} is read, as tokens for a language model, not "
+        f"{', '.join(map(repr, others))}. To train on labels of texts, see "
+        "docs/gallery/labelled-texts.md."
+    ]
 
 
 def _advise(pattern: str, prefix: str, is_there: bool) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from tftpu.amounts import format_size
 from tftpu.config import Experiment
+from tftpu.engines import selection
 from tftpu.errors import UserError, counted
 from tftpu.input_pipelines.sources import StreamedImages
 from tftpu.launch.output import report_activity
@@ -84,17 +85,26 @@ def run(options: Options) -> None:
         raise UserError(f"--zone={options.zone} is not a zone, such as us-west4-a.")
     if options.gate:
         conditions.check("--gate", options.gate, experiment)
+    own_model = not own_code.is_of_tftpu(type(experiment.model))
+    if own_model:  # it is built
+        selection.choose_backend(experiment.cluster)
     import_tensorflow()
     errors = 0
-    for finding in inspect_data(experiment, options):
+    for finding in inspect_data(experiment, options, own_model):
         print(f"  {finding.level:9}{finding.text}", flush=True)
         errors += finding.level == "error"
     if errors:
         raise UserError(f"data check found {counted(errors, 'error')} in {options.name}.")
 
 
-def inspect_data(experiment: Experiment, options: Options) -> Iterator[Finding]:
-    """Yields the findings of all checks; errors in shapes or images are the last."""
+def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterator[Finding]:
+    """Yields the findings of all checks; errors in shapes or images are the last.
+
+    Args:
+        experiment: the experiment.
+        options: those of the command.
+        own: whether the model is of the user's own, and so is built.
+    """
     from tftpu import input_pipelines
 
     data, prepared, hosts = experiment.data, experiment.prepared_data, options.hosts
@@ -103,9 +113,9 @@ def inspect_data(experiment: Experiment, options: Options) -> Iterator[Finding]:
         pipeline = input_pipelines.training(prepared, experiment.train.seed)
     with own_code.failures_of_class(data, "batch_spec"):
         announced = input_pipelines.batch_spec(prepared, data.global_batch_size // hosts)
-    own = not hasattr(pipeline, "starting_at")
+    plain = not hasattr(pipeline, "starting_at")
     # The trainer itself gives the batches of a plain `tf.data.Dataset` a static shape.
-    seen = announced if own else pipeline.starting_at(0, 0, hosts).element_spec
+    seen = announced if plain else pipeline.starting_at(0, 0, hosts).element_spec
     shapes = inspect_shapes(seen, announced)
     yield from shapes
     images = []
@@ -114,11 +124,15 @@ def inspect_data(experiment: Experiment, options: Options) -> Iterator[Finding]:
         yield finding
     if any(finding.level == "error" for finding in [*shapes, *images]):
         return
-    yield from inspect_plain(hosts) if own else inspect_shards(pipeline, hosts)
-    yield from [] if own else inspect_memory(pipeline, hosts, read_host_memory())
+    yield from inspect_plain(hosts) if plain else inspect_shards(pipeline, hosts)
+    yield from [] if plain else inspect_memory(pipeline, hosts, read_host_memory())
     report_activity("Reading the first batches")
-    ignored = getattr(experiment.loss, "ignore_class", None)
-    yield from inspect_values(experiment.model, read_first_batches(pipeline, hosts), ignored)
+    batches = read_first_batches(pipeline, hosts)
+    if own:
+        yield from inspect_own_values(experiment, batches)
+    else:
+        ignored = getattr(experiment.loss, "ignore_class", None)
+        yield from inspect_values(experiment.model, batches, ignored)
     yield from inspect_evaluation(prepared)
     yield from inspect_region(data.data_dir, options.zone)
     workdir = options.workdir or options.default_workdir
@@ -198,7 +212,7 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
     """Compares class ids and tokens with the model's classes and vocabulary, if it has them.
 
     Args:
-        model: the config's model.
+        model: the config's model, of a family of the zoo: another's fields may mean anything.
         batches: some batches of the data, `(x, y)` or `(x, y, sample_weight)` of arrays.
         ignored: the class id that the loss ignores, its `ignore_class`.
     """
@@ -225,6 +239,57 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
         else:
             found.append(Finding("ok", f"{text}, within model.{owner}={count}"))
     return found
+
+
+def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Finding]:
+    """Compares labels and ids with the outputs and embeddings of a user's model, which is built.
+
+    Args:
+        experiment: the config.
+        batches: some batches of the data, of arrays.
+    """
+    import keras
+
+    from tftpu.engines import keras_internals
+    from tftpu.launch.run import experiment as build
+    from tftpu.training import batch_values
+
+    experiment = dataclasses.replace(
+        experiment, train=dataclasses.replace(experiment.train, steps=1, epochs=None)
+    )
+    try:
+        if build.has_objectives(experiment):  # its losses may take any numbers
+            return []
+        devices = selection.connect("none", 1, keras.backend.backend()).scope()
+        with devices, own_code.failures_of_class(experiment.model, "build"):
+            model = build.build_model(experiment)
+            keras_internals.build(model, _describe_batch(batches[0]))
+    except UserError as error:
+        return [Finding("error", f"the model cannot be built for these data: {error}")]
+    seen: dict[str, list[Any]] = {}
+    for batch in batches:
+        for limit, outside in batch_values.compare_with_limits(model, batch):
+            if outside:
+                return [Finding("error", f"in the first batches, {outside}.")]
+            values = np.ravel(limit.values)
+            allowed = values[(values >= 0) & (values < limit.size)]  # others have no weight
+            seen.setdefault(f"and {limit.owner}", []).append((limit.name, allowed))
+    found = []
+    for owner, parts in seen.items():
+        numbers = np.concatenate([values for _, values in parts])
+        if numbers.size:
+            text = f"{parts[0][0]} has values from {numbers.min()} to {numbers.max()}"
+            found.append(Finding("ok", f"{text} in the first batches, {owner}"))
+    return found
+
+
+def _describe_batch(batch: Any) -> Any:
+    """Returns the symbolic tensors of a batch of arrays."""
+    import keras
+
+    return keras.tree.map_structure(
+        lambda array: keras.KerasTensor(array.shape, array.dtype.name), batch
+    )
 
 
 def _has(batch: Any, part: int) -> bool:

@@ -1,7 +1,7 @@
 """Shows training examples as the model sees them, after augmentation.
 
 Images are drawn to a PNG file, with their labels; text is printed, document by document; for other
-data, shapes and ranges are printed.
+data, shapes, ranges and the first example are printed.
 
     tftpu data show digits_resnet --examples=12
 """
@@ -73,7 +73,7 @@ def run(options: Options) -> None:
     elif isinstance(data, sources.Text | sources.Tokens):
         print("\n".join(format_documents(data, batch)))
     else:
-        print("\n".join(format_ranges(batch)))
+        print("\n".join([*format_ranges(batch), *format_first(data, batch)]))
 
 
 def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
@@ -210,6 +210,24 @@ def format_ranges(batch: Batch) -> list[str]:
         f"from {array.min():.4g} to {array.max():.4g}"
         for path, array in keras.tree.flatten_with_path(batch)
     ]
+
+
+def format_first(data: DataConfig, batch: Batch) -> list[str]:
+    """Returns lines with the values of the first example, shortened, and the name of its class."""
+    import keras
+    import numpy as np
+
+    with own_code.failures_of_class(data, "class_names"):
+        names = input_pipelines.class_names(data)
+    lines = ["the first example:"]
+    for path, array in keras.tree.flatten_with_path(batch):
+        shown = np.array2string(array[0], precision=4, threshold=16, max_line_width=100)
+        is_class = path == (1,) and array.dtype.kind in "iu" and array[0].size == 1
+        label = int(array[0].flat[0]) if is_class and names else -1
+        name = f"  ({names[label]})" if names and 0 <= label < len(names) else ""
+        text = shown.replace("\n", "\n    ")
+        lines.append(f"  {'/'.join(map(str, path)) or 'x'}: {text}{name}")
+    return lines
 
 
 def _format_share(share: float, name: str) -> str:

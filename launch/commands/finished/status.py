@@ -25,9 +25,11 @@ _SILENT = 120.0
 _IN_WORDS = {
     "starting": "starting: the first step comes after compiling",
     "running": "running",
+    "prepared": "has not done a step yet: nothing was saved, and the same command starts over",
     "finished": "finished",
     "failed": "ended with an error",
 }
+_ACTIVITIES = {"compiling": "compiling", "evaluation": "evaluating", "checkpoint_wait": "saving"}
 _RESUMABLE = {
     "stopped": "stopped by the user",
     "preempted": "preempted",
@@ -83,6 +85,8 @@ def read_status(workdir: str) -> dict[str, Any]:
             f"{workdir!r} holds a search, whose runs are in trials/NNNN/run. To show it, run "
             f"`tftpu search --report --workdir={workdir}`."
         )
+    if account is None and files.exists(files.join(workdir, "config.json")):
+        return {"workdir": workdir, "state": "prepared"}
     if account is None:
         raise UserError(
             f"There is no run in {workdir!r}: it has no {goodput.FILE}.{suggest_folder(workdir)}"
@@ -97,11 +101,15 @@ def read_status(workdir: str) -> dict[str, Any]:
     logged = max((int(last["step"]) for last in metrics.values()), default=0)
     accounted = facts["step"] or 0
     facts["step"] = max(accounted, logged)
+    if facts["eta_seconds"] and accounted < logged:
+        left = max(0, facts["steps"] - logged) / max(1, facts["steps"] - accounted)
+        facts["eta_seconds"] = round(left * facts["eta_seconds"], 1)
     return {
         "workdir": workdir,
         **{name: value for name, value in facts.items() if value is not None},
         "restarts": account.restarts,
         "state": state,
+        "activity": account.current if state == goodput.RUNNING else "",
         "process": f"{account.process} on {account.host}",
         "updated": account.updated,
         "checkpoints": _find_checkpoints(workdir),
@@ -115,12 +123,15 @@ def read_status(workdir: str) -> dict[str, Any]:
 
 def format_status(record: dict[str, Any]) -> list[str]:
     """Formats a status for people."""
-    if record["state"] == "starting":
-        rows = [("state", _IN_WORDS["starting"]), ("process", record["process"])]
+    if record["state"] in ("starting", "prepared"):
+        rows = [("state", _IN_WORDS[record["state"]])]
+        rows += [("process", record["process"])] if "process" in record else []
         return [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     ago = format_clock(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
-    rows = [("state", _describe_state(record["state"], bool(record["checkpoints"]["steps"])))]
+    state = _describe_state(record["state"], bool(record["checkpoints"]["steps"]))
+    activity = _ACTIVITIES.get(record["activity"])
+    rows = [("state", f"{state}: {activity}" if activity else state)]
     # The process of another state has ended.
     rows.append(
         ("process", f"{record['process']}, last update {ago} ago")
@@ -130,10 +141,10 @@ def format_status(record: dict[str, Any]) -> list[str]:
     step, steps = record.get("step", 0), record.get("steps", 0)
     rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
     if record.get("examples_per_sec"):
-        speed = f"{format_metric(record['examples_per_sec'])} examples/s"
+        speed = f"{format_metric(record['examples_per_sec'])} examples/s in the last steps"
         speed += f" on {counted(record['chips'], 'chip')}" if record.get("chips", 1) > 1 else ""
         rows.append(("speed", speed + (f", MFU {record['mfu']:.1%}" if "mfu" in record else "")))
-    if running and "eta_seconds" in record:
+    if running and "eta_seconds" in record and step < steps:
         rows.append(("time left", format_clock(record["eta_seconds"])))
     if "usd" in record:
         rows.append(("cost", f"{format_price(record['usd'])} so far, list price"))

@@ -91,6 +91,19 @@ def test_text_that_was_converted_with_truncation_is_not_taken_for_the_same(tmp_p
     assert "truncation" in reader.state and "truncation" not in plain.state
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", "text,label\ngood,1\n"), ("a.jsonl", '{"label": 1, "text": "good"}\n')],
+)
+def test_a_conversion_says_which_columns_are_not_read(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    (note,) = text.TextReader(str(tmp_path / name), ReadOptions()).notes
+    assert "only 'text' is read, as tokens for a language model, not 'label'." in note
+    for file, plain in (("b.csv", "text\ngood\n"), ("c.txt", "text,label\n")):
+        (tmp_path / file).write_text(plain)
+        assert text.TextReader(str(tmp_path / file), ReadOptions()).notes == []
+
+
 def test_the_vocabulary_reaches_to_the_highest_token(tmp_path):
     path = tmp_path / "tokenizer.json"
     model = tokenizers.models.WordLevel({"a": 0, "b": 9}, unk_token="a")

@@ -188,9 +188,15 @@ def _to_arrays(name: str, part: Nest) -> Nest:
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(f"{name} holds a {kind}, which is not an array: {error}") from error
     if array.dtype.kind not in "biufV":  # NumPy gives bfloat16 the kind V
+        advice = "convert it to numbers."
+        if array.dtype.kind in "SU" or (array.size and isinstance(array.flat[0], str)):
+            advice = (
+                "convert it to numbers first. For a TextVectorization or a StringLookup, leave it "
+                "out of the model, and apply it to the data: fit(vectorize(x), y), or "
+                "dataset.map(lambda x, y: (vectorize(x), y)) of a tf.data.Dataset."
+            )
         raise UserError(
-            f"{name} is an array of {array.dtype}, which cannot be sent to a device: convert it "
-            "to numbers."
+            f"{name} is an array of {array.dtype}, which cannot be sent to a device: {advice}"
         )
     if array.ndim == 0:
         raise UserError(

@@ -1,14 +1,17 @@
 """`tftpu data check`: its findings for suitable and for unsuitable data."""
 
+import dataclasses
 import json
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.support.data import data_sets
 from tftpu import input_pipelines
+from tftpu.config import DataConfig, Experiment, ModelConfig
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records, StreamedImages
 from tftpu.launch import main
@@ -154,6 +157,46 @@ def test_ids_are_compared_with_the_classes_and_the_vocabulary_of_the_model(
     findings = data_check.inspect_values(model, [(x, np.array(y))])
     (found,) = (finding for finding in findings if re.search(text, finding.text))
     assert found.level == level
+
+
+@dataclasses.dataclass
+class OwnClassifier(ModelConfig):
+    """A model whose field has the name of one in the zoo, and means something else."""
+
+    vocabulary: int = 50
+
+    def build(self):
+        layers = [
+            keras.layers.Embedding(self.vocabulary, 4, mask_zero=True),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(2),
+        ]
+        return keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
+
+
+@pytest.mark.parametrize(
+    ("ids", "labels", "loss", "level", "texts"),
+    [
+        ([0, 49], [0, 1], None, "ok", ["labels, has values from 0 to 1 .* 2 classes", "0 to 49"]),
+        ([0, 49], [0, 7], None, "error", ["labels, has the value 7 in .* 2 classes"]),
+        ([0, 50], [0, 1], None, "error", ["x has the value 50 .* 'embedding[_0-9]*' has 50"]),
+        ([0, 1], [0, 7], keras.losses.MeanSquaredError(), "ok", ["x has values from 0 to 1"]),
+    ],
+)
+def test_the_numbers_for_a_users_model_are_compared_with_its_layers(
+    ids, labels, loss, level, texts
+):
+    experiment = Experiment(model=OwnClassifier(), data=DataConfig(), loss=loss)
+    batch = (np.repeat(np.int32(ids), 3).reshape(2, 3), np.int32(labels))
+    found = data_check.inspect_own_values(experiment, [batch])
+    assert levels(found) == [level] * len(texts)
+    assert all(re.search(text, one.text) for text, one in zip(texts, found))
+
+
+def test_a_users_model_that_cannot_be_built_is_an_error():
+    experiment = Experiment(model=ModelConfig(), data=DataConfig())
+    (found,) = data_check.inspect_own_values(experiment, [(IMAGE, np.int32([0, 1]))])
+    assert found.level == "error" and "has no method build" in found.text
 
 
 @pytest.mark.parametrize("ignored", [-1, 255])

@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.support.data import photos
 from tftpu import input_pipelines
+from tftpu.config import DataConfig
 from tftpu.input_pipelines.sources import Augment, StreamedImages, Tokens
 from tftpu.launch.commands.data import show as data_show
 from tftpu.launch.main import main
@@ -112,6 +113,22 @@ def test_packed_text_is_printed_document_by_document(tmp_path):
         at = lines.index(f"    | {text}")
         assert lines[at - 1].endswith(f", {len(text)} tokens")
     assert lines[-1].endswith("characters more") or lines[-3].endswith("characters more")
+
+
+class Named(DataConfig):
+    def class_names(self):
+        return ["ham", "spam"]
+
+
+def test_the_first_example_is_printed_shortened_with_the_name_of_its_class():
+    batch = (np.arange(200).reshape(2, 100), np.array([[1], [0]]))
+    assert data_show.format_first(Named(), batch) == [
+        "the first example:",
+        "  0: [ 0  1  2 ... 97 98 99]",
+        "  1: [1]  (spam)",
+    ]
+    assert data_show.format_first(DataConfig(), {"x": np.array([0.5, 1])})[1:] == ["  x: 0.5"]
+    assert data_show.format_first(Named(), (batch[0], np.array([2])))[-1] == "  1: 2"
 
 
 def test_ranges_are_printed_for_other_data():

@@ -1,11 +1,15 @@
 """`tftpu status`: the state of runs, from the files of their workdirs."""
 
 import json
+import re
 import subprocess
 import sys
+import time
 
+import keras
 import pytest
 
+from tests.support.models.training import compiled, data, make_trainer
 from tests.support.workdirs import held_by_another
 from tftpu.launch import main as command_line
 from tftpu.launch.commands.finished import status
@@ -78,6 +82,49 @@ def test_the_step_is_that_of_the_newest_file(finished_run, tmp_path):
     found = status.read_status(str(tmp_path))
     assert found["step"] == 60
     assert format_status(found)[-1].strip() == "as last written, at step 0"
+
+
+def test_a_run_that_evaluates_says_so_and_has_no_time_left(finished_run, tmp_path):
+    """The estimate is as old as goodput.json: the steps logged since then are taken from it."""
+    record = goodput.read(str(finished_run)).to_json()
+    record |= {"state": "running", "eta_seconds": 60.0, "step": 30, "examples_per_sec": 50.0}
+    (tmp_path / "metrics.jsonl").write_text('{"step": 45, "split": "train", "loss": 1.0}\n')
+    with held_by_another(tmp_path):
+        record["process"] = locks.find_holder(tmp_path).process
+        for current, step, said in (
+            ("step", 30, "state       running$"),
+            ("evaluation", 30, "state       running: evaluating$"),
+            ("evaluation", 60, "state       running: evaluating$"),
+        ):
+            record |= {"current": current, "step": step}
+            files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
+            text = "\n".join(format_status(status.read_status(str(tmp_path))))
+            assert re.search(said, text, re.MULTILINE), text
+            assert ("time left   0:30" in text) == (step < 60) == ("time left" in text)
+    assert "50 examples/s in the last steps" in text
+
+
+def test_an_evaluation_is_written_when_it_begins(tmp_path):
+    seen = set()
+
+    def look(logs=None):
+        for _ in range(100):  # a thread writes the file
+            time.sleep(0.02)
+            seen.add(status.read_status(str(tmp_path))["activity"])
+            if "evaluation" in seen:
+                return
+
+    trainer = make_trainer(compiled(), tmp_path)
+    look_on = keras.callbacks.LambdaCallback()
+    look_on.on_test_begin = look
+    trainer.fit(data().repeat(), steps=2, validation_data=data(), eval_every=2, callbacks=[look_on])
+    assert "evaluation" in seen
+
+
+def test_a_run_that_was_interrupted_before_its_first_step_is_a_run(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert command_line.main(["status", str(tmp_path)]) == 0
+    assert "has not done a step yet: nothing was saved" in capsys.readouterr().out
 
 
 def test_the_status_of_runs_is_shown_beside_one_that_is_missing(finished_run, capsys):
