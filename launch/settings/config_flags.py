@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from tftpu import models
 from tftpu.config import (
     Experiment,
     Function,
@@ -158,6 +159,11 @@ def _import_bundled(name: str) -> types.ModuleType:
             raise UserError(
                 f"There is no config {name!r}, but there is a file of that name: write "
                 f"--config={name}.py."
+            )
+        if name in models.names():
+            raise UserError(
+                f"{name!r} is a model, and a config also names data: write a file with "
+                f"model=tftpu.models.config({name!r}); `tftpu init NAME` writes one to change."
             )
         raise UserError(f"There is no config {name!r}.{did_you_mean(name, list_names())}")
     return importlib.import_module(f"{configs.__name__}.{name}")

@@ -260,6 +260,8 @@ class Examiner:
         report = self._examine_slice(target)
         if report.fits or not report.compiles:
             return report
+        progress = self.processes.progress
+        progress.print_result(f"{summarize(report)}; looking for a change that makes it fit")
         wider, finer = self._try_wider_meshes(target), self._list_finer(target)
         if self.options.mesh == AUTO and (wider is not None or finer):
             return wider or finer[-1].examine(target)

@@ -246,7 +246,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
     if enough and not report.mesh:
         found.append(
             "cluster.engine=jax with cluster.mesh=fsdp:-1 divides it: "
-            f"{format_size(held.total / enough)} with {enough} devices along fsdp."
+            f"{format_size(held.total / target.replicas)} per device."
         )
     more = _find_more_devices(held.total * divided, target)
     if more and (not enough or divided == target.replicas):

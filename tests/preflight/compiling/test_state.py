@@ -55,7 +55,7 @@ def test_a_state_that_does_not_fit_is_answered_with_what_would(uncompiled):
     )
     assert "Compiled with the TPU compiler" not in said
     assert "An optimizer with less state would help" in said
-    assert "cluster.mesh=fsdp:-1 divides it: 13.5 GiB with 2 devices along fsdp" in said
+    assert "cluster.mesh=fsdp:-1 divides it: 3.38 GiB per device" in said
     assert "LoRA (model.lora=16) leaves hardly any" in said and "the weights take 9 GiB" in said
     assert "More chips" not in said  # since these eight are enough
     assert "v4 has 30.8 GiB, v5p has 95.7 GiB, v6e has 31.2 GiB" in said and "v3 has" not in said
