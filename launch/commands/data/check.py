@@ -76,16 +76,15 @@ def run(options: Options) -> None:
     Raises:
         UserError: one of them is an error.
     """
-    need = options.need
-    report_activity(f"Loading {options.config} and TensorFlow")
-    experiment = options.load_experiment()
-    if need is not None and need <= 0:
-        raise UserError(f"--need is {need}: it must be above 0.")
+    if options.need is not None and options.need <= 0:
+        raise UserError(f"--need is {options.need}: it must be above 0.")
     if options.zone and not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", options.zone):
         raise UserError(f"--zone={options.zone} is not a zone, such as us-west4-a.")
+    experiment = options.load_experiment()
     if options.gate:
         conditions.check("--gate", options.gate, experiment)
     own_model = not own_code.is_of_tftpu(type(experiment.model))
+    report_activity("Loading TensorFlow")
     if own_model:  # it is built
         selection.choose_backend(experiment.cluster)
     import_tensorflow()
