@@ -59,8 +59,8 @@ MISTAKES = [
     ),
     (
         ["train", "--config=python_gpt", "--config.data.train_text=mine/*"],
-        "has no field 'train_text'. It is a field of Texts and Tokens, and the data of this config are "
-        "Text.",
+        "has no field 'train_text'. It is a field of Texts and Tokens, and the data of this "
+        "config are Text.",
     ),
     ([*TRAIN, "--config.train.epochs=0"], "train.epochs is 0"),
     ([*TRAIN, "--config.loss=mse"], "train.label_smoothing=0.1 changes only the default loss"),
