@@ -27,7 +27,7 @@ def test_an_unsupported_machine_fails_with_a_clear_error(monkeypatch):
 
 
 def test_a_compiler_ends_with_the_check_that_waits_for_it(tmp_path):
-    (tmp_path / "job.json").write_text('{"options": {}}')
+    (tmp_path / "job.json").write_text('{"options": {}, "instructions": 0}')
     os.mkfifo(tmp_path / "module.mlir")  # reading it takes for ever
     start = (
         "import subprocess, sys; "
