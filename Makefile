@@ -29,7 +29,7 @@ test-all: docs test test-slow test-parity
 
 # In three parts, as a process that has traced hundreds of models holds several GB; two of them by three
 # processes, as their tests often wait for others.
-LARGE := tests/compatibility tests/models
+LARGE := tests/compatibility tests/models tests/kernels tests/blocks
 TRACED := tests/engines tests/inference tests/preflight tests/training
 OTHER := $(LARGE:%=--ignore=%) $(TRACED:%=--ignore=%)
 SLOW := -m 'slow and not exhaustive'

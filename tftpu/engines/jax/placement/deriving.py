@@ -5,9 +5,7 @@ devices only add up what the second one returns (Shoeybi et al. 2019, Megatron-L
 https://arxiv.org/abs/1909.08053). Embeddings are sharded by the vocabulary, attention by its heads.
 The compiler divides the program as the weights are, so a poor choice costs time, not correctness.
 
-Convolutions, and the products of a block that has one, stay whole: XLA computes some that go over
-each channel apart wrongly where channels are sharded (jax 0.10.2 on CPU devices; MobileNet and
-Xception in docs/keras-hub/atlas.md lost up to 2 % of the loss).
+Convolutions, and the products of a block that has one, stay whole.
 """
 
 import collections
@@ -111,6 +109,19 @@ def _read_product(layer: keras.Layer) -> Product | None:
         outputs = tuple(i for i, label in enumerate(labels) if label not in given)
         return Product(layer, kernels[0], inputs, outputs) if inputs and outputs else None
     return Product(layer, kernels[0], (0,), (1,)) if isinstance(layer, keras.layers.Dense) else None
+
+
+def find_grouped_convolution(model: keras.Model) -> str | None:
+    """Returns the name of a layer that convolves groups of channels apart; None if there is none.
+
+    Where devices hold the same examples, as along `tensor`, XLA multiplies the gradient of its
+    kernel by their number (jax 0.10.2 on CPU devices; a test tries it).
+    """
+    for layer in internals.flatten_layers(model):
+        apart = getattr(layer, "groups", 1) != 1 or hasattr(layer, "depth_multiplier")
+        if _is_convolution(layer) and apart:
+            return layer.name
+    return None
 
 
 def _is_convolution(layer: keras.Layer) -> bool:
