@@ -118,7 +118,8 @@ mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "tensor"))
 x, kernel = np.ones((4, 8, 8, 8), "float32"), np.ones((3, 3, 1, 8), "float32")
 whole = jax.jit(jax.grad(loss))(kernel, x)
 x, kernel = (
-    jax.device_put(value, NamedSharding(mesh, spec)) for value, spec in ((x, P("data")), (kernel, P()))
+    jax.device_put(value, NamedSharding(mesh, spec))
+    for value, spec in ((x, P("data")), (kernel, P()))
 )
 print(float(jnp.max(jax.jit(jax.grad(loss))(kernel, x) / whole)))
 """
