@@ -23,7 +23,10 @@ def read_stored_value(variable: keras.Variable) -> Tensor:
     private: Any = variable
     scope: Any = stateless_scope.get_stateless_scope()
     value = scope.get_current_value(variable) if scope is not None else None
-    return private._value if value is None else value
+    if value is not None:
+        return value
+    read = variable.value  # draws an initial value that was not needed until now
+    return read if private._value is None else private._value
 
 
 def compute_dtypes(model: keras.Layer) -> dict[int, str]:

@@ -71,7 +71,7 @@ def check(
     from tftpu.launch.run.experiment import build_model, resolve_length
 
     _check_precision(experiment)
-    experiment = resolve_length(experiment)
+    experiment = _leave_weights_out(resolve_length(experiment))
     options = _build_options(experiment)
     options.prices = prices or {}
     options.verbose = verbose
@@ -107,6 +107,7 @@ def check_text(
     from tftpu.preflight.writing import check_writing, print_writing
 
     _check_precision(experiment)
+    experiment = _leave_weights_out(experiment)
     precision = experiment.train.precision
     reports = check_writing(
         lambda: build_layers(experiment),
@@ -120,6 +121,10 @@ def check_text(
     print_writing(reports, _build_console())
     sys.stdout.flush()
     return reports
+
+
+def _leave_weights_out(experiment: Experiment) -> Experiment:
+    return dataclasses.replace(experiment, model=experiment.model.without_weights())
 
 
 def _check_precision(experiment: Experiment) -> None:

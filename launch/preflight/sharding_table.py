@@ -1,5 +1,6 @@
 """The table of `tftpu config show --sharding`: the part of each variable that one device holds."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -61,6 +62,7 @@ def _build_layout(
         )
     selection.connect("none", 1, "jax")  # the table does not depend on the devices of this machine
     experiment = build.resolve_length(experiment)
+    experiment = dataclasses.replace(experiment, model=experiment.model.without_weights())
     with keras.StatelessScope(initialize_variables=False):
         model = build.build_layers(experiment)
     if not model.built or build.has_objectives(experiment):

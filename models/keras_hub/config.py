@@ -78,6 +78,9 @@ class KerasHub(ModelConfig):
 
         return presets.load_model(self)
 
+    def without_weights(self) -> "KerasHub":
+        return dataclasses.replace(self, weights="none")
+
     def prepare_data(self, data: DataConfig) -> DataConfig:
         from tftpu.models.keras_hub import prepared
 

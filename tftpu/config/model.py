@@ -64,6 +64,10 @@ class ModelConfig:
             f"{type(self).__name__} has no method build(self): add one that returns a Keras model."
         )
 
+    def without_weights(self) -> "ModelConfig":
+        """Returns the same model with random weights if `build` reads some: no trace can read."""
+        return self
+
     def prepare_data(self, data: DataConfig) -> DataConfig:
         """Returns the data as the model takes them, such as texts as tokens.
 

@@ -209,3 +209,11 @@ def test_classifiers_learn_and_predict(build, address, tmp_path, capsys):
     assert main(["export", run, f"--output={tmp_path / 'exported'}"]) == 0
     if build is build_vit:  # the preprocessor is inside
         assert "images uint8 [20, 20, 3]" in capsys.readouterr().out
+
+
+@pytest.mark.compiles
+def test_a_check_before_renting_reads_no_weights(config, capsys):
+    """A trace for a mesh has no values to read weights into."""
+    mesh = "--config.cluster.mesh=fsdp:8"
+    assert main(["preflight", str(config), "--slices=v5e-8", mesh]) == 0
+    assert "with the mesh fsdp:8" in capsys.readouterr().err
