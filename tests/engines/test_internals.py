@@ -1,6 +1,7 @@
 """The private interfaces of Keras and TensorFlow still behave as tftpu expects."""
 
 import os
+import threading
 from pathlib import Path
 
 import keras
@@ -231,3 +232,28 @@ def test_an_empty_variable_is_zero_and_takes_memory_only_once_it_is_written():
     assert tf.reduce_all(found == 1)
     half = internals.create_empty_variable(tf.TensorShape((3, 4)), tf.bfloat16, {})
     assert half.dtype == tf.bfloat16 and not tf.reduce_any(half != 0)
+
+
+def test_products_are_recorded_in_their_thread_and_nothing_stays_replaced():
+    """Threads that trace replicas in turns enter and leave in any order."""
+    own = keras.src.backend.numpy.matmul
+    entered, left = threading.Event(), threading.Event()
+    x, matrix = np.ones((1, 2, 3), "float32"), np.ones((3, 4), "float32")
+    found = []
+
+    def trace() -> None:
+        with keras_internals.recording_products() as products:
+            entered.set()
+            left.wait(10)
+            found.append(products.find_factors(keras.ops.matmul(x, matrix)))
+
+    with keras_internals.recording_products() as products:
+        thread = threading.Thread(target=trace)
+        thread.start()
+        entered.wait(10)
+        ours = keras.ops.matmul(x, matrix)
+    left.set()
+    thread.join()
+    assert products.find_factors(ours) is not None and found[0] is not None
+    assert products.find_factors(keras.ops.matmul(x, matrix)) is None
+    assert keras.src.backend.numpy.matmul is own

@@ -4,7 +4,10 @@ Tested with Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails when one 
 """
 
 import contextlib
+import contextvars
 import copy
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -481,24 +484,37 @@ class Products:
         return self.last[1], self.last[2]
 
 
+_PRODUCTS: contextvars.ContextVar[list[Products]] = contextvars.ContextVar("products")
+_RECORDING = threading.Lock()
+_recorders: list[Products] = []  # replicas of TensorFlow are traced in threads, in turns
+
+
 @contextlib.contextmanager
 def recording_products() -> Iterator[Products]:
-    """Records the products that Keras's layers compute within the block."""
+    """Records the products that Keras's layers compute within the block, in this thread."""
     products = Products()
+    token = _PRODUCTS.set([*_PRODUCTS.get([]), products])
     module: Any = backend.numpy
-    own = module.matmul
-
-    def matmul(x1: Tensor, x2: Tensor) -> Tensor:
-        product = own(x1, x2)
-        if (len(x1.shape), len(x2.shape)) == (3, 2):
-            products.last = product, x1, x2
-        return product
-
-    module.matmul = matmul
+    with _RECORDING:
+        if not _recorders:
+            module.matmul = functools.partial(_record_product, module.matmul)
+        _recorders.append(products)
     try:
         yield products
     finally:
-        module.matmul = own
+        with _RECORDING:
+            _recorders.remove(products)
+            if not _recorders:
+                module.matmul = module.matmul.args[0]
+        _PRODUCTS.reset(token)
+
+
+def _record_product(own: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
+    product = own(x1, x2)
+    if (len(x1.shape), len(x2.shape)) == (3, 2):
+        for products in _PRODUCTS.get([]):
+            products.last = product, x1, x2
+    return product
 
 
 @contextlib.contextmanager
