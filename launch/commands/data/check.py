@@ -80,11 +80,11 @@ def run(options: Options) -> None:
         raise UserError(f"--need is {options.need}: it must be above 0.")
     if options.zone and not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", options.zone):
         raise UserError(f"--zone={options.zone} is not a zone, such as us-west4-a.")
+    report_activity(f"Loading {options.config} and TensorFlow")
     experiment = options.load_experiment()
     if options.gate:
         conditions.check("--gate", options.gate, experiment)
     own_model = not own_code.is_of_tftpu(type(experiment.model))
-    report_activity("Loading TensorFlow")
     if own_model:  # it is built
         selection.choose_backend(experiment.cluster)
     import_tensorflow()
