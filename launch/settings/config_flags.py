@@ -18,7 +18,7 @@ from tftpu.config import (
     find_unreadable_classes,
     read_fields,
 )
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.launch import configs
 from tftpu.launch.correction import FIELDS
 from tftpu.launch.settings import config_values, keras_objects
@@ -160,7 +160,7 @@ def _import_bundled(name: str) -> types.ModuleType:
                 f"There is no config {name!r}, but there is a file of that name: write "
                 f"--config={name}.py."
             )
-        if name in models.names():
+        if name in models.names() and not find_nearest(name, list_names()):
             raise UserError(
                 f"{name!r} is a model, and a config also names data: write a file with "
                 f"model=tftpu.models.config({name!r}); `tftpu init NAME` writes one to change."
