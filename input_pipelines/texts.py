@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.tensors import Spec
     from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
-_HELD_OUT = 20  # without `eval_text`, one of so many texts is evaluated
+_HELD_OUT = 20  # without `eval_text`, every 20th text is held out for evaluation
 
 
 @dataclasses.dataclass

@@ -15,7 +15,16 @@ import numpy as np
 from tftpu.errors import UserError
 from tftpu.inference.loop import Choose, is_finite, is_one_of
 from tftpu.inference.sampling import Sampling, gather_rules
-from tftpu.inference.writer import ROOM, Row, Size, Tokens, Writer, find_tokens, round_up_length
+from tftpu.inference.writer import (
+    ROOM,
+    Row,
+    Size,
+    Tokens,
+    Writer,
+    find_tokens,
+    pad_texts,
+    round_up_length,
+)
 from tftpu.tensors import Nest, Tensor, ops
 
 _CONTEXT = 1024  # as the preprocessors of KerasHub, which know what a model was trained with
@@ -167,9 +176,7 @@ class TaskWriter(Writer):
         longest = int(lengths.max())
         room = max(longest + length, ROOM)  # so that short texts share a program
         slots = min(round_up_length(room), self._decoding.context)
-        tokens = np.zeros((len(texts), slots), np.int32)
-        for padded, text in zip(tokens, texts):
-            padded[: len(text)] = text
+        tokens = pad_texts(texts, slots)
         size = Size(len(texts), slots, 0, every, find_tokens(rows))
         if size not in self._known:
             before_compiling(size)

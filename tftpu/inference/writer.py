@@ -183,9 +183,7 @@ class Writer:
         """Yields the next tokens of texts; both must fit into the context together."""
         lengths = np.array([len(text) for text in texts], np.int32)
         time = min(round_up_length(int(lengths.max())), self._decoding.context)
-        tokens = np.zeros((len(texts), time), np.int32)
-        for padded, text in zip(tokens, texts):
-            padded[: len(text)] = text
+        tokens = pad_texts(texts, time)
         calls = -(-length // every)
         size = Size(len(texts), time, _round_up_room(calls, every), every, find_tokens(rows))
         if size not in self._known:
@@ -293,6 +291,14 @@ def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
             f"The model {name!r} does not continue texts: its predictions after a token depend on "
             "later tokens. Only causal models can write."
         )
+
+
+def pad_texts(texts: Sequence[Tokens], slots: int) -> np.ndarray:
+    """Returns the tokens of texts, (texts, slots), int32, with zeros at their end."""
+    tokens = np.zeros((len(texts), slots), np.int32)
+    for padded, text in zip(tokens, texts):
+        padded[: len(text)] = text
+    return tokens
 
 
 def round_up_length(length: int) -> int:

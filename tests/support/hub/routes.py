@@ -42,7 +42,7 @@ ROUTES = {
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a backbone on a route.
+    """The outcome of training a backbone on a route.
 
     Attributes:
         kind: "equal", "rounding", "differs" (as in `training.Compared`), "refused" (by tftpu, with
