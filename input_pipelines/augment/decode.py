@@ -243,10 +243,18 @@ def _is_one_of(number: Tensor, *numbers: int) -> Tensor:
 
 def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
     """Turns the pixels of a file, (height, width, channels), upright."""
-    found = tf.cond(number >= 5, lambda: tf.transpose(pixels, (1, 0, 2)), lambda: pixels)
+    found = tf.cond(number >= 5, lambda: _transpose(pixels), lambda: pixels)
     down, across = _is_one_of(number, 3, 4, 7, 8), _is_one_of(number, 2, 3, 6, 7)
     found = tf.cond(down, lambda: tf.reverse(found, [0]), lambda: found)
     return tf.cond(across, lambda: tf.reverse(found, [1]), lambda: found)
+
+
+def _transpose(pixels: Tensor) -> Tensor:
+    """Exchanges the height and the width of pixels, (height, width, channels), uint8."""
+    # tf.transpose of integers prints an error of TensorFlow's oneDNN, although it works.
+    height, width, channels = tf.unstack(tf.shape(pixels))
+    places = tf.range(height)[None] * width + tf.range(width)[:, None]  # (width, height)
+    return tf.gather(tf.reshape(pixels, (height * width, channels)), places)
 
 
 def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:

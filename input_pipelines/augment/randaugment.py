@@ -72,9 +72,9 @@ def auto_contrast(image: Tensor, strength: Tensor | None = None) -> Tensor:
 def equalize(image: Tensor, strength: Tensor | None = None) -> Tensor:
     """Flattens the histogram of each channel by a table of levels."""
     channels = image.shape[-1]
-    shifted: Tensor = tf.cast(image, tf.int32) + 256 * tf.range(channels)
+    shifted: Tensor = tf.cast(image, tf.int32) * channels + tf.range(channels)
     counts = tf.math.bincount(tf.reshape(shifted, [-1]), minlength=256 * channels)
-    counts = tf.transpose(tf.reshape(counts, (channels, 256)))  # (256, channels)
+    counts = tf.reshape(counts, (256, channels))
     # Pillow, too, leaves out the brightest level that occurs.
     levels = tf.range(256)[:, None]
     brightest = tf.reduce_max(tf.where(counts > 0, levels, -1), 0)

@@ -255,3 +255,23 @@ def test_pictures_are_whole_in_evaluation_unless_training_crops(crop, share):
 def test_a_value_out_of_range_fails_with_its_name(field, value):
     with pytest.raises(UserError, match=rf"data.augment.{field} is {value}: it must be between"):
         Augment(**{field: value}).validate()
+
+
+def test_no_operation_makes_tensorflow_print_an_error_about_onednn():
+    """TensorFlow prints one for each transposition of integers, although it works."""
+    augment = image_ops.build_training_augmentation(
+        dataclasses.replace(EVERYTHING, crop=True), 8, 3
+    )
+
+    @tf.function
+    def read(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return augment({"image": image}, seed)["image"]
+
+    specs = (tf.TensorSpec((), tf.string), tf.TensorSpec((2,), tf.int32))
+    graph = read.get_concrete_function(*specs).graph.as_graph_def()
+    nodes = [
+        *graph.node,
+        *(node for function in graph.library.function for node in function.node_def),
+    ]
+    assert {"DecodeJpeg", "Bincount"} & {node.op for node in nodes}
+    assert not [node for node in nodes if node.op == "Transpose" and node.attr["T"].type != 1]
