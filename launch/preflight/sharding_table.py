@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import jax
 import keras
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
@@ -63,18 +65,23 @@ def _build_layout(
     selection.connect("none", 1, "jax")  # the table does not depend on the devices of this machine
     experiment = build.resolve_length(experiment)
     experiment = dataclasses.replace(experiment, model=experiment.model.without_weights())
-    with keras.StatelessScope(initialize_variables=False):
-        model = build.build_layers(experiment)
+    model = _trace(lambda: build.build_layers(experiment))
     if not model.built or build.has_objectives(experiment):
         raise UserError(
             "--sharding works only with models that are built when they are made and have one "
             f"optimizer, but {type(experiment.model).__name__} makes another kind."
         )
     optimizer = build.build_optimizer(experiment)
-    with keras.StatelessScope(initialize_variables=False):
-        optimizer.build(model.trainable_variables)
+    _trace(lambda: optimizer.build(model.trainable_variables))
     sizes = {**dict.fromkeys(AXES, 1), **parse_mesh(given)}
     return Layout(AbstractMesh(tuple(sizes.values()), tuple(sizes)), model), model, optimizer
+
+
+def _trace(build: Callable[[], Any]) -> Any:
+    """Returns what a function returns that makes variables; they get a shape, but no value."""
+    built: list[Any] = []
+    jax.eval_shape(lambda: built.append(build()))
+    return built[0]
 
 
 def _build_row(variable: keras.Variable, sharding: NamedSharding) -> tuple[str, str, str, int]:

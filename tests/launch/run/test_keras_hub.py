@@ -211,6 +211,15 @@ def test_classifiers_learn_and_predict(build, address, tmp_path, capsys):
         assert "images uint8 [20, 20, 3]" in capsys.readouterr().out
 
 
+def test_its_sharding_is_shown(config):
+    """Its task compiles itself, and an optimizer's counter has a value, not an initializer."""
+    command = [sys.executable, "-m", "tftpu.launch.main", "config", "show", str(config)]
+    options = ["--sharding", "--config.cluster.mesh=fsdp:8"]
+    shown = warm.run([*command, *options], check=True, capture_output=True, text=True).stdout
+    assert "lora_kernel_a" in shown
+    assert "A device of 8 holds" in shown.splitlines()[-1]
+
+
 @pytest.mark.compiles
 def test_a_check_before_renting_reads_no_weights(config):
     """A trace for a mesh has no values to read weights into."""
