@@ -18,6 +18,7 @@ from tftpu.launch.main import main
 
 pytestmark = pytest.mark.slow
 STEPS = 300
+ON_JAX = {"env": {**os.environ, "KERAS_BACKEND": "jax"}, "capture_output": True, "text": True}
 CONFIG = """
 import tftpu
 from tftpu.config import OptimizerConfig, TrainConfig
@@ -214,8 +215,8 @@ def test_classifiers_learn_and_predict(build, address, tmp_path, capsys):
 def test_its_sharding_is_shown(config):
     """Its task compiles itself, and an optimizer's counter has a value, not an initializer."""
     command = [sys.executable, "-m", "tftpu.launch.main", "config", "show", str(config)]
-    options = ["--sharding", "--config.cluster.mesh=fsdp:8"]
-    shown = warm.run([*command, *options], check=True, capture_output=True, text=True).stdout
+    command += ["--sharding", "--config.cluster.mesh=fsdp:8"]
+    shown = warm.run(command, check=True, **ON_JAX).stdout
     assert "lora_kernel_a" in shown
     assert "A device of 8 holds" in shown.splitlines()[-1]
 
@@ -225,6 +226,5 @@ def test_a_check_before_renting_reads_no_weights(config):
     """A trace for a mesh has no values to read weights into."""
     command = [sys.executable, "-m", "tftpu.launch.main", "preflight", str(config)]
     mesh = "--config.cluster.mesh=fsdp:8"
-    options = {"env": {**os.environ, "KERAS_BACKEND": "jax"}, "capture_output": True, "text": True}
-    done = warm.run([*command, "--slices=v5e-8", mesh], check=True, **options)
+    done = warm.run([*command, "--slices=v5e-8", mesh], check=True, **ON_JAX)
     assert "with the mesh fsdp:8" in done.stdout + done.stderr
