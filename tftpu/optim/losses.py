@@ -70,8 +70,40 @@ class SmoothedCrossentropy(keras.losses.Loss):
         return {**super().get_config(), "smoothing": self.smoothing}
 
 
+class Rows:
+    """The rows of a matrix, (classes, width), on the devices that compute a loss.
+
+    Here one device has them all. In a subclass, each device has its part of the rows, and another
+    part of the tokens.
+
+    Attributes:
+        count: the number of parts.
+    """
+
+    count = 1
+
+    def gather_tokens(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens, (batch, ...), of all devices that have parts."""
+        return tokens
+
+    def divide_tokens(self, tokens: Tensor) -> Tensor:
+        """Returns the same tokens, each on the device that it came from."""
+        return tokens
+
+    def shard(self, tensor: Tensor, axis: int) -> Tensor:
+        """Returns a tensor of which each device computes its part of an axis, of size `count`."""
+        return tensor
+
+
+WHOLE = Rows()
+
+
 def chunked_crossentropy(
-    hidden: Tensor, matrix: Tensor, labels: Tensor, smoothing: float = 0.0
+    hidden: Tensor,
+    matrix: Tensor,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    rows: Rows = WHOLE,
 ) -> tuple[Tensor, Tensor]:
     """Returns the cross-entropy of the logits `hidden @ matrix.T` without storing all logits.
 
@@ -83,36 +115,47 @@ def chunked_crossentropy(
         matrix: (classes, width).
         labels: (batch, time), int32.
         smoothing: see `SmoothedCrossentropy`.
+        rows: where the rows of the matrix are.
 
     Returns:
         values: (batch, time), float32.
         correct: 1.0 where no class has a larger logit than the label, else 0.0; (batch, time).
     """
     classes, width = matrix.shape
-    count = math.ceil(classes / CHUNK)
-    size = math.ceil(classes / count / LANES) * LANES
+    parts, count = rows.count, math.ceil(classes / CHUNK)
+    own = classes // parts  # rows of a part
+    size = math.ceil(own / count / LANES) * LANES
 
     def rounded(factor: Tensor) -> Tensor:
         """Rounds to the compute dtype; products and sums are computed in float32."""
         return ops.cast(ops.cast(factor, hidden.dtype), "float32")
 
     def chunked(matrix: Tensor) -> Tensor:
-        """Returns (count, size, width), in the compute dtype, the last chunk padded by zeros."""
-        matrix = ops.pad(ops.cast(matrix, hidden.dtype), ((0, count * size - classes), (0, 0)))
-        return ops.reshape(matrix, (count, size, width))
+        """Returns (part, count, size, width), in the compute dtype, each part padded by zeros."""
+        matrix = ops.reshape(ops.cast(matrix, hidden.dtype), (parts, own, width))
+        matrix = ops.pad(matrix, ((0, 0), (0, count * size - own), (0, 0)))
+        return rows.shard(ops.reshape(matrix, (parts, count, size, width)), 0)
 
-    def logits(hidden: Tensor, rows: Tensor, start: Tensor) -> Tensor:
-        found = ops.einsum("btw,cw->btc", rounded(hidden), rounded(rows))
-        return ops.where(_list_classes(start, size) < classes, found, _NEVER)
+    def logits(hidden: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
+        """Returns (batch, time, part, size), of a chunk of each part."""
+        found = ops.einsum("btw,pcw->btpc", rounded(hidden), rounded(chunks[:, index]))
+        found = ops.where(_list_classes(index * size, size) < own, found, _NEVER)
+        return rows.shard(found, 2)
+
+    def is_true(labels: Tensor, index: Tensor) -> Tensor:
+        """Returns which classes of a chunk of each part are the labels."""
+        row = labels[..., None] - own * ops.arange(parts, dtype="int32")  # (batch, time, part)
+        row = ops.where(row < own, row, -1)  # no label is at the padding behind a part
+        return row[..., None] == _list_classes(index * size, size)
 
     @ops.custom_gradient
     def loss(hidden, matrix):
-        chunks = chunked(matrix)
+        chunks, gathered = chunked(matrix), rows.gather_tokens(hidden)
+        known = rows.gather_tokens(labels)
 
         def forward(index, base, total, true, everything, highest):
-            some = logits(hidden, chunks[index], index * size)
-            is_true = labels[..., None] == _list_classes(index * size, size)
-            found = [ops.exp(some - base[..., None]), ops.where(is_true, some, 0.0)]
+            some = logits(gathered, chunks, index)
+            found = [ops.exp(some - base[..., None]), ops.where(is_true(known, index), some, 0.0)]
             if smoothing:
                 found.append(ops.where(some > _NEVER, some, 0.0))
             sums = [ops.sum(part, axis=-1) for part in found]
@@ -123,37 +166,48 @@ def chunked_crossentropy(
             total *= ops.exp(base - raised)
             state = [total, true, everything]
             state[: len(sums)] = [ops.where(far, s, s + part) for s, part in zip(state, sums)]
-            return index + ops.where(far, 0, 1), raised, *state, ops.maximum(highest, largest)
+            state = [raised, *state, ops.maximum(highest, largest)]
+            return index + ops.where(far, 0, 1), *(rows.shard(part, 2) for part in state)
 
         # The largest logit would be the best base of the exponentials, but is not known yet. So the
         # base is the label's logit, and a chunk whose logits are far above it is repeated with a
         # larger base.
-        near = ops.take(matrix, ops.clip(labels, 0, classes - 1), axis=0)  # (batch, time, width)
-        base = ops.sum(rounded(hidden) * rounded(near), axis=-1)
-        zeros = ops.zeros_like(base)
-        start = base, zeros, zeros, zeros, zeros + _NEVER
+        near = ops.take(matrix, ops.clip(known, 0, classes - 1), axis=0)  # (batch, time, width)
+        base = ops.sum(rounded(gathered) * rounded(near), axis=-1)[..., None]
+        zeros = ops.zeros((*base.shape[:2], parts), "float32")
+        start = base + zeros, zeros, zeros, zeros, zeros + _NEVER
+        start = [rows.shard(part, 2) for part in start]
         base, total, true, everything, highest = _run_loop(count, forward, *start)
-        log_sum = base + ops.log(total)
+        top = ops.max(base, axis=-1, keepdims=True)
+        log_sum = top[..., 0] + ops.log(ops.sum(total * ops.exp(base - top), axis=-1))
+        true, everything = ops.sum(true, axis=-1), ops.sum(everything, axis=-1)
+        highest = ops.max(highest, axis=-1)
         value = log_sum - (1.0 - smoothing) * true - smoothing / classes * everything
 
         def gradient(*upstreams):
-            upstream = keras.tree.flatten(upstreams)[0]  # JAX gives one tuple, TensorFlow two
+            # JAX gives one tuple, TensorFlow two.
+            upstream = rows.gather_tokens(keras.tree.flatten(upstreams)[0])
 
             def backward(index, d_hidden, d_chunks):
-                some = ops.exp(logits(hidden, chunks[index], index * size) - log_sum[..., None])
-                is_true = labels[..., None] == _list_classes(index * size, size)
-                some -= ops.where(is_true, 1.0 - smoothing, 0.0) + smoothing / classes
-                some = ops.cast(some * upstream[..., None], hidden.dtype)  # (batch, time, size)
-                d_hidden += ops.cast(ops.einsum("btc,cw->btw", some, chunks[index]), "float32")
-                d_chunk = ops.einsum("btc,btw->cw", some, hidden)
-                return index + 1, d_hidden, ops.slice_update(d_chunks, (index, 0, 0), d_chunk[None])
+                some = ops.exp(logits(gathered, chunks, index) - log_sum[..., None, None])
+                some -= ops.where(is_true(known, index), 1.0 - smoothing, 0.0) + smoothing / classes
+                some = ops.cast(some * upstream[..., None, None], hidden.dtype)
+                d_some = ops.einsum("btpc,pcw->pbtw", some, chunks[:, index])
+                d_hidden = rows.shard(d_hidden + ops.cast(d_some, "float32"), 0)
+                d_chunk = ops.einsum("btpc,btw->pcw", some, gathered)[:, None]
+                d_chunks = ops.slice_update(d_chunks, (0, index, 0, 0), d_chunk)
+                return index + 1, d_hidden, rows.shard(d_chunks, 0)
 
-            zeros = ops.zeros_like(hidden, dtype="float32"), ops.zeros_like(chunks)
-            d_hidden, d_chunks = _run_loop(count, backward, *zeros)
-            d_matrix = ops.reshape(d_chunks, (count * size, width))[:classes]
+            d_hidden = ops.zeros((parts, *gathered.shape), "float32")
+            start = rows.shard(d_hidden, 0), ops.zeros_like(chunks)
+            d_hidden, d_chunks = _run_loop(count, backward, *start)
+            d_hidden = rows.divide_tokens(ops.sum(d_hidden, axis=0))
+            d_matrix = ops.reshape(d_chunks, (parts, count * size, width))[:, :own]
+            d_matrix = ops.reshape(d_matrix, (classes, width))
             return ops.cast(d_hidden, hidden.dtype), ops.cast(d_matrix, matrix.dtype)
 
-        return (value, ops.cast(true >= highest, "float32")), gradient
+        correct = ops.cast(true >= highest, "float32")
+        return (rows.divide_tokens(value), rows.divide_tokens(correct)), gradient
 
     return loss(hidden, matrix)
 

@@ -5,6 +5,7 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tftpu.optim.losses import WHOLE, Rows
 from tftpu.tensors import Tensor
 
 
@@ -28,11 +29,13 @@ class Division(NamedTuple):
         shards: the number of shards that are computed separately, one per replica.
         microbatches: number of microbatches that each shard is divided into.
         exchange: the exchange between the replicas; None: one program computes the whole batch.
+        rows: where the rows of a vocabulary's table are.
     """
 
     shards: int = 1
     microbatches: int = 1
     exchange: Exchange | None = None
+    rows: Rows = WHOLE
 
     @property
     def parts(self) -> int:

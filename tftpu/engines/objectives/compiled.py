@@ -279,7 +279,8 @@ def _compute_term(
     if factors is not None and _takes_factors(term.loss, y, y_pred):
         smoothing = getattr(term.loss, "smoothing", 0.0)
         ids = ops.cast(labels, "int32")
-        values, correct = losses.chunked_crossentropy(*factors, ids, smoothing)
+        rows = find_division().rows
+        values, correct = losses.chunked_crossentropy(*factors, ids, smoothing, rows)
     else:
         values = term.loss.call(y, y_pred)
     out_mask = keras_internals.read_mask(values)

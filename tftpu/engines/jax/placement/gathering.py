@@ -42,17 +42,27 @@ class Gathering:
         self._places = {key: pair for key, pair in places.items() if pair[0] != pair[1]}
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Gathers every weight that a forward pass reads in the block."""
+    def reading(self, sharded: Sequence[keras.Variable] = ()) -> Iterator[None]:
+        """Gathers every weight that a forward pass reads in the block.
+
+        Args:
+            sharded: weights that stay sharded.
+        """
         if not self._places:
             yield
             return
-        with keras_internals.reading_variables(self._read):
-            yield
+        kept = {id(variable) for variable in sharded}
 
-    def _read(self, variable: keras.Variable, value: Tensor) -> Tensor:
-        place = self._places.get(id(variable))
-        return value if place is None else _gather(value, *place)
+        def read(variable: keras.Variable, value: Tensor) -> Tensor:
+            place = self._places.get(id(variable))
+            if place is None:
+                return value
+            if id(variable) in kept:
+                return jax.lax.with_sharding_constraint(value, place[0])
+            return _gather(value, *place)
+
+        with keras_internals.reading_variables(read):
+            yield
 
 
 def _gather_sharding(sharding: NamedSharding) -> NamedSharding:

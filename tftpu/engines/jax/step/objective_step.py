@@ -11,6 +11,7 @@ import numpy as np
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
 from tftpu.engines.jax import jaxprs
+from tftpu.engines.jax.placement.vocabulary import ShardedRows, find_tables
 from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.jax.step import update
 from tftpu.engines.jax.step.microbatches import MicrobatchLayout
@@ -77,6 +78,9 @@ class ObjectiveStep:
         places = {id(v): place for place, v in enumerate(weights)}
         self._own = [places[id(v)] for v in self._group.variables]
         traced, reached = self._trace_forward()
+        self._tables = _find_tables(state, traced)
+        if self._tables:
+            self._division = self._division._replace(rows=ShardedRows(state.layout.mesh))
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         self.constants = _find_constants(state, traced.read)
         checks.refuse_unreached(self._losses.terms, reached)
@@ -251,7 +255,7 @@ class ObjectiveStep:
             self._state.compute_seeds(step, number, positions, self._index),
             metrics,
         )
-        with self._state.gathering.reading():
+        with self._state.gathering.reading(self._tables):
             return self._forward.run(
                 batch, given, training=True, division=self._division, valid=valid
             )
@@ -319,6 +323,14 @@ def _find_constants(
     states = [*state.seed_states, *keras_internals.list_compiled_states(model)]
     known = {id(v) for v in [*model.variables, *states]}
     return [(v, v.value) for v in read if id(v) not in known]
+
+
+def _find_tables(state: JaxState, traced: Forward) -> list[keras.Variable]:
+    """Returns the tables whose rows the loss takes from the devices that hold them."""
+    if not any(e.correct is not None for e in traced.computed.elements):
+        return []
+    variables = [*state.model.trainable_variables, *state.untrained]
+    return find_tables(state.layout, variables, traced.computed.y_pred.shape)
 
 
 class _ForwardProperties(NamedTuple):
