@@ -155,6 +155,15 @@ def _is_float(leaf: Any) -> bool:
     return is_tensor and keras.backend.is_float_dtype(keras.backend.standardize_dtype(leaf.dtype))
 
 
+def has_blocks(model: keras.Model) -> bool:
+    """Returns whether a model has blocks that `running_blocks` can recompute."""
+    return not _runs_blocks(model) and bool(structure.find_blocks(model))
+
+
+def _runs_blocks(model: keras.Model) -> bool:
+    return any(isinstance(layer, RunsBlocks) for layer in internals.flatten_layers(model))
+
+
 def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
     """Raises `UserError` if a model has no blocks to recompute, or none to run as a loop.
 
@@ -164,7 +173,7 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
     if not asked:
         return
     wanted, fields = " and ".join(asked), " and ".join(one.split("=")[0] for one in asked)
-    if any(isinstance(layer, RunsBlocks) for layer in internals.flatten_layers(model)):
+    if _runs_blocks(model):
         raise UserError(
             f"{wanted} does not apply to models of the zoo: set "
             f"{fields.replace('train.', 'model.')} instead."

@@ -89,9 +89,11 @@ class BuiltStep(Protocol):
 
     Attributes:
         state_bytes: the bytes that a device holds for any batch.
+        has_blocks: whether `train.remat` can recompute blocks of the model.
     """
 
     state_bytes: StateBytes
+    has_blocks: bool
 
     def lower(self) -> LoweredStep:
         """Lowers the step.
@@ -107,7 +109,7 @@ class Lowering(Protocol):
 
     @property
     def remats(self) -> Sequence[str]:
-        """The values of `model.remat` that save memory, from least to most."""
+        """The values of `remat` that save memory, from least to most."""
         ...
 
     def count_data_shards(self, target: "Slice") -> int:

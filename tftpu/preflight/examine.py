@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 
@@ -347,24 +348,24 @@ class Examiner:
         self,
         devices: int,
         per_core: int,
-        microbatches: int | None = None,
         model_fn: ModelFn | None = None,
         change: str = "",
+        **options: Any,
     ) -> LoweredStep:
-        """Lowers the step for a batch, a number of microbatches or another model.
+        """Lowers the step for a batch, another model or other options of the trainer.
 
         The thread of the caller does it.
 
         Args:
             devices: number of devices of the slice.
             per_core: examples per share of the global batch.
-            microbatches: None takes that of the options.
             model_fn: None takes the model under examination.
             change: see `compile`.
+            **options: fields of `TrainConfig` that differ from the options.
         """
 
         def lower() -> LoweredStep:
-            built = self._build(devices, per_core, microbatches, model_fn)
+            built = self._build(devices, per_core, model_fn, **options)
             return self._lower(built, devices, change)
 
         return self.caller.run(lower)
@@ -373,12 +374,10 @@ class Examiner:
         self,
         devices: int,
         per_core: int,
-        microbatches: int | None = None,
         model_fn: ModelFn | None = None,
+        **options: Any,
     ) -> BuiltStep:
-        train = dataclasses.replace(
-            self.options.train, gradient_accumulation_steps=microbatches or self.microbatches
-        )
+        train = dataclasses.replace(self.options.train, **options)
         shard_spec = replace_examples(self.batch_spec, per_core)
         make = model_fn or self.model_fn
         objectives = self.options.objectives
@@ -418,29 +417,36 @@ class Examiner:
         text = f"compiling {target.name}{f' ({mesh})' if mesh else ''}{change}"
         return compile_program(step, target, chosen, limit, verbose, self.processes, text)
 
-    def suggest_recomputing(
-        self, target: Slice, per_core: int, rebuilt: Callable[[str], keras.Model]
-    ) -> str:
+    def suggest_recomputing(self, target: Slice, per_core: int) -> list[str]:
         """Returns advice on whether the batch fits if the blocks keep fewer activations, or none.
+
+        The list is empty if nothing can recompute the model's blocks, or something does.
 
         Args:
             target: the slice.
             per_core: examples per share of the global batch.
-            rebuilt: builds the model with another value of `model.remat`.
         """
+        rebuilt = self.options.recomputing
+        if rebuilt is None:
+            built = self.caller.run(lambda: self._shared_build(target.replicas, per_core))
+            if self.options.train.remat != "none" or not built.has_blocks:
+                return []
+        field = "train.remat" if rebuilt is None else "model.remat"
         for remat in self.lowering.remats:
-            model_fn = functools.partial(rebuilt, remat)
-            change = f" with model.remat={remat}"
-            step = self.lower(target.replicas, per_core, model_fn=model_fn, change=change)
+            changed: dict[str, Any] = {"remat": remat}
+            if rebuilt is not None:
+                changed = {"model_fn": functools.partial(rebuilt, remat)}
+            change = f" with {field}={remat}"
+            step = self.lower(target.replicas, per_core, change=change, **changed)
             compiled = self.compile(step, target, change)
             if not compiled.error:
-                found = f"model.remat={remat} makes this batch fit"
+                found = f"{field}={remat} makes this batch fit"
                 used = [format_size(parse_memory_stats(compiled.memory).total)]
                 if compiled.text:
                     seconds = price(step, compiled, target).seconds
                     used.append(f"{format_duration(seconds)} per step")
-                return f"{found}: {', '.join(used)}, the same update."
-        return f"model.remat={self.lowering.remats[-1]} is not enough to make this batch fit."
+                return [f"{found}: {', '.join(used)}, the same update."]
+        return [f"{field}={self.lowering.remats[-1]} is not enough to make this batch fit."]
 
     def _add_fixes(self, report: SliceReport, target: Slice) -> None:
         """Adds the memory, and changes that would fit, to the report of a step that does not."""
@@ -465,12 +471,10 @@ class Examiner:
         report.largest_per_core_batch, report.smallest_failing_batch = advise.find_largest_batch(
             measure_need, per_core, needs, limit, unit
         )
-        report.advice = self._suggest_accumulation(target, per_core)
-        if self.options.recomputing:
-            report.advice.append(
-                self.suggest_recomputing(target, per_core, self.options.recomputing)
-            )
-
+        report.advice = [
+            *self._suggest_accumulation(target, per_core),
+            *self.suggest_recomputing(target, per_core),
+        ]
         if not report.largest_per_core_batch and not any(" makes " in x for x in report.advice):
             state = self._shared_build(target.replicas, per_core).state_bytes
             report.advice += [
@@ -486,7 +490,11 @@ class Examiner:
         microbatches = 2 * self.microbatches
         while per_core % (microbatches * (self.options.batch_unit or 1)) == 0:
             change = f" with {microbatches} microbatches"
-            step = self.lower(target.replicas, per_core, microbatches, change=change)
+            step = self.lower(
+                *(target.replicas, per_core),
+                change=change,
+                gradient_accumulation_steps=microbatches,
+            )
             compiled = self.compile(step, target, change)
             if not compiled.error:
                 used = format_size(parse_memory_stats(compiled.memory).total)

@@ -4,7 +4,8 @@
 
 The rows are the keys of `OURS`, "keras" for Keras's `fit` under `DataParallel`, and "zoo" for the
 zoo's Llama of these widths. All have the same batch, optimizer and dtype policy, and the same
-compiler and prices; v5e-8.
+compiler and prices; v5e-8. The rows of `LORA` are larger models, of which only adapters are
+trained, each on its own slice.
 
 Evidence: compiled.
 """
@@ -14,6 +15,7 @@ import os
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import functools
 import sys
 from typing import Any
 
@@ -28,6 +30,7 @@ from tftpu.engines.jax.lower import JaxLowering
 from tftpu.tpu.slices import parse_slice
 
 SLICE, DEVICES = "v5e-8", 8
+RANK = 8  # of the adapters
 # What Hugging Face's google/gemma-3-1b-pt has in its config.json.
 GEMMA3_1B: dict[str, Any] = {
     "vocabulary_size": 262_144,
@@ -45,12 +48,39 @@ GEMMA3_1B: dict[str, Any] = {
     "sliding_window_size": 512,
     "vision_encoder": None,
 }
+# google/gemma-3-12b-pt and google/gemma-3-27b-pt, without the encoder of images; with their slices.
+LORA: dict[str, tuple[str, dict[str, Any]]] = {
+    "12b-lora": (
+        "v5e-8",
+        {
+            "num_layers": 48,
+            "num_query_heads": 16,
+            "num_key_value_heads": 8,
+            "hidden_dim": 3840,
+            "intermediate_dim": 15_360,
+            "sliding_window_size": 1024,
+        },
+    ),
+    "27b-lora": (
+        "v6e-8",
+        {
+            "num_layers": 62,
+            "num_query_heads": 32,
+            "num_key_value_heads": 16,
+            "hidden_dim": 5376,
+            "intermediate_dim": 21_504,
+            "head_dim": 128,
+            "sliding_window_size": 1024,
+        },
+    ),
+}
 OURS = {
     "none": {},
     "block": {"remat": "block"},
     "products": {"remat": "products"},
     "scan": {"scan": "block"},
     "scan-block": {"scan": "block", "remat": "block"},
+    "zoo": {},
 }
 
 
@@ -72,19 +102,23 @@ def main(arguments: list[str]) -> None:
         spec = (batch // DEVICES, tokens)
         ids, seen = tf.TensorSpec(spec, tf.int32), tf.TensorSpec(spec, tf.bool)
         shard = ({"token_ids": ids, "padding_mask": seen}, ids) if row != "zoo" else (ids, ids)
-        options = TrainConfig(log_every=1, **OURS.get(row, {}))
-        build = build_llama if row == "zoo" else build_gemma
+        where, sizes = LORA.get(row, (SLICE, None))
+        options = TrainConfig(log_every=1, **OURS["scan-block" if sizes else row])
+        build = functools.partial(build_gemma, sizes) if row != "zoo" else build_llama
         step = lowering.build(build, shard, DEVICES, PRECISION, options).lower()
-        chosen = lowering.choose_compiler_options(parse_slice(SLICE))
-        say(f"tftpu, fsdp:8, {row}", step, chosen, SLICE)
+        chosen = lowering.choose_compiler_options(parse_slice(where))
+        say(f"tftpu, {where}, fsdp:8, {row}", step, chosen, where)
 
 
-def build_gemma() -> keras.Model:
-    """Builds and compiles KerasHub's model."""
+def build_gemma(sizes: dict[str, Any] | None = None) -> keras.Model:
+    """Builds and compiles KerasHub's model, or adapters of one with other sizes."""
     import keras_hub
 
-    backbone = keras_hub.models.Gemma3Backbone(**GEMMA3_1B)
-    return compile_model(keras_hub.models.Gemma3CausalLM(backbone=backbone, preprocessor=None))
+    backbone = keras_hub.models.Gemma3Backbone(**GEMMA3_1B | (sizes or {}))
+    model = keras_hub.models.Gemma3CausalLM(backbone=backbone, preprocessor=None)
+    if sizes:
+        models.enable_lora(model, RANK)
+    return compile_model(model)
 
 
 def build_llama() -> keras.Model:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from tests.support.models import blocks
 from tftpu import models, preflight
 from tftpu.config import TrainConfig
 from tftpu.engines.tensorflow.lowering.lower import TensorFlowLowering, lower
@@ -402,9 +403,31 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     )
     target = parse_slice("v2-8")
     assert examiner.compile(examiner.lower(8, 8192), target).out_of_memory
-    said = examiner.suggest_recomputing(target, 8192, model)
+    (said,) = examiner.suggest_recomputing(target, 8192)
     fits = r"model\.remat=block makes this batch fit: .* GiB, .* ms per step, the same update\."
     assert re.fullmatch(fits, said)
+
+
+@pytest.mark.slow
+def test_blocks_of_any_model_are_advised_to_be_recomputed():
+    def chain():
+        model = blocks.build_chain()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    examples, target = 1 << 17, parse_slice("v2-8")
+    x = tf.TensorSpec((8 * examples, blocks.TIME, blocks.WIDTH))
+    spec = x, tf.TensorSpec((8 * examples,), tf.int32)
+
+    def advise(remat):
+        options = PreflightOptions(train=TrainConfig(remat=remat), precision="float32")
+        lowering, processes = TensorFlowLowering(), Processes(Progress())
+        examiner = Examiner(chain, spec, options, lowering, Caller(), processes)
+        return examiner.suggest_recomputing(target, examples)
+
+    (said,) = advise("none")
+    assert re.fullmatch(r"train\.remat=block makes this batch fit: .*, the same update\.", said)
+    assert advise("block") == []
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import AbstractMesh
 
+from tftpu.blocks.running import has_blocks
 from tftpu.config import TrainConfig
 from tftpu.config.mesh import (
     DATA,
@@ -115,6 +116,7 @@ class JaxBuiltStep:
         self._state, self._step, self._shapes = state, step, shapes
         self._precision = precision
         self.state_bytes = _count_state_bytes(shapes, state.shardings)
+        self.has_blocks = has_blocks(state.model)
 
     def lower(self) -> LoweredStep:
         """Lowers the train step of all devices together."""

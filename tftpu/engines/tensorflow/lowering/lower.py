@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu import sharding
+from tftpu.blocks.running import has_blocks
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.conversion import replace_examples
@@ -80,6 +81,7 @@ class TensorFlowBuiltStep:
         self._state, self._batch_spec = state, batch_spec
         self._strategy, self._precision = strategy, precision
         self.state_bytes = _count_state_bytes(state)
+        self.has_blocks = has_blocks(state.model)
 
     def lower(self) -> LoweredStep:
         """Lowers the train step of one replica."""
