@@ -90,9 +90,9 @@ class Rows:
         """Returns the same tokens, each on the device that it came from."""
         return tokens
 
-    def shard(self, tensor: Tensor, axis: int) -> Tensor:
-        """Returns a tensor of which each device computes its part of an axis, of size `count`."""
-        return tensor
+    def shard(self, parts: Tensor) -> Tensor:
+        """Returns a tensor, (count, ...), of which each device computes its part."""
+        return parts
 
 
 WHOLE = Rows()
@@ -131,20 +131,19 @@ def chunked_crossentropy(
         return ops.cast(ops.cast(factor, hidden.dtype), "float32")
 
     def chunked(matrix: Tensor) -> Tensor:
-        """Returns (part, count, size, width), in the compute dtype, each part padded by zeros."""
+        """Returns (parts, count, size, width), in the compute dtype, a part padded by zeros."""
         matrix = ops.reshape(ops.cast(matrix, hidden.dtype), (parts, own, width))
         matrix = ops.pad(matrix, ((0, 0), (0, count * size - own), (0, 0)))
-        return rows.shard(ops.reshape(matrix, (parts, count, size, width)), 0)
+        return rows.shard(ops.reshape(matrix, (parts, count, size, width)))
 
     def logits(hidden: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
-        """Returns (batch, time, part, size), of a chunk of each part."""
-        found = ops.einsum("btw,pcw->btpc", rounded(hidden), rounded(chunks[:, index]))
-        found = ops.where(_list_classes(index * size, size) < own, found, _NEVER)
-        return rows.shard(found, 2)
+        """Returns (parts, batch, time, size), of a chunk of each part."""
+        found = ops.einsum("btw,pcw->pbtc", rounded(hidden), rounded(chunks[:, index]))
+        return rows.shard(ops.where(_list_classes(index * size, size) < own, found, _NEVER))
 
     def is_true(labels: Tensor, index: Tensor) -> Tensor:
         """Returns which classes of a chunk of each part are the labels."""
-        row = labels[..., None] - own * ops.arange(parts, dtype="int32")  # (batch, time, part)
+        row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
         row = ops.where(row < own, row, -1)  # no label is at the padding behind a part
         return row[..., None] == _list_classes(index * size, size)
 
@@ -167,21 +166,21 @@ def chunked_crossentropy(
             state = [total, true, everything]
             state[: len(sums)] = [ops.where(far, s, s + part) for s, part in zip(state, sums)]
             state = [raised, *state, ops.maximum(highest, largest)]
-            return index + ops.where(far, 0, 1), *(rows.shard(part, 2) for part in state)
+            return index + ops.where(far, 0, 1), *map(rows.shard, state)
 
         # The largest logit would be the best base of the exponentials, but is not known yet. So the
         # base is the label's logit, and a chunk whose logits are far above it is repeated with a
         # larger base.
         near = ops.take(matrix, ops.clip(known, 0, classes - 1), axis=0)  # (batch, time, width)
-        base = ops.sum(rounded(gathered) * rounded(near), axis=-1)[..., None]
-        zeros = ops.zeros((*base.shape[:2], parts), "float32")
-        start = base + zeros, zeros, zeros, zeros, zeros + _NEVER
-        start = [rows.shard(part, 2) for part in start]
-        base, total, true, everything, highest = _run_loop(count, forward, *start)
-        top = ops.max(base, axis=-1, keepdims=True)
-        log_sum = top[..., 0] + ops.log(ops.sum(total * ops.exp(base - top), axis=-1))
-        true, everything = ops.sum(true, axis=-1), ops.sum(everything, axis=-1)
-        highest = ops.max(highest, axis=-1)
+        base = ops.sum(rounded(gathered) * rounded(near), axis=-1)
+        base = ops.broadcast_to(base, (parts, *base.shape))
+        zeros = ops.zeros_like(base)
+        start = base, zeros, zeros, zeros, zeros + _NEVER
+        base, total, true, everything, highest = _run_loop(count, forward, *map(rows.shard, start))
+        top = ops.max(base, axis=0)
+        log_sum = top + ops.log(ops.sum(total * ops.exp(base - top), axis=0))
+        true, everything = ops.sum(true, axis=0), ops.sum(everything, axis=0)
+        highest = ops.max(highest, axis=0)
         value = log_sum - (1.0 - smoothing) * true - smoothing / classes * everything
 
         def gradient(*upstreams):
@@ -189,17 +188,17 @@ def chunked_crossentropy(
             upstream = rows.gather_tokens(keras.tree.flatten(upstreams)[0])
 
             def backward(index, d_hidden, d_chunks):
-                some = ops.exp(logits(gathered, chunks, index) - log_sum[..., None, None])
+                some = ops.exp(logits(gathered, chunks, index) - log_sum[..., None])
                 some -= ops.where(is_true(known, index), 1.0 - smoothing, 0.0) + smoothing / classes
-                some = ops.cast(some * upstream[..., None, None], hidden.dtype)
-                d_some = ops.einsum("btpc,pcw->pbtw", some, chunks[:, index])
-                d_hidden = rows.shard(d_hidden + ops.cast(d_some, "float32"), 0)
-                d_chunk = ops.einsum("btpc,btw->pcw", some, gathered)[:, None]
+                some = ops.cast(some * upstream[..., None], hidden.dtype)
+                d_some = ops.einsum("pbtc,pcw->pbtw", some, chunks[:, index])
+                d_hidden = rows.shard(d_hidden + ops.cast(d_some, "float32"))
+                d_chunk = ops.einsum("pbtc,btw->pcw", some, gathered)[:, None]
                 d_chunks = ops.slice_update(d_chunks, (0, index, 0, 0), d_chunk)
-                return index + 1, d_hidden, rows.shard(d_chunks, 0)
+                return index + 1, d_hidden, rows.shard(d_chunks)
 
-            d_hidden = ops.zeros((parts, *gathered.shape), "float32")
-            start = rows.shard(d_hidden, 0), ops.zeros_like(chunks)
+            d_hidden = rows.shard(ops.zeros((parts, *gathered.shape), "float32"))
+            start = d_hidden, ops.zeros_like(chunks)
             d_hidden, d_chunks = _run_loop(count, backward, *start)
             d_hidden = rows.divide_tokens(ops.sum(d_hidden, axis=0))
             d_matrix = ops.reshape(d_chunks, (parts, count * size, width))[:, :own]

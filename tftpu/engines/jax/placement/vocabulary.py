@@ -37,9 +37,8 @@ class ShardedRows(Rows):
     def divide_tokens(self, tokens: Tensor) -> Tensor:
         return self._constrain(tokens, [meshes.list_batch_axes(self._mesh)])
 
-    def shard(self, tensor: Tensor, axis: int) -> Tensor:
-        free = PartitionSpec.UNCONSTRAINED
-        return self._constrain(tensor, [FSDP if i == axis else free for i in range(tensor.ndim)])
+    def shard(self, parts: Tensor) -> Tensor:
+        return self._constrain(parts, [FSDP, *[PartitionSpec.UNCONSTRAINED] * (parts.ndim - 1)])
 
     def _constrain(self, tensor: Tensor, axes: list) -> Tensor:
         sharding = NamedSharding(self._mesh, PartitionSpec(*axes))
