@@ -7,12 +7,16 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import process
 from typing import Any
 
 from tftpu import fork_server
 
+# Seconds in which a signal that ended the processes of a pool reaches this process, too.
+_INTERRUPT = 1.0
 Map = Callable[[Callable[[int], Any], Iterable[int]], list[Any]]
 
 
@@ -39,7 +43,11 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     def run(function: Callable[[int], Any], numbers: Iterable[int]) -> list[Any]:
         with _hide_main():
             results = pool.map(function, numbers)
-        return list(results)
+        try:
+            return list(results)
+        except process.BrokenProcessPool:
+            time.sleep(_INTERRUPT)  # raises KeyboardInterrupt if Ctrl-C ended the processes
+            raise
 
     try:
         yield run
