@@ -61,7 +61,11 @@ class Texts(DataConfig):
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         import tensorflow as tf
 
-        examples = self._build_examples(self._read_split("evaluation"))
+        rows = self._read_split("evaluation")
+        if not self.eval_text:
+            text = f"data.eval_text is empty: every {_HELD_OUT}th text of the training texts, "
+            print(f"{text}{len(rows):,} in all, is held out to evaluate on", flush=True)
+        examples = self._build_examples(rows)
         return tf.data.Dataset.from_tensor_slices(examples).batch(context.global_batch_size)
 
     def prediction(self, address: str, context: DataContext) -> "UnlabelledRecords":

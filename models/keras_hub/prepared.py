@@ -83,6 +83,7 @@ class _PreparedPipeline:
     def __init__(self, pipeline: Any, preparation: "_Preparation"):
         self._pipeline, self._preparation = pipeline, preparation
         self.global_batch_size, self.count = pipeline.global_batch_size, pipeline.count
+        self.source = pipeline.source if hasattr(pipeline, "source") else pipeline
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
         """Returns the global batches from a step on, or one host's part of each."""

@@ -6,13 +6,14 @@ Tried with KerasHub 0.32.
 import contextlib
 import inspect
 import os
+import pathlib
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.installation import command
 
 if TYPE_CHECKING:
@@ -101,14 +102,23 @@ def _normalize(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+def _list_local_presets(preset: str) -> list[str]:
+    """Returns the paths of the presets beside a path."""
+    found = pathlib.Path(preset).parent.glob("*/config.json")
+    return [str(path.parent) for path in found]
+
+
 @contextlib.contextmanager
 def _explaining(hub: Any, config: "KerasHub") -> Iterator[None]:
     """Turns the errors of loading a preset into `UserError`."""
     preset, known = config.preset, hub.models.Backbone.presets
     if "://" not in preset and preset not in known and not os.path.isdir(preset):
+        near = find_nearest(preset, [*known, *_list_local_presets(preset)])
+        advice = f"Did you mean {near!r}?"
+        if near is None:
+            advice = "If its folder has moved, give the new path: --config.model.preset=PATH."
         raise UserError(
-            f"model.preset={preset!r} is neither a folder nor a preset of KerasHub."
-            f"{did_you_mean(preset, known)}"
+            f"model.preset={preset!r} is neither a folder nor a preset of KerasHub. {advice}"
         )
     try:
         yield

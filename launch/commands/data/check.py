@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -132,6 +133,7 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
     else:
         ignored = getattr(experiment.loss, "ignore_class", None)
         yield from inspect_values(experiment.model, batches, ignored)
+        yield from inspect_lengths(batches)
     yield from inspect_evaluation(prepared)
     yield from inspect_region(data.data_dir, options.zone)
     workdir = options.workdir or options.default_workdir
@@ -238,6 +240,20 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
         else:
             found.append(Finding("ok", f"{text}, within model.{owner}={count}"))
     return found
+
+
+def inspect_lengths(batches: list[Any]) -> list[Finding]:
+    """Counts the texts without padding, which the preprocessor of a KerasHub model may have cut."""
+    masks = [b[0].get("padding_mask") for b in batches if _has(b, 0) and isinstance(b[0], dict)]
+    full = [mask.astype(bool).all(-1) for mask in masks if mask is not None]
+    if not full:
+        return []
+    rows = np.concatenate(full)
+    text = f"{rows.sum()} of {counted(rows.size, 'text')} of the first batches fill all "
+    text += f"{masks[0].shape[-1]} tokens"
+    if not rows.any():
+        return [Finding("ok", text)]
+    return [Finding("warning", f"{text}: what is longer is cut. Raise model.sequence_length.")]
 
 
 def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Finding]:
@@ -387,23 +403,29 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     """
     import tensorflow as tf
 
-    if hasattr(pipeline, "examples"):
-        held = sum(array.nbytes for array in tf.nest.flatten(pipeline.examples))
-        what = "the whole data set"
-    elif hasattr(pipeline.source, "estimate_memory"):
-        held = pipeline.source.estimate_memory(pipeline.global_batch_size, hosts)
-        what = f"shuffling {pipeline.source.shuffle:,} examples"
+    source = getattr(pipeline, "source", pipeline)  # a user's own may have no source
+    if hasattr(source, "examples"):
+        held = sum(_count_bytes(array) for array in tf.nest.flatten(source.examples))
+        what = "the whole data set and 4 batches"
+    elif hasattr(source, "estimate_memory"):
+        held = source.estimate_memory(pipeline.global_batch_size, hosts)
+        what = f"shuffling {source.shuffle:,} examples and 4 batches"
     else:
-        held, what = 0, "a list of files"
+        held, what = 0, "4 batches"
     spec = pipeline.starting_at(0, 0, hosts).element_spec
     batch = sum(part.dtype.size * math.prod(part.shape) for part in tf.nest.flatten(spec))
     held += 4 * batch  # 4 batches: in production, waiting, and on the way to the device
-    text = f"{what} and 4 batches take {format_size(held)} of this host's {format_size(limit)}"
+    text = f"{what} take {format_size(held)} of this host's {format_size(limit)}"
     if held > limit:
         return [Finding("error", f"{text}: lower data.shuffle or data.global_batch_size.")]
     if held > _MEMORY * limit:
         return [Finding("warning", f"{text}: lower data.shuffle if the run is killed.")]
     return [Finding("ok", text)]
+
+
+def _count_bytes(array: np.ndarray) -> int:
+    """Returns the bytes of an array, with those of its texts."""
+    return array.nbytes if array.dtype != object else sum(map(sys.getsizeof, array.flat))
 
 
 def inspect_region(data_dir: str | None, zone: str | None) -> list[Finding]:

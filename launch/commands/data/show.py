@@ -205,11 +205,16 @@ def format_ranges(batch: Batch) -> list[str]:
     """Returns a line for each array of a batch: path, dtype, shape, smallest and largest number."""
     import keras
 
-    return [
-        f"{'/'.join(map(str, path)) or 'x'}: {array.dtype.name} {array.shape}, "
-        f"from {array.min():.4g} to {array.max():.4g}"
-        for path, array in keras.tree.flatten_with_path(batch)
-    ]
+    lines = []
+    for path, array in keras.tree.flatten_with_path(batch):
+        line = f"{'/'.join(map(str, path)) or 'x'}: "
+        if array.dtype == object:
+            line += f"text {array.shape}"
+        else:
+            line += f"{array.dtype.name} {array.shape}, "
+            line += f"from {float(array.min()):.4g} to {float(array.max()):.4g}"
+        lines.append(line)
+    return lines
 
 
 def format_first(data: DataConfig, batch: Batch) -> list[str]:
@@ -221,13 +226,23 @@ def format_first(data: DataConfig, batch: Batch) -> list[str]:
         names = input_pipelines.class_names(data)
     lines = ["the first example:"]
     for path, array in keras.tree.flatten_with_path(batch):
-        shown = np.array2string(array[0], precision=4, threshold=16, max_line_width=100)
+        shown = _format_text(array[0]) or np.array2string(
+            array[0], precision=4, threshold=16, max_line_width=100
+        )
         is_class = path == (1,) and array.dtype.kind in "iu" and array[0].size == 1
         label = int(array[0].flat[0]) if is_class and names else -1
         name = f"  ({names[label]})" if names and 0 <= label < len(names) else ""
         text = shown.replace("\n", "\n    ")
         lines.append(f"  {'/'.join(map(str, path)) or 'x'}: {text}{name}")
     return lines
+
+
+def _format_text(value: Any) -> str:
+    """Returns the beginning of a text; "" if the value is none."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if not isinstance(text, str):
+        return ""
+    return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
 
 
 def _format_share(share: float, name: str) -> str:
