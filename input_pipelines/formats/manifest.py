@@ -126,7 +126,8 @@ class Manifest:
         if split not in self.splits:
             raise UserError(
                 f"The data set in {self.folder} has no split {split!r}."
-                f"{did_you_mean(split, self.splits)}"
+                f"{did_you_mean(split, self.splits)} Fields of a config: data.train_split and "
+                "data.eval_split."
             )
         if not self.count_examples(split):
             raise UserError(f"The split {split!r} of the data set in {self.folder} is empty.")

@@ -153,7 +153,8 @@ class Shards:
         tracks = self.plan_tracks(global_batch_size)
         own = -(-tracks.number // hosts)
         record = sum(piece.bytes or 0 for piece in self.pieces) / self.count
-        return int(own * (2 * self.compute_window(global_batch_size) * record + READ_AHEAD))
+        window = min(self.compute_window(global_batch_size), -(-self.count // tracks.number))
+        return int(own * (2 * window * record + READ_AHEAD))
 
     def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1

@@ -55,7 +55,8 @@ def _list_evaluation_rows(
     if best:
         known = {best.metric: best.value} | _read_evaluation(workdir, best.step)
         text = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
-        rows.append(("eval, best", f"step {best.step:,}  {text}  (checkpoints/{best.step})"))
+        place = f"by {best.metric}; checkpoints/{best.step}"
+        rows.append(("eval, best", f"step {best.step:,}  {text}  ({place})"))
     return rows
 
 

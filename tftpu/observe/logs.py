@@ -1,18 +1,38 @@
 """Warnings on the command line, in one format."""
 
 import logging
+import os
 import sys
+import warnings
 from typing import TextIO
+
+import tftpu
+
+_format_as_python = warnings.formatwarning
 
 
 def set_up() -> None:
     """Sends the warnings of all loggers to stderr, as "tftpu: warning: …".
 
-    Those of other packages carry their own name. Calling it again changes nothing.
+    Those of other packages carry their own name. What tftpu's code says by `warnings.warn` has the
+    same format. Calling it again changes nothing.
     """
+    warnings.formatwarning = _format_warning
     root = logging.getLogger()
     if not any(isinstance(handler, _Handler) for handler in root.handlers):
         root.addHandler(_Handler(logging.WARNING))
+
+
+def _format_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    if filename.startswith(os.path.dirname(tftpu.__file__) + os.sep):
+        return f"tftpu: warning: {message}\n"
+    return _format_as_python(message, category, filename, lineno, line)
 
 
 class _Formatter(logging.Formatter):

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Iterator
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, find_nearest
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.convert.readers.reader import (
     Example,
@@ -113,7 +113,17 @@ def _advise(pattern: str, prefix: str, is_there: bool) -> str:
         return " The files are empty: name others." if is_there else ""
     if is_there:
         return " The file is empty: name another one."
+    if os.path.splitext(pattern)[1] and "://" not in pattern:
+        return f" There is no such file.{_suggest_file(pattern)}"
     return f" Name the files in a folder, as {prefix}{pattern.rstrip('/')}/*."
+
+
+def _suggest_file(path: str) -> str:
+    """Returns the file with the nearest name in the folder of a path, as a question, or nothing."""
+    folder, name = os.path.split(path)
+    there = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    near = find_nearest(name, there)
+    return f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
 
 
 def _cut_parts(sizes: dict[str, int]) -> list[Part]:

@@ -409,7 +409,7 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
         what = "the whole data set and 4 batches"
     elif hasattr(source, "estimate_memory"):
         held = source.estimate_memory(pipeline.global_batch_size, hosts)
-        what = f"shuffling {source.shuffle:,} examples and 4 batches"
+        what = f"shuffling {min(source.shuffle, source.count):,} examples and 4 batches"
     else:
         held, what = 0, "4 batches"
     spec = pipeline.starting_at(0, 0, hosts).element_spec

@@ -88,9 +88,10 @@ def read_status(workdir: str) -> dict[str, Any]:
     if account is None and files.exists(files.join(workdir, "config.json")):
         return {"workdir": workdir, "state": "prepared"}
     if account is None:
-        raise UserError(
-            f"There is no run in {workdir!r}: it has no {goodput.FILE}.{suggest_folder(workdir)}"
-        )
+        why = f"it has no {goodput.FILE}"
+        if not files.exists(workdir):
+            why = "no training has begun there, and there is no such folder"
+        raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):
         state = "crashed"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -210,6 +211,27 @@ def test_classifiers_learn_and_predict(build, address, tmp_path, capsys):
     assert main(["export", run, f"--output={tmp_path / 'exported'}"]) == 0
     if build is build_vit:  # the preprocessor is inside
         assert "images uint8 [20, 20, 3]" in capsys.readouterr().out
+
+
+def test_its_data_are_checked_and_shown(config, capsys):
+    assert main(["data", "check", str(config)]) == 0
+    said = capsys.readouterr().out
+    assert "the whole data set and 4 batches take" in said
+    assert "is held out to evaluate on" in said
+    assert re.search(r"\d+ of 48 texts of the first batches fill all 16 tokens", said)
+    assert main(["data", "show", str(config)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-3] == "x: text (3,)"
+    assert shown[-1].split()[1] in WORDS
+
+
+def test_a_preset_that_is_not_there_is_named_with_what_lies_beside_it(config, capsys):
+    folder = config.parent / "gemma4"
+    words = [str(config), f"--config.model.preset={folder}", f"--workdir={config.parent}/none"]
+    assert main(["train", *words]) == 2
+    assert f"Did you mean '{config.parent}/gemma3'?" in capsys.readouterr().err
+    assert main(["train", *words[:1], "--config.model.preset=nothing", *words[2:]]) == 2
+    assert capsys.readouterr().err.strip().endswith("--config.model.preset=PATH.")
 
 
 def test_its_sharding_is_shown(config):

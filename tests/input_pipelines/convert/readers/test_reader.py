@@ -111,6 +111,7 @@ def test_an_index_of_images_with_class_names(pictures, tmp_path):
         ("images:/nowhere", "There is no folder /nowhere: name a folder of images"),
         ("index:/nowhere.csv", "cannot be read"),
         ("text:/nowhere/*.txt", "There is nothing in text:/nowhere/*.txt."),
+        ("text:/nowhere/a.txt", "There is nothing in text:/nowhere/a.txt. There is no such file."),
         ("text:/nowhere", "Name the files in a folder, as text:/nowhere/*."),
         ("tfds:digitz", "Did you mean 'digits'?"),
         ("tfrecord:/nowhere", "There is no data set in"),
