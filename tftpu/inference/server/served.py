@@ -193,4 +193,8 @@ def _parse_onnx_dtype(kind: str) -> str:
 
 
 def _extract_first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line and not line.startswith("[[{{node")]
+    if lines[:1] == ["Graph execution error:"]:  # a traceback of the model's code, then the reason
+        lines = lines[-1:]
+    return next(iter(lines), type(error).__name__)[:300]
