@@ -172,4 +172,4 @@ def _list_pieces(word: str) -> Iterator[str]:
     yield from name.split(".") if "." in name and not name.endswith(".py") else ()
     if value:
         yield value
-        yield from value.split(",") if "," in value else ()
+        yield from re.split("[,=]", value) if re.search("[,=]", value) else ()  # v5e=1,v6e=2

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -114,20 +114,23 @@ def _check(
         for line in examiner.estimate(targets):
             progress.print_line(line)
         left = [target.name for target in targets]
-        results: list[str] = []
+        known: dict[str, str] = {}
 
         def examine(target: Slice) -> SliceReport:
-            report = examiner.examine(target)
-            results.append(summarize(report))
+            def note(report: SliceReport) -> None:
+                known[target.name] = f"{summarize(report)}; changes were being tried"
+
+            report = examiner.examine(target, note)
+            known[target.name] = summarize(report)
             left.remove(target.name)
             if left:
-                progress.print_result(f"{results[-1]}; still checked: {', '.join(left)}")
+                progress.print_result(f"{known[target.name]}; still checked: {', '.join(left)}")
             return report
 
         try:
             found = caller.map_items(examine, targets, processes.stop)
         except KeyboardInterrupt:
-            progress.print_at_end(_describe_unfinished(results, left))
+            progress.print_at_end(_describe_unfinished(list(known.values()), left))
             raise
     return Report(
         global_batch_size=examiner.global_batch_size,
@@ -256,11 +259,21 @@ class Examiner:
             for lowering in self.lowering.list_finer_lowerings(target)
         ]
 
-    def examine(self, target: Slice) -> SliceReport:
-        """Returns the report of one slice, with advice if the step does not fit."""
+    def examine(
+        self, target: Slice, note: Callable[[SliceReport], None] = lambda report: None
+    ) -> SliceReport:
+        """Returns the report of one slice, with advice if the step does not fit.
+
+        Args:
+            target: the slice.
+            note: called with the report of a step that does not fit, before changes are tried.
+        """
         report = self._examine_slice(target)
         if report.fits or not report.compiles:
             return report
+        found = advise.parse_memory_error(report.error)
+        report.hbm_bytes = found[0] if found else report.hbm_bytes
+        note(report)
         progress = self.processes.progress
         progress.print_result(f"{summarize(report)}; looking for a change that makes it fit")
         wider, finer = self._try_wider_meshes(target), self._list_finer(target)
@@ -536,11 +549,11 @@ def _estimate_duration(weights: int) -> str:
     )
 
 
-def _describe_unfinished(results: list[str], left: list[str]) -> list[str]:
+def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:
     """Returns lines about a check of several slices that was interrupted."""
-    if not results:
+    if not known:
         return []
-    finished = ["Finished before the interruption:", *(f"  {result}" for result in results)]
+    finished = ["Known before the interruption:", *(f"  {line}" for line in known)]
     return [*finished, f"Not finished: {', '.join(left)}. What was compiled comes from the cache."]
 
 

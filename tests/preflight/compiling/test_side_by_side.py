@@ -207,7 +207,7 @@ def test_an_interrupted_check_says_which_slices_were_finished(monkeypatch, capfd
     finally:
         signal.signal(signal.SIGINT, before)
     said = capfd.readouterr().err
-    assert "Finished before the interruption:\n  v3-8: no\nNot finished: v5e-8." in said
+    assert "Known before the interruption:\n  v3-8: no\nNot finished: v5e-8." in said
 
 
 def shown(capfd, seconds):
