@@ -4,9 +4,13 @@ There is one table for TensorFlow, JAX, XLA and libtpu. A row matches a message 
 stable across versions, and the first row that matches explains the message.
 """
 
+import contextlib
+import os
 import re
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tftpu.errors import ExitCode, HostLost, Preempted, UserError
@@ -260,6 +264,26 @@ _NOT_A_LAYER = re.compile(
     r"while|body|cond|then|else|gradient_tape|gradients|(Stateful)?PartitionedCall|_\d+|"
     r"(while|cond|body|(Stateful)?PartitionedCall|replica|tpu|cluster)(_\d+)+|\w*\(.*\)"
 )
+
+
+@contextlib.contextmanager
+def ending_at_interrupt() -> Iterator[None]:
+    """Ends the process at a Ctrl-C in the block, which only imports: NumPy would hide it."""
+    own = signal.default_int_handler
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not own:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        print("tftpu: interrupted", file=sys.stderr, flush=True)
+        os._exit(int(ExitCode.INTERRUPTED))
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, own)
 
 
 def run_for_exit_code(work: Callable[[], None]) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import completion, correction, output
-from tftpu.launch.failures import run_for_exit_code
+from tftpu.launch.failures import ending_at_interrupt, run_for_exit_code
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import ConfigOptions, Flag, Options, list_flags, takes_config
 from tftpu.launch.settings.parsing import HELP, Incomplete, parse
@@ -232,7 +232,8 @@ def _find_modules() -> dict[str, str]:
 
 
 def _load(name: str, module: str) -> Command:
-    code = importlib.import_module(module)
+    with ending_at_interrupt():
+        code = importlib.import_module(module)
     text = _read_docstring(Path(inspect.getfile(code)))
     summary, *paragraphs = text.split("\n\n")
     # An example is indented. Formatters remove the indent if nothing but the example follows the
