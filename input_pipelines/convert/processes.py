@@ -7,16 +7,12 @@ import os
 import signal
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import process
 from typing import Any
 
 from tftpu import fork_server
 
-# Seconds in which a signal that ended the processes of a pool reaches this process, too.
-_INTERRUPT = 1.0
 Map = Callable[[Callable[[int], Any], Iterable[int]], list[Any]]
 
 
@@ -43,11 +39,7 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     def run(function: Callable[[int], Any], numbers: Iterable[int]) -> list[Any]:
         with _hide_main():
             results = pool.map(function, numbers)
-        try:
-            return list(results)
-        except process.BrokenProcessPool:
-            time.sleep(_INTERRUPT)  # raises KeyboardInterrupt if Ctrl-C ended the processes
-            raise
+        return list(results)
 
     try:
         yield run
@@ -69,7 +61,8 @@ def _hide_main() -> Iterator[None]:
 def _prepare_process() -> None:
     """Ends a pool process with its parent, which may be killed, and silently at Ctrl-C."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # its parent says that it was interrupted
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in a script's background
+        signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # its parent says what happened
     parent = multiprocessing.parent_process()
     if not parent:
         return

@@ -254,11 +254,14 @@ def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_p
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_conversion_that_works_without_a_traceback(tmp_path):
+@pytest.mark.parametrize("ignored", [False, True], ids=["heard", "ignored"])
+def test_ctrl_c_ends_a_conversion_without_a_traceback_unless_it_is_ignored(tmp_path, ignored):
+    """A shell without a terminal lets jobs in the background ignore it."""
     output = tmp_path / "out"
     arguments = (f"--source={write_many_images(tmp_path)}", f"--output={output}", "--workers=2")
     command = [sys.executable, "-m", "tftpu.launch.main", "data", "convert", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = ["env", f"--{'ignore' if ignored else 'default'}-signal=INT", *command]
     with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         while "parts to read" not in process.stdout.readline():
             assert process.poll() is None
@@ -267,8 +270,9 @@ def test_ctrl_c_ends_a_conversion_that_works_without_a_traceback(tmp_path):
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of its processes
         said = process.stdout.read()  # to the end of the last process
-    assert process.returncode == 130
-    assert "tftpu: interrupted\n" in said and "Traceback" not in said
+    assert process.returncode == (0 if ignored else 130), said
+    assert ("tftpu: interrupted\n" in said) != ignored
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow
