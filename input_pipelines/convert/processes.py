@@ -34,7 +34,10 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     with _hide_main():
         first.start()
     first.join()
-    pool = concurrent.futures.ProcessPoolExecutor(workers, context, initializer=_prepare_process)
+    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a script's background
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, context, initializer=_prepare_process, initargs=(ignores,)
+    )
 
     def run(function: Callable[[int], Any], numbers: Iterable[int]) -> list[Any]:
         with _hide_main():
@@ -58,10 +61,14 @@ def _hide_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _prepare_process() -> None:
-    """Ends a pool process with its parent, which may be killed, and silently at Ctrl-C."""
+def _prepare_process(ignores: bool) -> None:
+    """Ends a pool process with its parent, which may be killed, and silently at Ctrl-C.
+
+    Args:
+        ignores: whether the parent ignores Ctrl-C, and so this process does.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in a script's background
+    if not ignores:
         signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # its parent says what happened
     parent = multiprocessing.parent_process()
     if not parent:
