@@ -27,12 +27,13 @@ def is_reader_gone() -> bool:
 
 def _wrap_stream(stream: TextIO, notices: int | None) -> TextIO:
     stream.flush()
+    # Without a buffer (PYTHONUNBUFFERED), lines leave at once as well.
+    by_line = getattr(stream, "line_buffering", False) or getattr(stream, "write_through", False)
     return io.TextIOWrapper(
         io.BufferedWriter(_LossyDescriptor(stream.fileno(), notices)),
         encoding=stream.encoding,
         errors="backslashreplace",
-        line_buffering=getattr(stream, "line_buffering", False),
-        write_through=getattr(stream, "write_through", False),
+        line_buffering=by_line,
     )
 
 

@@ -126,6 +126,21 @@ def test_another_model_fails_with_a_list_of_only_the_differences(tmp_path):
     assert "last" not in said
 
 
+def test_layers_without_names_are_compared_in_their_order(tmp_path):
+    def build(*sizes):
+        layers = [keras.layers.Dense(size) for size in sizes]
+        last = keras.layers.Dense(4, name="last", dtype="float32")
+        return keras.Sequential([keras.Input((6,)), *layers, last])
+
+    fit(trainer(tmp_path, model=lambda: build(16, 32, 64)), HALF)
+    with pytest.raises(UserError) as caught:
+        fit(trainer(tmp_path, model=lambda: build(16, 48, 64)), STEPS)
+    said = str(caught.value)
+    assert "is (16, 48) here and (16, 32) there" in said
+    assert "is (48, 64) here and (32, 64) there" in said
+    assert "is not in the checkpoint" not in said
+
+
 def test_the_host_state_has_everything_a_run_needs(tmp_path):
     import json
 

@@ -62,3 +62,21 @@ def test_characters_that_a_terminal_cannot_show_are_printed_as_escapes():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (0, "wait \\u2026 \\ud800\n"), done.stderr
+
+
+def test_lines_leave_at_once_without_a_buffer():
+    """With PYTHONUNBUFFERED, as in many containers, also what is not flushed."""
+    code = (
+        "import os, sys, warnings\n"
+        "from tftpu.launch import main\n"
+        "def leave(arguments):\n"
+        "    print('a line')\n"
+        "    warnings.warn('a warning')\n"
+        "    os._exit(0)\n"
+        "main.main = leave\n"
+        "main.run()"
+    )
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout == "a line\n"
+    assert "a warning" in done.stderr

@@ -58,7 +58,7 @@ def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
     process = start("time.sleep(60)")
     process.send_signal(number)
     assert "finishing the device loop" in process.stderr.readline()
-    time.sleep(preemption._TOGETHER if number == signal.SIGTERM else 0)
+    time.sleep(preemption._TOGETHER[number])
     process.send_signal(number)
     output, said = process.communicate(timeout=20)
     assert process.returncode == 128 + number
@@ -66,14 +66,16 @@ def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
     assert "noted" not in output
 
 
-def test_sigterm_to_a_group_that_a_parent_passes_on_is_one_notice():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_a_group_that_a_parent_passes_on_is_one_notice(number):
+    """As of `timeout`, which signals its command and then the group that both are in."""
     process = start(f"{WAITING}\n        time.sleep(1)")  # in which the second one arrives
     for _ in range(2):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         time.sleep(0.05)
     output, said = process.communicate(timeout=60)
-    assert (process.returncode, output) == (0, "noted SIGTERM\n")
-    assert "A second signal, SIGTERM" not in said
+    assert (process.returncode, output) == (0, f"noted {number.name}\n")
+    assert "A second signal, " not in said
 
 
 def test_the_process_exits_at_the_end_of_the_grace_period():

@@ -184,11 +184,15 @@ def _find_differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[s
     for kind, a, b, c, d in difflib.SequenceMatcher(None, there, here, False).get_opcodes():
         if kind == "equal":
             continue
-        shapes = dict(there[a:b])
+        left = [*range(a, b)]  # of equal names, such as those of conv2d and conv2d_1, in order
         for leaf, (plain, shape) in zip(leaves[c:d], here[c:d]):
-            other = shapes.pop(plain, None)
-            what = f"is {shape} here and {other} there" if other else "is not in the checkpoint"
+            place = next((place for place in left if there[place][0] == plain), None)
+            if place is None:
+                differences.append(f"{leaf.name} is not in the checkpoint")
+                continue
+            left.remove(place)
+            other = there[place][1]
+            what = f"is {shape} here and {other} there" if other != shape else "has another place"
             differences.append(f"{leaf.name} {what}")
-        left = [v.name for v in saved[a:b] if remove_counters(v.name) in shapes]
-        differences += [f"{name} is only in the checkpoint" for name in left]
+        differences += [f"{saved[place].name} is only in the checkpoint" for place in left]
     return differences

@@ -28,7 +28,8 @@ _TIMEOUT = 2.0  # seconds to wait for the server's next bytes
 _TOTAL = 5.0  # seconds to wait for the server's whole answer
 _LONGEST = 1000  # most bytes of an answer that are read
 _JOIN_SECONDS = 2.0  # seconds that the end of the block waits for the threads
-_TOGETHER = 2.0  # seconds in which a second SIGTERM is the same notice
+# Seconds in which a second signal is the same notice; a person presses Ctrl-C again later.
+_TOGETHER = {signal.SIGTERM: 2.0, signal.SIGINT: 0.3}
 _MAINTENANCE = 0  # a byte for a maintenance event, in place of a signal's number
 
 _log = logging.getLogger(__name__)
@@ -142,8 +143,8 @@ class PreemptionNotice:
     def _note_request(self, reason: str, number: int = 0) -> None:
         if self.requested is not None:
             # A signal to a whole process group arrives a second time if the parent passes it on.
-            same = number == signal.SIGTERM and reason == self.requested
-            if same and time.monotonic() < self._since + _TOGETHER:
+            together = _TOGETHER.get(number, 0.0) if reason == self.requested else 0.0
+            if time.monotonic() < self._since + together:
                 return
             if number and not _is_interactive():
                 _print_status(f"A second signal, {reason}: exiting at once.")
