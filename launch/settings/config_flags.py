@@ -268,7 +268,10 @@ def _check_field(experiment: Experiment, path: list[str], argument: str) -> None
         if not dataclasses.is_dataclass(here) or isinstance(here, KerasObject | Function):
             name = ".".join(["config", *path[:depth]])
             shown = repr(here) if isinstance(here, str) else getattr(here, "name", here)
-            raise UserError(f"--{argument}: {name} is {shown}, which has no fields.")
+            advice = ""
+            if path[0] == "optimizer" and isinstance(here, str):
+                advice = f" OptimizerConfig(name={here!r}) has them: set it in the config's file."
+            raise UserError(f"--{argument}: {name} is {shown}, which has no fields.{advice}")
         known = [f.name for f in dataclasses.fields(here)]
         if field not in known:
             parent = ".".join(["config", *path[:depth]])

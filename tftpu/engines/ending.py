@@ -1,6 +1,7 @@
 """Ends the iterators of data sets before the interpreter ends."""
 
 import atexit
+import contextlib
 import functools
 import gc
 
@@ -30,4 +31,5 @@ def _end_iterators() -> None:
     for iterator in iterators:
         # Clears the data set as well, because its functions hold a resource that iterators share.
         vars(iterator).clear()
-    gc.collect()
+    with contextlib.suppress(KeyboardInterrupt):  # the process ends anyway
+        gc.collect()

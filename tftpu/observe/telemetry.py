@@ -18,8 +18,8 @@ GIB = 2.0**30
 MB = 1e6
 
 _FASTER_DATA = (
-    "cache() what fits into memory, and map(…, num_parallel_calls=tf.data.AUTOTUNE); for a "
-    "config, `tftpu data check` measures its data."
+    "For a config, `tftpu data check` measures its data. In a tf.data pipeline of your own, "
+    "cache() what fits into memory, and map(…, num_parallel_calls=tf.data.AUTOTUNE)."
 )
 _PREPARE_ONCE = (
     "The model's preprocessor runs again for each batch of each epoch. For data that fit into "
