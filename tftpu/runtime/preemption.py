@@ -29,7 +29,7 @@ _TOTAL = 5.0  # seconds to wait for the server's whole answer
 _LONGEST = 1000  # most bytes of an answer that are read
 _JOIN_SECONDS = 2.0  # seconds that the end of the block waits for the threads
 # Seconds in which a second signal is the same notice; a person presses Ctrl-C again later.
-_TOGETHER = {signal.SIGTERM: 2.0, signal.SIGINT: 0.3}
+_TOGETHER: dict[int, float] = {signal.SIGTERM: 2.0, signal.SIGINT: 0.3}
 _MAINTENANCE = 0  # a byte for a maintenance event, in place of a signal's number
 
 _log = logging.getLogger(__name__)
