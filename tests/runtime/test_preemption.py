@@ -68,7 +68,7 @@ def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_group_that_a_parent_passes_on_is_one_notice(number):
-    """As of `timeout`, which signals its command and then the group that both are in."""
+    """`timeout` signals its command, and then the group that both are in."""
     process = start(f"{WAITING}\n        time.sleep(1)")  # in which the second one arrives
     for _ in range(2):
         process.send_signal(number)

@@ -25,7 +25,7 @@ _SILENT = 120.0
 _IN_WORDS = {
     "starting": "starting: the first step comes after compiling",
     "running": "running",
-    "prepared": "has not begun, or was stopped before its first step: the same command starts it",
+    "prepared": "before its first step, or stopped there: the same command starts the run",
     "finished": "finished",
     "failed": "ended with an error",
 }

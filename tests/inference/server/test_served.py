@@ -1,4 +1,4 @@
-"""What a served model says of values that it does not take."""
+"""Refusals of a served model, for values that it does not take."""
 
 import numpy as np
 import pytest

@@ -124,7 +124,7 @@ def test_an_evaluation_is_written_when_it_begins(tmp_path):
 def test_a_run_that_was_interrupted_before_its_first_step_is_a_run(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     assert command_line.main(["status", str(tmp_path)]) == 0
-    assert "has not begun, or was stopped before its first step" in capsys.readouterr().out
+    assert "before its first step, or stopped there" in capsys.readouterr().out
 
 
 def test_the_status_of_runs_is_shown_beside_one_that_is_missing(finished_run, capsys):
