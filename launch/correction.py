@@ -44,6 +44,8 @@ FIELDS = {
     "data": "data.data_dir",
     "dataset": "data.data_dir",
 }
+# What other tools, and other commands, call the folder of a run.
+WORKDIRS = ("output", "output_dir", "out", "logdir", "run", "run_dir", "model_dir")
 
 # What other tools call values of flags and fields.
 VALUES = {

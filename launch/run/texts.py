@@ -192,7 +192,8 @@ def choose_codec(experiment: Experiment, tokenizer: str | None = None) -> Codec:
         return ByteCodec()
     raise UserError(
         f"The meaning of the tokens of {type(data).__name__} is unknown: give the tokenizer that "
-        "made them with --tokenizer=FILE (a tokenizer.json)."
+        "made them with --tokenizer=FILE (a tokenizer.json). A model that labels examples writes "
+        "no text: tftpu predict has its labels."
     )
 
 

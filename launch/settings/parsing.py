@@ -19,7 +19,7 @@ from tftpu.config import (
     read_fields,
 )
 from tftpu.errors import UserError, did_you_mean, find_nearest
-from tftpu.launch.correction import FIELDS
+from tftpu.launch.correction import FIELDS, WORKDIRS
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.config_values import describe_kind
 from tftpu.launch.settings.options import FOLDERS, TIME, Flag, Options, list_flags, takes_config
@@ -135,6 +135,8 @@ def _suggest(name: str, flags: Sequence[str], config: str | None) -> str:
         config: the name of the config, as far as it is known; None: the command takes none.
     """
     near = find_nearest(name, flags)
+    if name in WORKDIRS and "workdir" in flags and near != "output":
+        near = "workdir"
     if config is not None:
         fields = list_config_fields(config) | FIELDS
         close = name if name in fields else None if near else find_nearest(name, fields)

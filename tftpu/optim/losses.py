@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -98,13 +98,27 @@ class Rows:
 WHOLE = Rows()
 
 
+class Chunked(NamedTuple):
+    """What `chunked_crossentropy` finds of each token, (batch, time), float32.
+
+    Attributes:
+        values: the loss.
+        crossentropy: the loss without label smoothing.
+        correct: 1.0 where no class has a larger logit than the label, else 0.0.
+    """
+
+    values: Tensor
+    crossentropy: Tensor
+    correct: Tensor
+
+
 def chunked_crossentropy(
     hidden: Tensor,
     matrix: Tensor,
     labels: Tensor,
     smoothing: float = 0.0,
     rows: Rows = WHOLE,
-) -> tuple[Tensor, Tensor]:
+) -> Chunked:
     """Returns the cross-entropy of the logits `hidden @ matrix.T` without storing all logits.
 
     Forward and backward pass both compute the logits, one chunk of classes at a time. If nothing
@@ -118,8 +132,7 @@ def chunked_crossentropy(
         rows: where the rows of the matrix are.
 
     Returns:
-        values: (batch, time), float32.
-        correct: 1.0 where no class has a larger logit than the label, else 0.0; (batch, time).
+        Only `values` has a gradient.
     """
     classes, width = matrix.shape
     parts, count = rows.count, math.ceil(classes / CHUNK)
@@ -181,10 +194,11 @@ def chunked_crossentropy(
         log_sum = top + ops.log(ops.sum(total * ops.exp(base - top), axis=0))
         true, everything = ops.sum(true, axis=0), ops.sum(everything, axis=0)
         highest = ops.max(highest, axis=0)
-        value = log_sum - (1.0 - smoothing) * true - smoothing / classes * everything
+        plain = log_sum - true
+        value = plain + smoothing * true - smoothing / classes * everything if smoothing else plain
 
         def gradient(*upstreams):
-            # JAX gives one tuple, TensorFlow two.
+            # JAX gives one tuple, TensorFlow each upstream.
             upstream = rows.gather_tokens(keras.tree.flatten(upstreams)[0])
 
             def backward(index, d_hidden, d_chunks):
@@ -206,9 +220,9 @@ def chunked_crossentropy(
             return ops.cast(d_hidden, hidden.dtype), ops.cast(d_matrix, matrix.dtype)
 
         correct = ops.cast(true >= highest, "float32")
-        return (rows.divide_tokens(value), rows.divide_tokens(correct)), gradient
+        return tuple(map(rows.divide_tokens, (value, plain, correct))), gradient
 
-    return loss(hidden, matrix)
+    return Chunked(*loss(hidden, matrix))
 
 
 def _run_loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[Tensor, ...]:

@@ -285,7 +285,8 @@ class Examiner:
             used = format_size(wider.hbm_bytes)
             if wider.step_ms is not None:
                 used += f", {format_duration(wider.step_ms / 1e3)} per step"
-            advice = f"cluster.mesh={wider.mesh} makes this batch fit: {used}, the same update."
+            advice = f"--config.cluster.mesh={wider.mesh} makes this batch fit: "
+            advice += f"{used}, the same update."
             report.advice.insert(0, advice)
         return report
 
@@ -444,7 +445,7 @@ class Examiner:
             built = self.caller.run(lambda: self._shared_build(target.replicas, per_core))
             if self.options.train.remat != "none" or not built.has_blocks:
                 return []
-        field = "train.remat" if rebuilt is None else "model.remat"
+        field = f"--config.{'train' if rebuilt is None else 'model'}.remat"
         for remat in self.lowering.remats:
             changed: dict[str, Any] = {"remat": remat}
             if rebuilt is not None:
@@ -559,16 +560,17 @@ def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:
 
 def _add_advice(error: str, target: Slice) -> str:
     """Returns the compiler's error, with advice if the cause is a kernel inside the model."""
-    kernel = "A kernel inside the model (model.attention='flash' has one)"
+    kernel = "A kernel inside the model (--config.model.attention=flash has one)"
     generation = target.generation.name
     if KERNEL_MEMORY in error:
         return (
             f"{kernel} needs more of a core's own memory (VMEM) than {generation} has: use fewer "
-            f"tokens, smaller heads, or model.attention='plain'. The compiler says: {error[:300]}"
+            "tokens, smaller heads, or --config.model.attention=plain. The compiler says: "
+            f"{error[:300]}"
         )
     if "Mosaic failed to compile TPU kernel" in error:
         return (
             f"{kernel} does not compile for {generation}: use a later generation, or "
-            f"model.attention='plain'. The compiler says: {error[:300]}"
+            f"--config.model.attention=plain. The compiler says: {error[:300]}"
         )
     return error

@@ -237,7 +237,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
         found.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
     if held.optimizer > held.weights / 2 and held.weights < room:
         found.append(
-            "LoRA (model.lora=16) leaves hardly any optimizer's state: the weights take "
+            "LoRA (--config.model.lora=16) leaves hardly any optimizer's state: the weights take "
             f"{format_size(held.weights)}."
         )
     divided = count_parts(report.mesh, target.replicas)
@@ -245,14 +245,15 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
     enough = next((n for n in counts if held.total * divided / n < room), None)
     if enough and not report.mesh:
         found.append(
-            "cluster.engine=jax with cluster.mesh=fsdp:-1 divides it: "
+            "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: "
             f"{format_size(held.total / target.replicas)} per device."
         )
     more = _find_more_devices(held.total * divided, target)
     if more and (not enough or divided == target.replicas):
-        engine = "" if report.mesh else "cluster.engine=jax and "
+        engine = "" if report.mesh else "--config.cluster.engine=jax "
         found.append(
-            f"More chips would hold it: {more.name} with {engine}cluster.mesh=fsdp:-1 takes "
+            f"More chips would hold it: {more.name} with "
+            f"{engine}--config.cluster.mesh=fsdp:-1 takes "
             f"{format_size(held.total * divided / more.replicas)} per device."
         )
     own = target.generation.hbm_limit

@@ -11,6 +11,7 @@ from tftpu import models
 from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.optim import losses
 from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.optim.metrics import BitsPerToken
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
 from tftpu.tpu.slices import parse_slice
@@ -58,7 +59,7 @@ def test_chunks_give_the_value_and_the_gradients_of_keras_cross_entropy(
 def test_in_bfloat16_the_loss_is_summed_in_float32(monkeypatch):
     monkeypatch.setattr(losses, "CHUNK", 300)
     hidden, matrix, labels = factors("bfloat16")
-    found, _ = losses.chunked_crossentropy(hidden, matrix, labels)
+    found, *_ = losses.chunked_crossentropy(hidden, matrix, labels)
     rounded = tf.cast(tf.cast(matrix, "bfloat16"), "float32")
     logits = tf.cast(hidden, "float32") @ tf.transpose(rounded)
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
@@ -76,7 +77,8 @@ def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
     logits = hidden @ tf.transpose(matrix)
     assert abs(factor) == 1 or tf.reduce_max(logits) - tf.reduce_min(logits) > 1000
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    found, correct = chunked(hidden, matrix, labels)
+    found, plain, correct = chunked(hidden, matrix, labels)
+    np.testing.assert_array_equal(found, plain)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_array_equal(correct, tf.argmax(logits, -1, tf.int32) == labels)
 
@@ -84,7 +86,7 @@ def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
 def test_a_label_that_is_not_a_class_subtracts_no_logit(monkeypatch):
     monkeypatch.setattr(losses, "CHUNK", 300)
     hidden, matrix, labels = factors()
-    found, _ = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))
+    found, *_ = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))
     expected = tf.reduce_logsumexp(hidden @ tf.transpose(matrix), -1)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -188,7 +190,8 @@ def test_any_models_last_product_is_computed_in_chunks(head, loss, monkeypatch):
     if loss == "probabilities":
         model = keras.Model(tokens, keras.layers.Softmax()(model.output))
     accuracy = keras.metrics.SparseCategoricalAccuracy("accuracy")
-    model.compile(keras.optimizers.SGD(0.1), LOSSES[loss], weighted_metrics=[accuracy])
+    measured = [accuracy, BitsPerToken(from_logits=loss != "probabilities")]
+    model.compile(keras.optimizers.SGD(0.1), LOSSES[loss], weighted_metrics=measured)
     seen, real = [], losses.chunked_crossentropy
     monkeypatch.setattr(losses, "chunked_crossentropy", lambda *a: (seen.append(1), real(*a))[1])
     monkeypatch.setattr(losses, "CHUNK", 20)
@@ -204,6 +207,8 @@ def test_any_models_last_product_is_computed_in_chunks(head, loss, monkeypatch):
     expected = model.fit(x, y, **fit)
     assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-6)
     assert found.history["accuracy"] == expected.history["accuracy"]
+    bits = found.history["bits_per_token"]
+    assert bits == pytest.approx(expected.history["bits_per_token"], rel=1e-6)
     for a, b in zip(ours, model.get_weights()):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -223,7 +228,8 @@ def test_no_array_of_time_by_vocabulary_is_in_a_tpus_memory():
     def model():
         sizes = {"layers": 1, "width": 128, "heads": 2, "vocabulary": vocabulary}
         built = models.build("gpt2_small", context=time, **sizes)
-        built.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy())
+        read = [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy()]
+        built.compile(keras.optimizers.SGD(0.1), SmoothedCrossentropy(), metrics=read)
         return built
 
     target, tokens = parse_slice("v5e-8"), tf.TensorSpec((batch, time), tf.int32)

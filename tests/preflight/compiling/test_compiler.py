@@ -404,7 +404,7 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     target = parse_slice("v2-8")
     assert examiner.compile(examiner.lower(8, 8192), target).out_of_memory
     (said,) = examiner.suggest_recomputing(target, 8192)
-    fits = r"model\.remat=block makes this batch fit: .* GiB, .* ms per step, the same update\."
+    fits = r"--config\.model\.remat=block makes this batch fit: .* GiB, .* ms per step, .*\."
     assert re.fullmatch(fits, said)
 
 
@@ -426,7 +426,9 @@ def test_blocks_of_any_model_are_advised_to_be_recomputed():
         return examiner.suggest_recomputing(target, examples)
 
     (said,) = advise("none")
-    assert re.fullmatch(r"train\.remat=block makes this batch fit: .*, the same update\.", said)
+    assert re.fullmatch(
+        r"--config\.train\.remat=block makes this batch fit: .*, the same update\.", said
+    )
     assert advise("block") == []
 
 

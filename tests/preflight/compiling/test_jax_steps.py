@@ -69,7 +69,9 @@ def test_auto_cuts_the_model_as_little_as_the_memory_allows():
     assert found["fits"] and found["mesh"] == "data:4,fsdp:2"
     [whole] = report("data:-1", "wide")
     assert not whole["fits"] and whole["mesh"] == "data:8"
-    assert whole["advice"][0].startswith("cluster.mesh=data:4,fsdp:2 makes this batch fit: ")
+    assert whole["advice"][0].startswith(
+        "--config.cluster.mesh=data:4,fsdp:2 makes this batch fit: "
+    )
 
 
 def test_the_compiler_gets_its_options():

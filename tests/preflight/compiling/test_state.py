@@ -55,8 +55,11 @@ def test_a_state_that_does_not_fit_is_answered_with_what_would(uncompiled):
     )
     assert "Compiled with the TPU compiler" not in said
     assert "An optimizer with less state would help" in said
-    assert "cluster.mesh=fsdp:-1 divides it: 3.38 GiB per device" in said
-    assert "LoRA (model.lora=16) leaves hardly any" in said and "the weights take 9 GiB" in said
+    assert "--config.cluster.mesh=fsdp:-1 divides it: 3.38 GiB per device" in said
+    assert (
+        "LoRA (--config.model.lora=16) leaves hardly any" in said
+        and "the weights take 9 GiB" in said
+    )
     assert "More chips" not in said  # since these eight are enough
     assert "v4 has 30.8 GiB, v5p has 95.7 GiB, v6e has 31.2 GiB" in said and "v3 has" not in said
 
@@ -67,7 +70,10 @@ def test_a_state_that_no_mesh_of_the_slice_holds_needs_more_chips(gib, needed, s
     held = StateBytes(gib * 2**30, 2 * gib * 2**30, 0)
     report = SliceReport("v5e-1", 1, hbm_limit_bytes=target.generation.hbm_limit)
     said = " ".join(suggest_for_state(report, held, target))
-    assert f"{needed} with cluster.engine=jax and cluster.mesh=fsdp:-1 takes {share} GiB" in said
+    assert (
+        f"{needed} with --config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 takes {share} GiB"
+        in said
+    )
 
 
 def test_the_estimate_comes_before_the_compiler_and_names_what_cannot_fit(monkeypatch, capfd):

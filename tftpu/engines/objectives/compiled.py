@@ -20,6 +20,7 @@ from tftpu.engines.objectives.losses import (
 from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.optim import losses
 from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.optim.metrics import BitsPerToken
 from tftpu.tensors import Nest, Tensor, ops
 
 _BY_CLASS_IDS = (keras.losses.SparseCategoricalCrossentropy.call, SmoothedCrossentropy.call)
@@ -129,8 +130,8 @@ class CompiledLosses:
         with keras.name_scope("loss"):
             elements = self._compute_elements(outputs, y, weight, valid)
         with keras.name_scope("metrics"):
-            correct = next((e.correct for e in elements if e.correct is not None), None)
-            divides = self.update_metrics(y, outputs.y_pred, weight, valid, correct)
+            chunked = next((e.chunked for e in elements if e.chunked is not None), None)
+            divides = self.update_metrics(y, outputs.y_pred, weight, valid, chunked)
         separable = self._weighable and divides and not added
         separable = separable and not any(e.is_scalar for e in elements)
         return Computed(outputs.y_pred, elements, sum_of_own(self._model, added), separable)
@@ -177,14 +178,14 @@ class CompiledLosses:
         y_pred: Nest,
         sample_weight: Nest,
         valid: Tensor | None,
-        correct: Tensor | None = None,
+        chunked: losses.Chunked | None = None,
     ) -> bool:
         """Updates every metric. A surrounding `keras.StatelessScope` keeps the new states.
 
         Args:
             y, y_pred, sample_weight: as for `keras.Model.compute_metrics`.
             valid: see `compute`.
-            correct: as in `Elements`: an accuracy then does not read `y_pred`.
+            chunked: as in `Elements`: metrics of what it has do not read `y_pred`.
 
         Returns:
             Whether padding could be left out of all of them.
@@ -212,8 +213,8 @@ class CompiledLosses:
             factors.append(valid if self._weighable else None)
             given = [factor for factor in factors if factor is not None]
             update = metric.update_state
-            if correct is not None and _is_sparse_accuracy(metric):
-                update = functools.partial(keras_internals.update_mean, metric, correct)
+            if (values := _find_values(metric, chunked)) is not None:
+                update = functools.partial(keras_internals.update_mean, metric, values)
             if not given:
                 update(y[output], y_pred[output])
                 continue
@@ -226,8 +227,16 @@ class CompiledLosses:
         return divides
 
 
-def _is_sparse_accuracy(metric: keras.Metric) -> bool:
-    return type(metric) is keras.metrics.SparseCategoricalAccuracy
+def _find_values(metric: keras.Metric, chunked: losses.Chunked | None) -> Tensor | None:
+    """Returns what a metric is the mean of, if the loss has computed that in chunks."""
+    if chunked is None:
+        return None
+    if type(metric) is keras.metrics.SparseCategoricalAccuracy:
+        return chunked.correct
+    if type(metric) in (keras.metrics.SparseCategoricalCrossentropy, BitsPerToken):
+        plain = metric.from_logits and metric.ignore_class is None and metric.axis == -1
+        return chunked.crossentropy if plain else None
+    return None
 
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
@@ -275,12 +284,13 @@ def _compute_term(
         keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
         for part in (y, y_pred)
     )
-    correct = None
+    chunked = None
     if factors is not None and _takes_factors(term.loss, y, y_pred):
         smoothing = getattr(term.loss, "smoothing", 0.0)
         ids = ops.cast(labels, "int32")
         rows = find_division().rows
-        values, correct = losses.chunked_crossentropy(*factors, ids, smoothing, rows)
+        chunked = losses.chunked_crossentropy(*factors, ids, smoothing, rows)
+        values = chunked.values
     else:
         values = term.loss.call(y, y_pred)
     out_mask = keras_internals.read_mask(values)
@@ -305,7 +315,7 @@ def _compute_term(
             known = ops.logical_or(known, weight == 0)
         # A factor of NaN makes the gradient NaN as well, so that a loss scale skips the step.
         values = values * ops.where(known, 1.0, float("nan"))
-    return Elements(values, weight, count, _read_factor(term), correct=correct)
+    return Elements(values, weight, count, _read_factor(term), chunked=chunked)
 
 
 def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:

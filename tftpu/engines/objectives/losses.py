@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import numpy as np
 
+from tftpu.optim.losses import Chunked
 from tftpu.tensors import Nest, Tensor, ops
 
 MEAN = "sum_over_batch_size"
@@ -59,8 +60,7 @@ class Elements(NamedTuple):
         count: the summands of the divisor, of the same shape; None: all are 1.
         factor: the value of the term's weight if that is a variable, (); None: it is no variable.
         whole: whether values of shape () are those of the whole global batch.
-        correct: 1.0 where no class has a larger logit than the label, else 0.0, (batch, time); None
-            unless the logits were computed in chunks.
+        chunked: what was found of the tokens if the logits were computed in chunks, else None.
     """
 
     values: Tensor
@@ -68,7 +68,7 @@ class Elements(NamedTuple):
     count: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # hides tuple.count
     factor: Tensor | None = None
     whole: bool = False
-    correct: Tensor | None = None
+    chunked: Chunked | None = None
 
     @property
     def is_scalar(self) -> bool:

@@ -327,7 +327,7 @@ def _find_constants(
 
 def _find_tables(state: JaxState, traced: Forward) -> list[keras.Variable]:
     """Returns the tables whose rows the loss takes from the devices that hold them."""
-    if not any(e.correct is not None for e in traced.computed.elements):
+    if not any(e.chunked is not None for e in traced.computed.elements):
         return []
     variables = [*state.model.trainable_variables, *state.untrained]
     return find_tables(state.layout, variables, traced.computed.y_pred.shape)
