@@ -1,5 +1,6 @@
 """Predictions in shards: every record once, whatever ends a process, on any devices."""
 
+import dataclasses
 import json
 
 import keras
@@ -47,6 +48,21 @@ def test_every_record_once_with_the_values_of_the_trainer(tmp_path, batch):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert [shard["records"] for shard in manifest["shards"]] == [20, 20, 20, 20, 16]
     assert manifest["of"] == "x" and manifest["records"] == COUNT
+
+
+def test_records_whose_outputs_are_not_finite_are_counted(tmp_path, caplog):
+    trainer = trainer_of()
+    predict(trainer, records(), job(tmp_path / "finite"))
+    assert not caplog.messages
+
+    def columns(outputs):
+        logits = np.array(outputs)
+        logits[[3, 7], 0] = np.nan, np.inf
+        return {"logits": logits}
+
+    predict(trainer, records(), dataclasses.replace(job(tmp_path / "wrong"), columns=columns))
+    (said,) = caplog.messages
+    assert said.startswith("10 records have outputs that are not finite")  # 2 in each of 5 shards
 
 
 def test_a_disk_that_fails_at_any_shard_leaves_whole_shards_that_are_kept(tmp_path, monkeypatch):

@@ -12,10 +12,11 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 
 from tftpu.engines.data.outputs import join_outputs
 from tftpu.errors import UserError
@@ -154,13 +155,21 @@ def predict(
         missing = _find_missing(job, mine, known)
         done, all_mine = (sum(len(s.numbers) for s in part) for part in (missing, mine))
         done = all_mine - done
+        wrong = 0
         report(done, all_mine)
         written = stack.enter_context(
             contextlib.closing(_write_shards(trainer, records, job, missing, known))
         )
-        for shard in written:
+        for shard, not_finite in written:
             done += len(shard.numbers)
+            wrong += not_finite
             report(done, all_mine)
+        if wrong:
+            _log.warning(
+                "%d records have outputs that are not finite (NaN or infinity); JSON and CSV files "
+                "hold them as null or nan.",
+                wrong,
+            )
         known.close()
         return _write_manifest_if_complete(job, plan, shards, known)
 
@@ -331,8 +340,8 @@ def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
 
 def _write_shards(
     trainer: Predictor, records: Records, job: Job, missing: Sequence[_Shard], known: Sums
-) -> Generator[_Shard]:
-    """Yields each shard after another thread has written it while the devices compute."""
+) -> Generator[tuple[_Shard, int]]:
+    """Yields what `_write` returns, while the devices compute the next shard."""
     if not missing:
         return
     waiting: collections.deque[Any] = collections.deque()
@@ -371,10 +380,14 @@ def _compute_shards(
         )
 
 
-def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest) -> _Shard:
+def _write(
+    records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
+) -> tuple[_Shard, int]:
+    """Writes a shard; returns it, and how many of its records have outputs that are not finite."""
     places, numbers = records.places(shard.numbers)
     columns = {"file": places, "record": numbers}
-    found = {**records.read_fields(shard.numbers, job.keep), **job.columns(outputs)}
+    predicted = job.columns(outputs)
+    found = {**records.read_fields(shard.numbers, job.keep), **predicted}
     for name in found:
         if name in columns:
             raise UserError(
@@ -387,7 +400,15 @@ def _write(records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
     locks.check_lock(_resolve_locked_folder(job))
     files.write_whole(files.join(job.output, shard.name), content)
     known.add(shard.name, sums.sum_of(content))
-    return shard
+    return shard, _count_not_finite(predicted.values(), errors)
+
+
+def _count_not_finite(columns: Iterable[Any], skipped: Collection[int]) -> int:
+    """Returns the number of records, beside the skipped ones, with a value that is not finite."""
+    numbers = [np.asarray(c) for c in columns if np.asarray(c).dtype.kind == "f"]
+    wrong = [~np.isfinite(c).reshape(len(c), -1).all(axis=1) for c in numbers]
+    found = set(np.flatnonzero(np.any(wrong, axis=0))) if wrong else set()
+    return len(found - set(skipped))
 
 
 def _write_manifest_if_complete(
