@@ -90,7 +90,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     if account is None:
         why = f"it has no {goodput.FILE}"
         if not files.exists(workdir):
-            why = "no training has begun there, and there is no such folder"
+            why = "there is no such folder (a training creates it once it has started)"
         raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):

@@ -157,7 +157,7 @@ def test_status_loads_no_tensorflow_and_prints_json_for_programs(finished_run):
     ("arguments", "sentence"),
     [
         (["status"], "needs RUN..."),
-        (["status", "/nowhere"], "There is no run in '/nowhere': no training has begun there"),
+        (["status", "/nowhere"], "There is no run in '/nowhere': there is no such folder"),
         (["plot", "/nowhere"], "There are no metrics in '/nowhere'"),
         (["plot", "/nowhere", "--output=x.doc"], ".png, .svg or .pdf"),
         (["profile", "/nowhere"], "There is no profile in '/nowhere'"),
