@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tftpu.preflight.pricing.prices import BASES, PRICES, Basis, Prices
+from tftpu.tpu.slices import parse_slice
 
 Row = dict[str, Any]  # as `measure.measured` returns it
 
@@ -106,13 +107,17 @@ def compute_bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Ba
     usual = math.sqrt(sum(value**2 for value in off.values()) / len(off))
     found = {}
     for generation in BASES:
-        own = [row for row in rows if row["slice"].split("-")[0] == generation]
+        own = [row for row in rows if _find_generation(row) == generation]
         models = {row["model"] for row in own}
         width = (_USUAL if len(models) > 1 else _FEW) * usual
         width = max([width, *(off[row["name"]] for row in own)])
         width = math.ceil(100 * width + 1) / 100
         found[generation] = Basis(len(own), len(models), round(1 - width, 2), round(1 + width, 2))
     return found
+
+
+def _find_generation(row: Row) -> str:
+    return parse_slice(row["slice"]).generation.name
 
 
 def compare(rows: Sequence[Row], without: dict[str, float]) -> None:
@@ -125,7 +130,7 @@ def compare(rows: Sequence[Row], without: dict[str, float]) -> None:
     """
     print(f"{'row':26}{'published':>12}{'predicted':>12}{'error':>9}{'range':>20}{'left out':>10}")
     for row in rows:
-        ms, basis = row["predicted_ms"], BASES[row["slice"].split("-")[0]]
+        ms, basis = row["predicted_ms"], BASES[_find_generation(row)]
         low, high = ms * basis.low, ms * basis.high
         error = f"{without[row['name']]:+10.1%}" if without else ""
         outside = "" if low <= row["step_ms"] <= high else " outside"

@@ -1,15 +1,22 @@
 """Published step times of public runs, with the workloads that they are compared with."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from tests.benchmarks.calibration import workloads
-from tests.benchmarks.calibration.workloads import MatrixProduct, Workload
+from tests.benchmarks.calibration.workloads import ArrayCopy, MatrixProduct, Workload
+from tftpu.tpu.slices import parse_slice
 
 _MLPERF = "MLPerf training v{}, Google's results"
 _CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
 _FUSED = "EfficientNetV2, Table 3 (arXiv:2104.00298)"
 _QK = "no norm of queries and keys, no soft cap; tftpu's kernel for attention"
 _MAXTEXT = "MaxText, configs/tpu/{}/README.md"
+_MARIN = "marin, experiments/speedrun/adamw_llama_scaling/{}/speedrun_results.json"
+_RS = "tensorflow/tpu, models/official/resnet/resnet_rs/README.md"
+_RECIPES = "AI-Hypercomputer/tpu-recipes, {}"
+_LLAMA_32B = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
+_WIDER_MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Row:
     name: str
     model: str
     slice: str
-    workload: Workload | MatrixProduct
+    workload: Workload | MatrixProduct | ArrayCopy
     step_ms: float
     source: str
     differs: str = ""
@@ -56,26 +63,81 @@ def _build_maxtext_row(
     tokens: int,
     remat: str,
     differs: str,
+    mesh: str = "fsdp:-1",
+    shares: int | None = None,
     **sizes: int,
 ) -> Row:
     """Returns a row of a decoder, given its TFLOP/s a chip as MaxText counted them.
 
     It counts 6 FLOPs a token for each weight in a product, and attention without its mask.
+
+    Args:
+        name: of the model.
+        slice_name: of the slice.
+        tflops: a chip.
+        examples: of a share of the batch.
+        tokens: of an example.
+        remat: what the backward pass recomputes.
+        differs: how the workload differs from the published run.
+        mesh: as for `tftpu.connect`.
+        shares: of the batch, where they are fewer than the chips.
+        sizes: of the model.
     """
     width, layers = sizes["width"], sizes["layers"]
     shared = width // sizes["heads"] * sizes["kv_heads"]
     weights = layers * (2 * width**2 + 2 * width * shared + 3 * width * sizes["hidden"])
     weights += width * sizes["vocabulary"]
     flops = examples * tokens * (6 * weights + 12 * layers * tokens * width)
+    if shares is not None:
+        flops *= shares / parse_slice(slice_name).chips
     return Row(
         name=f"{name}-{slice_name}",
         model=name,
         slice=slice_name,
-        workload=workloads.build_llama(examples, tokens, remat, **sizes),
+        workload=workloads.build_llama(examples, tokens, remat, mesh, **sizes),
         step_ms=flops / tflops / 1e9,
-        source=_MAXTEXT.format(slice_name.split("-")[0]),
+        source=_MAXTEXT.format(slice_name.split("-")[0].split("x")[-1]),
         differs=differs,
     )  # fmt: skip
+
+
+def _build_marin_row(
+    name: str,
+    seconds: float,
+    steps: int,
+    examples: int,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    hidden: int,
+) -> Row:
+    """Returns a row of Levanter's Llama on 16 chips of v5p, given the time of all its steps."""
+    return Row(
+        name=f"levanter_{name}-v5p-32",
+        model=f"levanter_{name}",
+        slice="v5p-32",
+        workload=workloads.build_llama(
+            examples, 4096, "block", layers=layers, width=width, heads=heads, kv_heads=kv_heads,
+            hidden=hidden, vocabulary=128256,
+        ),
+        step_ms=1e3 * seconds / steps,
+        source=_MARIN.format(name),
+        differs="tftpu's kernel for attention; the mean of a whole run",
+    )  # fmt: skip
+
+
+def _build_resnet_rs_row(depth: int, pixels: int, ms: float, blocks: Sequence[int]) -> Row:
+    """Returns a row of a ResNet-RS on one core of v3, 128 images of this many pixels."""
+    return Row(
+        name=f"resnet_rs{depth}_{pixels}-v3-8",
+        model="resnet_rs",
+        slice="v3-8",
+        workload=workloads.build_resnet_rs(blocks, pixels),
+        step_ms=ms,
+        source=_RS,
+        differs="published for one core, without the exchange of gradients; no moving averages",
+    )
 
 
 ROWS = (
@@ -116,6 +178,25 @@ ROWS = (
     Row("chat_164m-v5e-1", "chat_164m", "v5e-1", workloads.build_chat_164m(), 880.7, _CHAT, _QK),
     Row("chat_164m-v6e-1", "chat_164m", "v6e-1", workloads.build_chat_164m(), 302.3, _CHAT, _QK),
     Row("product-v6e-1", "product", "v6e-1", MatrixProduct(8192), 1.72, _CHAT),
+    Row(
+        *("product_vmem-v6e-1", "product", "v6e-1", MatrixProduct(8192, _WIDER_MEMORY), 1.3288),
+        _RECIPES.format("microbenchmarks"),
+    ),
+    Row(
+        *("copy-v6e-1", "copy", "v6e-1", ArrayCopy(33_554_432), 0.0494),
+        _RECIPES.format("microbenchmarks"),
+    ),
+    _build_marin_row("130m", 1125.39, 4959, 8, 6, 512, 8, 8, 1792),
+    _build_marin_row("300m", 5250.40, 11444, 8, 12, 768, 12, 12, 2688),
+    _build_marin_row("520m", 18757.80, 9918, 16, 24, 1024, 16, 8, 3584),
+    _build_resnet_rs_row(50, 160, 70, (3, 4, 6, 3)),
+    _build_resnet_rs_row(101, 192, 170, (3, 4, 23, 3)),
+    _build_resnet_rs_row(152, 192, 240, (3, 8, 36, 3)),
+    _build_resnet_rs_row(152, 256, 410, (3, 8, 36, 3)),
+    Row(
+        *("gpt3_175b-v6e-256", "gpt3_175b", "v6e-256", workloads.build_gpt3(3), 17182),
+        _RECIPES.format("training/trillium/GPT3-175B-MaxText/bf16"),
+    ),
     _build_maxtext_row(
         *("llama_22b", "v4-128", 156, 13, 2048, "block"),
         "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
@@ -123,8 +204,22 @@ ROWS = (
         vocabulary=32000,
     ),
     _build_maxtext_row(
-        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""),
-        **{"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672},
+        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""), **_LLAMA_32B, vocabulary=32000
+    ),
+    *(
+        _build_maxtext_row(
+            *("llama_32b", f"{slices}xv5e-256", tflops, 4, 2048, "block", ""),
+            mesh=f"data:{slices},fsdp:-1",
+            **_LLAMA_32B,
+            vocabulary=32000,
+        )
+        for slices, tflops in ((2, 128), (4, 126), (8, 125), (16, 123), (32, 119))
+    ),
+    _build_maxtext_row(
+        *("llama_32b", "v5p-128", 328, 24, 2048, "products", ""),
+        mesh="fsdp:-1,tensor:4",
+        shares=16,
+        **_LLAMA_32B,
         vocabulary=32000,
     ),
     _build_maxtext_row(

@@ -1,7 +1,7 @@
 """Train steps that others have published the time of, rebuilt with this zoo and with Keras."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -156,13 +156,16 @@ def build_efficientnet_b4(fused_stages: int) -> Workload:
     return Workload(build_model, (_build_image_spec(128, 380), _build_id_spec(128)))
 
 
-def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Workload:
-    """Returns a Llama divided by `fsdp` over all chips of a slice, on the JAX engine.
+def build_llama(
+    examples: int, tokens: int, remat: str, mesh: str = "fsdp:-1", **fields: Any
+) -> Workload:
+    """Returns a Llama on a mesh of all chips of a slice, on the JAX engine.
 
     Args:
-        examples: per chip.
+        examples: of a share of the batch.
         tokens: of an example.
         remat: what the backward pass recomputes, as `models.config` takes it.
+        mesh: as for `tftpu.connect`.
         fields: other fields of the model.
     """
 
@@ -173,8 +176,43 @@ def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Worklo
 
     batch = _build_id_spec(examples, tokens), _build_id_spec(examples, tokens)
     return Workload(
-        build_model, batch, cluster=ClusterConfig(engine="jax", mesh="fsdp:-1"), clipnorm=1.0
+        build_model, batch, cluster=ClusterConfig(engine="jax", mesh=mesh), clipnorm=1.0
     )
+
+
+def build_gpt3(examples: int) -> Workload:
+    """Returns GPT-3 175B (Brown et al. 2020, arXiv:2005.14165), divided by `fsdp`.
+
+    Args:
+        examples: per chip, of 2,048 tokens.
+    """
+    sizes = {"layers": 96, "width": 12288, "heads": 96, "vocabulary": 50304, "context": 2048}
+
+    def build_model() -> keras.Model:
+        model = models.build("gpt2_small", attention="flash", remat="block", **sizes)
+        model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
+        return model
+
+    batch = _build_id_spec(examples, 2048), _build_id_spec(examples, 2048)
+    cluster = ClusterConfig(engine="jax", mesh="fsdp:-1")
+    return Workload(build_model, batch, cluster=cluster, clipnorm=1.0)
+
+
+def build_resnet_rs(blocks: Sequence[int], pixels: int) -> Workload:
+    """Returns ResNet-RS (Bello et al. 2021, arXiv:2103.07579) on 128 images.
+
+    Args:
+        blocks: in each of the four stages.
+        pixels: of an image's side.
+    """
+
+    def build_model() -> keras.Model:
+        model = _build_resnet_rs_model(blocks, pixels)
+        chosen = OptimizerConfig("sgd", weight_decay=4e-5)
+        model.compile(optimizers.build(chosen, 128, 1000), _build_crossentropy())
+        return model
+
+    return Workload(build_model, (_build_image_spec(128, pixels), _build_id_spec(128)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +221,11 @@ class MatrixProduct:
 
     Attributes:
         width: of the matrices.
+        options: of the compiler, that the published product was compiled with.
     """
 
     width: int
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
     cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
 
     def lower(self, target: Slice) -> LoweredStep:
@@ -199,7 +239,31 @@ class MatrixProduct:
         )
 
     def choose_options(self, target: Slice) -> dict[str, str]:
-        """Returns no options: the published product was compiled without any."""
+        """Returns the options of the published product."""
+        return self.options
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayCopy:
+    """A copy of an array in a chip's memory, alone.
+
+    Attributes:
+        size: of the array, in bytes.
+    """
+
+    size: int
+    cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
+
+    def lower(self, target: Slice) -> LoweredStep:
+        """Lowers the copy for one chip."""
+        import jax
+
+        given = jax.ShapeDtypeStruct((self.size // 4,), "float32")
+        program = jax.jit(lambda a: a.copy()).lower(given).as_text().encode()
+        return LoweredStep(program=program, partitioned=True, arguments=["a"], precision="float32")
+
+    def choose_options(self, target: Slice) -> dict[str, str]:
+        """Returns no options."""
         return {}
 
 
@@ -231,6 +295,50 @@ def _build_efficientnet_b4_model(fused_stages: int) -> keras.Model:
     x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)
     x = layers.Dropout(0.4, name="dropout")(x)
     return keras.Model(images, layers.Dense(1000, dtype="float32", name="head")(x))
+
+
+def _build_resnet_rs_model(blocks: Sequence[int], pixels: int) -> keras.Model:
+    """Builds ResNet-D (arXiv:1812.01187) with squeeze-and-excitation, and a stem without a pool."""
+    images = keras.Input((pixels, pixels, 3), name="image")
+    x = images
+    for number, (width, stride) in enumerate([(32, 2), (32, 1), (64, 1), (64, 2)]):
+        x = _apply_normed_conv(x, width, 3, stride, f"stem{number}", "relu")
+    for stage, count in enumerate(blocks):
+        for block in range(count):
+            name = f"stage{stage + 1}_block{block + 1}"
+            strides = 2 if stage and not block else 1
+            x = _apply_resnet_rs_block(x, 64 * 2**stage, strides, not block, name)
+    x = layers.GlobalAveragePooling2D(CHANNELS_LAST, name="pool")(x)
+    x = layers.Dropout(0.25, name="dropout")(x)
+    return keras.Model(images, layers.Dense(1000, dtype="float32", name="head")(x))
+
+
+def _apply_resnet_rs_block(x: Any, width: int, stride: int, widens: bool, name: str) -> Any:
+    shortcut = x
+    if stride > 1:
+        shortcut = layers.AveragePooling2D(2, data_format=CHANNELS_LAST, name=f"{name}_pool")(
+            shortcut
+        )
+    if widens:
+        shortcut = _apply_normed_conv(shortcut, 4 * width, 1, 1, f"{name}_shortcut")
+    x = _apply_normed_conv(x, width, 1, 1, f"{name}_first", "relu")
+    x = _apply_normed_conv(x, width, 3, stride, f"{name}_second", "relu")
+    x = _apply_normed_conv(x, 4 * width, 1, 1, f"{name}_third")
+    y = ops.mean(x, axis=(1, 2), keepdims=True)
+    y = Conv2D(width, 1, activation="relu", name=f"{name}_squeeze")(y)
+    y = Conv2D(4 * width, 1, activation="sigmoid", name=f"{name}_excite")(y)
+    x = layers.Multiply(name=f"{name}_scale")([x, y])
+    x = layers.Add(name=f"{name}_add")([x, shortcut])
+    return layers.Activation("relu", name=f"{name}_relu")(x)
+
+
+def _apply_normed_conv(
+    x: Any, filters: int, kernel: int, stride: int, name: str, activation: str | None = None
+) -> Any:
+    x = GhostBatchNormalization(32, name=f"{name}_norm")(
+        _apply_conv(x, filters, kernel, stride, name)
+    )
+    return layers.Activation(activation, name=f"{name}_{activation}")(x) if activation else x
 
 
 def _apply_mobile_block(
