@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
+from tftpu.blocks import REMATS
 from tftpu.config import ModelConfig, PerReplicaBatch
 from tftpu.errors import UserError, did_you_mean
 from tftpu.kernels import ATTENTIONS
 
-REMATS = ("none", "block", "products")
 SCANS = ("auto", "none", "block")
 _DEEPEST = 10_000  # most blocks or layers that a config may have
 _LARGEST = (1 << 31) - 1

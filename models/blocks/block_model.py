@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tftpu.blocks import scanned
+from tftpu.blocks import JAX_REMATS, scanned
 from tftpu.blocks.recompute import run_recomputed
 from tftpu.config import ModelConfig
 from tftpu.errors import UserError
@@ -26,7 +26,8 @@ class BlockModel(keras.Model):
     """A functional model whose layer `Structure` holds its hyper-parameters and blocks.
 
     With `remat="block"` the backward pass recomputes each block from its input; with "products", on
-    the JAX engine, it also keeps the products with weights and what attention's kernels found.
+    the JAX engine, it also keeps the products with weights and what attention's kernels found;
+    with "offload", there, the inputs of blocks wait in the host's memory.
     Layers, variables and numbers do not depend on `remat` and `scan`. A model loaded from a
     `.keras` file, and a copy by `keras.models.clone_model`, are as the original.
 
@@ -138,9 +139,9 @@ class Blocks:
         if layer is None:
             return None
         loop = scanned.is_wanted(layer.scan, whole.count_params())
-        if layer.remat == "products" and keras.config.backend() != "jax":
+        if layer.remat in JAX_REMATS and keras.config.backend() != "jax":
             raise UserError(
-                "model.remat='products' works only on the JAX engine, but Keras runs on "
+                f"model.remat={layer.remat!r} works only on the JAX engine, but Keras runs on "
                 f"{keras.config.backend()}: use a mesh or engine=jax, or model.remat='block'."
             )
         if not loop and layer.remat == "none":
@@ -172,10 +173,9 @@ class Blocks:
         x = self.first(inputs, training=training)
         if self.loop:
             return scanned.run(self.blocks, x, given, training, self.remat if training else "none")
-        keep_products = self.remat == "products"
         for block in self.blocks:
             part = functools.partial(_run, block, given)
-            x = run_recomputed(part, block, x, keep_products)
+            x = run_recomputed(part, block, x, self.remat)
         return x
 
 

@@ -13,10 +13,12 @@ from tftpu.errors import UserError
 def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
     printed = jax_process.output("programs.jax_scan")
     *found, kept, whole = [json.loads(line) for line in printed.splitlines()]
-    assert len(found) == 7
+    assert len(found) == 8
     for case in found:
         assert case["difference"] < 2e-6, case
         assert case["length"] < 0.6, case  # of eight blocks, with their stacking
+        offloads = case["model"] == "gpt with inputs on the host"
+        assert case["host"] == [offloads, offloads], case
     for scan in ("none", "block"):
         most, some, least = (kept[f"{scan} {remat}"] for remat in ("none", "products", "block"))
         assert least < 0.5 * some and some < 0.8 * most, kept

@@ -16,7 +16,7 @@ def run_recomputed(
     part: Callable[[Nest], Nest],
     block: keras.Layer,
     x: Nest,
-    keep_products: bool = False,
+    remat: str = "block",
 ) -> Nest:
     """Returns `part(x)`, keeping only x for the backward pass (Chen et al. 2016).
 
@@ -27,8 +27,8 @@ def run_recomputed(
         part: applies layers to a float tensor, or a nest of them, and returns tensors.
         block: the layer or the model that `part` applies.
         x: the input of `part`.
-        keep_products: whether to keep its products with weights, and what attention's kernels
-            found, too; JAX alone can.
+        remat: "block"; or, as JAX alone can, "products" to keep its products with weights and what
+            attention's kernels found, too, or "offload" to keep x in the host's memory.
 
     Raises:
         UserError: Keras runs on another backend than TensorFlow or JAX.
@@ -46,7 +46,7 @@ def run_recomputed(
         changed[:] = [v for v, old, new in zip(others, before, after) if new is not old]
         return y, scope.losses, [new for old, new in zip(before, after) if new is not old]
 
-    y, losses, values = _choose_checkpoint(keep_products)(forward, x, trained, others)
+    y, losses, values = _choose_checkpoint(remat)(forward, x, trained, others)
     for variable, value in zip(changed, values):
         variable.assign(value)
     for loss in losses:
@@ -54,7 +54,7 @@ def run_recomputed(
     return y
 
 
-def _choose_checkpoint(keep_products: bool) -> Callable[..., Recomputed]:
+def _choose_checkpoint(remat: str) -> Callable[..., Recomputed]:
     """Returns the function of Keras's backend that recomputes."""
     backend = keras.config.backend()
     if backend == "tensorflow":
@@ -62,7 +62,7 @@ def _choose_checkpoint(keep_products: bool) -> Callable[..., Recomputed]:
     elif backend == "jax":
         from tftpu.kernels import jax_checkpoint
 
-        return functools.partial(jax_checkpoint.checkpoint, keep_products=keep_products)
+        return functools.partial(jax_checkpoint.checkpoint, remat=remat)
     else:
         raise UserError(
             "model.remat='block' works only on Keras's TensorFlow and JAX backends, but Keras "

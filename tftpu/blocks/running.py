@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import keras
 
 from tftpu import layer_internals as internals
-from tftpu.blocks import structure
+from tftpu.blocks import JAX_REMATS, structure
 from tftpu.blocks.recompute import run_recomputed
 from tftpu.blocks.scanned import read_values
 from tftpu.blocks.structure import Chain
@@ -42,7 +42,7 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
     Args:
         model: the model.
         remat: what the backward pass recomputes: "none", "block", or on JAX "products", which
-            keeps the products with weights.
+            keeps the products with weights, or "offload", which keeps inputs on the host.
         scan: "block" for one loop over the blocks of each chain, on JAX; or "none".
     """
     if remat == "none" and scan == "none":
@@ -50,9 +50,8 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
         return
     replacements: dict[int, Callable[..., Any]] = {}
     if remat != "none":
-        keep = remat == "products"
         for block in structure.find_blocks(model):
-            replacements[id(block)] = functools.partial(_recompute, block, keep)
+            replacements[id(block)] = functools.partial(_recompute, block, remat)
     if scan != "none":
         for chain in structure.find_chains(model):
             replacements |= {id(block): functools.partial(_skip, chain) for block in chain.blocks}
@@ -61,9 +60,7 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
         yield
 
 
-def _recompute(
-    block: keras.Layer, keep_products: bool, plain: Callable, *args: Any, **kwargs: Any
-) -> Nest:
+def _recompute(block: keras.Layer, remat: str, plain: Callable, *args: Any, **kwargs: Any) -> Nest:
     """Calls a block so that the backward pass recomputes it."""
     inputs, context = _Inputs(args, kwargs), internals.read_call_context()
 
@@ -73,7 +70,7 @@ def _recompute(
             y = plain(block, *args, **kwargs)
         return y, [internals.read_mask(tensor) for tensor in keras.tree.flatten(y)]
 
-    y, masks = run_recomputed(part, block, inputs.floats, keep_products)
+    y, masks = run_recomputed(part, block, inputs.floats, remat)
     for tensor, mask in zip(keras.tree.flatten(y), masks):
         internals.attach_mask(tensor, mask)
     return y
@@ -179,7 +176,7 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
             f"{fields.replace('train.', 'model.')} instead."
         )
     backend = keras.config.backend()
-    if backend != "jax" and (remat == "products" or scan == "block"):
+    if backend != "jax" and (remat in JAX_REMATS or scan == "block"):
         raise UserError(
             f"{wanted} works only on the JAX engine, but Keras runs on {backend}: use a mesh or "
             "engine=jax, or train.remat='block' alone."

@@ -6,6 +6,7 @@ The same object serves the API (`Trainer(model, workdir, TrainConfig(...))`), co
 
 import dataclasses
 
+from tftpu.blocks import REMATS
 from tftpu.config.fields import OPERATIONAL
 from tftpu.config.profile_plan import profile_plan
 from tftpu.config.validation import above, at_least, check_types, fraction, one_of
@@ -13,7 +14,6 @@ from tftpu.errors import UserError, did_you_mean
 
 ON_NAN = ("stop", "rollback")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
-REMATS = ("none", "block", "products")
 SCANS = ("none", "block")
 WRITERS = ("mlflow", "wandb", "hypertune")
 LONGEST = 1e7  # most seconds of a watchdog, about four months
@@ -54,7 +54,8 @@ class TrainConfig:
             or one execution if a callback has batch methods.
         remat: what the backward pass recomputes of a model's equal blocks, to save memory: "block"
             keeps only the input of each; "products", on the JAX engine, also the products with
-            weights; "none" recomputes nothing. Models of the zoo have `model.remat` instead.
+            weights; "offload", on the JAX engine, keeps the inputs in the host's memory; "none"
+            recomputes nothing. Models of the zoo have `model.remat` instead.
         scan: "block", on the JAX engine, compiles equal blocks as one loop, so that the program
             is as short as one of them; "none" does not. Models of the zoo have `model.scan`.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last

@@ -15,7 +15,7 @@ from tftpu.layer_internals import read_stored_value
 from tftpu.sharding import GATHERED
 from tftpu.tensors import Nest, Tensor
 
-_ATTENTION = "attention"
+_ATTENTION, _INPUT = "attention", "block input"
 _FORMS = (
     *("sharding_constraint", "reshape", "squeeze", "slice", "transpose"),
     *("convert_element_type", "broadcast_in_dim", "copy"),
@@ -38,19 +38,39 @@ def _is_kept(primitive: Any, *_: Any, **fields: Any) -> bool:
     return not named and primitive.name not in _FORMS
 
 
-def rematerialize(function: Callable[..., Any], keep_products: bool) -> Callable[..., Any]:
+def rematerialize(function: Callable[..., Any], remat: str) -> Callable[..., Any]:
     """Returns a function that keeps little for the backward pass, which recomputes the rest.
 
     Args:
-        function: the function.
-        keep_products: whether it keeps its products with weights, which are the ones without batch
-            dimensions, and what attention's kernels found.
+        function: the function; the input of a block is its first argument.
+        remat: "block": it keeps its arguments; "products": also its products with weights, which
+            are the ones without batch dimensions, and what attention's kernels found; "offload":
+            it keeps the block's input in the host's memory.
     """
     policies = jax.checkpoint_policies
-    kept = policies.save_from_both_policies(
-        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(_ATTENTION)
-    )
-    return jax.checkpoint(function, policy=kept if keep_products else None)
+    if remat == "products":
+        kept = policies.save_from_both_policies(
+            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(_ATTENTION)
+        )
+        return jax.checkpoint(function, policy=kept)
+    if remat == "offload":
+        kept = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        return jax.checkpoint(_naming_input(function), policy=kept)
+    return jax.checkpoint(function)
+
+
+def _naming_input(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose first argument has a name for the policies."""
+
+    def named(x: Nest, *rest: Any) -> Any:
+        return function(jax.tree.map(lambda t: checkpoint_name(t, _INPUT), x), *rest)
+
+    return named
 
 
 def mark_attention(results: Sequence[Tensor]) -> list[Tensor]:
@@ -63,15 +83,15 @@ def checkpoint(
     x: Nest,
     trained: list[keras.Variable],
     others: list[keras.Variable],
-    keep_products: bool,
+    remat: str,
 ) -> Nest:
     """Returns `forward(x, weights, states)`, keeping none of its intermediate results.
 
     Args: as for `tftpu.kernels.tensorflow_checkpoint.checkpoint`, and
-        keep_products: whether to keep the products with weights.
+        remat: what is recomputed, as for `rematerialize`.
     """
     weights, states = ([read_stored_value(v) for v in group] for group in (trained, others))
-    return rematerialize(forward, keep_products)(x, weights, states)
+    return rematerialize(forward, remat)(x, weights, states)
 
 
 def scan(
@@ -86,9 +106,8 @@ def scan(
         body: maps a tensor and a set of weights to a tensor like the first, and to other results.
         x: what the first run is given.
         weights: for each weight of a set, those of all sets.
-        remat: "block": the backward pass recomputes a run from what it was given; "products": from
-            that and the products with weights; "none": it gathers weights again that devices share,
-            and recomputes nothing.
+        remat: what is recomputed, as for `rematerialize`; "none": the backward pass gathers
+            weights again that devices share, and recomputes nothing.
 
     Returns:
         The last tensor, and the other results of all runs, stacked.
@@ -96,5 +115,5 @@ def scan(
     if remat == "none":
         body = forget_gathered(body)
     else:
-        body = rematerialize(body, remat == "products")
+        body = rematerialize(body, remat)
     return jax.lax.scan(body, x, [jnp.stack(same) for same in weights])

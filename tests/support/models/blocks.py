@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 import tftpu
+from tftpu.blocks import REMATS
 from tftpu.blocks.running import running_blocks
 
 WIDTH, TIME = 8, 6
@@ -161,7 +162,7 @@ def count_lines(name: str, remat: str, scan: str) -> tuple[int, int]:
 def main() -> None:
     for name in MODELS:
         plain, _ = count_lines(name, "none", "none")
-        for remat, scan in itertools.product(("none", "block", "products"), ("none", "block")):
+        for remat, scan in itertools.product(REMATS, ("none", "block")):
             if (remat, scan) == ("none", "none") or (name == "nested" and scan == "block"):
                 continue
             lines, recomputed = count_lines(name, remat, scan)

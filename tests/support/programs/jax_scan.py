@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt recomputed": ("gpt2_small", {**TOKENS, "dropout": 0.2, "remat": "block"}),
     "llama": ("llama_8b", {**TOKENS, "kv_heads": 1, "hidden": 48, "remat": "block"}),
     "gpt with its products": ("gpt2_small", {**TOKENS, "dropout": 0.2, "remat": "products"}),
+    "gpt with inputs on the host": ("gpt2_small", {**TOKENS, "dropout": 0.2, "remat": "offload"}),
     "bert": ("bert_base", {**TOKENS, "dropout": 0.1}),
     "vit": ("vit_b16", {"width": 32, "heads": 2, "layers": 8, "image_size": 32, "num_classes": 5}),
 }
@@ -42,8 +43,8 @@ def features(name: str) -> Any:
     return {"tokens": tokens, "segments": segments}
 
 
-def results(name: str, scan: str, training: bool) -> tuple[list[np.ndarray], int]:
-    """Returns output and gradients of a model, and the number of lines of their program."""
+def results(name: str, scan: str, training: bool) -> tuple[list[np.ndarray], int, bool]:
+    """Returns output and gradients, the lines of their program, and whether it uses the host."""
     size, fields = MODELS[name]
     keras.utils.set_random_seed(1)
     model = models.build(size, scan=scan, **fields)
@@ -56,10 +57,10 @@ def results(name: str, scan: str, training: bool) -> tuple[list[np.ndarray], int
         return (found * rng.normal(size=found.shape)).sum(), found
 
     values = [v.value for v in variables]
-    lowered = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(values)
-    length = lowered.as_text().count("\n")
+    traced = jax.jit(jax.value_and_grad(loss, has_aux=True)).trace(values)
+    lowered, on_host = traced.lower(), "MemorySpace.Host" in str(traced.jaxpr)
     (_, found), grads = lowered.compile()(values)
-    return [np.asarray(one) for one in (found, *grads)], length
+    return [np.asarray(one) for one in (found, *grads)], lowered.as_text().count("\n"), on_host
 
 
 def kept(scan: str, remat: str) -> int:
@@ -122,12 +123,13 @@ def main() -> None:
     for name in MODELS:
         # Only dropout differs without training.
         for training in (True, False) if name == "gpt" else (True,):
-            plain, length = results(name, "none", training)
-            looped, shorter = results(name, "block", training)
+            plain, length, on_host = results(name, "none", training)
+            looped, shorter, too = results(name, "block", training)
             differences = [
                 np.abs(a - b).max() / max(np.abs(b).max(), 1e-3) for a, b in zip(looped, plain)
             ]
             line = {"difference": float(max(differences)), "length": shorter / length}
+            line["host"] = [on_host, too]
             print(json.dumps({"model": name, "training": training, **line}))
     modes = [(scan, remat) for scan in ("none", "block") for remat in ("none", "products", "block")]
     print(json.dumps({" ".join(mode): kept(*mode) for mode in modes}))

@@ -46,7 +46,7 @@ class JaxLowering:
         setting: the XLA options, as for `tftpu.connect`.
     """
 
-    remats = ("products", "block")
+    remats = ("products", "block", "offload")
 
     def __init__(self, mesh: str | None, setting: str = AUTO):
         self._mesh = mesh

@@ -233,7 +233,8 @@ def _find_values(metric: keras.Metric, chunked: losses.Chunked | None) -> Tensor
         return None
     if type(metric) is keras.metrics.SparseCategoricalAccuracy:
         return chunked.correct
-    if type(metric) in (keras.metrics.SparseCategoricalCrossentropy, BitsPerToken):
+    crossentropy = keras.metrics.SparseCategoricalCrossentropy
+    if isinstance(metric, crossentropy) and type(metric) in (crossentropy, BitsPerToken):
         plain = metric.from_logits and metric.ignore_class is None and metric.axis == -1
         return chunked.crossentropy if plain else None
     return None
