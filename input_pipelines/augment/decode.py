@@ -102,13 +102,16 @@ def crop_and_resize(
     if image.dtype != tf.string:
         return resize_square(_slice_window(to_channels(image, channels), window), size)
 
+    # Once for both ways: a pass over a data set begins by building the functions of all branches.
+    is_jpeg = _is_plain_jpeg(image)
+    number = _read_orientation(image, is_jpeg)
+
     def decode_fused() -> Tensor:
         shape = tf.image.extract_jpeg_shape(image)
-        number = _read_orientation(image)
         # (height, width) of the upright image
         upright = tf.where(number >= 5, shape[1::-1], shape[:2])
         place = tf.stack(window(upright[0], upright[1]))
-        place = _select_if_turned(number, place, lambda: _locate_in_file(place, upright, number))
+        place = _locate_in_file(place, upright, number)
         shorter = tf.minimum(place[2], place[3])
 
         def decode_at(ratio: int) -> Tensor:
@@ -124,15 +127,15 @@ def crop_and_resize(
         pixels = tf.cond(shorter < 2 * size, lambda: decode_at(1), decode_smaller)
         # Resizing float32 gives the same bits faster than uint8; the crop is not large here.
         pixels = resize_square(tf.cast(pixels, tf.float32), size)
-        return _select_if_turned(number, pixels, lambda: _turn_upright(pixels, number))
+        return _turn_upright(pixels, number)
 
     def decode_whole() -> Tensor:
-        pixels = decode_image(image, channels, decode_rest)
+        pixels = _decode_upright(image, channels, decode_rest, is_jpeg, number)
         return resize_square(_slice_window(pixels, window), size)
 
     # A decoder that stops below the crop would not notice a truncated file.
     ends = tf.equal(_slice_end(image, 2), b"\xff\xd9")
-    pixels = tf.cond(_is_plain_jpeg(image) & ends, decode_fused, decode_whole)
+    pixels = tf.cond(is_jpeg & ends, decode_fused, decode_whole)
     return tf.ensure_shape(pixels, (size, size, channels))
 
 
@@ -149,11 +152,19 @@ def decode_image(image: Tensor, channels: int, decode_rest: Decode | None = None
     Returns:
         (height, width, channels), uint8.
     """
+    is_jpeg = _is_plain_jpeg(image)
+    number = _read_orientation(image, is_jpeg)
+    return _decode_upright(image, channels, decode_rest, is_jpeg, number)
+
+
+def _decode_upright(
+    image: Tensor, channels: int, decode_rest: Decode | None, is_jpeg: Tensor, number: Tensor
+) -> Tensor:
+    """See `decode_image`; takes whether an image is a plain JPEG, and its orientation."""
 
     def decode_jpeg() -> Tensor:
         pixels = tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
-        number = _read_orientation(image)
-        return _select_if_turned(number, pixels, lambda: _turn_upright(pixels, number))
+        return _turn_upright(pixels, number)
 
     def decode_other() -> Tensor:
         rest = decode_rest or _decode_with_pillow
@@ -163,7 +174,7 @@ def decode_image(image: Tensor, channels: int, decode_rest: Decode | None = None
             lambda: rest(image, channels),
         )
 
-    pixels = tf.cond(_is_plain_jpeg(image), decode_jpeg, decode_other)
+    pixels = tf.cond(is_jpeg, decode_jpeg, decode_other)
     return tf.ensure_shape(pixels, (None, None, channels))
 
 
@@ -221,20 +232,16 @@ def _decode_with_pillow(image: Tensor, channels: int) -> Tensor:
     return tf.numpy_function(read_pixels, [image], tf.uint8)
 
 
-def _read_orientation(image: Tensor) -> Tensor:
-    """Returns the orientation in a JPEG's metadata, (), int32; 1 is upright."""
+def _read_orientation(image: Tensor, is_jpeg: Tensor) -> Tensor:
+    """Returns the orientation in a JPEG's metadata, (), int32; 1 is upright, as others are."""
     # Few JPEGs have metadata, and reading them takes many operations. Metadata come first, or right
     # after the JFIF segment.
-    head = tf.cast(tf.io.decode_raw(tf.strings.substr(image, 0, 24), tf.uint8), tf.int32)
+    head = tf.io.decode_raw(tf.strings.substr(image, 0, 24), tf.uint8)
+    head = tf.cast(tf.pad(head, [[0, 24 - tf.size(head)]]), tf.int32)
     has_jfif = head[3] == 0xE0
     marker = tf.where(has_jfif, head[21], head[3])
     stated = _is_one_of(marker, 0xFE, *range(0xE1, 0xF0)) | (has_jfif & (head[5] != 16))
-    return tf.cond(stated, lambda: orientation.read_orientation(image), lambda: 1)
-
-
-def _select_if_turned(number: Tensor, value: Tensor, other: Callable[[], Tensor]) -> Tensor:
-    """Returns one value for an upright image, and another for an image with another orientation."""
-    return tf.cond(number > 1, other, lambda: value)
+    return tf.cond(is_jpeg & stated, lambda: orientation.read_orientation(image), lambda: 1)
 
 
 def _is_one_of(number: Tensor, *numbers: int) -> Tensor:
@@ -243,18 +250,19 @@ def _is_one_of(number: Tensor, *numbers: int) -> Tensor:
 
 def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
     """Turns the pixels of a file, (height, width, channels), upright."""
-    found = tf.cond(number >= 5, lambda: _transpose(pixels), lambda: pixels)
-    down, across = _is_one_of(number, 3, 4, 7, 8), _is_one_of(number, 2, 3, 6, 7)
-    found = tf.cond(down, lambda: tf.reverse(found, [0]), lambda: found)
-    return tf.cond(across, lambda: tf.reverse(found, [1]), lambda: found)
 
+    def turn() -> Tensor:
+        # tf.transpose of integers prints an error of TensorFlow's oneDNN, although it works.
+        height, width, channels = tf.unstack(tf.shape(pixels))
+        transposed = number >= 5
+        rows = tf.range(tf.where(transposed, width, height))  # of the result
+        columns = tf.range(tf.where(transposed, height, width))
+        rows = tf.where(_is_one_of(number, 3, 4, 7, 8), rows[::-1], rows)[:, None]
+        columns = tf.where(_is_one_of(number, 2, 3, 6, 7), columns[::-1], columns)
+        places = tf.where(transposed, columns * width + rows, rows * width + columns)
+        return tf.gather(tf.reshape(pixels, (height * width, channels)), places)
 
-def _transpose(pixels: Tensor) -> Tensor:
-    """Exchanges the height and the width of pixels, (height, width, channels), uint8."""
-    # tf.transpose of integers prints an error of TensorFlow's oneDNN, although it works.
-    height, width, channels = tf.unstack(tf.shape(pixels))
-    places = tf.range(height)[None] * width + tf.range(width)[:, None]  # (width, height)
-    return tf.gather(tf.reshape(pixels, (height * width, channels)), places)
+    return tf.cond(number > 1, turn, lambda: pixels)
 
 
 def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
@@ -290,7 +298,7 @@ def _is_plain_png(image: Tensor) -> Tensor:
         # Metadata are mostly before the pixels, which begin early in the file, and otherwise after
         # them.
         few_metadata = tf.strings.regex_full_match(head, r"\C*IDAT\C*")
-        searched = tf.cond(few_metadata, lambda: head + _slice_end(image, 4096), lambda: image)
+        searched = tf.where(few_metadata, head + _slice_end(image, 4096), image)
         stated = tf.strings.regex_full_match(searched, _MAY_BE_TURNED)
         sizes = tf.io.decode_raw(tf.strings.substr(image, 16, 8), tf.int32, little_endian=False)
         few = tf.reduce_prod(tf.cast(sizes, tf.int64)) <= pillow.MAX_PIXELS

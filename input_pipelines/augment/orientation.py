@@ -25,8 +25,9 @@ def read_orientation(image: Tensor) -> Tensor:
         image: the content of the file, a scalar string.
     """
     exif, xmp = _collect_metadata(image)
-    stated = tf.cond(tf.strings.length(exif) > 0, lambda: _read_exif(exif), lambda: 0)
-    found = tf.cond(tf.equal(stated, 0), lambda: _read_xmp(xmp), lambda: stated)
+    # Without branches, each of which costs every pass over a data set some milliseconds to begin.
+    stated = tf.where(tf.strings.length(exif) > 0, _read_exif(exif), 0)
+    found = tf.where(tf.equal(stated, 0), _read_xmp(xmp), stated)
     return tf.where((found >= 1) & (found <= 8), found, 1)
 
 
@@ -94,23 +95,17 @@ def _read_exif(exif: Tensor) -> Tensor:
 
 def _read_xmp(xmp: Tensor) -> Tensor:
     """Returns the number in XMP; 0 if it states none."""
-    return tf.cond(
-        tf.strings.regex_full_match(xmp, _IN_XMP),
-        lambda: tf.strings.to_number(
-            tf.strings.regex_replace(xmp, _IN_XMP, r"\1", replace_global=False), tf.int32
-        ),
-        lambda: 0,
-    )
+    digits = tf.strings.regex_replace(xmp, _IN_XMP, r"\1", replace_global=False)
+    digits = tf.where(tf.strings.regex_full_match(xmp, _IN_XMP), digits, b"0")
+    return tf.strings.to_number(digits, tf.int32)
 
 
 def _remove_prefix(text: Tensor, prefix: bytes) -> Tensor:
     """Returns the rest of a text that begins with a prefix; an empty string for another text."""
-    size = len(prefix)
-    return tf.cond(
-        tf.equal(tf.strings.substr(text, 0, size), prefix),
-        lambda: tf.strings.substr(text, size, tf.strings.length(text) - size),
-        lambda: b"",
-    )
+    begins = tf.equal(tf.strings.substr(text, 0, len(prefix)), prefix)
+    size = tf.maximum(tf.strings.length(text) - len(prefix), 0)
+    rest = tf.strings.substr(text + prefix, len(prefix), size)  # a short text is made long enough
+    return tf.where(begins, rest, b"")
 
 
 def _to_numbers(text: Tensor) -> Tensor:
