@@ -4,6 +4,7 @@ There is one table for TensorFlow, JAX, XLA and libtpu. A row matches a message 
 stable across versions, and the first row that matches explains the message.
 """
 
+import _thread
 import contextlib
 import os
 import re
@@ -258,6 +259,7 @@ FAILURES = (
     ),
 )
 
+_SOON = 0.05  # seconds until a Ctrl-C that was lost is repeated
 _NODES = (r'op_name="([^"]+)"', r"\{\{node ([^}]+)\}\}", r"to node `([^`]+)`")
 # Parts that TensorFlow adds to a node's name: loops, calls, replicas, gradients.
 _NOT_A_LAYER = re.compile(
@@ -284,6 +286,27 @@ def ending_at_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, own)
+
+
+@contextlib.contextmanager
+def repeating_lost_interrupts() -> Iterator[None]:
+    """Repeats a Ctrl-C that Python drops in the block, as it fell into a callback or a finalizer.
+
+    JAX, for example, is called back by the collection of garbage.
+    """
+    before = sys.unraisablehook
+
+    def report(unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            threading.Timer(_SOON, _thread.interrupt_main).start()  # after the callback
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def run_for_exit_code(work: Callable[[], None]) -> int:

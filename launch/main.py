@@ -19,7 +19,11 @@ from typing import Any
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import completion, correction, output
-from tftpu.launch.failures import ending_at_interrupt, run_for_exit_code
+from tftpu.launch.failures import (
+    ending_at_interrupt,
+    repeating_lost_interrupts,
+    run_for_exit_code,
+)
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import ConfigOptions, Flag, Options, list_flags, takes_config
 from tftpu.launch.settings.parsing import HELP, Incomplete, parse
@@ -101,7 +105,8 @@ def main(arguments: Sequence[str]) -> int:
         The exit code.
     """
     logs.set_up()
-    return run_for_exit_code(lambda: _dispatch(list(arguments)))
+    with repeating_lost_interrupts():
+        return run_for_exit_code(lambda: _dispatch(list(arguments)))
 
 
 def load_commands() -> dict[str, Command]:

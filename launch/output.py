@@ -1,9 +1,14 @@
-"""Lets a command continue when the reader of its output ends, as in `tftpu train ... | head`."""
+"""Output of commands: what they are doing, and going on when its reader ends (`... | head`)."""
 
+import contextlib
 import io
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any, TextIO
+
+_SLOW = 2.0  # seconds from which waiting is worth a line
 
 
 def outlive_readers() -> None:
@@ -72,6 +77,18 @@ class _LossyDescriptor(io.FileIO):
             os.write(self._notices, text.encode())
         except OSError:  # the reader of stderr is gone as well
             return
+
+
+@contextlib.contextmanager
+def reporting_if_slow(doing: str) -> Iterator[None]:
+    """Prints what the block does, as `report_activity`, if it takes longer than some seconds."""
+    timer = threading.Timer(_SLOW, report_activity, [doing])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def report_activity(doing: str) -> None:

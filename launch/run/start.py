@@ -14,7 +14,7 @@ from tftpu.config import Experiment, TrainConfig, operational_fields, renamed, t
 from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError, counted
-from tftpu.launch import failures, startup
+from tftpu.launch import failures, output, startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.preflight import mesh_choice
@@ -77,7 +77,8 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         argv = [f"--config={options.config}", *options.overrides]
         experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, argv)
-        startup.import_tensorflow()
+        with output.reporting_if_slow("Loading TensorFlow"):
+            startup.import_tensorflow()
         from tftpu.launch.run import training
 
         training.train(experiment, workdir, callbacks=callbacks)

@@ -55,7 +55,9 @@ def _list_evaluation_rows(
     if best:
         known = {best.metric: best.value} | _read_evaluation(workdir, best.step)
         text = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
-        place = f"by {best.metric}; checkpoints/{best.step}"
+        others = [name for name in results if name != "loss"] if best.metric == "loss" else []
+        change = f"; by {others[0]}: --config.train.best_metric={others[0]}" if others else ""
+        place = f"by {best.metric}; checkpoints/{best.step}{change}"
         rows.append(("eval, best", f"step {best.step:,}  {text}  ({place})"))
     return rows
 
@@ -100,8 +102,8 @@ def _list_speed_rows(
     training = waited + seconds["step"]
     if waited > training / 2:  # the first steps wait longest, and the rate leaves them out
         whole = trainer.step * experiment.data.global_batch_size / training
-        text = f"{format_metric(whole)} examples/s with them: {waited / training:.0%} of the time"
-        rows.append(("", f"{text} waited for input"))
+        text = f"{format_metric(whole)} examples/s with them: the steps waited for input for"
+        rows.append(("", f"{text} {waited / training:.0%} of their time"))
     share, every = goodput.compute_share(seconds, "evaluation"), experiment.train.eval_every
     if share > _LARGE and 0 < every < trainer.step:
         less = f"--config.train.eval_every={min(4 * every, trainer.step)}"

@@ -14,6 +14,7 @@ from tftpu.amounts import format_metric
 from tftpu.config import Experiment, OptimizerConfig, to_json
 from tftpu.engines import selection
 from tftpu.errors import UserError
+from tftpu.launch import output
 from tftpu.launch.run import experiment as build
 from tftpu.launch.run import result, summary
 from tftpu.launch.settings import keras_objects, own_code
@@ -54,11 +55,12 @@ def train(
         reason = selection.find_reason_for_jax(experiment.cluster)
         why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
         print(f"{engine.description}{why}, {precision}", flush=True)
-    data = build.build_training_data(experiment)
-    state = input_pipelines.describe_state(data)
-    evaluation = build.build_evaluation_data(experiment)
-    experiment = build.resolve_length(experiment, data)
-    with engine.scope():
+    with output.reporting_if_slow("Opening the data"):
+        data = build.build_training_data(experiment)
+        state = input_pipelines.describe_state(data)
+        evaluation = build.build_evaluation_data(experiment)
+        experiment = build.resolve_length(experiment, data)
+    with output.reporting_if_slow("Building the model"), engine.scope():
         trainer = build.build_trainer(experiment, workdir)
         loaded = initialise(experiment, trainer)
     trainer.account.add_earlier(goodput.process_age() - trainer.account.clock.measure_wall())

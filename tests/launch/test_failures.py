@@ -2,11 +2,14 @@
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -421,3 +424,16 @@ def test_a_ctrl_c_that_an_import_hides_is_one(capsys, tmp_path):
     files.write_whole(str(tmp_path / "checkpoints/5/manifest.json"), b"{}")
     assert failures.run_for_exit_code(lambda: train(tmp_path)) == 130
     assert "interrupted\nThe same command resumes from step 5.\n" in capsys.readouterr().err
+
+
+def test_a_ctrl_c_that_falls_into_a_callback_is_not_lost():
+    """Python ignores an exception of a callback of the garbage collection."""
+
+    def interrupt(*_):
+        gc.callbacks.remove(interrupt)
+        signal.raise_signal(signal.SIGINT)
+
+    gc.callbacks.append(interrupt)
+    with failures.repeating_lost_interrupts(), pytest.raises(KeyboardInterrupt):
+        gc.collect()
+        time.sleep(10)

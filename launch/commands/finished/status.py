@@ -90,7 +90,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     if account is None:
         why = f"it has no {goodput.FILE}"
         if not files.exists(workdir):
-            why = "there is no such folder (a training creates it once it has started)"
+            why = "there is no such folder. A training that is stopped while it starts leaves none"
         raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):

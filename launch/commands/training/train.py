@@ -7,9 +7,12 @@ steps.
     tftpu train digits_resnet --config.train.steps=500 --workdir=runs/short
 """
 
+from tftpu.launch import output
 from tftpu.launch.run.start import Options, run_training
 
 
 def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
-    run_training(options, options.load_experiment())
+    with output.reporting_if_slow(f"Loading {options.config}"):
+        experiment = options.load_experiment()
+    run_training(options, experiment)
