@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tftpu.input_pipelines.augment import draws, orientation
 from tftpu.input_pipelines.formats import pillow
-from tftpu.input_pipelines.tensors import Tensor
+from tftpu.input_pipelines.tensors import Tensor, skip_autograph
 
 ATTEMPTS = 10  # attempts to find a random crop that fits into the image
 NUMBERS = 2 * ATTEMPTS + 2  # random numbers that a crop needs
@@ -79,6 +79,7 @@ def find_central_square(height: Tensor, width: Tensor) -> Window:
     return find_central_window(height, width, 1.0)
 
 
+@skip_autograph
 def crop_and_resize(
     image: Tensor,
     window: Callable[[Tensor, Tensor], Window],
@@ -139,6 +140,7 @@ def crop_and_resize(
     return tf.ensure_shape(pixels, (size, size, channels))
 
 
+@skip_autograph
 def decode_image(image: Tensor, channels: int, decode_rest: Decode | None = None) -> Tensor:
     """Decodes an image of any format that `formats.pillow` reads, upright.
 

@@ -24,12 +24,13 @@ def end_iterators_at_exit() -> None:
 
 def _end_iterators() -> None:
     """Ends all iterators and waits for their threads, which can still run Python code."""
-    objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _KINDS)}
-    iterators = [item for item in objects if type(item) in kinds]
-    del objects
-    for iterator in iterators:
-        # Clears the data set as well, because its functions hold a resource that iterators share.
-        vars(iterator).clear()
     with contextlib.suppress(KeyboardInterrupt):  # the process ends anyway
+        objects = gc.get_objects()
+        kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _KINDS)}
+        iterators = [item for item in objects if type(item) in kinds]
+        del objects
+        for iterator in iterators:
+            # Clears the data set as well, because its functions hold a resource that iterators
+            # share.
+            vars(iterator).clear()
         gc.collect()

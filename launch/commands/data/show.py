@@ -16,7 +16,7 @@ from tftpu.config import DataConfig
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
-from tftpu.launch.output import report_activity
+from tftpu.launch.output import report_activity, reporting_if_slow
 from tftpu.launch.run import texts
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import ConfigOptions, flag
@@ -50,7 +50,8 @@ class Options(ConfigOptions):
 def run(options: Options) -> None:
     """Draws or prints the first examples from a training step on."""
     output, examples, step = options.output, options.examples, options.step
-    experiment = options.load_experiment()
+    with reporting_if_slow(f"Loading {options.config}"):
+        experiment = options.load_experiment()
     if (examples is not None and examples < 1) or step < 0:
         raise UserError("--examples must be 1 or more, and --step 0 or more.")
     data = experiment.data

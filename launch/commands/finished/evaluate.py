@@ -42,13 +42,13 @@ def run(options: Options) -> None:
     """
     if options.output and (os.path.isdir(options.output) or options.output.endswith("/")):
         raise UserError(f"--output={options.output} is a folder: give the name of a file.")
+    report_activity(f"Loading {options.workdir}")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     if options.gate:
         conditions.check("--gate", options.gate, experiment)
-    report_activity(f"Loading {options.workdir}")
     trainer, step, evaluation = finished.restore_run(experiment, options.workdir)
     if evaluation is None:
         raise UserError(

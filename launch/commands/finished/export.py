@@ -62,11 +62,11 @@ def run(options: Options) -> None:
     if files.exists(options.output):
         other = files.suggest_path(options.output, _ENDINGS[form])
         raise UserError(f"{options.output} exists already: choose another place, such as {other}.")
+    report_activity(f"Loading {options.workdir}")
     experiment = finished.load_experiment(options.workdir, options)
     # All formats are made from TensorFlow's graph, and a checkpoint is the same on both engines.
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
     experiment.train.precision = "float32"
-    report_activity(f"Loading {options.workdir}")
     trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     report_activity(f"Exporting step {step:,} and comparing its outputs")
     from tftpu.inference.exporting import export

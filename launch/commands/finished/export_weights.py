@@ -34,9 +34,9 @@ class Options(finished.FinishedRunOptions):
 def run(options: Options) -> None:
     """Writes the weights of the best checkpoint, or of the newest if none is best."""
     _check_place(options)
+    report_activity(f"Loading {options.workdir}")
     experiment = finished.load_experiment(options.workdir, options)
     _check(options, experiment.model.lora)
-    report_activity(f"Loading {options.workdir}")
     trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     if not experiment.model.lora:
         trainer.export_weights(options.output)

@@ -95,6 +95,7 @@ def run(options: Options) -> None:
         _verify(options.output.rstrip("/"))
         return
     form = "parquet" if form == "bigquery" else form
+    report_activity(f"Loading {options.workdir}")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
     data = experiment.data
@@ -103,7 +104,6 @@ def run(options: Options) -> None:
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
     changed = _OutputSelector(named)
-    report_activity(f"Loading {options.workdir}")
     (trainer, step, _), records = finished.restore_for_records(
         experiment,
         options.workdir,

@@ -30,11 +30,11 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 
 def run(options: Options) -> None:
     """Prints a row for each kind of weights: its size, its metrics, and their changes."""
+    report_activity(f"Loading {options.workdir}")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
     options.set_cluster(experiment.cluster)
     experiment.cluster.validate()
-    report_activity(f"Loading {options.workdir}")
     restored = finished.restore_run(experiment, options.workdir)
     if restored.evaluation is None:
         raise UserError(

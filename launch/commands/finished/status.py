@@ -25,7 +25,7 @@ _SILENT = 120.0
 _IN_WORDS = {
     "starting": "starting: the first step comes after compiling",
     "running": "running",
-    "prepared": "before its first step, or stopped there: the same command starts the run",
+    "prepared": "ended before its first step: nothing was saved, and the same command starts over",
     "finished": "finished",
     "failed": "ended with an error",
 }
@@ -79,7 +79,8 @@ def read_status(workdir: str) -> dict[str, Any]:
     account, holder = goodput.read(workdir), locks.find_holder(workdir)
     if holder and (account is None or account.process != holder.process):
         process = f"{holder.process} on {holder.host}"
-        return {"workdir": workdir, "state": "starting", "process": process}
+        known = {"process": process, "checkpoints": _find_checkpoints(workdir)}
+        return {"workdir": workdir, "state": "starting", **known}
     if account is None and files.exists(files.join(workdir, "search.json")):
         raise UserError(
             f"{workdir!r} holds a search, whose runs are in trials/NNNN/run. To show it, run "
@@ -127,6 +128,8 @@ def format_status(record: dict[str, Any]) -> list[str]:
     if record["state"] in ("starting", "prepared"):
         rows = [("state", _IN_WORDS[record["state"]])]
         rows += [("process", record["process"])] if "process" in record else []
+        if saved := record.get("checkpoints", {}).get("steps"):
+            rows.append(("checkpoint", f"step {saved[-1]}, from which it resumes"))
         return [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     ago = format_clock(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING

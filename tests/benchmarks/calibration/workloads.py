@@ -170,7 +170,7 @@ def build_llama(
     """
 
     def build_model() -> keras.Model:
-        model = models.build("llama_8b", attention="flash", remat=remat, **fields)
+        model = models.build("llama_8b", **{"attention": "flash", "remat": remat} | fields)
         model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
         return model
 

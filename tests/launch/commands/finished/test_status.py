@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -56,6 +57,10 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
         assert resuming["state"] == "starting"
         record["process"] = locks.find_holder(tmp_path).process
         assert format_status(resuming)[-1].split()[:2] == ["process", str(record["process"])]
+        files.write_whole(str(tmp_path / "checkpoints/20/manifest.json"), b"{}")
+        said = format_status(status.read_status(str(tmp_path)))[-1]
+        assert said == "  checkpoint  step 20, from which it resumes"
+        shutil.rmtree(tmp_path / "checkpoints")
         files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record).encode())
         running = status.read_status(str(tmp_path))
         assert running["state"] == "running"
@@ -124,7 +129,9 @@ def test_an_evaluation_is_written_when_it_begins(tmp_path):
 def test_a_run_that_was_interrupted_before_its_first_step_is_a_run(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
     assert command_line.main(["status", str(tmp_path)]) == 0
-    assert "before its first step, or stopped there" in capsys.readouterr().out
+    assert (
+        "before its first step: nothing was saved, and the same command" in capsys.readouterr().out
+    )
 
 
 def test_the_status_of_runs_is_shown_beside_one_that_is_missing(finished_run, capsys):
