@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,35 @@ HOST_EVERY = 10.0  # fewest seconds between two points of goodput and telemetry
 # Seconds that a checkpoint waits for earlier lines, so that a run that resumes from it lacks none.
 PATIENCE = 10.0
 
+_LONG = 60.0  # seconds of steps after which evaluations are unlikely to take most of the time
+
 HyperParameter = bool | int | float | str
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluations:
+    """How often a run evaluates, and how long that takes.
+
+    Attributes:
+        step: the step of the last evaluation; before the first one, the step of the start.
+        every: the most steps between two; 0: there was none.
+        spent: the seconds of all.
+        last: the seconds of the last.
+    """
+
+    step: int
+    every: int = 0
+    spent: float = 0.0
+    last: float = 0.0
+
+    def follow(self, step: int, spent: float) -> "Evaluations":
+        """Returns what is known after another evaluation, given the seconds of all so far."""
+        every = max(self.every, step - self.step)
+        return Evaluations(step, every, spent, spent - self.spent)
+
+    def estimate_seconds_left(self, steps: int) -> float:
+        """Returns the seconds of the evaluations up to the end of a run of this many steps."""
+        return math.ceil((steps - self.step) / self.every) * self.last if self.every else 0.0
 
 
 class Reporter:
@@ -41,6 +70,7 @@ class Reporter:
         global_batch_size: the number of examples per step.
         steps: the total length of the run; None: unknown.
         start: the step at which the call begins.
+        evaluates: whether the run evaluates.
         workdir: the folder to write to; None: nothing is written.
         writers: further destinations.
         hyperparameters: the settings of the run, by name.
@@ -61,6 +91,7 @@ class Reporter:
         steps: int | None,
         start: int,
         *,
+        evaluates: bool,
         workdir: str | None,
         writers: Sequence[Writer],
         hyperparameters: Mapping[str, HyperParameter],
@@ -101,10 +132,10 @@ class Reporter:
         # One task may wait, because it writes the facts that are newest when it runs.
         self._accounting = Worker("goodput", 1)
         self._telemetry = telemetry.Telemetry(workdir, self.write_account, tpu=hardware.is_tpu)
-        # Seconds and step since which the time left is estimated: after the first device loop, or
-        # after the first evaluation. Both compile.
+        # Seconds and step since which the time left is estimated: after the first device loop.
         self._pace: tuple[float, int] | None = None
-        self._has_evaluated = False
+        self._evaluates = evaluates
+        self._evaluations = Evaluations(start)
         # Seconds of each part at the last point of goodput.
         self._seconds = self._account.clock.sum_seconds()
         self._host_at = -HOST_EVERY  # the time when goodput and telemetry were last written
@@ -197,10 +228,8 @@ class Reporter:
             text = self._sample() if self._sample else None
             if text:
                 self._writers.write_text(step, "sample", f"```\n{text}\n```")
-        if self._pace and not self._has_evaluated:
-            self._pace = self._measure_pace_seconds(), step
-            self._facts = dataclasses.replace(self._facts, eta_seconds=None)
-        self._has_evaluated = True
+        spent = self._account.clock.sum_seconds()["evaluation"]
+        self._evaluations = self._evaluations.follow(step, spent)
 
     def flush(self) -> None:
         """Waits until the lines so far are written durably. Runs in the thread that saves."""
@@ -249,7 +278,11 @@ class Reporter:
             self._seconds = clock.sum_seconds()
         elif self._pace and step > self._pace[1]:
             each = (now - self._pace[0]) / (step - self._pace[1])
-            eta = None if self._steps is None else round(each * (self._steps - step), 1)
+            # A short run waits for its first evaluation, which may take longer than its steps.
+            known = self._evaluations.every or not self._evaluates or now - self._pace[0] > _LONG
+            if self._steps is not None and known:
+                evaluating = self._evaluations.estimate_seconds_left(self._steps)
+                eta = round(each * (self._steps - step) + evaluating, 1)
         rate = clock.compute_current_rate()
         if rate and hardware.generation is not None:  # counting FLOPs has to trace the model
             flops = self._loop.model_flops
@@ -265,8 +298,9 @@ class Reporter:
         )
 
     def _measure_pace_seconds(self) -> float:
-        """Returns a time in seconds that stands still while a program is compiled."""
-        return time.monotonic() - self._account.clock.sum_seconds()["compiling"]
+        """Returns a time in seconds that stands still during compilations and evaluations."""
+        seconds = self._account.clock.sum_seconds()
+        return time.monotonic() - seconds["compiling"] - seconds["evaluation"]
 
     def _show_images(self, step: int, dataset: Any) -> None:
         if isinstance(dataset, Stream):  # a batch may be read once only

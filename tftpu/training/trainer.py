@@ -467,6 +467,7 @@ class Trainer:
                     batch_size,
                     timetable.steps,
                     start,
+                    evaluates=validation_data is not None,
                     workdir=self._writes_to,
                     writers=writers,
                     hyperparameters=self._hyperparameters,
