@@ -8,7 +8,10 @@ from tftpu.tpu.slices import GENERATIONS, Generation
 
 GOOGLE = "0x1ae0"  # Google's PCI vendor id
 # PCI device ids of TPUs, from JAX's list. v2 and v3 share one.
-_PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
+_PCI_DEVICES = {
+    **{"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"},
+    "0x0076": "tpu7x",
+}
 
 
 @dataclasses.dataclass(frozen=True)
