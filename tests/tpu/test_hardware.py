@@ -2,7 +2,7 @@
 
 import pytest
 
-from tftpu.tpu.hardware import Hardware, find_attached_tpu, find_hardware
+from tftpu.tpu.hardware import Hardware, find_hardware
 from tftpu.tpu.slices import GENERATIONS
 
 
@@ -14,16 +14,6 @@ def test_a_tpu_is_described_by_its_chips(accelerator, devices, chips, monkeypatc
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)
     generation = GENERATIONS[accelerator.partition("-")[0].replace("v5litepod", "v5e")]
     assert find_hardware(devices, is_tpu=True) == Hardware(chips, generation, is_tpu=True)
-
-
-def test_a_tpu_is_detected_by_its_pci_device(tmp_path, monkeypatch):
-    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
-    assert find_attached_tpu(str(tmp_path)) is None
-    device = tmp_path / "sys/bus/pci/devices/0000:00:05.0"
-    device.mkdir(parents=True)
-    (device / "vendor").write_text("0x1ae0\n")
-    (device / "device").write_text("0x0076\n")
-    assert find_attached_tpu(str(tmp_path)) == "tpu7x"
 
 
 def test_an_unknown_tpu_counts_devices(monkeypatch):

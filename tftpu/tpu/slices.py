@@ -44,6 +44,8 @@ class Generation:
         chip_config: libtpu's name for the way in which a chip's cores work, if it is not its own
             default.
         supports_tensorflow: whether TensorFlow can use the chip; JAX can use every one.
+        core_gbps: bandwidth between the two devices of a chip in one direction, GB/s; infinite
+            where it is not known.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Generation:
     largest_host: int = 4
     chip_config: str = ""
     supports_tensorflow: bool = True
+    core_gbps: float = math.inf
 
 
 def _to_gib(value: float) -> int:
@@ -120,6 +123,7 @@ GENERATIONS = {
             *("tpu7x", 2, 2, 2.20, 2307, 7380, _to_gib(94.74), 100, 4, 12.5, 32, 12.00, None),
             _CUBES,
             supports_tensorflow=False,
+            core_gbps=600,  # "six times faster" than a link
         ),
     )
 }

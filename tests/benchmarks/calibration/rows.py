@@ -10,6 +10,7 @@ _CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
 _FUSED = "EfficientNetV2, Table 3 (arXiv:2104.00298)"
 _QK = "no norm of queries and keys, no soft cap; tftpu's kernel for attention"
 _MAXTEXT = "MaxText, configs/tpu/{}/README.md"
+_IRONWOOD = "AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood/README.md"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,21 @@ def _build_maxtext_row(
     )  # fmt: skip
 
 
+def _build_product_row(width: int, tflops: float) -> Row:
+    """Returns a row of a product of square matrices on each device, given a device's TFLOP/s.
+
+    Products of 2,048 columns and fewer, also published, take microseconds, much of them to begin.
+    """
+    return Row(
+        name=f"product_{width}-tpu7x-8",
+        model="product",
+        slice="tpu7x-8",
+        workload=MatrixProduct(width),
+        step_ms=2 * width**3 / tflops / 1e9,
+        source=_IRONWOOD,
+    )
+
+
 ROWS = (
     Row(
         "resnet50-v2-8",
@@ -116,6 +132,9 @@ ROWS = (
     Row("chat_164m-v5e-1", "chat_164m", "v5e-1", workloads.build_chat_164m(), 880.7, _CHAT, _QK),
     Row("chat_164m-v6e-1", "chat_164m", "v6e-1", workloads.build_chat_164m(), 302.3, _CHAT, _QK),
     Row("product-v6e-1", "product", "v6e-1", MatrixProduct(8192), 1.72, _CHAT),
+    _build_product_row(4096, 892.9),
+    _build_product_row(16384, 950.1),
+    _build_product_row(32768, 956.4),
     _build_maxtext_row(
         *("llama_22b", "v4-128", 156, 13, 2048, "block"),
         "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",

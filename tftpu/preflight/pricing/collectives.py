@@ -10,8 +10,9 @@ a `send`, and a `recv-done` waits for the sum. Such a pair has a name, its rende
 """
 
 import collections
-import math
 import re
+
+import numpy as np
 
 from tftpu.preflight.program.hlo import Computation, Instruction
 from tftpu.tpu.slices import Slice
@@ -81,11 +82,14 @@ def estimate_seconds(instruction: Instruction, computation: Computation, target:
         return _estimate_between_slices(size, target)
     if instruction.opcode.startswith("collective-permute"):
         return size / (target.generation.link_gbps * 1e9) + HOP_SECONDS
-    chips = _count_chips(instruction, target)
+    chips, groups = _place_group(instruction, target)
     links = target.count_links(chips)
     if _SINGLE_RING.search(instruction.rest):
         links = min(links, 2)
-    whole = estimate_all_reduce(size, target, chips, links)
+    if chips > 1:
+        whole = estimate_all_reduce(groups * size, target, chips, links)
+    else:
+        whole = size / (target.generation.core_gbps * 1e9) + HOP_SECONDS
     return whole if instruction.opcode.startswith("all-reduce") else whole / 2
 
 
@@ -101,8 +105,8 @@ def count_sent_bytes(instruction: Instruction, computation: Computation, target:
     if instruction.opcode.startswith("collective-permute"):
         return size
     between = instruction.opcode == "send"
-    parts = target.slices if between else _count_chips(instruction, target)
-    whole = 2 * size * (parts - 1) / parts
+    parts, groups = (target.slices, 1) if between else _place_group(instruction, target)
+    whole = 2 * groups * size * (parts - 1) / parts
     return whole if between or instruction.opcode.startswith("all-reduce") else whole / 2
 
 
@@ -118,10 +122,16 @@ def _measure_size(instruction: Instruction, computation: Computation) -> int:
     return max(results, operands)
 
 
-def _count_chips(instruction: Instruction, target: Slice) -> int:
-    """Returns the number of chips of a slice that take part in a collective."""
-    devices = group_size(instruction) or target.single.replicas
-    return math.ceil(devices / target.generation.cores)
+def _place_group(instruction: Instruction, target: Slice) -> tuple[int, float]:
+    """Returns the chips over which a collective's group lies, and the groups that share them.
+
+    Devices are counted chip by chip. A group of one device a chip leaves the other to another
+    group, which exchanges over the same links at the same time.
+    """
+    devices = list_group(instruction) or range(target.single.replicas)
+    cores = target.generation.cores
+    chips = len({device // cores for device in devices})
+    return chips, cores * chips / len(devices)
 
 
 def estimate_all_reduce(size: int, target: Slice, chips: int, links: int) -> float:
@@ -153,22 +163,33 @@ def _estimate_between_slices(size: int, target: Slice) -> float:
     return moved / (generation.network_gbps / generation.cores * 1e9) + NETWORK_SECONDS
 
 
-def group_size(instruction: Instruction) -> int | None:
-    """Returns the number of devices that take part in a collective; None: all.
+def list_group(instruction: Instruction) -> list[int]:
+    """Returns the devices of the first group that exchanges in a collective; []: all do.
 
-    They are written as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]`, or as axes of a
-    mesh, `mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`.
+    They are written as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]` or
+    `[4,2]<=[2,4]T(1,0)`, or as axes of a mesh, `mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`.
     """
     if lists := instruction.match_attribute(r"replica_groups=\{\{([\d,]+)\}"):
-        return len(lists.split(","))
-    if sizes := instruction.match_attribute(r"replica_groups=\[(\d+,\d+)\]<="):
-        return int(sizes.split(",")[1])
+        return _read_numbers(lists)
+    if tiles := re.search(
+        r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", instruction.rest
+    ):
+        sizes = _read_numbers(tiles[2])
+        order = _read_numbers(tiles[3]) if tiles[3] else range(len(sizes))
+        devices = np.arange(np.prod(sizes)).reshape(sizes).transpose(order)
+        return devices.ravel()[: int(tiles[1])].tolist()
     if mesh := re.search(
         r"replica_groups=(?:@\w+ )?mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest
     ):
-        known = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
-        return math.prod(int(known[axis]) for axis in re.findall(r"'([^']+)'", mesh[2]))
-    return None
+        sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
+        devices = np.arange(np.prod(list(sizes.values()))).reshape(list(sizes.values()))
+        along = re.findall(r"'([^']+)'", mesh[2])
+        return devices[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
+    return []
+
+
+def _read_numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 class Timeline:
