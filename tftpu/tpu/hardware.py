@@ -67,9 +67,7 @@ def find_hardware(data_shards: int, is_tpu: bool) -> Hardware:
     return Hardware(chips, generation, is_tpu=True)
 
 
-def find_attached_tpu(
-    root: str = "/", environ: Mapping[str, str] | None = None
-) -> str | None:
+def find_attached_tpu(root: str = "/", environ: Mapping[str, str] | None = None) -> str | None:
     """Returns the generation of this host's TPU, such as "v5e".
 
     The environment variable TPU_ACCELERATOR_TYPE takes precedence over the PCI devices.
@@ -81,7 +79,8 @@ def find_attached_tpu(
     Returns:
         None if there is no TPU, or an unknown one.
     """
-    kind = (os.environ if environ is None else environ).get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
+    environ = os.environ if environ is None else environ
+    kind = environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
     if kind:
         return kind.replace("v5litepod", "v5e")
     for device in sorted(Path(root, "sys/bus/pci/devices").glob("*")):

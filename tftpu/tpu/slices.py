@@ -33,8 +33,8 @@ class Generation:
             runs out of memory; less than the chip's HBM.
         link_gbps: bandwidth of one inter-chip link in one direction, GB/s.
         ring: an axis of a slice closes to a ring if its chips are a multiple of this. On v4, v5p
-            and tpu7x optical switches close cubes of 4 x 4 x 4, so only if all axes are; elsewhere an
-            axis closes where it is as long as the pod.
+            and tpu7x optical switches close cubes of 4 x 4 x 4, so only if all axes are; elsewhere
+            an axis closes where it is as long as the pod.
         network_gbps: a chip's share of its host's bandwidth into the data-centre network, GB/s.
         host_gbps: a chip's bandwidth to its host's memory, in one direction, GB/s.
         usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).

@@ -10,6 +10,7 @@ a `send`, and a `recv-done` waits for the sum. Such a pair has a name, its rende
 """
 
 import collections
+import math
 import re
 
 import numpy as np
@@ -176,15 +177,16 @@ def list_group(instruction: Instruction) -> list[int]:
     ):
         sizes = _read_numbers(tiles[2])
         order = _read_numbers(tiles[3]) if tiles[3] else range(len(sizes))
-        devices = np.arange(np.prod(sizes)).reshape(sizes).transpose(order)
+        devices = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
         return devices.ravel()[: int(tiles[1])].tolist()
     if mesh := re.search(
         r"replica_groups=(?:@\w+ )?mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest
     ):
-        sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
-        devices = np.arange(np.prod(list(sizes.values()))).reshape(list(sizes.values()))
+        axes = re.findall(r"'([^']+)'=(\d+)", mesh[1])
+        sizes = [int(size) for _, size in axes]
         along = re.findall(r"'([^']+)'", mesh[2])
-        return devices[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
+        first = tuple(slice(None) if axis in along else 0 for axis, _ in axes)
+        return np.arange(math.prod(sizes)).reshape(sizes)[first].ravel().tolist()
     return []
 
 

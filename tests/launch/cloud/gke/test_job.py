@@ -196,7 +196,7 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
         (["--config.cluster.mesh=auto"], "Find a mesh with `tftpu preflight --slices=v5e-16`"),
         (["--slice=2xv3-8"], "slices of v3 are not joined by a network"),
         (["--slice=2xv5e-16", "--config.cluster.mesh=fsdp:-1"], "as in 'data:2,fsdp:-1'"),
-        (["--slice=v3-8"], "GKE has no slice v3-8, only slices of v4, v5e, v5p, v6e, tpu7x. `tftpu"),
+        (["--slice=v3-8"], "GKE has no slice v3-8, only slices of v4, v5e, v5p, v6e, tpu7x. `"),
         (["--slice=2xtpu7x-8"], "but tpu7x-8 has one host: choose larger slices."),
         (
             ["--slice=tpu7x-8", "--config.cluster.engine=tensorflow"],
