@@ -135,7 +135,7 @@ def _place_group(instruction: Instruction, target: Slice) -> tuple[int, float]:
     return chips, cores * chips / len(devices)
 
 
-def estimate_all_reduce(size: int, target: Slice, chips: int, links: int) -> float:
+def estimate_all_reduce(size: float, target: Slice, chips: int, links: int) -> float:
     """Returns the time of an all-reduce over n chips.
 
     2 (n - 1) / n of the bytes pass each chip, spread over its links: along all axes of the torus
