@@ -60,6 +60,21 @@ def test_the_cores_of_a_chip_share_its_links(groups, seconds, sent):
     assert count_sent_bytes(whole, {}, target) == sent
 
 
+@pytest.mark.parametrize(
+    ("pairs", "gbps"),
+    [
+        ("{0,1},{1,0},{2,3},{3,2}", 600),  # between the cores of a chip
+        ("{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}", 100),  # one link a chip
+        ("{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}", 50),  # both cores send on one
+    ],
+)
+def test_a_permutation_waits_for_the_cores_that_share_a_link(pairs, gbps):
+    rest = f", channel_id=1, source_target_pairs={{{pairs}}}"
+    sent = Instruction("x", "collective-permute", [Tensor("f32", (10**8,))], [], "", rest)
+    found = estimate_seconds(sent, {}, parse_slice("tpu7x-8"))
+    assert found == pytest.approx(4e8 / gbps / 1e9, rel=0.01)
+
+
 def test_gathers_on_ironwood_take_about_as_long_as_was_measured():
     """tpu-recipes, microbenchmarks/ironwood/collectives: four of the devices of 2x2x1 gather."""
     mesh = "replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}"

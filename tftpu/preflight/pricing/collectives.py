@@ -68,8 +68,7 @@ def is_end(instruction: Instruction, within: Within) -> bool:
 def estimate_seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
     """Returns the time of one collective, 0 for any other instruction.
 
-    A reduce-scatter or an all-gather is half of an all-reduce, and costs half. A permutation sends
-    to a neighbour.
+    A reduce-scatter or an all-gather is half of an all-reduce, and costs half.
 
     Args:
         instruction: the instruction.
@@ -82,7 +81,7 @@ def estimate_seconds(instruction: Instruction, computation: Computation, target:
     if instruction.opcode == "send":
         return _estimate_between_slices(size, target)
     if instruction.opcode.startswith("collective-permute"):
-        return size / (target.generation.link_gbps * 1e9) + HOP_SECONDS
+        return _estimate_permutation(instruction, size, target)
     chips, groups = _place_group(instruction, target)
     links = target.count_links(chips)
     if _SINGLE_RING.search(instruction.rest):
@@ -121,6 +120,21 @@ def _measure_size(instruction: Instruction, computation: Computation) -> int:
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
         results -= operands  # these instructions return their operands as well
     return max(results, operands)
+
+
+def _estimate_permutation(instruction: Instruction, size: int, target: Slice) -> float:
+    """Returns the time of a permutation, whose devices send to neighbours.
+
+    What several devices of a chip send to one other chip takes turns on the link.
+    """
+    generation = target.generation
+    written = instruction.match_attribute(r"source_target_pairs=\{([\d,{}]*)\}")
+    devices = [int(device) // generation.cores for device in re.findall(r"\d+", written)]
+    links = collections.Counter(zip(devices[::2], devices[1::2], strict=True))
+    turns = max((n for (source, to), n in links.items() if source != to), default=0)
+    if links and not turns:
+        return size / (generation.core_gbps * 1e9) + HOP_SECONDS
+    return max(1, turns) * size / (generation.link_gbps * 1e9) + HOP_SECONDS
 
 
 def _place_group(instruction: Instruction, target: Slice) -> tuple[int, float]:
