@@ -17,9 +17,11 @@ def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
 
     Raises:
         UserError: the global batch or the mesh does not fit the slice, or the slice has several
-            hosts and the config does not ask for the JAX engine.
+            hosts or a generation that TensorFlow does not support, and the config does not ask
+            for the JAX engine.
     """
     name = selection.choose_engine(experiment.cluster)
+    selection.check_generation(name, wanted.generation)
     if name == "tensorflow" and wanted.hosts > 1:
         generation = wanted.generation
         largest = f"{generation.name}-{generation.largest_host * generation.counted}"

@@ -10,7 +10,7 @@ from tftpu.launch.diagnosis.machine import Machine, Problem
 _FATAL = frozenset(
     {
         *("damaged-wheel", "keras-version", "libtpu-version", "no-libtpu", "no-tensorboard"),
-        *("no-tpu-wheel", "python-version", "setuptools-version"),
+        *("jax-only-tpu", "no-tpu-wheel", "python-version", "setuptools-version"),
     }
 )
 

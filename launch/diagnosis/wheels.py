@@ -12,6 +12,8 @@ from tftpu import installation
 from tftpu.errors import counted
 from tftpu.launch.diagnosis.machine import Machine, Problem
 from tftpu.tpu import environment
+from tftpu.tpu.hardware import find_attached_tpu
+from tftpu.tpu.slices import GENERATIONS
 
 WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 PYTHONS = ((3, 11), (3, 13))
@@ -49,9 +51,11 @@ def find_problems(machine: Machine, has_tpu: bool) -> list[Problem]:
     """
     installed = _find_installed(machine)
     by_jax = jax_drives_tpus(machine)
+    for_jax = _find_jax_only_problem(machine, installed, by_jax) if has_tpu else None
     found = [
         _find_python_problem(machine),
-        *_find_tensorflow_problems(installed, has_tpu, by_jax),
+        for_jax,
+        *_find_tensorflow_problems(installed, has_tpu and not for_jax, by_jax),
         _find_jaxlib_problem(machine),
     ]
     if "tensorflow-tpu" in installed:
@@ -83,6 +87,24 @@ def _find_python_problem(machine: Machine) -> Problem | None:
 def jax_drives_tpus(machine: Machine) -> bool:
     """Returns whether JAX can use a TPU with a machine's packages, but TensorFlow cannot."""
     return environment.can_jax_drive_tpus(lambda name: machine.find_version(name) is not None)
+
+
+def _find_jax_only_problem(
+    machine: Machine, installed: dict[str, Distribution], by_jax: bool
+) -> Problem | None:
+    """Returns the problem of a TPU that only JAX supports, with packages by which it cannot."""
+    name = find_attached_tpu(str(machine.root), machine.environ)
+    generation = GENERATIONS.get(name or "")
+    if by_jax or generation is None or generation.supports_tensorflow:
+        return None
+    removed = "pip uninstall -y tensorflow-tpu && " if "tensorflow-tpu" in installed else ""
+    return Problem(
+        "jax-only-tpu",
+        f"This machine has a {generation.name}, which TensorFlow does not support.",
+        "The JAX engine trains on it, with jax, libtpu and a TensorFlow without TPU kernels, which "
+        "reads the data.",
+        removed + installation.command("jax-tpu"),
+    )
 
 
 def _find_tensorflow_problems(

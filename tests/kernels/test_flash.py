@@ -217,7 +217,7 @@ def tiny_gpt(**fields):
 
 
 SLICES = [
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("v2-8", "v5e-8", "v6e-8")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("v2-8", "v5e-8", "v6e-8", "tpu7x-8")),
     *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("v3-8", "v4-8", "v5p-8")),
 ]
 

@@ -48,6 +48,7 @@ def folder(tmp_path):
         ("tftpu evaluate runs/m", {"runs/mine"}),
         ("tftpu preflight digits_resnet --slices v5p-12", {"v5p-128"}),
         ("tftpu preflight digits_resnet --slices v3-8,v5p-12", {"v3-8,v5p-128"}),
+        ("tftpu preflight digits_resnet --slices tpu7x-12", {"tpu7x-128"}),
     ],
 )
 def test_a_word_is_completed(line, expected, folder):

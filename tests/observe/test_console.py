@@ -202,6 +202,8 @@ def test_the_tpu_is_found_by_its_pci_device_or_the_environment(tmp_path, monkeyp
         (folder / "vendor").write_text(f"{vendor}\n")
         (folder / "device").write_text(f"{device}\n")
     assert hardware.find_attached_tpu(str(tmp_path)) == "v5e"
+    (folder / "device").write_text("0x0076\n")
+    assert hardware.find_attached_tpu(str(tmp_path)) == "tpu7x"
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v3-8")
     assert hardware.find_attached_tpu(str(tmp_path)) == "v3"
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")

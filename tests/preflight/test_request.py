@@ -67,6 +67,10 @@ def test_slices_are_listed_once_each():
     refused(r"v5e8", slices=["v5e8"], model=None, batch=None)  # before the model is looked at
 
 
+def test_a_slice_that_the_engine_cannot_use():
+    refused(r"does not support tpu7x: .*--config.cluster.engine=jax", slices=["v5e-8", "tpu7x-8"])
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

@@ -15,6 +15,13 @@ def test_auto_is_for_tpus_alone():
     assert all("xla_jf_spmd_threshold_for_windowed_einsum_mib" in found for found in names)
 
 
+def test_tiles_leave_room_in_the_memory_of_a_core():
+    vmem = {"v5e": 128, "v5p": 64, "v6e": 128, "tpu7x": 64}  # MiB a core, by JAX's tpu_info
+    for name, mib in vmem.items():
+        chosen = choose_compiler_options("auto", GENERATIONS[name])
+        assert 0.2 < int(chosen["xla_tpu_scoped_vmem_limit_kib"]) / 1024 / mib < 1
+
+
 def test_what_is_set_replaces_what_auto_chooses():
     v6e = GENERATIONS["v6e"]
     assert choose_compiler_options("", v6e) == {}

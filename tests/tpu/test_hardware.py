@@ -8,7 +8,7 @@ from tftpu.tpu.slices import GENERATIONS
 
 @pytest.mark.parametrize(
     ("accelerator", "devices", "chips"),
-    [("v3-8", 8, 4), ("v5litepod-8", 8, 8), ("v5p-8", 4, 4)],
+    [("v3-8", 8, 4), ("v5litepod-8", 8, 8), ("v5p-8", 4, 4), ("tpu7x-8", 8, 4)],
 )
 def test_a_tpu_is_described_by_its_chips(accelerator, devices, chips, monkeypatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", accelerator)

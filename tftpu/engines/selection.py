@@ -12,6 +12,8 @@ from tftpu.runtime import hosts
 from tftpu.runtime.hosts import Task
 from tftpu.tpu import environment
 from tftpu.tpu.compiler_options import AUTO
+from tftpu.tpu.hardware import find_attached_tpu
+from tftpu.tpu.slices import GENERATIONS, Generation
 
 if TYPE_CHECKING:
     import keras
@@ -53,13 +55,15 @@ def connect(
             many seconds is lost, and the others end.
 
     Raises:
-        UserError: a requested TPU is not available (the CPU never replaces it silently), the mesh
-            does not fit the devices, or Keras is loaded with another backend.
+        UserError: a requested TPU is not available (the CPU never replaces it silently), the engine
+            cannot use it, the mesh does not fit the devices, or Keras is loaded with another
+            backend.
         HostLost: another host did not arrive.
     """
     wanted = ClusterConfig(tpu, virtual_devices, engine, mesh, compiler_options, host_timeout)
     check_types("cluster", wanted)
     wanted.validate()
+    check_generation(choose_engine(wanted), _find_generation(wanted))
     if choose_backend(wanted) == "jax":
         from tftpu.engines.jax import cluster as jax_cluster
 
@@ -104,10 +108,38 @@ def find_reason_for_jax(wanted: ClusterConfig) -> str:
         return f"the mesh {wanted.mesh!r} needs it"
     if backend.read_name() == "jax":
         return "Keras runs on JAX"
-    on_tpu = wanted.tpu in ("auto", "local") and wanted.virtual_devices is None
-    if on_tpu and environment.has_tpu() and environment.can_jax_drive_tpus():
+    if not _uses_attached_tpu(wanted):
+        return ""
+    generation = _find_generation(wanted)
+    if generation and not generation.supports_tensorflow:
+        return f"TensorFlow does not support {generation.name}"
+    if environment.can_jax_drive_tpus():
         return "the TensorFlow installed here cannot use this TPU, and JAX can"
     return ""
+
+
+def _uses_attached_tpu(wanted: ClusterConfig) -> bool:
+    local = wanted.tpu in ("auto", "local") and wanted.virtual_devices is None
+    return local and environment.has_tpu()
+
+
+def _find_generation(wanted: ClusterConfig) -> Generation | None:
+    """Returns the generation of the TPU of this machine that a cluster uses; None: not known."""
+    return GENERATIONS.get(find_attached_tpu() or "") if _uses_attached_tpu(wanted) else None
+
+
+def check_generation(engine: str, generation: Generation | None) -> None:
+    """Raises `UserError` if an engine cannot use a generation of TPUs.
+
+    Args:
+        engine: name of the engine.
+        generation: the generation; None if it is not known.
+    """
+    if engine == "tensorflow" and generation and not generation.supports_tensorflow:
+        raise UserError(
+            f"TensorFlow does not support {generation.name}: use the JAX engine, by "
+            "--config.cluster.engine=jax, or by engine='jax' in Python."
+        )
 
 
 def choose_backend(wanted: ClusterConfig) -> str:

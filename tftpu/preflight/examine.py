@@ -105,6 +105,8 @@ def _check(
     )
     check_types("options", cluster)
     cluster.validate()
+    for target in targets:
+        selection.check_generation(selection.choose_engine(cluster), target.generation)
     lowering = selection.choose_lowering(cluster)
     check_machine()
     caller = Caller()

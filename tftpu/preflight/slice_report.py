@@ -257,11 +257,11 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
             f"{format_size(held.total * divided / more.replicas)} per device."
         )
     own = target.generation.hbm_limit
-    larger = [g for g in GENERATIONS.values() if g.hbm_limit > own]
+    usable = [g for g in GENERATIONS.values() if report.mesh or g.supports_tensorflow]
     names = [
         f"{g.name} has {format_size(g.hbm_limit)}"
-        for g in larger
-        if held.total < ROOM * g.hbm_limit
+        for g in usable
+        if g.hbm_limit > own and held.total < ROOM * g.hbm_limit
     ]
     if names:
         found.append(f"A slice with more memory per device would hold it: {', '.join(names)}.")

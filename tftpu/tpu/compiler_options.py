@@ -17,7 +17,7 @@ _WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 # Memory of a core for one instruction, in KiB. Larger tiles read their operands less often. Larger
 # values than these would hardly shorten the steps of Llama 8B, and take twice as long to compile.
 _TILES = "xla_tpu_scoped_vmem_limit_kib"
-_TILE_KIB = {"v5e": 32 * 1024, "v5p": 32 * 1024, "v6e": 96 * 1024}
+_TILE_KIB = {"v5e": 32 * 1024, "v5p": 32 * 1024, "v6e": 96 * 1024, "tpu7x": 60 * 1024}
 
 
 def choose_compiler_options(setting: str, generation: Generation | None) -> dict[str, str]:

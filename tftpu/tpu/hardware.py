@@ -2,13 +2,17 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tftpu.tpu.slices import GENERATIONS, Generation
 
 GOOGLE = "0x1ae0"  # Google's PCI vendor id
 # PCI device ids of TPUs, from JAX's list. v2 and v3 share one.
-_PCI_DEVICES = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
+_PCI_DEVICES = {
+    **{"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"},
+    "0x0076": "tpu7x",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +67,20 @@ def find_hardware(data_shards: int, is_tpu: bool) -> Hardware:
     return Hardware(chips, generation, is_tpu=True)
 
 
-def find_attached_tpu(root: str = "/") -> str | None:
+def find_attached_tpu(root: str = "/", environ: Mapping[str, str] | None = None) -> str | None:
     """Returns the generation of this host's TPU, such as "v5e".
 
     The environment variable TPU_ACCELERATOR_TYPE takes precedence over the PCI devices.
 
     Args:
         root: root of the file system.
+        environ: environment variables; None: those of this process.
 
     Returns:
         None if there is no TPU, or an unknown one.
     """
-    kind = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
+    environ = os.environ if environ is None else environ
+    kind = environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
     if kind:
         return kind.replace("v5litepod", "v5e")
     for device in sorted(Path(root, "sys/bus/pci/devices").glob("*")):

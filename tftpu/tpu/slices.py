@@ -23,7 +23,7 @@ class Generation:
     Attributes:
         name: short name, such as "v5e".
         cores: devices of a chip; each is a replica. The two TensorCores of a chip of v4 and v5p
-            work as one device, a "megacore".
+            work as one device, a "megacore"; those of v2, v3 and tpu7x are two devices.
         counted: how much a chip adds to the number in a slice's name: 2 where the name counts
             cores, 1 where it counts chips.
         clock_ghz: core clock: peak FLOP/s divided by the FLOPs of all matrix units per cycle.
@@ -32,9 +32,9 @@ class Generation:
         hbm_limit: bytes available to a program on one core, as the compiler reports them when it
             runs out of memory; less than the chip's HBM.
         link_gbps: bandwidth of one inter-chip link in one direction, GB/s.
-        ring: an axis of a slice closes to a ring if its chips are a multiple of this. On v4 and
-            v5p optical switches close cubes of 4 x 4 x 4, so only if all axes are; elsewhere an
-            axis closes where it is as long as the pod.
+        ring: an axis of a slice closes to a ring if its chips are a multiple of this. On v4, v5p
+            and tpu7x optical switches close cubes of 4 x 4 x 4, so only if all axes are; elsewhere
+            an axis closes where it is as long as the pod.
         network_gbps: a chip's share of its host's bandwidth into the data-centre network, GB/s.
         host_gbps: a chip's bandwidth to its host's memory, in one direction, GB/s.
         usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).
@@ -43,6 +43,9 @@ class Generation:
         largest_host: chips of the largest slice that one host has; hosts of larger slices have 4.
         chip_config: libtpu's name for the way in which a chip's cores work, if it is not its own
             default.
+        supports_tensorflow: whether TensorFlow can use the chip; JAX can use every one.
+        core_gbps: bandwidth between the two devices of a chip in one direction, GB/s; infinite
+            where it is not known.
     """
 
     name: str
@@ -61,6 +64,8 @@ class Generation:
     shapes: tuple[str, ...]
     largest_host: int = 4
     chip_config: str = ""
+    supports_tensorflow: bool = True
+    core_gbps: float = math.inf
 
 
 def _to_gib(value: float) -> int:
@@ -76,8 +81,8 @@ _CUBES = (
 
 # Sources. Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
 # (arXiv:2304.01433) for v4. Network: for v5e and v6e, the documented bandwidth of a pod divided by
-# its chips; for the others, 100 or 200 Gbit/s for the four chips of a host. Host: assumed to be 16
-# lanes of PCIe 3, and PCIe 4 for v6e.
+# its chips; for tpu7x, that documented of a chip; for the others, 100 or 200 Gbit/s for the four
+# chips of a host. Host: assumed to be 16 lanes of PCIe 3, and PCIe 4 for v6e and tpu7x.
 _ALONE = ("v2", "v3")  # slices of these generations cannot be joined by a network
 GENERATIONS = {
     g.name: g
@@ -114,6 +119,12 @@ GENERATIONS = {
         Generation(
             "v6e", 1, 1, 1.75, 918, 1638, _to_gib(31.24), 100, 16, 12.5, 32, 2.70, None, _LITE, 8
         ),
+        Generation(
+            *("tpu7x", 2, 2, 2.20, 2307, 7380, _to_gib(94.74), 100, 4, 12.5, 32, 12.00, None),
+            _CUBES,
+            supports_tensorflow=False,
+            core_gbps=600,  # "six times faster" than a link
+        ),
     )
 }
 
@@ -123,7 +134,8 @@ class Slice:
     """A TPU slice: chips of one generation, connected as a torus; or several, joined by a network.
 
     Attributes:
-        name: Google's name, such as "v5e-8", or with a number of slices, "2xv5e-256".
+        name: Google's name, such as "v5e-8", or with a number of slices, "2xv5e-256". For tpu7x,
+            whose slices Google names by their shape, that of its tools xpk and MaxText.
         generation: generation of the chips.
         shape: chips along each axis of the torus, such as "2x4".
         slices: number of such slices, which the data-centre network joins.
@@ -147,7 +159,9 @@ class Slice:
     @property
     def single(self) -> "Slice":
         """One of the slices."""
-        return dataclasses.replace(self, name=self.name.rpartition("x")[2], slices=1)
+        if self.slices == 1:
+            return self
+        return dataclasses.replace(self, name=self.name.partition("x")[2], slices=1)
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -208,19 +222,20 @@ class Slice:
 
 
 ALIASES = {"v5litepod": "v5e"}  # other names that Google uses for generations
+_OTHER_NAMES = {"v5lite": "v5e", "trillium": "v6e", "ironwood": "tpu7x"}  # in no slice's name
 
 
 def parse_slice(name: str) -> Slice:
     """Returns the slice with a name.
 
     Args:
-        name: "v3-8", "v5e-8", "v5litepod-8", "v6e-256", …: the number counts cores for v2, v3, v4
-            and v5p, and chips for v5e and v6e. "2xv5e-256" are two slices.
+        name: "v3-8", "v5e-8", "v5litepod-8", "v6e-256", "tpu7x-8", …: the number counts cores for
+            v2, v3, v4, v5p and tpu7x, and chips for v5e and v6e. "2xv5e-256" are two slices.
 
     Raises:
         UserError: there is no such generation, or no slice of this size.
     """
-    several = re.fullmatch(r"([0-9]{1,4})[xX](v[0-9].*)", name.strip())
+    several = re.fullmatch(r"([0-9]{1,4})[xX]([a-zA-Z].*)", name.strip())
     if several:
         one, count = parse_slice(several[2]), int(several[1])
         if count > 1 and one.generation.name in _ALONE:
@@ -235,7 +250,7 @@ def parse_slice(name: str) -> Slice:
             if count == 1
             else dataclasses.replace(one, name=f"{count}x{one.name}", slices=count)
         )
-    match = re.fullmatch(r"(v\d+[a-z]*)-(\d+)", name.strip())
+    match = re.fullmatch(r"((?:v|tpu)\d+[a-z]*)-(\d+)", name.strip())
     known = [*GENERATIONS, *ALIASES]
     if match is None or match[1] not in known:
         raise UserError(
@@ -259,10 +274,14 @@ def parse_slice(name: str) -> Slice:
 def list_names() -> list[str]:
     """Returns the names of all slices, one for each size of a generation."""
     return [
-        f"{generation.name}-{math.prod(_parse_axes(shape)) * generation.counted}"
+        _format_name(generation, shape)
         for generation in GENERATIONS.values()
         for shape in generation.shapes
     ]
+
+
+def _format_name(generation: Generation, shape: str) -> str:
+    return f"{generation.name}-{math.prod(_parse_axes(shape)) * generation.counted}"
 
 
 def _suggest_sizes(generation: Generation, size: int, sizes: Iterable[int]) -> str:
@@ -274,13 +293,24 @@ def _suggest_sizes(generation: Generation, size: int, sizes: Iterable[int]) -> s
 
 def _suggest(name: str) -> str:
     """Returns a clause with the slice whose name is nearest to another name, or the generations."""
-    letters = name.strip().lower().replace("-", "")  # as in v5e8 and v5-e8
-    same = [known for known in list_names() if known.replace("-", "") == letters]
-    near = same[0] if same else find_nearest(name, list_names())
-    number = re.search(r"v\d", letters)
-    if near is None or number is None or not near.startswith(number[0]):  # v7-8 is no v4-8
+    known = {_simplify(slice_name): slice_name for slice_name in list_names()}
+    for generation in GENERATIONS.values():  # xpk calls tpu7x-8 tpu7x-2x2x1
+        for shape in generation.shapes:
+            known[_simplify(f"{generation.name}-{shape}")] = _format_name(generation, shape)
+    given = _simplify(name)
+    number = re.search(r"\d", given)  # of the generation: v8-8 is no v4-8
+    near = find_nearest(given, [k for k in known if number and k.startswith(number[0])])
+    if near is None:
         return f" The generations are {', '.join([*GENERATIONS, *ALIASES])}."
-    return f" Did you mean {near!r}?"
+    return f" Did you mean {known[near]!r}?"
+
+
+def _simplify(name: str) -> str:
+    """Returns what tells a slice from others: "7x8" for tpu7x-8, v7x-8, TPU7x8 and ironwood-8."""
+    simple = name.lower()
+    for other, generation in (ALIASES | _OTHER_NAMES).items():
+        simple = simple.replace(other, generation)
+    return re.sub(r"tpu|v|[-_ ]", "", simple)
 
 
 def _parse_axes(shape: str) -> tuple[int, ...]:

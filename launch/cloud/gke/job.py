@@ -10,6 +10,7 @@ from typing import Any
 
 from tftpu.errors import ExitCode, UserError
 from tftpu.launch.cloud import job
+from tftpu.launch.cloud.tpu_vm.job import RUNTIMES, suggest_launcher
 from tftpu.tpu.slices import Slice
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
@@ -20,6 +21,7 @@ _ACCELERATORS = {
     "v5e": "tpu-v5-lite-podslice",
     "v5p": "tpu-v5p-slice",
     "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
 }
 _TPU = "google.com/tpu"
 _SPOT = "cloud.google.com/gke-spot"
@@ -146,13 +148,14 @@ def check_slice(wanted: Slice) -> None:
     """Raises `UserError` for a slice that GKE does not have."""
     if wanted.generation.name not in _ACCELERATORS:
         raise UserError(
-            f"GKE has no slice {wanted.name}, only slices of {', '.join(_ACCELERATORS)}. `tftpu "
-            f"launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
+            f"GKE has no slice {wanted.name}, only slices of {', '.join(_ACCELERATORS)}. "
+            f"{suggest_launcher(wanted)}"
         )
     if wanted.slices > 1 and wanted.single.hosts == 1:
+        other = suggest_launcher(wanted) if wanted.generation.name in RUNTIMES else ""
         raise UserError(
             f"GKE joins only slices with several hosts, but {wanted.single.name} has one host: "
-            f"choose larger slices, or `tftpu launch tpu-vm --slice={wanted.name}`."
+            f"choose larger slices. {other}".rstrip()
         )
 
 

@@ -108,6 +108,22 @@ class TpuVmJob(job.CloudJob):
         return "\n".join(lines)
 
 
+def check_slice(wanted: Slice) -> None:
+    """Raises `UserError` for a slice that Cloud TPU does not rent as TPU VMs."""
+    if wanted.generation.name not in RUNTIMES:
+        raise UserError(
+            f"{wanted.name} is rented by GKE, not as a TPU VM of Cloud TPU, which has slices of "
+            f"{', '.join(RUNTIMES)}. {suggest_launcher(wanted)}"
+        )
+
+
+def suggest_launcher(wanted: Slice) -> str:
+    """Returns a sentence with a launcher for a slice that another one does not have."""
+    if wanted.generation.name in RUNTIMES:
+        return f"`tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
+    return f"`tftpu launch gke --slice={wanted.name}` trains on it."
+
+
 def as_yaml(order: TpuVmJob) -> str:
     """Formats the request as a file of flags for `gcloud`, below the command that reads it."""
     name = job.make_unique_name(order.config)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
+from tftpu.launch.cloud.tpu_vm.job import suggest_launcher
 from tftpu.tpu.slices import Slice
 
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm: a
@@ -131,13 +132,12 @@ def check_slice(wanted: Slice) -> None:
     if wanted.slices > 1:
         raise UserError(
             f"A custom job of Vertex AI has one slice, but {wanted.name} are {wanted.slices} "
-            f"slices: choose a single slice, or `tftpu launch tpu-vm --slice={wanted.name}`."
+            f"slices: choose a single slice. {suggest_launcher(wanted)}"
         )
     if wanted.name not in _FIXED and wanted.generation.name not in _FAMILIES:
         raise UserError(
             f"{wanted.name} is not a slice for custom jobs of Vertex AI: choose v2-8, v3-8, or a "
-            f"slice of v5e or v6e. `tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU "
-            "VM."
+            f"slice of v5e or v6e. {suggest_launcher(wanted)}"
         )
 
 

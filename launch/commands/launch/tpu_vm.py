@@ -41,6 +41,7 @@ def run(options: Options) -> None:
     """
     experiment = options.load_experiment()
     wanted = parse_slice(options.slice)
+    tpu_vm.check_slice(wanted)
     order = _build_job(options, wanted, engine.choose_for_slice(experiment, wanted))
     if options.dry_run:
         print_dry_run(

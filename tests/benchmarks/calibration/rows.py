@@ -12,11 +12,11 @@ _CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
 _FUSED = "EfficientNetV2, Table 3 (arXiv:2104.00298)"
 _QK = "no norm of queries and keys, no soft cap; tftpu's kernel for attention"
 _MAXTEXT = "MaxText, configs/tpu/{}/README.md"
-_MARIN = "marin, experiments/speedrun/adamw_llama_scaling/{}/speedrun_results.json"
 _RS = "tensorflow/tpu, models/official/resnet/resnet_rs/README.md"
 _RECIPES = "AI-Hypercomputer/tpu-recipes, {}"
 _LLAMA_32B = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
 _WIDER_MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
+_IRONWOOD = "AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood/README.md"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,32 +101,6 @@ def _build_maxtext_row(
     )  # fmt: skip
 
 
-def _build_marin_row(
-    name: str,
-    seconds: float,
-    steps: int,
-    examples: int,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int,
-    hidden: int,
-) -> Row:
-    """Returns a row of Levanter's Llama on 16 chips of v5p, given the time of all its steps."""
-    return Row(
-        name=f"levanter_{name}-v5p-32",
-        model=f"levanter_{name}",
-        slice="v5p-32",
-        workload=workloads.build_llama(
-            examples, 4096, "block", layers=layers, width=width, heads=heads, kv_heads=kv_heads,
-            hidden=hidden, vocabulary=128256, attention="plain",
-        ),
-        step_ms=1e3 * seconds / steps,
-        source=_MARIN.format(name),
-        differs="attention without a kernel, as heads of 64 have there; the mean of a whole run",
-    )  # fmt: skip
-
-
 def _build_resnet_rs_row(depth: int, pixels: int, ms: float, blocks: Sequence[int]) -> Row:
     """Returns a row of a ResNet-RS on one core of v3, 128 images of this many pixels."""
     return Row(
@@ -137,6 +111,21 @@ def _build_resnet_rs_row(depth: int, pixels: int, ms: float, blocks: Sequence[in
         step_ms=ms,
         source=_RS,
         differs="published for one core, without the exchange of gradients; no moving averages",
+    )
+
+
+def _build_product_row(width: int, tflops: float) -> Row:
+    """Returns a row of a product of square matrices on each device, given a device's TFLOP/s.
+
+    Products of 2,048 columns and fewer, also published, take microseconds, much of them to begin.
+    """
+    return Row(
+        name=f"product_{width}-tpu7x-8",
+        model="product",
+        slice="tpu7x-8",
+        workload=MatrixProduct(width),
+        step_ms=2 * width**3 / tflops / 1e9,
+        source=_IRONWOOD,
     )
 
 
@@ -186,9 +175,6 @@ ROWS = (
         *("copy-v6e-1", "copy", "v6e-1", ArrayCopy(33_554_432), 0.0494),
         _RECIPES.format("microbenchmarks"),
     ),
-    _build_marin_row("130m", 1125.39, 4959, 8, 6, 512, 8, 8, 1792),
-    _build_marin_row("300m", 5250.40, 11444, 8, 12, 768, 12, 12, 2688),
-    _build_marin_row("520m", 18757.80, 9918, 16, 24, 1024, 16, 8, 3584),
     _build_resnet_rs_row(50, 160, 70, (3, 4, 6, 3)),
     _build_resnet_rs_row(101, 192, 170, (3, 4, 23, 3)),
     _build_resnet_rs_row(152, 192, 240, (3, 8, 36, 3)),
@@ -197,6 +183,9 @@ ROWS = (
         *("gpt3_175b-v6e-256", "gpt3_175b", "v6e-256", workloads.build_gpt3(3), 17182),
         _RECIPES.format("training/trillium/GPT3-175B-MaxText/bf16"),
     ),
+    _build_product_row(4096, 892.9),
+    _build_product_row(16384, 950.1),
+    _build_product_row(32768, 956.4),
     _build_maxtext_row(
         *("llama_22b", "v4-128", 156, 13, 2048, "block"),
         "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",

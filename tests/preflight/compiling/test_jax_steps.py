@@ -45,6 +45,16 @@ def test_the_work_of_a_device_is_its_part_of_the_whole():
     assert {"hidden", "head", "(optimizer)"} <= layers
 
 
+def test_ironwood_has_two_devices_a_chip():
+    [found] = report("fsdp:-1", "tpu7x-8")
+    assert found["fits"] and found["replicas"] == 8
+    assert found["hbm"]["arguments"] == pytest.approx(STATE / 8 + BATCH // 8 * INPUTS * 4, rel=0.02)
+    assert found["collective_ms"] > 0
+    step_s = found["step_ms"] / 1e3
+    assert found["mfu"] == pytest.approx(found["model_flops"] / step_s / (2307e12 / 2), rel=0.01)
+    assert found["usd_per_1000_steps"] == pytest.approx(4 * 12 / 3600 * 1000 * step_s, rel=0.01)
+
+
 def test_two_slices_exchange_their_sums_over_the_network():
     one, two = report("data:-1", "v5e-8,2xv5e-8")
     [cut] = report("data:2,fsdp:-1", "2xv5e-8")

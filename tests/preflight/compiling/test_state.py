@@ -61,7 +61,16 @@ def test_a_state_that_does_not_fit_is_answered_with_what_would(uncompiled):
         and "the weights take 9 GiB" in said
     )
     assert "More chips" not in said  # since these eight are enough
-    assert "v4 has 30.8 GiB, v5p has 95.7 GiB, v6e has 31.2 GiB" in said and "v3 has" not in said
+    assert "v4 has 30.8 GiB, v5p has 95.7 GiB, v6e has 31.2 GiB." in said and "v3 has" not in said
+
+
+def test_a_generation_for_jax_alone_is_named_only_to_the_jax_engine():
+    target, held = parse_slice("v5e-8"), StateBytes(2**33, 2**34, 0)
+    limit = target.generation.hbm_limit
+    for mesh, named in (("", False), ("data:8", True)):
+        report = SliceReport("v5e-8", 8, hbm_limit_bytes=limit, mesh=mesh)
+        said = " ".join(suggest_for_state(report, held, target))
+        assert "v5p has 95.7 GiB" in said and ("tpu7x has 94.7 GiB" in said) == named
 
 
 @pytest.mark.parametrize(("gib", "needed", "share"), [(9, "v5e-4", 6.75), (18, "v5e-4", 13.5)])

@@ -18,7 +18,7 @@ from tftpu.preflight.pricing.collectives import (
     count_sent_bytes,
     estimate_all_reduce,
     estimate_seconds,
-    group_size,
+    list_group,
 )
 from tftpu.preflight.pricing.cost import price
 from tftpu.preflight.program.hlo import Instruction, Tensor
@@ -28,16 +28,60 @@ from tftpu.tpu.slices import parse_slice
 @pytest.mark.parametrize(
     ("written", "devices"),
     [
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
-        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
-        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 4),
-        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", 8),
-        ("replica_groups={}", None),
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", [0, 1, 2, 3]),
+        ("replica_groups=[2,4]<=[8]", [0, 1, 2, 3]),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", [0, 4]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", [0, 1, 2, 3]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", [0, 4]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}", list(range(8))),
+        ("replica_groups={}", []),
     ],
 )
 def test_the_devices_of_a_collective_are_read(written, devices):
-    rest = f", channel_id=1, {written}, dimensions={{0}}, metadata={{}}"
-    assert group_size(Instruction("x", "all-gather", [], [], "", rest)) == devices
+    assert list_group(gather(written, 1000)) == devices
+
+
+def gather(groups: str, floats: int) -> Instruction:
+    rest = f", channel_id=1, {groups}, dimensions={{0}}, metadata={{}}"
+    return Instruction("x", "all-gather", [Tensor("f32", (floats,))], [], "", rest)
+
+
+@pytest.mark.parametrize(
+    ("groups", "seconds", "sent"),
+    [
+        ("[1,8]<=[8]", 4e8 * 3 / 4 / 200e9, 3e8),  # of four chips with two links each
+        ("[2,4]<=[4,2]T(1,0)", 2 * 4e8 * 3 / 4 / 200e9, 6e8),  # one core of each, twice at once
+        ("[4,2]<=[8]", 4e8 / 2 / 600e9, 0),  # the two cores of a chip
+    ],
+)
+def test_the_cores_of_a_chip_share_its_links(groups, seconds, sent):
+    target, whole = parse_slice("tpu7x-8"), gather(f"replica_groups={groups}", 10**8)
+    assert estimate_seconds(whole, {}, target) == pytest.approx(seconds, rel=0.01)
+    assert count_sent_bytes(whole, {}, target) == sent
+
+
+@pytest.mark.parametrize(
+    ("pairs", "gbps"),
+    [
+        ("{0,1},{1,0},{2,3},{3,2}", 600),  # between the cores of a chip
+        ("{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}", 100),  # one link a chip
+        ("{0,2},{2,4},{4,6},{6,0},{1,3},{3,5},{5,7},{7,1}", 50),  # both cores send on one
+    ],
+)
+def test_a_permutation_waits_for_the_cores_that_share_a_link(pairs, gbps):
+    rest = f", channel_id=1, source_target_pairs={{{pairs}}}"
+    sent = Instruction("x", "collective-permute", [Tensor("f32", (10**8,))], [], "", rest)
+    found = estimate_seconds(sent, {}, parse_slice("tpu7x-8"))
+    assert found == pytest.approx(4e8 / gbps / 1e9, rel=0.01)
+
+
+def test_gathers_on_ironwood_take_about_as_long_as_was_measured():
+    """tpu-recipes, microbenchmarks/ironwood/collectives: four of the devices of 2x2x1 gather."""
+    mesh = "replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}"
+    for floats, gbps in ((4194304, 161.9), (16777216, 174.8), (67108864, 178.8)):
+        measured = 6 * floats / gbps / 1e9  # what leaves the two devices of a chip: 3/4 of each
+        found = estimate_seconds(gather(mesh, floats), {}, parse_slice("tpu7x-8"))
+        assert 0.8 < found / measured < 1.0
 
 
 def test_a_smaller_group_moves_less():

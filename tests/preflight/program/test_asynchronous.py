@@ -1,4 +1,4 @@
-"""Work that an `async-start` begins, in programs as libtpu 0.0.52 writes them for v6e."""
+"""Work that an `async-start` begins, in programs of libtpu 0.0.52 for v6e and tpu7x."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tftpu.preflight.pricing.cost import Cost, price
 from tftpu.preflight.program.asynchronous import count_asynchronous_bytes
 from tftpu.preflight.program.hlo import Module
 from tftpu.preflight.program.lifetimes import Lifetimes
-from tftpu.tpu.slices import parse_slice
+from tftpu.tpu.slices import Slice, parse_slice
 
 SLICE = parse_slice("v6e-8")
 TABLE, ROWS = "f32[32000,1024]{1,0:T(8,128)}", "f32[4096,1024]{1,0:T(8,128)}"
@@ -50,20 +50,30 @@ GATHER = f"{ROWS} gather(%t.0, %i.0), offset_dims={{1}}, slice_sizes={{1,1024}}"
 ALL_GATHER = f"{TABLE} all-gather(%t.0), channel_id=1, replica_groups=[1,8]<=[8], dimensions={{0}}"
 
 
-def priced(operation: str, cycles: int) -> Cost:
+def priced(operation: str, cycles: int, target: Slice = SLICE) -> Cost:
     text = SPARSE_CORE.replace("OPERATION", operation).replace("CYCLES", str(cycles))
     step = LoweredStep(
         program=b"", arguments=["t", "i", "s"], layers={"head": "Embedding"}, precision="float32"
     )
-    return price(step, compiled(text), SLICE)
+    return price(step, compiled(text), target)
 
 
 @pytest.mark.parametrize("cycles", [10**3, 10**6])
-def test_a_collective_on_the_sparse_core_is_hidden_by_work_between_its_update_and_its_end(cycles):
-    cost = priced(ALL_GATHER, cycles)
-    work = 0.5 * cycles / 1.75e9
-    # The parts of 32000 rows pass two links of 2 x 4 chips, in 6 hops of a microsecond.
-    gathered = 32000 * 1024 * 4 * 7 / 8 / (2 * SLICE.generation.link_gbps * 1e9) + 6e-6
+@pytest.mark.parametrize(
+    ("name", "operation", "clock", "passed", "hops"),
+    [
+        ("v6e-8", ALL_GATHER, 1.75e9, 7 / 8, 6),  # 2 x 4 chips
+        ("tpu7x-8", ALL_GATHER, 2.2e9, 3 / 4, 4),  # 2 x 2 chips of two devices
+        ("tpu7x-8", ALL_GATHER.replace("all-gather", "reduce-scatter"), 2.2e9, 3 / 4, 4),
+    ],
+)
+def test_a_collective_on_the_sparse_core_is_hidden_by_work_between_its_update_and_its_end(
+    name, operation, clock, passed, hops, cycles
+):
+    cost = priced(operation, cycles, parse_slice(name))
+    work = 0.5 * cycles / clock
+    # The parts of 32000 rows pass two links of 100 GB/s, in hops of a microsecond.
+    gathered = 32000 * 1024 * 4 * passed / 200e9 + hops * 1e-6
     assert cost.collective_seconds == pytest.approx(max(0.0, gathered - work), rel=1e-3, abs=1e-8)
     [update, done] = [i for i in cost.instructions if i.name in ("update", "done")]
     assert update.kind == done.kind == "collective" and update.seconds == 0.0

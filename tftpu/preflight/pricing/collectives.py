@@ -13,6 +13,8 @@ import collections
 import math
 import re
 
+import numpy as np
+
 from tftpu.preflight.program.hlo import Computation, Instruction
 from tftpu.tpu.slices import Slice
 
@@ -66,8 +68,7 @@ def is_end(instruction: Instruction, within: Within) -> bool:
 def estimate_seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
     """Returns the time of one collective, 0 for any other instruction.
 
-    A reduce-scatter or an all-gather is half of an all-reduce, and costs half. A permutation sends
-    to a neighbour.
+    A reduce-scatter or an all-gather is half of an all-reduce, and costs half.
 
     Args:
         instruction: the instruction.
@@ -80,12 +81,15 @@ def estimate_seconds(instruction: Instruction, computation: Computation, target:
     if instruction.opcode == "send":
         return _estimate_between_slices(size, target)
     if instruction.opcode.startswith("collective-permute"):
-        return size / (target.generation.link_gbps * 1e9) + HOP_SECONDS
-    chips = _count_chips(instruction, target)
+        return _estimate_permutation(instruction, size, target)
+    chips, groups = _place_group(instruction, target)
     links = target.count_links(chips)
     if _SINGLE_RING.search(instruction.rest):
         links = min(links, 2)
-    whole = estimate_all_reduce(size, target, chips, links)
+    if chips > 1:
+        whole = estimate_all_reduce(groups * size, target, chips, links)
+    else:
+        whole = size / (target.generation.core_gbps * 1e9) + HOP_SECONDS
     return whole if instruction.opcode.startswith("all-reduce") else whole / 2
 
 
@@ -101,8 +105,8 @@ def count_sent_bytes(instruction: Instruction, computation: Computation, target:
     if instruction.opcode.startswith("collective-permute"):
         return size
     between = instruction.opcode == "send"
-    parts = target.slices if between else _count_chips(instruction, target)
-    whole = 2 * size * (parts - 1) / parts
+    parts, groups = (target.slices, 1) if between else _place_group(instruction, target)
+    whole = 2 * groups * size * (parts - 1) / parts
     return whole if between or instruction.opcode.startswith("all-reduce") else whole / 2
 
 
@@ -118,13 +122,34 @@ def _measure_size(instruction: Instruction, computation: Computation) -> int:
     return max(results, operands)
 
 
-def _count_chips(instruction: Instruction, target: Slice) -> int:
-    """Returns the number of chips of a slice that take part in a collective."""
-    devices = group_size(instruction) or target.single.replicas
-    return math.ceil(devices / target.generation.cores)
+def _estimate_permutation(instruction: Instruction, size: int, target: Slice) -> float:
+    """Returns the time of a permutation, whose devices send to neighbours.
+
+    What several devices of a chip send to one other chip takes turns on the link.
+    """
+    generation = target.generation
+    written = instruction.match_attribute(r"source_target_pairs=\{([\d,{}]*)\}")
+    devices = [int(device) // generation.cores for device in re.findall(r"\d+", written)]
+    links = collections.Counter(zip(devices[::2], devices[1::2], strict=True))
+    turns = max((n for (source, to), n in links.items() if source != to), default=0)
+    if links and not turns:
+        return size / (generation.core_gbps * 1e9) + HOP_SECONDS
+    return max(1, turns) * size / (generation.link_gbps * 1e9) + HOP_SECONDS
 
 
-def estimate_all_reduce(size: int, target: Slice, chips: int, links: int) -> float:
+def _place_group(instruction: Instruction, target: Slice) -> tuple[int, float]:
+    """Returns the chips over which a collective's group lies, and the groups that share them.
+
+    Devices are counted chip by chip. A group of one device a chip leaves the other to another
+    group, which exchanges over the same links at the same time.
+    """
+    devices = list_group(instruction) or range(target.single.replicas)
+    cores = target.generation.cores
+    chips = len({device // cores for device in devices})
+    return chips, cores * chips / len(devices)
+
+
+def estimate_all_reduce(size: float, target: Slice, chips: int, links: int) -> float:
     """Returns the time of an all-reduce over n chips.
 
     2 (n - 1) / n of the bytes pass each chip, spread over its links: along all axes of the torus
@@ -153,22 +178,34 @@ def _estimate_between_slices(size: int, target: Slice) -> float:
     return moved / (generation.network_gbps / generation.cores * 1e9) + NETWORK_SECONDS
 
 
-def group_size(instruction: Instruction) -> int | None:
-    """Returns the number of devices that take part in a collective; None: all.
+def list_group(instruction: Instruction) -> list[int]:
+    """Returns the devices of the first group that exchanges in a collective; []: all do.
 
-    They are written as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]`, or as axes of a
-    mesh, `mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`.
+    They are written as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]` or
+    `[4,2]<=[2,4]T(1,0)`, or as axes of a mesh, `mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`.
     """
     if lists := instruction.match_attribute(r"replica_groups=\{\{([\d,]+)\}"):
-        return len(lists.split(","))
-    if sizes := instruction.match_attribute(r"replica_groups=\[(\d+,\d+)\]<="):
-        return int(sizes.split(",")[1])
+        return _read_numbers(lists)
+    if tiles := re.search(
+        r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", instruction.rest
+    ):
+        sizes = _read_numbers(tiles[2])
+        order = _read_numbers(tiles[3]) if tiles[3] else range(len(sizes))
+        devices = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
+        return devices.ravel()[: int(tiles[1])].tolist()
     if mesh := re.search(
         r"replica_groups=(?:@\w+ )?mesh\[([^\]]*)\] \{([^}]*)\}", instruction.rest
     ):
-        known = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
-        return math.prod(int(known[axis]) for axis in re.findall(r"'([^']+)'", mesh[2]))
-    return None
+        axes = re.findall(r"'([^']+)'=(\d+)", mesh[1])
+        sizes = [int(size) for _, size in axes]
+        along = re.findall(r"'([^']+)'", mesh[2])
+        first = tuple(slice(None) if axis in along else 0 for axis, _ in axes)
+        return np.arange(math.prod(sizes)).reshape(sizes)[first].ravel().tolist()
+    return []
+
+
+def _read_numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 class Timeline:

@@ -152,6 +152,8 @@ def test_without_spot_and_with_one_host_nothing_is_asked_for_in_vain(capsys):
         ("v5e-256", "tpu-v5-lite-podslice", "16x16", 64, 4),
         ("v5p-32", "tpu-v5p-slice", "2x2x4", 4, 4),
         ("v6e-32", "tpu-v6e-slice", "4x8", 8, 4),
+        ("tpu7x-8", "tpu7x", "2x2x1", 1, 4),
+        ("tpu7x-16", "tpu7x", "2x2x2", 2, 4),
     ],
 )
 def test_the_nodes_of_every_slice(capsys, name, accelerator, topology, hosts, chips):
@@ -194,7 +196,11 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
         (["--config.cluster.mesh=auto"], "Find a mesh with `tftpu preflight --slices=v5e-16`"),
         (["--slice=2xv3-8"], "slices of v3 are not joined by a network"),
         (["--slice=2xv5e-16", "--config.cluster.mesh=fsdp:-1"], "as in 'data:2,fsdp:-1'"),
-        (["--slice=v3-8"], "GKE has no slice v3-8, only slices of v4, v5e, v5p, v6e"),
+        (["--slice=v3-8"], "GKE has no slice v3-8, only slices of v4, v5e, v5p, v6e, tpu7x. `"),
+        (
+            ["--slice=tpu7x-8", "--config.cluster.engine=tensorflow"],
+            "TensorFlow does not support tpu7x: use the JAX engine, by --config.cluster.engine=jax",
+        ),
         (["--slice=v5e-17"], "There is no v5e-17"),
         (
             ["--slice=v5e-16", "--config.cluster.engine=tensorflow"],
@@ -216,6 +222,14 @@ def test_a_mistake_fails_with_one_clear_line(capsys, flags, sentence):
     others = [flag for flag in FLAGS if flag.partition("=")[0] not in names]
     assert main.main(["launch", "gke", *others, *flags]) == 2
     check_message(capsys.readouterr().err, sentence)
+
+
+@pytest.mark.parametrize(("name", "other"), [("v5e-8", True), ("tpu7x-8", False)])
+def test_slices_that_gke_does_not_join_are_rented_as_tpu_vms_if_they_can_be(capsys, name, other):
+    flags = [flag for flag in FLAGS if not flag.startswith("--slice")]
+    assert main.main(["launch", "gke", *flags, f"--slice=2x{name}"]) == 2
+    said = capsys.readouterr().err
+    assert "choose larger slices." in said and ("`tftpu launch" in said) == other
 
 
 def test_a_dry_run_needs_no_network_credentials_or_client():

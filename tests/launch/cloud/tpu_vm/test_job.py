@@ -129,6 +129,7 @@ def test_the_image_is_that_of_the_generation(capsys, slice_name, accelerator, ru
         (["--slice=v5e-16"], "The largest slice with one host is v5e-8."),
         (["--slice=v5p-16"], "The largest slice with one host is v5p-8."),
         (["--slice=v9-8"], "is not a TPU slice"),
+        (["--slice=tpu7x-8"], "v5p, v6e. `tftpu launch gke --slice=tpu7x-8` trains on it."),
         (["--zone="], "--zone has no value"),
         (["--workdir=runs/x"], "write gs://BUCKET/FOLDER"),
         (["--workdir="], "--workdir has no value"),

@@ -146,6 +146,7 @@ sys.exit(code)
     [
         ("--slice=v6e-4", "for v6e-4, add --config.cluster.engine=jax"),
         ("--slice=v5e-8", "for v5e-8, add --config.cluster.engine=jax"),
+        ("--slice=tpu7x-8", "v5e or v6e. `tftpu launch gke --slice=tpu7x-8` trains on it."),
         ("--slice=v4-8", "v4-8 is not a slice for custom jobs of Vertex AI"),
         ("--slice=2xv5e-8", "has one slice, but 2xv5e-8 are 2"),
         ("--slice=v3-32", "`tftpu launch tpu-vm --slice=v3-32` rents it"),

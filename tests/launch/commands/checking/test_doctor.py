@@ -109,6 +109,22 @@ def test_jax_drives_the_tpu_beside_a_plain_wheel(laptop):
     assert facts["jax"] == facts["jaxlib"] == "0.10.2"
 
 
+@pytest.mark.parametrize("wheel", ["tensorflow-cpu", "tensorflow-tpu"])
+def test_a_tpu_that_tensorflow_does_not_support_is_for_jax(scratch, wheel):
+    scratch.write(V5E)
+    scratch.environ["TPU_ACCELERATOR_TYPE"] = "tpu7x-8"
+    scratch.install(wheel, "2.20.0")
+    scratch.install("libtpu", "0.0.14")
+    problem = scratch.problem()
+    assert problem.name == "jax-only-tpu" and "TensorFlow does not support" in problem.what
+    assert ("pip uninstall -y tensorflow-tpu && " in problem.command) == (wheel == "tensorflow-tpu")
+    assert "jax[tpu]" in problem.command
+    if wheel == "tensorflow-cpu":
+        scratch.install("jax", "0.10.2")
+        scratch.install("jaxlib", "0.10.2")
+        assert scratch.examine()[1] == []
+
+
 @pytest.mark.parametrize("jaxlib", [None, "0.10.3"])
 def test_jax_without_the_jaxlib_that_belongs_to_it(laptop, jaxlib):
     laptop.install("jax", "0.10.2")
