@@ -99,7 +99,7 @@ WHOLE = Rows()
 
 
 class Chunked(NamedTuple):
-    """What `chunked_crossentropy` finds of each token, (batch, time), float32.
+    """Results of `chunked_crossentropy` for each token, (batch, time), float32.
 
     Attributes:
         values: the loss.

@@ -60,7 +60,7 @@ class Elements(NamedTuple):
         count: the summands of the divisor, of the same shape; None: all are 1.
         factor: the value of the term's weight if that is a variable, (); None: it is no variable.
         whole: whether values of shape () are those of the whole global batch.
-        chunked: what was found of the tokens if the logits were computed in chunks, else None.
+        chunked: results for the tokens if the logits were computed in chunks, else None.
     """
 
     values: Tensor
