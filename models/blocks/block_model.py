@@ -175,7 +175,7 @@ class Blocks:
         keep_products = self.remat == "products"
         for block in self.blocks:
             part = functools.partial(_run, block, given)
-            x = run_recomputed(part, block, x, keep_products)
+            x = run_recomputed(part, [block], x, keep_products)
         return x
 
 
