@@ -40,8 +40,9 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
         targets: comma-separated globs over the paths of the layers to adapt, dense layers and
             convolutions: "*_attention/qkv,*_attention/out"; "" is as said above.
         base: "int8" or "int4" quantizes the kernels of the adapted layers: those of dense layers
-            by Keras, int8 by column, int4 by groups of 128 rows; those of convolutions by output
-            channel. Weights that are loaded later are rounded then. "" keeps their dtype.
+            by Keras, int8 by column, int4 by groups of 128 rows, as are those
+            of EinsumDense; those of convolutions by output channel. Weights that are loaded later
+            are rounded then. "" keeps their dtype.
 
     Returns:
         The paths of the adapted layers.
@@ -124,7 +125,8 @@ def _multiply(layer: Any, first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _dequantize(layer: Any) -> Any:
     """Returns the matrix of a quantized layer in floats, without adapters."""
     if layer.quantization_mode in ("int8", "int4"):
-        if isinstance(layer, keras.layers.Dense | QuantizedConvolution):
+        kinds = keras.layers.Dense | keras.layers.EinsumDense | QuantizedConvolution
+        if isinstance(layer, kinds):
             return dequantize_kernel(layer)
         reversible = isinstance(layer, keras.layers.ReversibleEmbedding)
         if isinstance(layer, keras.layers.Embedding) and not reversible:
@@ -132,8 +134,8 @@ def _dequantize(layer: Any) -> Any:
     raise UserError(
         f"The layer {layer.path!r} is a {type(layer).__name__} quantized to "
         f"{layer.quantization_mode}. Its weights cannot be turned into floats again: only int8 "
-        "and int4 weights of Dense, Embedding and the zoo's convolutions can. Save the model "
-        "before it is quantized."
+        "and int4 weights of Dense, EinsumDense, Embedding and the zoo's convolutions can. Save "
+        "the model before it is quantized."
     )
 
 
@@ -326,13 +328,13 @@ def _check_base(layer: Any, base: str) -> None:
             f"model.lora_base={base!r}: the layer {layer.path!r} is already quantized to "
             f"{layer.quantization_mode}: set model.lora_base to that, or leave it out."
         )
-    known = type(layer) in (Dense, keras.layers.Dense) or isinstance(layer, QuantizedConvolution)
-    if not known:
+    known = type(layer) in (Dense, keras.layers.Dense, keras.layers.EinsumDense)
+    if not known and not isinstance(layer, QuantizedConvolution):
         kind = type(layer).__name__
         raise UserError(
-            f"model.lora_base={base!r} works only with Dense layers and the zoo's convolutions, "
-            f"but {layer.path!r} is of the class {kind}. Leave that layer out of "
-            "model.lora_targets, or leave out lora_base. (In a program these are the arguments "
+            f"model.lora_base={base!r} works only with Dense and EinsumDense layers and the "
+            f"zoo's convolutions, but {layer.path!r} is of the class {kind}. Leave that layer out "
+            "of model.lora_targets, or leave out lora_base. (In a program these are the arguments "
             "targets and base.)"
         )
 

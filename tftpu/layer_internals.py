@@ -85,6 +85,12 @@ def count_rows_per_scale(layer: keras.Layer) -> int:
     return max(rows, 0)
 
 
+def read_scale(layer: keras.layers.EinsumDense) -> Tensor:
+    """Returns the scale of a layer's kernel of int8 in the dimensions of the kernel."""
+    private: Any = layer
+    return private._adjust_scale_for_dequant(layer.kernel_scale)
+
+
 class GraphCall(NamedTuple):
     """The only call of an operation in the graph of a functional model.
 
