@@ -93,8 +93,15 @@ def merge_weights(
         replaced: values by path that take the place of weights, such as their averages.
 
     Raises:
-        UserError: a layer is quantized in a way that this cannot undo.
+        UserError: a layer is quantized in a way that this cannot undo, or weights share a path.
     """
+    paths = [v.path for v in model.weights]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UserError(
+                f"Several weights of {model.name!r} are called {path!r}, so they cannot be merged "
+                "by their names. Write the adapters alone."
+            )
     found = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
     for layer in internals.flatten_layers(model):
         if layer.quantization_mode is not None or getattr(layer, "lora_enabled", False):
@@ -163,11 +170,12 @@ def assign_added(
     Args:
         plain, model, replaced: as for `assign_merged`; other weights keep their values.
     """
-    values = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
+    values = replaced or {}
     for one, other in _pair_layers(plain, model):
         if getattr(other, "lora_enabled", False):
-            both = (values[f"{other.path}/{name}"] for name in ADAPTERS)
-            assign(one.kernel, _multiply(other, *both))
+            both = (getattr(other, name) for name in ADAPTERS)  # not by path: some are not unique
+            arrays = (values[v.path] if v.path in values else _to_array(v) for v in both)
+            assign(one.kernel, _multiply(other, *arrays))
 
 
 def _pair_layers(plain: keras.Model, model: keras.Model) -> list[tuple[Any, Any]]:

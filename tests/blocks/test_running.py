@@ -48,6 +48,30 @@ def test_a_graph_without_blocks_is_cut_where_the_fewest_numbers_are_kept():
     assert [len(part.nodes) for part in inner] == [1, 2]
 
 
+def test_stages_of_one_class_are_blocks_where_no_graph_can_be_cut():
+    class Stage(keras.layers.Layer):
+        def __init__(self, width: int):
+            super().__init__()
+            self.dense = keras.layers.Dense(width)
+
+        def call(self, x):
+            return self.dense(x)
+
+    class Stages(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.stages = [Stage(3), Stage(4)]
+
+        def call(self, x):
+            return self.stages[1](self.stages[0](x))
+
+    x = keras.Input((2,))
+    model = keras.Model(x, Stages()(x))
+    assert not structure.find_blocks(model) and not segments.find_segments(model)
+    assert len(structure.find_blocks(model, same_weights=False)) == 2
+    check_blocks(model, "block", "none")
+
+
 @pytest.mark.parametrize("name", ["chain", "nested", "branching"])
 def test_recomputing_changes_no_number_on_tensorflow(name):
     """Nor draws of dropout, nor batch statistics, nor losses of layers."""

@@ -52,14 +52,13 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
         return
     replacements: dict[int, Callable[..., Any]] = {}
     keep = remat == "products"
-    blocks = structure.find_blocks(model) if remat != "none" else []
+    blocks, cut = _find_recomputed(model) if remat != "none" else ([], {})
     for block in blocks:
         replacements[id(block)] = functools.partial(_recompute, [block], keep)
     if scan != "none":
         for chain in structure.find_chains(model):
             replacements |= {id(block): functools.partial(_skip, chain) for block in chain.blocks}
             replacements[id(chain.blocks[0])] = functools.partial(_loop, chain, remat)
-    cut = segments.find_segments(model) if remat != "none" and not blocks else {}
     graphs = {key: functools.partial(_run_segments, parts, keep) for key, parts in cut.items()}
     with internals.replacing_calls(replacements), internals.replacing_graphs(graphs):
         yield
@@ -198,11 +197,17 @@ def _is_float(leaf: Any) -> bool:
 
 def has_blocks(model: keras.Model) -> bool:
     """Returns whether a model has blocks or segments that `running_blocks` can recompute."""
-    return not _runs_blocks(model) and _can_recompute(model)
+    return not _runs_blocks(model) and any(_find_recomputed(model))
 
 
-def _can_recompute(model: keras.Model) -> bool:
-    return bool(structure.find_blocks(model) or segments.find_segments(model))
+def _find_recomputed(model: keras.Model) -> tuple[list[keras.Layer], dict[int, list[Segment]]]:
+    """Returns the blocks to recompute, or the segments of graphs where there are no equal blocks.
+
+    Where the graphs are too short as well, as those of layers made of stages, blocks may differ.
+    """
+    blocks = structure.find_blocks(model)
+    cut = {} if blocks else segments.find_segments(model)
+    return blocks if blocks or cut else structure.find_blocks(model, same_weights=False), cut
 
 
 def _runs_blocks(model: keras.Model) -> bool:
@@ -229,9 +234,9 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
             f"{wanted} works only on the JAX engine, but Keras runs on {backend}: use a mesh or "
             "engine=jax, or train.remat='block' alone."
         )
-    if remat != "none" and not _can_recompute(model):
+    if remat != "none" and not any(_find_recomputed(model)):
         raise UserError(
-            f"train.remat={remat!r} needs a model with several equal blocks, layers made of "
+            f"train.remat={remat!r} needs a model with several blocks of one class, layers made of "
             f"layers, or a functional model of several layers, but {model.name!r} has none: use "
             "train.remat='none'."
         )

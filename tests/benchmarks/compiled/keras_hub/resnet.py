@@ -1,6 +1,6 @@
 """Compiles the train step of KerasHub's ResNet-50, with segments recomputed and without.
 
-    python -m tests.benchmarks.compiled.keras_hub_resnet [--batch=N]
+    python -m tests.benchmarks.compiled.keras_hub.resnet [--batch=N]
 
 SGD, `mixed_bfloat16`, images of 224, `fsdp:8` on a v5e-8; N examples on a chip. It has no equal
 blocks, so that `train.remat=block` recomputes segments of its graph.
@@ -19,7 +19,7 @@ import jax
 import keras
 import tensorflow as tf
 
-from tests.benchmarks.compiled.keras_hub_cost import PRECISION, say
+from tests.benchmarks.compiled.keras_hub.llama import PRECISION, say
 from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.tpu.slices import parse_slice
