@@ -4,6 +4,7 @@ A layer that is adapted adds the product of two small matrices to its kernel, an
 trained; with QLoRA (https://arxiv.org/abs/2305.14314) the kernel below them has 8 or 4 bits.
 """
 
+import collections
 import contextlib
 import fnmatch
 import math
@@ -95,9 +96,8 @@ def merge_weights(
     Raises:
         UserError: a layer is quantized in a way that this cannot undo, or weights share a path.
     """
-    paths = [v.path for v in model.weights]
-    for path in paths:
-        if paths.count(path) > 1:
+    for path, count in collections.Counter(v.path for v in model.weights).items():
+        if count > 1:
             raise UserError(
                 f"Several weights of {model.name!r} are called {path!r}, so they cannot be merged "
                 "by their names. Write the adapters alone."

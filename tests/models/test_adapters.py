@@ -242,6 +242,19 @@ def test_a_layer_whose_integers_cannot_be_undone_is_named():
         adapters.merge_weights(model)
 
 
+def test_weights_that_share_a_path_are_not_merged():
+    layers = [keras.layers.Dense(4, name="same") for _ in range(2)]
+    for layer in layers:
+        layer.build((None, 4))
+    x = keras.Input((4,))
+    inner = [
+        keras.Sequential([keras.Input((4,)), layer], name=f"s{i}") for i, layer in enumerate(layers)
+    ]
+    model = keras.Model(x, inner[1](inner[0](x)))
+    with pytest.raises(tftpu.UserError, match="are called 'same/kernel', so they cannot be merged"):
+        adapters.merge_weights(model)
+
+
 def test_a_rank_is_allowed_up_to_that_of_the_product_of_keras_adapters():
     x = keras.Input((6, 64))
     model = keras.Model(x, keras.layers.Dense(2)(keras.layers.MultiHeadAttention(4, 16)(x, x)))

@@ -1,1 +1,1 @@
-"""The repeated blocks of any model: found by structure, recomputed, or run as a loop."""
+"""The blocks of any model, or segments of its graph: found, recomputed, or run as a loop."""

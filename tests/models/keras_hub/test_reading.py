@@ -24,7 +24,7 @@ X = {"token_ids": TOKENS, "padding_mask": np.ones_like(TOKENS)}
 SIZES: dict[str, Any] = {
     "vocab_size": 80,
     "hidden_size": 16,
-    "intermediate_size": 32,
+    "intermediate_size": 96,  # so that kernels have more than 1024 numbers
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -123,13 +123,14 @@ def build_gpt_oss() -> Any:
         num_layers=1,
         num_query_heads=4,
         hidden_dim=16,
-        intermediate_dim=32,
+        intermediate_dim=SIZES["intermediate_size"],
         num_key_value_heads=2,
         num_experts=4,
         top_k=2,
         head_dim=8,
         sliding_window=16,
         rope_scaling_factor=1.0,
+        layer_norm_epsilon=1e-5,
     )
     return keras_hub.models.GptOssCausalLM(backbone=backbone, preprocessor=None)
 
