@@ -4,6 +4,7 @@ A layer that is adapted adds the product of two small matrices to its kernel, an
 trained; with QLoRA (https://arxiv.org/abs/2305.14314) the kernel below them has 8 or 4 bits.
 """
 
+import collections
 import contextlib
 import fnmatch
 import math
@@ -40,8 +41,9 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
         targets: comma-separated globs over the paths of the layers to adapt, dense layers and
             convolutions: "*_attention/qkv,*_attention/out"; "" is as said above.
         base: "int8" or "int4" quantizes the kernels of the adapted layers: those of dense layers
-            by Keras, int8 by column, int4 by groups of 128 rows; those of convolutions by output
-            channel. Weights that are loaded later are rounded then. "" keeps their dtype.
+            by Keras, int8 by column, int4 by groups of 128 rows, as are those
+            of EinsumDense; those of convolutions by output channel. Weights that are loaded later
+            are rounded then. "" keeps their dtype.
 
     Returns:
         The paths of the adapted layers.
@@ -92,8 +94,14 @@ def merge_weights(
         replaced: values by path that take the place of weights, such as their averages.
 
     Raises:
-        UserError: a layer is quantized in a way that this cannot undo.
+        UserError: a layer is quantized in a way that this cannot undo, or weights share a path.
     """
+    for path, count in collections.Counter(v.path for v in model.weights).items():
+        if count > 1:
+            raise UserError(
+                f"Several weights of {model.name!r} are called {path!r}, so they cannot be merged "
+                "by their names. Write the adapters alone."
+            )
     found = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
     for layer in internals.flatten_layers(model):
         if layer.quantization_mode is not None or getattr(layer, "lora_enabled", False):
@@ -124,7 +132,8 @@ def _multiply(layer: Any, first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _dequantize(layer: Any) -> Any:
     """Returns the matrix of a quantized layer in floats, without adapters."""
     if layer.quantization_mode in ("int8", "int4"):
-        if isinstance(layer, keras.layers.Dense | QuantizedConvolution):
+        kinds = keras.layers.Dense | keras.layers.EinsumDense | QuantizedConvolution
+        if isinstance(layer, kinds):
             return dequantize_kernel(layer)
         reversible = isinstance(layer, keras.layers.ReversibleEmbedding)
         if isinstance(layer, keras.layers.Embedding) and not reversible:
@@ -132,8 +141,8 @@ def _dequantize(layer: Any) -> Any:
     raise UserError(
         f"The layer {layer.path!r} is a {type(layer).__name__} quantized to "
         f"{layer.quantization_mode}. Its weights cannot be turned into floats again: only int8 "
-        "and int4 weights of Dense, Embedding and the zoo's convolutions can. Save the model "
-        "before it is quantized."
+        "and int4 weights of Dense, EinsumDense, Embedding and the zoo's convolutions can. Save "
+        "the model before it is quantized."
     )
 
 
@@ -161,11 +170,12 @@ def assign_added(
     Args:
         plain, model, replaced: as for `assign_merged`; other weights keep their values.
     """
-    values = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
+    values = replaced or {}
     for one, other in _pair_layers(plain, model):
         if getattr(other, "lora_enabled", False):
-            both = (values[f"{other.path}/{name}"] for name in ADAPTERS)
-            assign(one.kernel, _multiply(other, *both))
+            both = (getattr(other, name) for name in ADAPTERS)  # not by path: some are not unique
+            arrays = (values[v.path] if v.path in values else _to_array(v) for v in both)
+            assign(one.kernel, _multiply(other, *arrays))
 
 
 def _pair_layers(plain: keras.Model, model: keras.Model) -> list[tuple[Any, Any]]:
@@ -326,13 +336,13 @@ def _check_base(layer: Any, base: str) -> None:
             f"model.lora_base={base!r}: the layer {layer.path!r} is already quantized to "
             f"{layer.quantization_mode}: set model.lora_base to that, or leave it out."
         )
-    known = type(layer) in (Dense, keras.layers.Dense) or isinstance(layer, QuantizedConvolution)
-    if not known:
+    known = type(layer) in (Dense, keras.layers.Dense, keras.layers.EinsumDense)
+    if not known and not isinstance(layer, QuantizedConvolution):
         kind = type(layer).__name__
         raise UserError(
-            f"model.lora_base={base!r} works only with Dense layers and the zoo's convolutions, "
-            f"but {layer.path!r} is of the class {kind}. Leave that layer out of "
-            "model.lora_targets, or leave out lora_base. (In a program these are the arguments "
+            f"model.lora_base={base!r} works only with Dense and EinsumDense layers and the "
+            f"zoo's convolutions, but {layer.path!r} is of the class {kind}. Leave that layer out "
+            "of model.lora_targets, or leave out lora_base. (In a program these are the arguments "
             "targets and base.)"
         )
 

@@ -5,7 +5,7 @@ Tested with Keras 3.15.1 by the tests of blocks, scanned blocks and adapters.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -85,6 +85,12 @@ def count_rows_per_scale(layer: keras.Layer) -> int:
     return max(rows, 0)
 
 
+def read_scale(layer: keras.layers.EinsumDense) -> Tensor:
+    """Returns the scale of a layer's kernel of int8 in the dimensions of the kernel."""
+    private: Any = layer
+    return private._adjust_scale_for_dequant(layer.kernel_scale)
+
+
 class GraphCall(NamedTuple):
     """The only call of an operation in the graph of a functional model.
 
@@ -108,12 +114,7 @@ def read_calls(model: keras.Model) -> list[GraphCall]:
     found = []
     for graph in flatten_layers(model):
         if isinstance(graph, functional.Functional):
-            nodes = [
-                node
-                for depth in sorted(graph._nodes_by_depth, reverse=True)
-                for node in graph._nodes_by_depth[depth]
-                if not node.is_input
-            ]
+            nodes = list_nodes(graph)
             operations = [id(node.operation) for node in nodes]
             for node in nodes:
                 if operations.count(id(node.operation)) == 1:
@@ -121,6 +122,61 @@ def read_calls(model: keras.Model) -> list[GraphCall]:
                     arguments = dict(keras.tree.flatten_with_path(given))
                     found.append(GraphCall(node.operation, arguments, list(node.outputs)))
     return found
+
+
+def find_graph(layer: Any) -> Any:
+    """Returns the graph of a functional or sequential model; None if a layer is neither."""
+    graph = getattr(layer, "_functional", layer)
+    return graph if isinstance(graph, functional.Functional) else None
+
+
+def list_nodes(graph: Any) -> list[Any]:
+    """Returns the calls in a graph in the order in which Keras computes them.
+
+    Each has an `operation`, and `input_tensors` and `outputs`, lists of symbolic tensors.
+    """
+    return [
+        node
+        for depth in sorted(graph._nodes_by_depth, reverse=True)
+        for node in graph._nodes_by_depth[depth]
+        if node.operation and not node.is_input
+    ]
+
+
+@contextlib.contextmanager
+def replacing_graphs(replacements: Mapping[int, Callable[..., None]]) -> Iterator[None]:
+    """Computes some graphs by functions within the block, in all threads.
+
+    Args:
+        replacements: by the id of a graph, a function of a dictionary with the values of the
+            inputs, by the ids of the symbolic tensors, to which it adds those of the outputs, and
+            of a function that adds to such a dictionary the values of the nodes it is given.
+    """
+    original: Any = functional.Functional._run_through_graph
+
+    @functools.wraps(original)
+    def run_graph(self: Any, inputs: Any, operation_fn: Any = lambda op: op, **given: Any) -> Any:
+        replacement = replacements.get(id(self))
+        if replacement is None:
+            return original(self, inputs, operation_fn, **given)
+
+        def run(nodes: Iterable[Any], values: dict[int, Any]) -> None:
+            for node in nodes:
+                args, kwargs = node.arguments.fill_in(values)
+                found = keras.tree.flatten(operation_fn(node.operation)(*args, **kwargs))
+                values.update(zip(map(id, node.outputs), found))
+
+        values = dict(zip(map(id, self.inputs), keras.tree.flatten(inputs)))
+        replacement(values, run)
+        outputs = [values[id(tensor)] for tensor in self.outputs]
+        return keras.tree.pack_sequence_as(self._outputs_struct, outputs)
+
+    private: Any = functional.Functional
+    private._run_through_graph = run_graph
+    try:
+        yield
+    finally:
+        del private._run_through_graph  # it is inherited
 
 
 def read_settings(layer: keras.Layer) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class Blocks:
             return scanned.run(self.blocks, x, given, training, self.remat if training else "none")
         for block in self.blocks:
             part = functools.partial(_run, block, given)
-            x = run_recomputed(part, block, x, self.remat)
+            x = run_recomputed(part, [block], x, self.remat)
         return x
 
 

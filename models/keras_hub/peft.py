@@ -1,9 +1,9 @@
 """Writes the adapters of a KerasHub task in PEFT's format, for its twin in Transformers.
 
-KerasHub itself writes a task as its twin (`export_to_transformers`). So the task with the adapters'
-products as its kernels, and zeros elsewhere, gives what they add to each matrix there. Such a
-matrix is factored again: an adapter of a kernel with heads has a matrix for each head, whose ranks
-add up.
+KerasHub itself reads a task from its twin (`reading`), or writes it as its twin
+(`export_to_transformers`). So the task with the adapters' products as its kernels, and zeros
+elsewhere, gives what they add to each matrix there. Such a matrix is factored again: an adapter of
+a kernel with heads has a matrix for each head, whose ranks add up.
 
 Tried with KerasHub 0.32 and PEFT 0.21.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from tftpu.errors import UserError
 from tftpu.kernels.assignment import assign
 from tftpu.models import adapters
+from tftpu.models.keras_hub import reading
 from tftpu.models.weights import files, peft
 
 _SMALLEST = 1e-6  # relative to the largest singular value: below are errors of rounding
@@ -45,8 +46,8 @@ def save_adapters(
         The number of values written.
 
     Raises:
-        UserError: KerasHub cannot write such a task for Transformers, or weights of it were trained
-            without adapters.
+        UserError: KerasHub can neither read such a task from Transformers nor write it for that,
+            or weights of it were trained without adapters.
     """
     whole = [v.path for v in model.trainable_variables if not v.path.endswith(adapters.ADAPTERS)]
     if whole:
@@ -57,8 +58,10 @@ def save_adapters(
     for variable in plain.weights:
         assign(variable, np.zeros(variable.shape, "float32"))
     adapters.assign_added(plain, model, replaced)
-    about, arrays = _export(plain)
-    transposed = about["model_type"] == "gpt2"  # whose layers are Conv1D
+    arrays, transposed = reading.find_matrices(plain), False
+    if arrays is None:
+        about, arrays = _export(plain)
+        transposed = about["model_type"] == "gpt2"  # whose layers are Conv1D
     factors, ranks = {}, {}
     for name, matrix in arrays.items():
         if matrix.any():

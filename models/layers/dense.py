@@ -109,10 +109,17 @@ def dequantize_kernel(layer: Any) -> Tensor:
     """Returns the kernel of a quantized layer without adapters, in its compute dtype.
 
     Args:
-        layer: a dense layer; or a convolution of `tftpu.models.layers.convolution`.
+        layer: a dense layer, also of the class EinsumDense; or a convolution of
+            `tftpu.models.layers.convolution`.
     """
     if isinstance(layer, keras.layers.Dense):
         return _dequantize(layer, "kernel", layer.units)
+    if isinstance(layer, keras.layers.EinsumDense) and layer.quantization_mode == "int4":
+        rows = _dequantize(layer, "kernel", layer.kernel_scale.shape[-1])
+        return ops.reshape(rows, layer.original_kernel_shape)
+    if isinstance(layer, keras.layers.EinsumDense):
+        values = ops.cast(internals.find_stored_matrix(layer), "float32")
+        return ops.cast(values / internals.read_scale(layer), layer.compute_dtype)
     axis = layer.channel_axes[0]
     return _dequantize(layer, "kernel", layer.kernel_shape[axis], axis)
 

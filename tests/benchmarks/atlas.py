@@ -46,7 +46,8 @@ Keras {keras}, TensorFlow {tensorflow-cpu}, JAX {jax}).
 Every output of floating point has random targets; the loss is the mean square of the distances, and
 the optimizer SGD with momentum, in float32. Dropout is 0. Texts have padding. On a mesh with `fsdp`
 every weight is divided that has a dimension to divide, however small: at least {divided} % of each
-backbone. Gemma 3n, Gemma 4, Qwen 3.5 and T5Gemma 2 are built for text alone.
+backbone. `remat=block` recomputes activations: those of equal blocks, or where a backbone has none,
+of segments of its graph. Gemma 3n, Gemma 4, Qwen 3.5 and T5Gemma 2 are built for text alone.
 """
 KINDS = {"keras": "Keras fails"}  # in the words of the page
 # Errors that say little, in words.

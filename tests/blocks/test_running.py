@@ -1,4 +1,4 @@
-"""Blocks of other people's models, found by structure, are recomputed or run as a loop."""
+"""Blocks or segments of other people's models are recomputed, and blocks run as a loop."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 import tftpu
 from tests.support.models import blocks, zoo
 from tests.support.programs import jax_process
-from tftpu.blocks import structure
+from tftpu.blocks import segments, structure
 from tftpu.blocks.running import check_blocks
 from tftpu.errors import UserError
 
@@ -37,7 +37,42 @@ def test_a_block_that_takes_another_argument_ends_a_chain():
     assert [len(chain.blocks) for chain in chains] == [4, 2]
 
 
-@pytest.mark.parametrize("name", ["chain", "nested"])
+def test_a_graph_without_blocks_is_cut_where_the_fewest_numbers_are_kept():
+    model = blocks.build_branching()
+    inner, outer = segments.find_segments(model).values()
+    ends = [(type(part.nodes[-1].operation).__name__, part.recomputed) for part in outer]
+    whole = ("Sequential", False)  # whose own graph is cut
+    sums = [("Add", True)] * 2
+    assert ends == [*sums, ("BatchNormalization", True), sums[0], whole, ("Dense", True)]
+    assert [len(part.inputs) for part in outer] == [1, 1, 1, 2, 1, 1]
+    assert [len(part.nodes) for part in inner] == [1, 2]
+
+
+def test_stages_of_one_class_are_blocks_where_no_graph_can_be_cut():
+    class Stage(keras.layers.Layer):
+        def __init__(self, width: int):
+            super().__init__()
+            self.dense = keras.layers.Dense(width)
+
+        def call(self, x):
+            return self.dense(x)
+
+    class Stages(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.stages = [Stage(3), Stage(4)]
+
+        def call(self, x):
+            return self.stages[1](self.stages[0](x))
+
+    x = keras.Input((2,))
+    model = keras.Model(x, Stages()(x))
+    assert not structure.find_blocks(model) and not segments.find_segments(model)
+    assert len(structure.find_blocks(model, same_weights=False)) == 2
+    check_blocks(model, "block", "none")
+
+
+@pytest.mark.parametrize("name", ["chain", "nested", "branching"])
 def test_recomputing_changes_no_number_on_tensorflow(name):
     """Nor draws of dropout, nor batch statistics, nor losses of layers."""
     assert blocks.compare(name, "block", "none") < 1e-6
@@ -47,7 +82,7 @@ def test_recomputing_changes_no_number_on_tensorflow(name):
 def test_recomputing_and_loops_change_no_number_on_jax():
     printed = jax_process.output("models.blocks")
     cases = [json.loads(line) for line in printed.splitlines()]
-    assert len(cases) == 17
+    assert len(cases) == 20
     for case in cases:
         assert case["difference"] < 5e-6, case
         if case["scan"] == "block":  # of 9 blocks, of which 8 are 4 groups

@@ -15,9 +15,11 @@ from tftpu.errors import UserError
 DIFFERENT = ("Qwen3", "Bert", "Mixtral", "ViT", "T5Gemma", "Whisper")
 
 
-@pytest.mark.parametrize("name", ["GPT2Backbone", "VGGBackbone"])
-def test_it_trains_as_by_keras_on_one_device(name):
-    found = routes.try_backbone(name, tftpu.connect("none", virtual_devices=1))
+@pytest.mark.parametrize(
+    ("name", "remat"), [("GPT2Backbone", "none"), ("VGGBackbone", "none"), ("VGGBackbone", "block")]
+)
+def test_it_trains_as_by_keras_on_one_device(name, remat):
+    found = routes.try_backbone(name, tftpu.connect("none", virtual_devices=1), remat)
     assert found.kind == "equal" and found.update > 1e-3, found
 
 

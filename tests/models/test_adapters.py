@@ -146,16 +146,19 @@ def test_models_without_dense_layers_ask_for_the_layers_to_adapt():
         models.enable_lora(zoo.build("resnet"), 2)
     own = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Conv2D(4, 3, name="own")])
     with pytest.raises(
-        tftpu.UserError, match=r"works only with Dense layers and the zoo's .* class Conv2D"
+        tftpu.UserError, match=r"works only with Dense and EinsumDense layers .* class Conv2D"
     ):
         models.enable_lora(own, 2, "*own", "int8")
 
 
 def test_a_refused_model_is_as_it_was():
-    layers = [keras.layers.Dense(8, name="first"), keras.layers.EinsumDense("bd,de->be", 8)]
+    class Own(keras.layers.EinsumDense):
+        pass
+
+    layers = [keras.layers.Dense(8, name="first"), Own("bd,de->be", 8)]
     own = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(2)])
     before = [variable.path for variable in own.trainable_variables]
-    with pytest.raises(tftpu.UserError, match="is of the class EinsumDense"):
+    with pytest.raises(tftpu.UserError, match="is of the class Own"):
         models.enable_lora(own, 2, base="int8")
     assert [variable.path for variable in own.trainable_variables] == before
     assert len(models.enable_lora(own, 2)) == 2
@@ -232,10 +235,23 @@ def test_adapters_of_an_embedding_are_merged_as_it_looks_up(mode):
 
 
 def test_a_layer_whose_integers_cannot_be_undone_is_named():
-    layer = keras.layers.EinsumDense("ab,bc->ac", 4, name="product")
+    layer = keras.layers.ReversibleEmbedding(8, 4, name="tokens")
     model = keras.Sequential([keras.Input((8,)), layer])
     layer.quantize("int8")
-    with pytest.raises(tftpu.UserError, match="product' is a EinsumDense quantized to int8"):
+    with pytest.raises(tftpu.UserError, match="tokens' is a ReversibleEmbedding quantized to int8"):
+        adapters.merge_weights(model)
+
+
+def test_weights_that_share_a_path_are_not_merged():
+    layers = [keras.layers.Dense(4, name="same") for _ in range(2)]
+    for layer in layers:
+        layer.build((None, 4))
+    x = keras.Input((4,))
+    inner = [
+        keras.Sequential([keras.Input((4,)), layer], name=f"s{i}") for i, layer in enumerate(layers)
+    ]
+    model = keras.Model(x, inner[1](inner[0](x)))
+    with pytest.raises(tftpu.UserError, match="are called 'same/kernel', so they cannot be merged"):
         adapters.merge_weights(model)
 
 

@@ -1,7 +1,7 @@
 """Recomputes parts of a model in the backward pass instead of keeping their activations."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 
@@ -14,7 +14,7 @@ Recomputed = tuple[Nest, list[Tensor], list[Tensor]]
 
 def run_recomputed(
     part: Callable[[Nest], Nest],
-    block: keras.Layer,
+    layers: Sequence[keras.Layer],
     x: Nest,
     remat: str = "block",
 ) -> Nest:
@@ -25,7 +25,8 @@ def run_recomputed(
 
     Args:
         part: applies layers to a float tensor, or a nest of them, and returns tensors.
-        block: the layer or the model that `part` applies.
+        layers: those that `part` applies, or the layers or models that they are in. Losses are
+            added to the last one.
         x: the input of `part`.
         remat: "block"; or, as JAX alone can, "products" to keep its products with weights and what
             attention's kernels found, too, or "offload" to keep x in the host's memory.
@@ -33,8 +34,9 @@ def run_recomputed(
     Raises:
         UserError: Keras runs on another backend than TensorFlow or JAX.
     """
-    trained = [v for v in block.variables if v.trainable]
-    others = [v for v in block.variables if not v.trainable]
+    variables = {id(v): v for layer in layers for v in layer.variables}.values()
+    trained = [v for v in variables if v.trainable]
+    others = [v for v in variables if not v.trainable]
     changed: list[keras.Variable] = []
 
     def forward(x: Nest, weights: list[Tensor], states: list[Tensor]) -> Recomputed:
@@ -50,7 +52,7 @@ def run_recomputed(
     for variable, value in zip(changed, values):
         variable.assign(value)
     for loss in losses:
-        block.add_loss(loss)
+        layers[-1].add_loss(loss)
     return y
 
 

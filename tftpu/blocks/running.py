@@ -1,6 +1,7 @@
 """Recomputes the blocks of any model in the backward pass, or runs them as a loop.
 
-The blocks are found by `tftpu.blocks.structure`; the model itself stays as it is.
+The blocks are found by `tftpu.blocks.structure`, and where there are none, parts of the graph by
+`tftpu.blocks.segments`; the model itself stays as it is.
 
     with running_blocks(model, remat="block", scan="none"):
         model(x, training=True)  # traced
@@ -8,15 +9,16 @@ The blocks are found by `tftpu.blocks.structure`; the model itself stays as it i
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import keras
 
 from tftpu import layer_internals as internals
-from tftpu.blocks import JAX_REMATS, structure
+from tftpu.blocks import JAX_REMATS, segments, structure
 from tftpu.blocks.recompute import run_recomputed
 from tftpu.blocks.scanned import read_values
+from tftpu.blocks.segments import Segment
 from tftpu.blocks.structure import Chain
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
@@ -49,28 +51,68 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
         yield
         return
     replacements: dict[int, Callable[..., Any]] = {}
-    if remat != "none":
-        for block in structure.find_blocks(model):
-            replacements[id(block)] = functools.partial(_recompute, block, remat)
+    blocks, cut = _find_recomputed(model) if remat != "none" else ([], {})
+    for block in blocks:
+        replacements[id(block)] = functools.partial(_recompute, [block], remat)
     if scan != "none":
         for chain in structure.find_chains(model):
             replacements |= {id(block): functools.partial(_skip, chain) for block in chain.blocks}
             replacements[id(chain.blocks[0])] = functools.partial(_loop, chain, remat)
-    with internals.replacing_calls(replacements):
+    graphs = {key: functools.partial(_run_segments, parts, remat) for key, parts in cut.items()}
+    with internals.replacing_calls(replacements), internals.replacing_graphs(graphs):
         yield
 
 
-def _recompute(block: keras.Layer, remat: str, plain: Callable, *args: Any, **kwargs: Any) -> Nest:
-    """Calls a block so that the backward pass recomputes it."""
+def _run_segments(
+    parts: Sequence[Segment],
+    remat: str,
+    values: dict[int, Any],
+    run: Callable[..., None],
+) -> None:
+    """Computes the tensors of a graph so that the backward pass recomputes its segments.
+
+    Args:
+        parts: the segments.
+        remat: what is recomputed of each, as for `running_blocks`.
+        values: the values of the graph's inputs by the ids of the tensors; the others are added.
+        run: adds those of some nodes to such a dictionary.
+    """
+    for part in parts:
+        if part.recomputed:
+            compute = functools.partial(_compute_segment, part, run)
+            given = [values[key] for key in part.inputs]
+            found = _recompute(part.layers, remat, compute, given)
+            values |= dict(zip(part.outputs, found))
+        else:
+            run(part.nodes, values)
+
+
+def _compute_segment(
+    part: Segment, run: Callable[..., None], _: keras.Layer, given: Sequence[Any]
+) -> list[Any]:
+    """Returns the values of a segment's outputs from those of its inputs."""
+    values = dict(zip(part.inputs, given))
+    run(part.nodes, values)
+    return [values[key] for key in part.outputs]
+
+
+def _recompute(
+    layers: Sequence[keras.Layer],
+    remat: str,
+    plain: Callable,
+    *args: Any,
+    **kwargs: Any,
+) -> Nest:
+    """Calls layers, a block or those of a segment, so that the backward pass recomputes them."""
     inputs, context = _Inputs(args, kwargs), internals.read_call_context()
 
     def part(floats: list[Tensor]) -> tuple[Nest, list[Tensor | None]]:
         args, kwargs = inputs.replace(floats)
         with internals.entering_call(context):  # TensorFlow repeats it when the call has ended
-            y = plain(block, *args, **kwargs)
+            y = plain(layers[0], *args, **kwargs)
         return y, [internals.read_mask(tensor) for tensor in keras.tree.flatten(y)]
 
-    y, masks = run_recomputed(part, block, inputs.floats, remat)
+    y, masks = run_recomputed(part, layers, inputs.floats, remat)
     for tensor, mask in zip(keras.tree.flatten(y), masks):
         internals.attach_mask(tensor, mask)
     return y
@@ -153,8 +195,18 @@ def _is_float(leaf: Any) -> bool:
 
 
 def has_blocks(model: keras.Model) -> bool:
-    """Returns whether a model has blocks that `running_blocks` can recompute."""
-    return not _runs_blocks(model) and bool(structure.find_blocks(model))
+    """Returns whether a model has blocks or segments that `running_blocks` can recompute."""
+    return not _runs_blocks(model) and any(_find_recomputed(model))
+
+
+def _find_recomputed(model: keras.Model) -> tuple[list[keras.Layer], dict[int, list[Segment]]]:
+    """Returns the blocks to recompute, or the segments of graphs where there are no equal blocks.
+
+    Where the graphs are too short as well, as those of layers made of stages, blocks may differ.
+    """
+    blocks = structure.find_blocks(model)
+    cut = {} if blocks else segments.find_segments(model)
+    return blocks if blocks or cut else structure.find_blocks(model, same_weights=False), cut
 
 
 def _runs_blocks(model: keras.Model) -> bool:
@@ -181,10 +233,11 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
             f"{wanted} works only on the JAX engine, but Keras runs on {backend}: use a mesh or "
             "engine=jax, or train.remat='block' alone."
         )
-    if remat != "none" and not structure.find_blocks(model):
+    if remat != "none" and not any(_find_recomputed(model)):
         raise UserError(
-            f"train.remat={remat!r} needs a model with several equal blocks, layers made of "
-            f"layers, but {model.name!r} has none: use train.remat='none'."
+            f"train.remat={remat!r} needs a model with several blocks of one class, layers made of "
+            f"layers, or a functional model of several layers, but {model.name!r} has none: use "
+            "train.remat='none'."
         )
     if scan != "none" and not structure.find_chains(model):
         raise UserError(

@@ -31,15 +31,26 @@ class Chain(NamedTuple):
     carry: tuple[Any, ...]
 
 
-def find_blocks(model: keras.Model) -> list[keras.Layer]:
-    """Returns the blocks of a model, the outermost ones; [] if there are none."""
-    kinds = [_identify(layer) for layer in internals.flatten_layers(model)]
+def find_blocks(model: keras.Model, same_weights: bool = True) -> list[keras.Layer]:
+    """Returns the blocks of a model, the outermost ones; [] if there are none.
+
+    Args:
+        model: the model.
+        same_weights: whether their weights have to have the same shapes, or only their class has
+            to be the same.
+    """
+
+    def identify(layer: keras.Layer) -> Any:
+        kind = _identify(layer)
+        return kind if same_weights or kind is None else kind[0]
+
+    kinds = [identify(layer) for layer in internals.flatten_layers(model)]
     counts = collections.Counter(kind for kind in kinds if kind)
     found: list[keras.Layer] = []
 
     def descend(layer: keras.Layer) -> None:
         for inner in internals.list_layers(layer):
-            kind = _identify(inner)
+            kind = identify(inner)
             if kind and counts[kind] > 1:
                 found.append(inner)
             else:

@@ -55,7 +55,9 @@ class TrainConfig:
         remat: what the backward pass recomputes of a model's equal blocks, to save memory: "block"
             keeps only the input of each; "products", on the JAX engine, also the products with
             weights; "offload", on the JAX engine, keeps the inputs in the host's memory; "none"
-            recomputes nothing. Models of the zoo have `model.remat` instead.
+            recomputes nothing. Of a functional model without equal blocks, about as many segments
+            of its graph as the root of its layers are recomputed. Models of the zoo have
+            `model.remat` instead.
         scan: "block", on the JAX engine, compiles equal blocks as one loop, so that the program
             is as short as one of them; "none" does not. Models of the zoo have `model.scan`.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last

@@ -132,6 +132,17 @@ def test_evaluation_exports_and_the_server_see_the_adapters(run, capsys, tmp_pat
     assert served.model.decoder([])(found) == "the quick"
 
 
+def test_adapters_above_a_rounded_base_learn_as_above_floats(config, run, tmp_path):
+    workdir, flag = tmp_path / "run", "--config.model.lora_base=int4"
+    assert main(["train", str(config), f"--workdir={workdir}", "--tpu=none", flag]) == 0
+    assert read_losses(workdir)[STEPS] == pytest.approx(read_losses(run)[STEPS], rel=0.05)
+    found = load_file(workdir / "checkpoints" / str(STEPS) / "model.safetensors")
+    assert found and all("lora_kernel" in name for name in found)
+    assert main(["export", str(workdir), f"--output={tmp_path / 'merged.keras'}"]) == 0
+    words = ["export-weights", str(workdir), "--adapters", f"--output={tmp_path / 'peft'}"]
+    assert main(words) == 0
+
+
 def test_mistakes_are_explained(config, tmp_path, capsys):
     words = ["train", str(config), f"--workdir={tmp_path / 'run'}", "--tpu=none"]
     for flag, said in {

@@ -25,18 +25,21 @@ class Route:
         backend: Keras's.
         devices: the number of virtual CPU devices.
         mesh: as for `tftpu.connect`.
+        remat: what is recomputed, as for `tftpu.TrainConfig`.
     """
 
     title: str
     backend: str
     devices: int
     mesh: str | None = None
+    remat: str = "none"
 
 
 ROUTES = {
     "tensorflow": Route("TensorFlow, 1 device", "tensorflow", 1),
     "fsdp": Route("JAX `fsdp:8`", "jax", 8, "fsdp:8"),
     "tensor": Route("JAX `data:2,tensor:4`", "jax", 8, "data:2,tensor:4"),
+    "remat": Route("JAX `fsdp:8`, `remat=block`", "jax", 8, "fsdp:8", "block"),
 }
 
 
@@ -62,13 +65,13 @@ class Result:
     noise: float = 0.0
 
 
-def try_backbone(name: str, engine: Any) -> Result:
+def try_backbone(name: str, engine: Any, remat: str = "none") -> Result:
     """Returns what comes of a backbone, whatever happens."""
     from tests.support.hub import training
     from tftpu.errors import UserError
 
     try:
-        found = training.compare(name, engine)
+        found = training.compare(name, engine, remat)
     except training.KerasFailedError as error:
         return Result("keras", _take_line(str(error)))
     except UserError as error:
@@ -100,7 +103,7 @@ def main(route: str, *names: str) -> None:
         creation.SMALLEST = sharding.SMALLEST = 1
     for name in names:
         signal.alarm(TIME_LIMIT)
-        found = try_backbone(name, engine)
+        found = try_backbone(name, engine, chosen.remat)
         print(json.dumps(dataclasses.asdict(found)), flush=True)
         keras.backend.clear_session()
 

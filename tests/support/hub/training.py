@@ -75,12 +75,13 @@ class Compared(NamedTuple):
         return "rounding" if difference <= 10 * self.noise else "differs"
 
 
-def compare(name: str, engine: Any) -> Compared:
+def compare(name: str, engine: Any, remat: str = "none") -> Compared:
     """Trains a backbone in both ways, from the same weights on the same batches.
 
     Args:
         name: of the backbone's class.
         engine: the engine that `Trainer` uses; Keras's `fit` uses one device.
+        remat: what `Trainer` recomputes in the backward pass.
 
     Raises:
         UserError: tftpu does not train this backbone so.
@@ -91,7 +92,7 @@ def compare(name: str, engine: Any) -> Compared:
         model = build_model(name)
         before, batches = model.get_weights(), draw_batches(name, model)
     try:  # first: what tftpu refuses, Keras need not compile
-        found, divided = _train_divided(name, engine, before, batches)
+        found, divided = _train_divided(name, engine, remat, before, batches)
     except UserError:
         raise
     except Exception:
@@ -116,20 +117,15 @@ def _failing_in_keras() -> Iterator[None]:
 
 
 def _train_divided(
-    name: str, engine: Any, before: list[np.ndarray], batches: Any
+    name: str, engine: Any, remat: str, before: list[np.ndarray], batches: Any
 ) -> tuple[Trained, float]:
     """Returns what `Trainer` does, and the part of the weights that devices hold in parts."""
     with engine.scope():
         model = build_model(name)
         model.set_weights(before)
-    trainer = _build_trainer(model, engine)
+    trainer = tftpu.Trainer(model, engine=engine, options=tftpu.TrainConfig(remat=remat))
     found = _train(model, trainer.fit, batches, steps=STEPS, eval_every=1)
     return found, _measure_division(model)
-
-
-def _build_trainer(model: Any, engine: Any) -> tftpu.Trainer:
-    """Returns the trainer of a model. A route that recomputes activations would say so here."""
-    return tftpu.Trainer(model, engine=engine)
 
 
 def _measure_division(model: Any) -> float:

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from tests.support.hub import builders
+from tftpu import models
 from tftpu.engines.jax.placement.deriving import derive_axes
 from tftpu.engines.jax.placement.sharding import Layout
 from tftpu.errors import UserError
@@ -73,6 +74,13 @@ def test_products_alternate_between_their_outputs_and_inputs(family):
             expected = None if dimension is None else (None,) * dimension + (T,)
             axes = derived.get(variable.path)
             assert axes == (expected and expected + (None,) * (rank - len(expected))), variable.path
+
+
+def test_a_kernel_of_4_bits_is_sharded_as_the_matrix_that_is_stored():
+    model = builders.build_backbone("Gemma3Backbone")
+    models.enable_lora(model, 2, "*attention/query", base="int4")
+    [kernel] = [v for v in model.variables if v.path == "decoder_block_0/attention/query/kernel"]
+    assert len(kernel.shape) == 2 and derive_axes(model, T)[kernel.path] == (None, T)
 
 
 def test_layers_of_the_users_own_are_sharded_by_what_they_are_made_of():

@@ -105,6 +105,8 @@ def _read_product(layer: keras.Layer) -> Product | None:
     if isinstance(layer, keras.layers.EinsumDense):
         given, _, output = layer.equation.replace("->", ",").replace("...", "").split(",")
         labels = layer.equation.split(",")[1].split("->")[0]
+        if len(labels) != len(kernels[0].shape):  # integers of 4 bits, stored as a matrix
+            return Product(layer, kernels[0], (0,), (1,))
         inputs = tuple(i for i, label in enumerate(labels) if label not in output)
         outputs = tuple(i for i, label in enumerate(labels) if label not in given)
         return Product(layer, kernels[0], inputs, outputs) if inputs and outputs else None

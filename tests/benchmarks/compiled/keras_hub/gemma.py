@@ -1,6 +1,6 @@
 """Compiles the train step of KerasHub's Gemma 3 as Keras's JAX `fit` runs it, and as tftpu does.
 
-    python -m tests.benchmarks.compiled.keras_hub_gemma [--rows=ROW,...] [--batch=N] [--tokens=N]
+    python -m tests.benchmarks.compiled.keras_hub.gemma [--rows=ROW,...] [--batch=N] [--tokens=N]
 
 The rows are the keys of `OURS`, "keras" for Keras's `fit` under `DataParallel`, and "zoo" for the
 zoo's Llama of these widths. All have the same batch, optimizer and dtype policy, and the same
@@ -23,7 +23,7 @@ import jax
 import keras
 import tensorflow as tf
 
-from tests.benchmarks.compiled.keras_hub_cost import PRECISION, compile_model, lower_fit, say
+from tests.benchmarks.compiled.keras_hub.llama import PRECISION, compile_model, lower_fit, say
 from tftpu import models
 from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering

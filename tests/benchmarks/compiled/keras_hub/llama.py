@@ -1,6 +1,6 @@
 """Compiles Llama's train step as KerasHub shards it, and as tftpu does, for the same TPUs.
 
-    KERAS_BACKEND=jax python -m tests.benchmarks.compiled.keras_hub_cost [--layers=N] [--tokens=N]
+    KERAS_BACKEND=jax python -m tests.benchmarks.compiled.keras_hub.llama [--layers=N] [--tokens=N]
 
 KerasHub's model is divided by its own layout map under `keras.distribution.ModelParallel`, and the
 step is the one that Keras's JAX `fit` runs. Both have the same sizes, batch, optimizer and dtype
