@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from tests.benchmarks.calibration import workloads
 from tests.benchmarks.calibration.workloads import ArrayCopy, MatrixProduct, Workload
-from tftpu.tpu.slices import parse_slice
 
 _MLPERF = "MLPerf training v{}, Google's results"
 _CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
@@ -14,7 +13,6 @@ _QK = "no norm of queries and keys, no soft cap; tftpu's kernel for attention"
 _MAXTEXT = "MaxText, configs/tpu/{}/README.md"
 _RS = "tensorflow/tpu, models/official/resnet/resnet_rs/README.md"
 _RECIPES = "AI-Hypercomputer/tpu-recipes, {}"
-_LLAMA_32B = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
 _WIDER_MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
 _IRONWOOD = "AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood/README.md"
 
@@ -63,40 +61,24 @@ def _build_maxtext_row(
     tokens: int,
     remat: str,
     differs: str,
-    mesh: str = "fsdp:-1",
-    shares: int | None = None,
     **sizes: int,
 ) -> Row:
     """Returns a row of a decoder, given its TFLOP/s a chip as MaxText counted them.
 
     It counts 6 FLOPs a token for each weight in a product, and attention without its mask.
-
-    Args:
-        name: of the model.
-        slice_name: of the slice.
-        tflops: a chip.
-        examples: of a share of the batch.
-        tokens: of an example.
-        remat: what the backward pass recomputes.
-        differs: how the workload differs from the published run.
-        mesh: as for `tftpu.connect`.
-        shares: of the batch, where they are fewer than the chips.
-        sizes: of the model.
     """
     width, layers = sizes["width"], sizes["layers"]
     shared = width // sizes["heads"] * sizes["kv_heads"]
     weights = layers * (2 * width**2 + 2 * width * shared + 3 * width * sizes["hidden"])
     weights += width * sizes["vocabulary"]
     flops = examples * tokens * (6 * weights + 12 * layers * tokens * width)
-    if shares is not None:
-        flops *= shares / parse_slice(slice_name).chips
     return Row(
         name=f"{name}-{slice_name}",
         model=name,
         slice=slice_name,
-        workload=workloads.build_llama(examples, tokens, remat, mesh, **sizes),
+        workload=workloads.build_llama(examples, tokens, remat, **sizes),
         step_ms=flops / tflops / 1e9,
-        source=_MAXTEXT.format(slice_name.split("-")[0].split("x")[-1]),
+        source=_MAXTEXT.format(slice_name.split("-")[0]),
         differs=differs,
     )  # fmt: skip
 
@@ -176,13 +158,6 @@ ROWS = (
         _RECIPES.format("microbenchmarks"),
     ),
     _build_resnet_rs_row(50, 160, 70, (3, 4, 6, 3)),
-    _build_resnet_rs_row(101, 192, 170, (3, 4, 23, 3)),
-    _build_resnet_rs_row(152, 192, 240, (3, 8, 36, 3)),
-    _build_resnet_rs_row(152, 256, 410, (3, 8, 36, 3)),
-    Row(
-        *("gpt3_175b-v6e-256", "gpt3_175b", "v6e-256", workloads.build_gpt3(3), 17182),
-        _RECIPES.format("training/trillium/GPT3-175B-MaxText/bf16"),
-    ),
     _build_product_row(4096, 892.9),
     _build_product_row(16384, 950.1),
     _build_product_row(32768, 956.4),
@@ -193,22 +168,8 @@ ROWS = (
         vocabulary=32000,
     ),
     _build_maxtext_row(
-        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""), **_LLAMA_32B, vocabulary=32000
-    ),
-    *(
-        _build_maxtext_row(
-            *("llama_32b", f"{slices}xv5e-256", tflops, 4, 2048, "block", ""),
-            mesh=f"data:{slices},fsdp:-1",
-            **_LLAMA_32B,
-            vocabulary=32000,
-        )
-        for slices, tflops in ((2, 128), (4, 126), (8, 125), (16, 123), (32, 119))
-    ),
-    _build_maxtext_row(
-        *("llama_32b", "v5p-128", 328, 24, 2048, "products", ""),
-        mesh="fsdp:-1,tensor:4",
-        shares=16,
-        **_LLAMA_32B,
+        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""),
+        **{"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672},
         vocabulary=32000,
     ),
     _build_maxtext_row(

@@ -156,46 +156,25 @@ def build_efficientnet_b4(fused_stages: int) -> Workload:
     return Workload(build_model, (_build_image_spec(128, 380), _build_id_spec(128)))
 
 
-def build_llama(
-    examples: int, tokens: int, remat: str, mesh: str = "fsdp:-1", **fields: Any
-) -> Workload:
-    """Returns a Llama on a mesh of all chips of a slice, on the JAX engine.
+def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Workload:
+    """Returns a Llama divided by `fsdp` over all chips of a slice, on the JAX engine.
 
     Args:
-        examples: of a share of the batch.
+        examples: per chip.
         tokens: of an example.
         remat: what the backward pass recomputes, as `models.config` takes it.
-        mesh: as for `tftpu.connect`.
         fields: other fields of the model.
     """
 
     def build_model() -> keras.Model:
-        model = models.build("llama_8b", **{"attention": "flash", "remat": remat} | fields)
+        model = models.build("llama_8b", attention="flash", remat=remat, **fields)
         model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
         return model
 
     batch = _build_id_spec(examples, tokens), _build_id_spec(examples, tokens)
     return Workload(
-        build_model, batch, cluster=ClusterConfig(engine="jax", mesh=mesh), clipnorm=1.0
+        build_model, batch, cluster=ClusterConfig(engine="jax", mesh="fsdp:-1"), clipnorm=1.0
     )
-
-
-def build_gpt3(examples: int) -> Workload:
-    """Returns GPT-3 175B (Brown et al. 2020, arXiv:2005.14165), divided by `fsdp`.
-
-    Args:
-        examples: per chip, of 2,048 tokens.
-    """
-    sizes = {"layers": 96, "width": 12288, "heads": 96, "vocabulary": 50304, "context": 2048}
-
-    def build_model() -> keras.Model:
-        model = models.build("gpt2_small", attention="flash", remat="block", **sizes)
-        model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
-        return model
-
-    batch = _build_id_spec(examples, 2048), _build_id_spec(examples, 2048)
-    cluster = ClusterConfig(engine="jax", mesh="fsdp:-1")
-    return Workload(build_model, batch, cluster=cluster, clipnorm=1.0)
 
 
 def build_resnet_rs(blocks: Sequence[int], pixels: int) -> Workload:
