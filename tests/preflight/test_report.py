@@ -213,3 +213,13 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_cut_figures():
         assert "…" not in header + row
         assert "HBM" in header and "step" in header and "cost/run" in header
     assert "bound" in header and "range" in header
+
+
+def test_what_lies_in_the_hosts_memory_is_shown_for_a_core_and_for_a_host():
+    one, several = (filled(name) for name in ("v6e-8", "v5p-16"))
+    assert "memory of the host" not in Report(1024, "float32", 600, [one, several]).text()
+    for item in (one, several):
+        item.host_bytes = 6 << 30
+    text = Report(1024, "float32", 600, [one, several]).text()
+    assert "memory of the host: 6 GiB for each core, 48 GiB for those of one host" in text
+    assert "memory of the host: 6 GiB for each core, 24 GiB for those of one host" in text

@@ -28,7 +28,7 @@ from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.plots import build_plots
-from tftpu.preflight.pricing.cost import parse_memory_stats, price
+from tftpu.preflight.pricing.cost import count_host_bytes, parse_memory_stats, price
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import (
     ROOM,
@@ -331,6 +331,7 @@ class Examiner:
         self, report: SliceReport, step: LoweredStep, compiled: Compiled, target: Slice, shard: int
     ) -> None:
         """Adds the costs of the compiled program to the report of a slice."""
+        report.host_bytes = count_host_bytes(compiled.memory)
         if not compiled.text:
             fill_unpriced(report, compiled, step.model_flops, target)
             return

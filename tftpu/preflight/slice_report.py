@@ -56,6 +56,7 @@ class SliceReport:
             code.
         hbm_limit_bytes: bytes of HBM that a program may use.
         hbm: the parts of `hbm_bytes`; those of the state if the step was not compiled.
+        host_bytes: bytes that the program of a device keeps in its host's memory.
         largest_tensors: the largest arrays in HBM.
         largest_per_core_batch: if the step does not fit, the largest per-core batch that does; 0
             if none does.
@@ -97,6 +98,7 @@ class SliceReport:
     hbm_bytes: int = 0
     hbm_limit_bytes: int = 0
     hbm: dict[str, int] = dataclasses.field(default_factory=dict)
+    host_bytes: int = 0
     largest_tensors: list[costs.LargeTensor] = dataclasses.field(default_factory=list)
     largest_per_core_batch: int | None = None
     smallest_failing_batch: int | None = None

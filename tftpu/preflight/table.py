@@ -18,6 +18,7 @@ from tftpu.errors import counted
 from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.tpu.compiler_options import as_text
+from tftpu.tpu.slices import parse_slice
 
 MAX_LINTS = 4  # findings that are shown without `explain`
 MAX_LAYERS = 15
@@ -114,6 +115,13 @@ def _describe_memory(item: SliceReport) -> list[str]:
         f"  memory: {format_size(item.hbm_bytes)} with {examples} per core, "
         f"{share:.1%} of the {format_size(item.hbm_limit_bytes)} available ({parts})",
     ]
+    if item.host_bytes:
+        target = parse_slice(item.slice)
+        devices = target.chips_per_host * target.generation.cores
+        lines.append(
+            f"  memory of the host: {format_size(item.host_bytes)} for each core, "
+            f"{format_size(devices * item.host_bytes)} for those of one host"
+        )
     largest = "; ".join(_format_tensor(t) for t in item.largest_tensors[:3])
     return [*lines, f"  largest: {largest}"] if largest else lines
 

@@ -115,3 +115,8 @@ def test_each_device_keeps_its_part_of_the_gradients():
     parts = {shape for kind, shape in found if kind != "all-reduce"}
     assert {"bf16[2048,6144]", "bf16[2048,8192]", "bf16[8192,2048]"} <= parts
     assert not [shape for kind, shape in found if kind == "all-reduce" and "," in shape]
+
+
+def test_inputs_of_blocks_wait_on_the_host_where_that_is_asked_for():
+    width, blocks, tokens = 256, 3, 2 * 512
+    assert printed("offloaded") == [0, blocks * tokens * width * 2]  # bytes, of bfloat16

@@ -3,6 +3,7 @@
 KERAS_BACKEND=jax python -m tests.support.programs.jax_preflight MESH SLICE,... [OPTIONS] > FILE
 """
 
+import functools
 import json
 import re
 import sys
@@ -44,10 +45,10 @@ def wide() -> keras.Model:
     return built
 
 
-def gpt(width: int = 256) -> keras.Model:
-    """Returns a compiled model of one block with the flash kernel, and heads of 64."""
-    sizes = {"layers": 1, "vocabulary": 512, "width": width, "heads": width // 64}
-    built = models.build("gpt2_small", attention="flash", **sizes)
+def gpt(width: int = 256, layers: int = 1, remat: str = "none") -> keras.Model:
+    """Returns a compiled model with the flash kernel, and heads of 64."""
+    sizes = {"layers": layers, "vocabulary": 512, "width": width, "heads": width // 64}
+    built = models.build("gpt2_small", attention="flash", remat=remat, **sizes)
     built.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return built
 
@@ -80,9 +81,21 @@ def scattered() -> list[tuple[str, str]]:
     return sums(compiler.compile_program(step, slice_).text)
 
 
+def offloaded() -> list[int]:
+    """Returns what a device keeps on its host, with `remat="block"` and with "offload"."""
+    share = (tf.TensorSpec((2, 512), tf.int32),) * 2
+    slice_, found = parse_slice("v5e-8"), []
+    for remat in ("block", "offload"):
+        build = functools.partial(gpt, layers=3, remat=remat)
+        lowering = JaxLowering("fsdp:8")
+        step = lowering.build(build, share, 8, "mixed_bfloat16", TrainConfig()).lower()
+        found.append(cost.count_host_bytes(compiler.compile_program(step, slice_).memory))
+    return found
+
+
 def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
     """Prints the report, or the FLOPs, as JSON."""
-    for part in (kernels, constraints, scattered):
+    for part in (kernels, constraints, scattered, offloaded):
         if mesh == part.__name__:
             print(json.dumps(part()))
             return

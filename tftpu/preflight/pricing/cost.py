@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from tftpu.engines.lowered import LoweredStep
@@ -160,6 +161,12 @@ def parse_memory_stats(stats: dict[str, int]) -> Memory:
         temporaries=min(stats["temp_size_in_bytes"], max(0, at_peak)),
         code=stats["generated_code_size_in_bytes"],
     )
+
+
+def count_host_bytes(stats: Mapping[str, int]) -> int:
+    """Returns the bytes that one replica's program keeps in its host's memory."""
+    kept = (stats.get(f"host_{part}_size_in_bytes", 0) for part in ("argument", "output", "temp"))
+    return sum(kept) - stats.get("host_alias_size_in_bytes", 0)
 
 
 def _find_large_tensors(
