@@ -42,6 +42,7 @@ def run(options: Options) -> None:
     """
     if options.output and (os.path.isdir(options.output) or options.output.endswith("/")):
         raise UserError(f"--output={options.output} is a folder: give the name of a file.")
+    finished.check_exists(options.workdir)
     report_activity(f"Loading {options.workdir}")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)

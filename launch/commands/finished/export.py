@@ -62,6 +62,7 @@ def run(options: Options) -> None:
     if files.exists(options.output):
         other = files.suggest_path(options.output, _ENDINGS[form])
         raise UserError(f"{options.output} exists already: choose another place, such as {other}.")
+    finished.check_exists(options.workdir)
     report_activity(f"Loading {options.workdir}")
     experiment = finished.load_experiment(options.workdir, options)
     # All formats are made from TensorFlow's graph, and a checkpoint is the same on both engines.

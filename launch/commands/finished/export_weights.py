@@ -34,6 +34,7 @@ class Options(finished.FinishedRunOptions):
 def run(options: Options) -> None:
     """Writes the weights of the best checkpoint, or of the newest if none is best."""
     _check_place(options)
+    finished.check_exists(options.workdir)
     report_activity(f"Loading {options.workdir}")
     experiment = finished.load_experiment(options.workdir, options)
     _check(options, experiment.model.lora)

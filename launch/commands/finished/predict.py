@@ -95,6 +95,7 @@ def run(options: Options) -> None:
         _verify(options.output.rstrip("/"))
         return
     form = "parquet" if form == "bigquery" else form
+    finished.check_exists(options.workdir)
     report_activity(f"Loading {options.workdir}")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)

@@ -30,6 +30,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 
 def run(options: Options) -> None:
     """Prints a row for each kind of weights: its size, its metrics, and their changes."""
+    finished.check_exists(options.workdir)
     report_activity(f"Loading {options.workdir}")
     options.split_cpu(options.config)
     experiment = finished.load_experiment(options.workdir, options)
