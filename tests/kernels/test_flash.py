@@ -270,7 +270,7 @@ def test_a_kernel_larger_than_a_cores_memory_fails_preflight_with_the_alternativ
     wide = tiny_gpt(attention="flash", width=256, heads=1, context=8192)  # a head of 256
     item = preflight.check(wide, (tokens, tokens), ["v3-8"]).slices[0]
     assert not item.compiles
-    assert "VMEM" in item.error and "model.attention='plain'" in item.error
+    assert "VMEM" in item.error and "--config.model.attention=plain" in item.error
 
 
 @pytest.mark.slow
