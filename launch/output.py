@@ -1,4 +1,4 @@
-"""Output of commands: what they are doing, and going on when its reader ends (`... | head`)."""
+"""Lines about what a command does, and a command that continues when nobody reads them."""
 
 import contextlib
 import io

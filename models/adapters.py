@@ -4,7 +4,6 @@ A layer that is adapted adds the product of two small matrices to its kernel, an
 trained; with QLoRA (https://arxiv.org/abs/2305.14314) the kernel below them has 8 or 4 bits.
 """
 
-import collections
 import contextlib
 import fnmatch
 import math
@@ -18,6 +17,7 @@ from keras import quantizers
 
 from tftpu import layer_internals as internals
 from tftpu.errors import UserError
+from tftpu.inference.export import check_unique_paths
 from tftpu.kernels.assignment import assign
 from tftpu.models.layers.convolution import QuantizedConvolution
 from tftpu.models.layers.dense import Dense, dequantize_embeddings, dequantize_kernel
@@ -96,12 +96,7 @@ def merge_weights(
     Raises:
         UserError: a layer is quantized in a way that this cannot undo, or weights share a path.
     """
-    for path, count in collections.Counter(v.path for v in model.weights).items():
-        if count > 1:
-            raise UserError(
-                f"Several weights of {model.name!r} are called {path!r}, so they cannot be merged "
-                "by their names. Write the adapters alone."
-            )
+    check_unique_paths(model)
     found = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
     for layer in internals.flatten_layers(model):
         if layer.quantization_mode is not None or getattr(layer, "lora_enabled", False):
@@ -171,6 +166,8 @@ def assign_added(
         plain, model, replaced: as for `assign_merged`; other weights keep their values.
     """
     values = replaced or {}
+    if values:
+        check_unique_paths(model)
     for one, other in _pair_layers(plain, model):
         if getattr(other, "lora_enabled", False):
             both = (getattr(other, name) for name in ADAPTERS)  # not by path: some are not unique

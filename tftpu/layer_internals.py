@@ -172,11 +172,14 @@ def replacing_graphs(replacements: Mapping[int, Callable[..., None]]) -> Iterato
         return keras.tree.pack_sequence_as(self._outputs_struct, outputs)
 
     private: Any = functional.Functional
+    before = vars(private).get("_run_through_graph")  # None: it is inherited
     private._run_through_graph = run_graph
     try:
         yield
     finally:
-        del private._run_through_graph  # it is inherited
+        del private._run_through_graph
+        if before is not None:
+            private._run_through_graph = before
 
 
 def read_settings(layer: keras.Layer) -> dict[str, Any]:

@@ -60,6 +60,10 @@ def _find_reader(kind: type) -> Any:
     return None
 
 
+class _MissingTensorError(Exception):
+    """The name of a tensor that a reader wants to see."""
+
+
 class _Recorder:
     """A loader that records what is asked for, and has no tensors.
 
@@ -79,7 +83,7 @@ class _Recorder:
             self.read |= dict.fromkeys((id(keras_variable), keras_variable.path), (name, hook_fn))
 
     def get_tensor(self, name: str) -> Any:
-        raise KeyError(name)
+        raise _MissingTensorError(name)
 
 
 def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
@@ -90,7 +94,7 @@ def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
         kind += "_text"  # as Transformers calls models that might see images, but do not
     try:
         reader.convert_weights(backbone, recorder, {"model_type": kind})
-    except KeyError:
+    except _MissingTensorError:
         pass
     except AttributeError as error:
         if error.obj is recorder:  # it wants more than names

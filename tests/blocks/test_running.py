@@ -89,6 +89,7 @@ def test_recomputing_and_loops_change_no_number_on_jax():
             assert case["length"] < (0.75 if case["remat"] == "none" else 0.9), case
         if case["remat"] != "none":
             assert case["recomputed"], case
+        assert case["offloads"] == (case["remat"] == "offload"), case
 
 
 def test_what_does_not_fit_the_model_is_refused():

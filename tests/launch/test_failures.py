@@ -437,3 +437,17 @@ def test_a_ctrl_c_that_falls_into_a_callback_is_not_lost():
     with failures.repeating_lost_interrupts(), pytest.raises(KeyboardInterrupt):
         gc.collect()
         time.sleep(10)
+
+
+def test_other_errors_of_a_callback_are_shown_as_before(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+
+    def fail(*_):
+        gc.callbacks.remove(fail)
+        raise ValueError("of a callback")
+
+    gc.callbacks.append(fail)
+    with failures.repeating_lost_interrupts():
+        gc.collect()
+    assert [str(one.exc_value) for one in seen] == ["of a callback"]

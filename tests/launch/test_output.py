@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+import time
 
 import pytest
+
+from tftpu.launch import output
 
 # Prints as a run does: plainly, by Rich, and by a warning.
 CODE = """
@@ -80,3 +83,14 @@ def test_lines_leave_at_once_without_a_buffer():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.stdout == "a line\n"
     assert "a warning" in done.stderr
+
+
+def test_only_what_takes_long_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(output, "_SLOW", 0.05)
+    with output.reporting_if_slow("Opening the data"):
+        pass
+    time.sleep(0.2)
+    assert not capsys.readouterr().err
+    with output.reporting_if_slow("Opening the data"):
+        time.sleep(0.2)
+    assert capsys.readouterr().err == "Opening the data ...\n"

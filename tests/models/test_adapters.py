@@ -251,7 +251,9 @@ def test_weights_that_share_a_path_are_not_merged():
         keras.Sequential([keras.Input((4,)), layer], name=f"s{i}") for i, layer in enumerate(layers)
     ]
     model = keras.Model(x, inner[1](inner[0](x)))
-    with pytest.raises(tftpu.UserError, match="are called 'same/kernel', so they cannot be merged"):
+    with pytest.raises(
+        tftpu.UserError, match="are called 'same/kernel', so they cannot be written"
+    ):
         adapters.merge_weights(model)
 
 

@@ -1,5 +1,6 @@
 """Export of a model's weights for other programs."""
 
+import collections
 import os
 import tempfile
 from collections.abc import Mapping
@@ -50,8 +51,20 @@ def _name_ways(model: keras.Model) -> str:
     )
 
 
+def check_unique_paths(model: keras.Model) -> None:
+    """Raises `UserError` if weights of a model share a path, by which they would be told apart."""
+    for path, count in collections.Counter(v.path for v in model.weights).items():
+        if count > 1:
+            raise UserError(
+                f"Several weights of {model.name!r} are called {path!r}, so they cannot be written "
+                "by their names. model.save('name.keras') writes them, and `tftpu export-weights "
+                "--adapters` the adapters, unless they have averages (ema_momentum)."
+            )
+
+
 def _write(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:
     if str(path).endswith(".safetensors"):
+        check_unique_paths(model)
         arrays = {
             v.path: np.ascontiguousarray(averages.get(v.path, keras.ops.convert_to_numpy(v)))
             for v in model.weights

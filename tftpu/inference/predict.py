@@ -166,8 +166,8 @@ def predict(
             report(done, all_mine)
         if wrong:
             _log.warning(
-                "%d records have outputs that are not finite (NaN or infinity); JSON and CSV files "
-                "hold them as null or nan.",
+                "%d records that were written now have outputs that are not finite (NaN or "
+                "infinity); JSON and CSV files hold them as null or nan.",
                 wrong,
             )
         known.close()
@@ -405,8 +405,8 @@ def _write(
 
 def _count_not_finite(columns: Iterable[Any], skipped: Collection[int]) -> int:
     """Returns the number of records, beside the skipped ones, with a value that is not finite."""
-    numbers = [np.asarray(c) for c in columns if np.asarray(c).dtype.kind == "f"]
-    wrong = [~np.isfinite(c).reshape(len(c), -1).all(axis=1) for c in numbers]
+    numbers = [c for c in columns if isinstance(c, np.ndarray) and c.dtype.kind in "fV"]  # bfloat16
+    wrong = [~np.isfinite(c).all(axis=tuple(range(1, c.ndim))) for c in numbers]
     found = set(np.flatnonzero(np.any(wrong, axis=0))) if wrong else set()
     return len(found - set(skipped))
 

@@ -39,25 +39,27 @@ class Evaluations:
     """How often a run evaluates, and how long that takes.
 
     Attributes:
-        step: the step of the last evaluation; before the first one, the step of the start.
-        every: the most steps between two; 0: there was none.
+        step: the step of the last evaluation, or 0 at the start of a run; None: not known.
+        every: the most steps between two; 0: not known.
         spent: the seconds of all.
         last: the seconds of the last.
     """
 
-    step: int
+    step: int | None
     every: int = 0
     spent: float = 0.0
     last: float = 0.0
 
     def follow(self, step: int, spent: float) -> "Evaluations":
         """Returns what is known after another evaluation, given the seconds of all so far."""
-        every = max(self.every, step - self.step)
+        every = self.every if self.step is None else max(self.every, step - self.step)
         return Evaluations(step, every, spent, spent - self.spent)
 
     def estimate_seconds_left(self, steps: int) -> float:
         """Returns the seconds of the evaluations up to the end of a run of this many steps."""
-        return math.ceil((steps - self.step) / self.every) * self.last if self.every else 0.0
+        if self.step is None or not self.every:
+            return 0.0
+        return math.ceil((steps - self.step) / self.every) * self.last
 
 
 class Reporter:
@@ -135,7 +137,8 @@ class Reporter:
         # Seconds and step since which the time left is estimated: after the first device loop.
         self._pace: tuple[float, int] | None = None
         self._evaluates = evaluates
-        self._evaluations = Evaluations(start)
+        spent = account.clock.sum_seconds()["evaluation"]  # by an earlier `fit` of the trainer
+        self._evaluations = Evaluations(0 if start == 0 else None, spent=spent)
         # Seconds of each part at the last point of goodput.
         self._seconds = self._account.clock.sum_seconds()
         self._host_at = -HOST_EVERY  # the time when goodput and telemetry were last written

@@ -121,6 +121,8 @@ def suggest_launcher(wanted: Slice) -> str:
     """Returns a sentence with a launcher for a slice that another one does not have."""
     if wanted.generation.name in RUNTIMES:
         return f"`tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
+    if wanted.slices > 1 and wanted.single.hosts == 1:
+        return "No launcher joins slices of one host: choose one slice, or slices of several hosts."
     return f"`tftpu launch gke --slice={wanted.name}` trains on it."
 
 

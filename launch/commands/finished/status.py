@@ -87,7 +87,7 @@ def read_status(workdir: str) -> dict[str, Any]:
             f"`tftpu search --report --workdir={workdir}`."
         )
     if account is None and files.exists(files.join(workdir, "config.json")):
-        return {"workdir": workdir, "state": "prepared"}
+        return {"workdir": workdir, "state": "prepared", "checkpoints": _find_checkpoints(workdir)}
     if account is None:
         why = f"it has no {goodput.FILE}"
         if not files.exists(workdir):
@@ -129,6 +129,8 @@ def format_status(record: dict[str, Any]) -> list[str]:
         rows = [("state", _IN_WORDS[record["state"]])]
         rows += [("process", record["process"])] if "process" in record else []
         if saved := record.get("checkpoints", {}).get("steps"):
+            if record["state"] == "prepared":  # without an account, as in a copy of a run
+                rows = [("state", "not running: the same command resumes it")]
             rows.append(("checkpoint", f"step {saved[-1]}, from which it resumes"))
         return [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     ago = format_clock(max(0.0, time.time() - record["updated"]))

@@ -73,6 +73,8 @@ def test_a_permutation_waits_for_the_cores_that_share_a_link(pairs, gbps):
     sent = Instruction("x", "collective-permute", [Tensor("f32", (10**8,))], [], "", rest)
     found = estimate_seconds(sent, {}, parse_slice("tpu7x-8"))
     assert found == pytest.approx(4e8 / gbps / 1e9, rel=0.01)
+    leaves = 0 if gbps == 600 else 4e8 * 100 / gbps  # two cores that take turns send twice
+    assert count_sent_bytes(sent, {}, parse_slice("tpu7x-8")) == leaves
 
 
 def test_gathers_on_ironwood_take_about_as_long_as_was_measured():

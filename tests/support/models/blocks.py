@@ -160,8 +160,8 @@ def compare(name: str, remat: str, scan: str) -> float:
     return max(float(np.abs(one - other).max()) for one, other in zip(plain, found))
 
 
-def count_lines(name: str, remat: str, scan: str) -> tuple[int, int]:
-    """Returns the lines of a gradient's program on JAX, and how often it recomputes."""
+def describe(name: str, remat: str, scan: str) -> tuple[int, dict[str, Any]]:
+    """Returns the lines of a gradient's program on JAX, and whether it recomputes and offloads."""
     import jax
 
     keras.utils.set_random_seed(1)
@@ -175,20 +175,23 @@ def count_lines(name: str, remat: str, scan: str) -> tuple[int, int]:
 
     values = [v.value for v in model.trainable_variables]
     jaxpr = str(jax.make_jaxpr(jax.grad(compute))(values))
-    return jaxpr.count("\n"), jaxpr.count("prevent_cse")
+    return jaxpr.count("\n"), {
+        "recomputed": jaxpr.count("prevent_cse"),
+        "offloads": "MemorySpace.Host" in jaxpr,
+    }
 
 
 def main() -> None:
     for name in MODELS:
-        plain, _ = count_lines(name, "none", "none")
+        plain, _ = describe(name, "none", "none")
         for remat, scan in itertools.product(REMATS, ("none", "block")):
             if (remat, scan) == ("none", "none") or (
                 name in ("nested", "branching") and scan == "block"
             ):
                 continue
-            lines, recomputed = count_lines(name, remat, scan)
+            lines, found = describe(name, remat, scan)
             case = {"name": name, "remat": remat, "scan": scan}
-            measured = {"length": lines / plain, "recomputed": recomputed}
+            measured = {"length": lines / plain, **found}
             print(json.dumps({**case, "difference": compare(name, remat, scan), **measured}))
 
 

@@ -103,7 +103,8 @@ def count_sent_bytes(instruction: Instruction, computation: Computation, target:
         return 0.0
     size = _measure_size(instruction, computation)
     if instruction.opcode.startswith("collective-permute"):
-        return size
+        turns = _count_turns(instruction, target)
+        return size if turns is None else turns * size
     between = instruction.opcode == "send"
     parts, groups = (target.slices, 1) if between else _place_group(instruction, target)
     whole = 2 * groups * size * (parts - 1) / parts
@@ -127,14 +128,23 @@ def _estimate_permutation(instruction: Instruction, size: int, target: Slice) ->
 
     What several devices of a chip send to one other chip takes turns on the link.
     """
-    generation = target.generation
-    written = instruction.match_attribute(r"source_target_pairs=\{([\d,{}]*)\}")
-    devices = [int(device) // generation.cores for device in re.findall(r"\d+", written)]
-    links = collections.Counter(zip(devices[::2], devices[1::2], strict=True))
-    turns = max((n for (source, to), n in links.items() if source != to), default=0)
-    if links and not turns:
+    generation, turns = target.generation, _count_turns(instruction, target)
+    if turns == 0:
         return size / (generation.core_gbps * 1e9) + HOP_SECONDS
-    return max(1, turns) * size / (generation.link_gbps * 1e9) + HOP_SECONDS
+    return (turns or 1) * size / (generation.link_gbps * 1e9) + HOP_SECONDS
+
+
+def _count_turns(instruction: Instruction, target: Slice) -> int | None:
+    """Returns how many devices of a chip send to one other chip in a permutation.
+
+    It is 0 if all stays within chips, and None if the program does not say who sends.
+    """
+    written = instruction.match_attribute(r"source_target_pairs=\{([\d,{}]*)\}")
+    devices = [int(d) // target.generation.cores for d in re.findall(r"\d+", written)]
+    links = collections.Counter(zip(devices[::2], devices[1::2], strict=True))
+    if not links:
+        return None
+    return max((n for (source, to), n in links.items() if source != to), default=0)
 
 
 def _place_group(instruction: Instruction, target: Slice) -> tuple[int, float]:
