@@ -36,28 +36,31 @@ HyperParameter = bool | int | float | str
 
 @dataclasses.dataclass(frozen=True)
 class Evaluations:
-    """How often a run evaluates, and how long that takes.
+    """How often a run evaluates, and how long that takes, apart from the first time.
 
     Attributes:
         step: the step of the last evaluation, or 0 at the start of a run; None: not known.
         every: the most steps between two; 0: not known.
         spent: the seconds of all.
-        last: the seconds of the last.
+        count: the number of evaluations.
+        last: the seconds of the last; None: only the first is known, which traces and compiles.
     """
 
     step: int | None
     every: int = 0
     spent: float = 0.0
-    last: float = 0.0
+    count: int = 0
+    last: float | None = None
 
     def follow(self, step: int, spent: float) -> "Evaluations":
         """Returns what is known after another evaluation, given the seconds of all so far."""
         every = self.every if self.step is None else max(self.every, step - self.step)
-        return Evaluations(step, every, spent, spent - self.spent)
+        last = spent - self.spent if self.count else None
+        return Evaluations(step, every, spent, self.count + 1, last)
 
     def estimate_seconds_left(self, steps: int) -> float:
-        """Returns the seconds of the evaluations up to the end of a run of this many steps."""
-        if self.step is None or not self.every:
+        """Returns the seconds of the evaluations up to the end of a run; 0 if they are unknown."""
+        if self.step is None or self.last is None:
             return 0.0
         return math.ceil((steps - self.step) / self.every) * self.last
 
@@ -281,8 +284,9 @@ class Reporter:
             self._seconds = clock.sum_seconds()
         elif self._pace and step > self._pace[1]:
             each = (now - self._pace[0]) / (step - self._pace[1])
-            # A short run waits for its first evaluation, which may take longer than its steps.
-            known = self._evaluations.every or not self._evaluates or now - self._pace[0] > _LONG
+            # A short run waits for its evaluations, which may take longer than its steps.
+            known = self._evaluations.last is not None or now - self._pace[0] > _LONG
+            known = known or not self._evaluates
             if self._steps is not None and known:
                 evaluating = self._evaluations.estimate_seconds_left(self._steps)
                 eta = round(each * (self._steps - step) + evaluating, 1)
