@@ -23,7 +23,7 @@ from tftpu.storage import safetensors
 
 MESHES = ("data:4", "fsdp:4")
 GROUPS = ("model", "optimizer", "ema")
-STEPS = 60
+STEPS = 90
 LOST = 8  # seconds after which a host is lost
 COMMAND = (
     *("tftpu.launch.main", "train", "--config=digits_resnet", "--config.cluster.engine=jax"),
@@ -209,9 +209,10 @@ def test_four_hosts_whose_chief_is_killed_resume_as_two_as_one_and_on_tensorflow
     wait_for(workdir, 20, processes)
     processes[0].kill()
     assert codes(processes) == [-signal.SIGKILL, 69, 69, 69], said(tmp_path)
-    for count, step in ((2, 40), (1, 50)):
+    for count in (2, 1):
+        step = Checkpoints(str(workdir)).list_steps()[-1]
         processes = start(workdir, count)
-        wait_for(workdir, step, processes)
+        wait_for(workdir, step + 5, processes)
         processes[-1].send_signal(signal.SIGTERM)
         assert codes(processes) == [75] * count, said(tmp_path)
     on_tensorflow = ("--config.cluster.engine=tensorflow", "--config.cluster.mesh=None")
