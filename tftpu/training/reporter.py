@@ -288,8 +288,9 @@ class Reporter:
             known = self._evaluations.last is not None or now - self._pace[0] > _LONG
             known = known or not self._evaluates
             if self._steps is not None and known:
-                evaluating = self._evaluations.estimate_seconds_left(self._steps)
-                eta = round(each * (self._steps - step) + evaluating, 1)
+                left = self._steps - step
+                evaluating = self._evaluations.estimate_seconds_left(self._steps) if left else 0.0
+                eta = round(each * left + evaluating, 1)
         rate = clock.compute_current_rate()
         if rate and hardware.generation is not None:  # counting FLOPs has to trace the model
             flops = self._loop.model_flops
