@@ -137,7 +137,7 @@ def run(options: Options) -> None:
         machine,
     )
     _check_files(records.count, options)
-    report_activity(f"Predicting {records.count:,} records with step {step:,}")
+    report_activity(f"Predicting {counted(records.count, 'record')} with step {step:,}")
     try:
         complete = predict(trainer, records, job, ProgressPrinter())
     except OSError as error:
