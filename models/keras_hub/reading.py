@@ -96,6 +96,8 @@ def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
         reader.convert_weights(backbone, recorder, {"model_type": kind})
     except _MissingTensorError:
         pass
+    except KeyError:  # of the twin's config, of which only the type is given
+        return {}
     except AttributeError as error:
         if error.obj is recorder:  # it wants more than names
             return {}
