@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import DataContext
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.input_pipelines.datasets.arrays import to_device_array
 from tftpu.input_pipelines.formats import example_proto, manifest, pillow
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
@@ -49,6 +49,9 @@ def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]
         return kind, what
     allowed = [*(f"{name}:..." for name in kinds), EVALUATION, TRAINING]
     hint = did_you_mean(kind, [*kinds, EVALUATION, TRAINING])
+    near = find_nearest(kind, kinds)
+    if near and what:
+        hint = f" Did you mean '{near}:{what}'?"
     if os.path.isdir(text):
         is_converted = os.path.exists(os.path.join(text, manifest.NAME))
         kind = "tfrecord" if is_converted else "images"

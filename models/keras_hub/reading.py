@@ -138,8 +138,8 @@ def _arrange(layer: Any, kernel: np.ndarray, move: Any) -> np.ndarray:
     moved = places if move is None else _move(places, move, list(kernel.shape))
     if moved.shape != kernel.shape or len(np.unique(moved)) != kernel.size:
         raise UserError(
-            f"KerasHub reads {layer.path!r} from no matrix of its own in Transformers, so PEFT has "
-            "no name for its adapters: write them merged, with --merge."
+            f"Transformers has no single matrix that KerasHub would read {layer.path!r} from, so "
+            "PEFT has no name for its adapters: write them merged, with --merge."
         )
     matrix = np.empty(kernel.size, kernel.dtype)
     matrix[moved.ravel()] = kernel.ravel()

@@ -1,4 +1,4 @@
-"""What a run says of itself: the time that is left."""
+"""Reports of a run: the time that is left."""
 
 from tftpu.training.reporter import Evaluations
 
