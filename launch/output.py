@@ -1,12 +1,14 @@
 """Lines about what a command does, and a command that continues when nobody reads them."""
 
 import contextlib
+import errno
 import io
 import os
 import sys
-import threading
-from collections.abc import Iterator
+import time
 from typing import Any, TextIO
+
+from tftpu.runtime import slow
 
 _SLOW = 2.0  # seconds from which waiting is worth a line
 
@@ -15,8 +17,9 @@ def outlive_readers() -> None:
     """Lets the command continue when its output can no longer be written.
 
     Hours of training must not end because a pager was closed. Later output is lost, and standard
-    error says so once. Metrics and checkpoints are in the workdir as always. Characters that the
-    terminal cannot show are printed as escapes.
+    error says so once, for a closed pager when output follows some seconds later. Metrics and
+    checkpoints are in the workdir as always. Characters that the terminal cannot show are printed
+    as escapes.
     """
     if sys.stdout is not None:
         sys.stdout = _wrap_stream(sys.stdout, os.dup(2) if sys.stderr is not None else None)
@@ -56,39 +59,37 @@ class _LossyDescriptor(io.FileIO):
     def __init__(self, descriptor: int, notices: int | None):
         super().__init__(descriptor, "w", closefd=False)
         self._notices = notices
+        self._since = 0.0
         self.lost = False
 
     def write(self, data: Any, /) -> int:
+        if self.lost and time.monotonic() - self._since > _SLOW:
+            self._report("its reader has gone")
         try:
             return super().write(data)
         except OSError as error:
-            self.lost = True
+            self.lost, self._since = True, time.monotonic()
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
-            self._report(error)
+            # A reader such as `head` has all that it wants of a command that is about to end.
+            if error.errno != errno.EPIPE:
+                self._report(str(error.strerror))
             return len(data)
 
-    def _report(self, error: OSError) -> None:
-        if self._notices is None:
+    def _report(self, why: str) -> None:
+        """Reports once why the output is lost."""
+        notices, self._notices = self._notices, None
+        if notices is None:
             return
-        text = f"tftpu: the output cannot be written ({error.strerror}): continuing without it.\n"
-        try:
-            os.write(self._notices, text.encode())
-        except OSError:  # the reader of stderr is gone as well
-            return
+        text = f"tftpu: the output cannot be written ({why}): continuing without it.\n"
+        with contextlib.suppress(OSError):  # the reader of stderr is gone as well
+            os.write(notices, text.encode())
 
 
-@contextlib.contextmanager
-def reporting_if_slow(doing: str) -> Iterator[None]:
+def reporting_if_slow(doing: str) -> contextlib.AbstractContextManager[None]:
     """Prints what the block does, as `report_activity`, if it takes longer than some seconds."""
-    timer = threading.Timer(_SLOW, report_activity, [doing])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return slow.reporting_after(_SLOW, report_activity, doing)
 
 
 def report_activity(doing: str) -> None:

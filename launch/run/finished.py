@@ -117,9 +117,8 @@ def check_exists(workdir: str) -> None:
     if files.exists(files.join(workdir, "config.json")):
         return
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
-        raise UserError(
-            f"There is no run in {workdir!r}: it has no config.json.{suggest_folder(workdir)}"
-        )
+        why = "it has no config.json" if files.exists(workdir) else "there is no such folder"
+        raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
 
 
 def check_no_export(workdir: str) -> None:

@@ -20,10 +20,12 @@ from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.preflight import mesh_choice
 from tftpu.launch.settings import parsing
 from tftpu.launch.settings.options import TIME, RunOptions, flag
+from tftpu.runtime import goodput
 from tftpu.storage import files, locks, side_files
 
 # The working directory is added last, so that a folder `tftpu` in it does not replace the package.
 _MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
+_LONG = 200  # characters of two lists from which a message leaves their values out
 _GROUPS = ("model", "data", "optimizer")  # a run resumes only if these are unchanged
 
 
@@ -72,7 +74,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
             f"{counted(experiment.data.global_batch_size, 'example')}, in {workdir}",
             flush=True,
         )
-    claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
+    claimed = _claim(workdir) if chief else contextlib.nullcontext()
     with explained_interruption(workdir), preemption.exit_on_notice(), claimed:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         argv = [f"--config={options.config}", *options.overrides]
@@ -82,6 +84,31 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
         from tftpu.launch.run import training
 
         training.train(experiment, workdir, callbacks=callbacks)
+
+
+def load_experiment(options: Options) -> Experiment:
+    """Loads the experiment of the options; a Ctrl-C meanwhile is recorded in a local workdir."""
+    workdir = options.workdir or options.default_workdir
+    recorded = contextlib.nullcontext() if files.is_remote(workdir) else _record_stop(workdir)
+    with recorded, output.reporting_if_slow(f"Loading {options.config}"):
+        return options.load_experiment()
+
+
+@contextlib.contextmanager
+def _record_stop(workdir: str) -> Iterator[None]:
+    """Records a Ctrl-C that ends the block before training has begun, for `tftpu status`."""
+    try:
+        yield
+    except BaseException as error:
+        if failures.was_interrupted(error):
+            goodput.record_stop(workdir)
+        raise
+
+
+@contextlib.contextmanager
+def _claim(workdir: str) -> Iterator[None]:
+    with locks.locked(workdir), _record_stop(workdir):
+        yield
 
 
 @contextlib.contextmanager
@@ -184,8 +211,18 @@ def _list_differences(group: str, before: dict[str, Any], now: dict[str, Any]) -
         if isinstance(was, dict) and isinstance(is_now, dict):
             found += _list_differences(place, was, is_now)
         elif was != is_now:
-            found.append(f"{place} was {was!r} and is {is_now!r}")
+            found.append(f"{place} {_describe_change(was, is_now)}")
     return found
+
+
+def _describe_change(was: Any, now: Any) -> str:
+    if not (isinstance(was, list) and isinstance(now, list)) or len(f"{was}{now}") < _LONG:
+        return f"was {was!r} and is {now!r}"
+    same = [one == other for one, other in zip(was, now)]
+    first = same.index(False) if False in same else len(same)
+    return (
+        f"had {len(was):,} values and has {len(now):,}, which differ from number {first + 1:,} on"
+    )
 
 
 def _list_defaults(config: Any) -> dict[str, Any]:

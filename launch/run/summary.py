@@ -2,7 +2,7 @@
 
 import shlex
 
-from tftpu.amounts import format_clock, format_duration, format_metric, format_price
+from tftpu.amounts import format_duration, format_metric, format_price
 from tftpu.config import Experiment
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import result, sample
@@ -30,7 +30,7 @@ def format_summary(
     above.append(f"\nDone: {trainer.step:,} steps.")
     rows = _list_evaluation_rows(trainer.step, results, workdir)
     rows += _list_speed_rows(experiment, trainer, workdir)
-    rows.append(("run", f"{workdir}  ({format_clock(trainer.account.clock.measure_wall())})"))
+    rows.append(("run", workdir))
     usd = trainer.account.facts.usd
     if usd is not None:
         rows.append(("cost", f"{format_price(usd)} at list price, on demand"))
@@ -94,16 +94,16 @@ def _list_speed_rows(
     experiment: Experiment, trainer: Trainer, workdir: str
 ) -> list[tuple[str, str]]:
     rate = trainer.account.clock.compute_rate()
-    if not rate:
-        return []
+    if not rate:  # nothing was left to train
+        rate = trainer.account.facts.examples_per_sec
+        return [("speed", f"{format_metric(rate)} examples/s when it trained")] if rate else []
     rows = [("speed", f"{format_metric(rate)} examples/s in training, after the first steps")]
     seconds = trainer.account.sum_seconds()
     waited = seconds["input_wait"]
     training = waited + seconds["step"]
     if waited > training / 2:  # the first steps wait longest, and the rate leaves them out
         whole = trainer.step * experiment.data.global_batch_size / training
-        text = f"{format_metric(whole)} examples/s with them: the steps waited for input for"
-        rows.append(("", f"{text} {waited / training:.0%} of their time"))
+        rows.append(("", f"{format_metric(whole)} examples/s with them, which waited for input"))
     share, every = goodput.compute_share(seconds, "evaluation"), experiment.train.eval_every
     if share > _LARGE and 0 < every < trainer.step:
         less = f"--config.train.eval_every={min(4 * every, trainer.step)}"

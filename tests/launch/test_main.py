@@ -245,6 +245,16 @@ def test_of_a_group_inside_a_group_only_the_fields_that_differ_are_named(tmp_pat
         start._check_same_run(experiment, str(tmp_path))
 
 
+def test_of_long_lists_that_differ_a_message_names_the_first_difference():
+    words = [f"word{n}" for n in range(100)]
+    found = start._list_differences("data", {"words": words}, {"words": [*words[:40], "other"]})
+    assert found == [
+        "data.words had 100 values and has 41, which differ from number 41 on",
+    ]
+    found = start._list_differences("data", {"words": words[:2]}, {"words": words[:1]})
+    assert found == ["data.words was ['word0', 'word1'] and is ['word0']"]
+
+
 @pytest.mark.parametrize(
     ("train", "length"),
     [

@@ -11,7 +11,7 @@ from tftpu.launch import output
 
 # Prints as a run does: plainly, by Rich, and by a warning.
 CODE = """
-import logging, sys
+import logging, sys, time
 from rich.console import Console
 from tftpu.launch import main
 
@@ -20,6 +20,8 @@ def print_and_work(arguments):
         print("a line of 24 characters", flush=True)
         Console(file=sys.stdout).print("another")
         logging.getLogger("tftpu").warning("and one on stderr")
+    time.sleep(float(sys.argv[2]))
+    print("a late line")
     open(sys.argv[1], "w").write("done")
     return 0
 
@@ -28,11 +30,11 @@ main.run()
 """
 
 
-@pytest.mark.parametrize("both", [False, True])
-def test_a_closed_pipe_does_not_end_the_work(both, tmp_path):
+@pytest.mark.parametrize(("both", "seconds"), [(False, 0.0), (False, 2.1), (True, 0.0)])
+def test_a_closed_pipe_does_not_end_the_work(both, seconds, tmp_path):
     reading, writing = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-c", CODE, str(tmp_path / "work")],
+        [sys.executable, "-c", CODE, str(tmp_path / "work"), str(seconds)],
         stdout=writing,
         stderr=writing if both else subprocess.PIPE,
         text=True,
@@ -44,7 +46,8 @@ def test_a_closed_pipe_does_not_end_the_work(both, tmp_path):
     assert process.returncode == 0
     assert (tmp_path / "work").read_text() == "done"
     if not both:
-        assert said.count("the output cannot be written (Broken pipe)") == 1
+        # `head` has what it wants of a short command; of a long one, later lines are lost.
+        assert said.count("the output cannot be written") == bool(seconds)
         assert said.count("and one on stderr") == 2000
         assert "Traceback" not in said
 
@@ -52,7 +55,7 @@ def test_a_closed_pipe_does_not_end_the_work(both, tmp_path):
 def test_a_command_into_a_closed_pipe_prints_no_traceback():
     command = f"{sys.executable} -m tftpu.launch.main configs | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert "Traceback" not in done.stderr
+    assert not done.stderr
 
 
 def test_characters_that_a_terminal_cannot_show_are_printed_as_escapes():

@@ -191,13 +191,29 @@ def test_a_clock_ten_years_ahead_does_not_destroy_the_account(ahead, boot, tmp_p
         account = goodput.Account(str(tmp_path), goodput.Clock())
         account.clock.turn_to("step")
         account.clock.move(0.0, "step", "step")
-        account.write(goodput.RUNNING, goodput.Facts(step=number))
+        account.count_steps(number, number + 1, 0)
+        account.write(goodput.RUNNING, goodput.Facts(step=number + 1))
         if boot == "another machine":
             path = tmp_path / goodput.FILE
             path.write_text(json.dumps(json.loads(path.read_text()) | {"boot": str(number)}))
     assert sum(account.sum_seconds().values()) < 60.0
     assert account.restarts == 2
     assert abs(goodput.read(str(tmp_path)).started - real()) < 60.0
+
+
+def test_a_process_that_trains_no_step_is_no_restart_and_keeps_what_is_known(tmp_path):
+    """As one that is stopped while it compiles, or the same command after the end of the run."""
+    for trained, restarts in ((False, 0), (True, 0), (False, 0), (True, 1), (False, 1), (True, 2)):
+        account = goodput.Account(str(tmp_path), goodput.Clock())
+        before = account.reached
+        if trained:
+            account.count_steps(before, before + 10, 0)
+        rate = 100.0 + before if trained else None
+        facts = goodput.Facts(step=account.reached, examples_per_sec=rate)
+        account.write(goodput.FINISHED, facts)
+        record = goodput.read(str(tmp_path))
+        assert (account.restarts, record.restarts) == (restarts, restarts)
+    assert (record.facts.step, record.facts.examples_per_sec) == (30, 120.0)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-5", "1e999", '"x"', "[]", "null", "true"])

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import psutil
@@ -177,7 +177,7 @@ class Record:
         updated: when this was written.
         boot: identifies the machine since its last start; "" if unknown.
         uptime: seconds from that start until this was written, by a clock that nobody sets.
-        restarts: how many times the run resumed.
+        restarts: how many times the run resumed; processes that trained no step do not count.
         repeated_steps: steps trained more than once, because their checkpoint was older.
         wall_seconds: the seconds that all processes ran, and those lost between them.
         goodput: the share of the wall time spent in steps that were not repeated.
@@ -244,7 +244,6 @@ class Account:
         facts: the facts last written.
         reached: the last step known to have been trained, by this process or an earlier one.
         repeated_steps: steps trained more than once.
-        restarts: how many times the run resumed.
     """
 
     def __init__(self, workdir: str | None, clock: Clock):
@@ -261,10 +260,23 @@ class Account:
         if earlier and earlier.state not in (FINISHED, STOPPED):
             self._lost = _measure_gap(earlier, clock.measure_wall())
         self._earlier_seconds = earlier.seconds if earlier else dict.fromkeys(PARTS, 0.0)
-        self.facts = Facts()
-        self.restarts = earlier.restarts + 1 if earlier else 0
+        self._earlier_restarts = earlier.restarts if earlier else 0
+        # A process that trains no step, as of a run that is finished, keeps what is known.
+        self.facts = earlier.facts if earlier else Facts()
         self.repeated_steps = earlier.repeated_steps if earlier else 0
-        self.reached = (earlier.facts.step or 0) if earlier else 0
+        self.reached = self.facts.step or 0
+        self._resumes, self._trained = self.reached > 0, False
+
+    @property
+    def restarts(self) -> int:
+        """How many times the run resumed; a process that trained no step does not count."""
+        return self._earlier_restarts + (self._resumes and self._trained)
+
+    def count_steps(self, before: int, after: int, repeated_until: int) -> None:
+        """Counts the steps from `before` to `after`, of which some may repeat earlier ones."""
+        self._trained = True
+        self.repeated_steps += max(0, min(after, repeated_until) - before)
+        self.reached = max(after, self.reached)
 
     def add_earlier(self, seconds: float) -> None:
         """Adds time of this process from before its clock, such as the imports."""
@@ -289,7 +301,7 @@ class Account:
             facts: its progress.
         """
         with self._lock:
-            self.facts = facts
+            self.facts = facts if self._trained else _merge_facts(self.facts, facts)
             if self._workdir is None or self._file is None:
                 return
             seconds = self.sum_seconds()
@@ -306,7 +318,7 @@ class Account:
                 wall_seconds=round(sum(seconds.values()), 3),
                 goodput=round(compute_share(seconds, "step"), 4),
                 seconds={part: round(s, 3) for part, s in seconds.items()},
-                facts=facts,
+                facts=self.facts,
                 current=self.clock.current or "",
             )
             text = json.dumps(record.to_json(), indent=2) + "\n"
@@ -317,6 +329,19 @@ class Account:
                 if not self._failed:
                     _log.warning("%s could not be written: %s", self._file.path, error)
                 self._failed = True
+
+
+def _merge_facts(earlier: Facts, now: Facts) -> Facts:
+    known = {name: value for name, value in asdict(now).items() if value is not None}
+    return replace(earlier, **known)
+
+
+def record_stop(workdir: str) -> None:
+    """Records that a run was stopped by the user while it started, if nothing else is recorded."""
+    if not files.exists(files.join(workdir, FILE)):
+        account = Account(workdir, Clock())
+        account.add_earlier(process_age())
+        account.write(STOPPED, Facts())
 
 
 def read(workdir: str) -> Record | None:

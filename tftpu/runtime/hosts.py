@@ -12,13 +12,12 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from tftpu.errors import ExitCode, UserError
-from tftpu.runtime import leaving
+from tftpu.runtime import leaving, slow
 
 logger = logging.getLogger(__name__)
 
@@ -96,16 +95,9 @@ def report_waiting(place: Task, seconds: float) -> None:
     )
 
 
-@contextlib.contextmanager
-def reported_if_long(place: Task, seconds: float) -> Iterator[None]:
+def reported_if_long(place: Task, seconds: float) -> contextlib.AbstractContextManager[None]:
     """Reports that this process waits for the others, if the block takes some seconds."""
-    timer = threading.Timer(_LONG, report_waiting, (place, seconds))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return slow.reporting_after(_LONG, report_waiting, place, seconds)
 
 
 @contextlib.contextmanager

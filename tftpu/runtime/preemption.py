@@ -154,7 +154,7 @@ class PreemptionNotice:
         if number != signal.SIGINT and not _is_interactive():
             self._deadline = time.monotonic() + self._grace
         _print_status(
-            f"{reason}: finishing the device loop, then saving. A second signal exits at once."
+            f"{reason}: finishing the current steps, then saving. A second signal exits at once."
         )
 
     def _run_out(self) -> None:

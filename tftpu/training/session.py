@@ -204,10 +204,9 @@ class Session:
 
     def _count(self, sums: np.ndarray, steps: int) -> None:
         """Adds the sums of a device loop to the run's, and tells the user and the callbacks."""
-        account, before = self._account, self._step
+        before = self._step
         self.progress.add(sums, steps)
-        account.repeated_steps += max(0, min(self._step, self._repeats_until) - before)
-        account.reached = max(self._step, account.reached)
+        self._account.count_steps(before, self._step, self._repeats_until)
         self._clock.turn_to(self._part)  # the time of the host's work between two loops
         self._last_finite = sums
         with self._clock.spend("profiling"):

@@ -145,7 +145,8 @@ def format_status(record: dict[str, Any]) -> list[str]:
         else ("updated", f"{ago} ago")
     )
     step, steps = record.get("step", 0), record.get("steps", 0)
-    rows.append(("step", f"{step}/{steps}" + (f" ({step / steps:.0%})" if steps else "")))
+    if steps:
+        rows.append(("step", f"{step}/{steps} ({step / steps:.0%})"))
     if record.get("examples_per_sec"):
         speed = f"{format_metric(record['examples_per_sec'])} examples/s in the last steps"
         speed += f" on {counted(record['chips'], 'chip')}" if record.get("chips", 1) > 1 else ""

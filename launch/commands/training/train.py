@@ -7,12 +7,9 @@ steps.
     tftpu train digits_resnet --config.train.steps=500 --workdir=runs/short
 """
 
-from tftpu.launch import output
-from tftpu.launch.run.start import Options, run_training
+from tftpu.launch.run.start import Options, load_experiment, run_training
 
 
 def run(options: Options) -> None:
     """Trains, or resumes from the last checkpoint of the workdir."""
-    with output.reporting_if_slow(f"Loading {options.config}"):
-        experiment = options.load_experiment()
-    run_training(options, experiment)
+    run_training(options, load_experiment(options))

@@ -160,6 +160,32 @@ def test_status_loads_no_tensorflow_and_prints_json_for_programs(finished_run):
     assert json.loads(done.stdout)["step"] == 60
 
 
+INTERRUPTED = """
+from tftpu.launch.configs import digits_resnet
+
+class Interrupted(digits_resnet.Images):
+    def training(self, context):
+        raise KeyboardInterrupt
+
+def get_config():
+    LOADING
+    experiment = digits_resnet.get_config()
+    experiment.data = Interrupted()
+    return experiment
+"""
+
+
+@pytest.mark.parametrize("loading", ["raise KeyboardInterrupt", "pass"])
+def test_an_early_ctrl_c_has_one_state_whenever_it_comes(loading, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(INTERRUPTED.replace("LOADING", loading))
+    workdir = str(tmp_path / "run")
+    assert command_line.main(["train", str(tmp_path / "mine.py"), f"--workdir={workdir}"]) == 130
+    assert command_line.main(["status", workdir]) == 0
+    said = capsys.readouterr().out
+    assert "stopped by the user: nothing was saved, and the same command starts over" in said
+    assert "0/0" not in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
