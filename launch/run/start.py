@@ -74,8 +74,9 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
             f"{counted(experiment.data.global_batch_size, 'example')}, in {workdir}",
             flush=True,
         )
-    claimed = _claim(workdir) if chief else contextlib.nullcontext()
-    with explained_interruption(workdir), preemption.exit_on_notice(), claimed:
+    claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
+    explained = explained_interruption(workdir) if chief else contextlib.nullcontext()
+    with preemption.exit_on_notice(), claimed, explained:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         argv = [f"--config={options.config}", *options.overrides]
         experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, argv)
@@ -89,35 +90,24 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
 def load_experiment(options: Options) -> Experiment:
     """Loads the experiment of the options; a Ctrl-C meanwhile is recorded in a local workdir."""
     workdir = options.workdir or options.default_workdir
-    recorded = contextlib.nullcontext() if files.is_remote(workdir) else _record_stop(workdir)
-    with recorded, output.reporting_if_slow(f"Loading {options.config}"):
+    # A bucket is not asked for what a few seconds took.
+    explained = (
+        contextlib.nullcontext() if files.is_remote(workdir) else explained_interruption(workdir)
+    )
+    with explained, output.reporting_if_slow(f"Loading {options.config}"):
         return options.load_experiment()
 
 
 @contextlib.contextmanager
-def _record_stop(workdir: str) -> Iterator[None]:
-    """Records a Ctrl-C that ends the block before training has begun, for `tftpu status`."""
-    try:
-        yield
-    except BaseException as error:
-        if failures.was_interrupted(error):
-            goodput.record_stop(workdir)
-        raise
-
-
-@contextlib.contextmanager
-def _claim(workdir: str) -> Iterator[None]:
-    with locks.locked(workdir), _record_stop(workdir):
-        yield
-
-
-@contextlib.contextmanager
 def explained_interruption(workdir: str) -> Iterator[None]:
-    """Adds to a Ctrl-C that ends the block at once what the same command does next."""
+    """Records a Ctrl-C that ends the block at once, and adds what the same command does next."""
     try:
         yield
     except BaseException as error:
         if failures.was_interrupted(error):
+            # Another process may use the workdir, and this one may be unable to write there.
+            with contextlib.suppress(UserError), locks.locked(workdir):
+                goodput.record_stop(workdir)
             steps = manifest.list_steps(files.join(workdir, "checkpoints"))
             error.add_note(
                 f"The same command resumes from step {steps[-1]:,}."

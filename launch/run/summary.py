@@ -34,8 +34,7 @@ def format_summary(
     usd = trainer.account.facts.usd
     if usd is not None:
         rows.append(("cost", f"{format_price(usd)} at list price, on demand"))
-    restarts = trainer.account.restarts
-    over = f", {restarts + 1} starts" if restarts else ""
+    over = " of all starts" if trainer.account.continues else ""
     for index, row in enumerate(goodput.format_table(trainer.account.sum_seconds())):
         rows.append((f"time{over}" if index == 0 else "", row))
     prompt = f"--prompt='{sample.PROMPT}'" if text else sample.suggest_flags(experiment, trainer)

@@ -187,7 +187,18 @@ def failures_of(what: str, *folders: Path) -> Iterator[None]:
         if not own and not isinstance(error, SyntaxError | ImportError):
             raise
         where = f" in line {own[-1].lineno} of {Path(own[-1].filename).name}" if own else ""
+        if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+            raise UserError(f"{what}{where}: {_explain_missing(error.filename)}") from error
         raise UserError(f"{what} fails{where} with {type(error).__name__}: {error}") from error
+
+
+def _explain_missing(path: str) -> str:
+    """Returns a sentence on a file that does not exist, with the nearest one beside it."""
+    folder, name = os.path.split(path)
+    beside = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    near = find_nearest(name, beside)
+    hint = f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
+    return f"there is no file {path!r}.{hint}"
 
 
 def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:

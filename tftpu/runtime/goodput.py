@@ -244,6 +244,7 @@ class Account:
         facts: the facts last written.
         reached: the last step known to have been trained, by this process or an earlier one.
         repeated_steps: steps trained more than once.
+        continues: whether an earlier process has an account.
     """
 
     def __init__(self, workdir: str | None, clock: Clock):
@@ -254,7 +255,7 @@ class Account:
         self._lock = threading.Lock()
         start = time.time() - clock.measure_wall()
         self._started = min(earlier.started, start) if earlier else start
-        self._resumed = earlier is not None
+        self.continues = earlier is not None
         self._failed = False
         self._lost = 0.0
         if earlier and earlier.state not in (FINISHED, STOPPED):
@@ -282,7 +283,7 @@ class Account:
         """Adds time of this process from before its clock, such as the imports."""
         self.clock.add_earlier(seconds)
         self._lost = max(0.0, self._lost - seconds)
-        if not self._resumed:
+        if not self.continues:
             self._started -= seconds
 
     def sum_seconds(self) -> dict[str, float]:
@@ -305,10 +306,11 @@ class Account:
             if self._workdir is None or self._file is None:
                 return
             seconds = self.sum_seconds()
+            process, host = _name_process()
             record = Record(
                 state=state,
-                process=os.getpid(),
-                host=socket.gethostname(),
+                process=process,
+                host=host,
                 started=round(self._started, 3),
                 updated=round(time.time(), 3),
                 boot=_read_boot_id(),
@@ -337,11 +339,14 @@ def _merge_facts(earlier: Facts, now: Facts) -> Facts:
 
 
 def record_stop(workdir: str) -> None:
-    """Records that a run was stopped by the user while it started, if nothing else is recorded."""
-    if not files.exists(files.join(workdir, FILE)):
-        account = Account(workdir, Clock())
-        account.add_earlier(process_age())
-        account.write(STOPPED, Facts())
+    """Records that the user stopped this process while it started, before it had an account."""
+    earlier = read(workdir)
+    if earlier is not None and (earlier.process, earlier.host) == _name_process():
+        return
+    account = Account(workdir, Clock())
+    account.add_earlier(process_age())
+    finished = earlier is not None and earlier.state == FINISHED
+    account.write(FINISHED if finished else STOPPED, Facts())
 
 
 def read(workdir: str) -> Record | None:
@@ -386,6 +391,10 @@ def _measure_gap(earlier: Record, age: float) -> float:
         )
         return 0.0
     return max(0.0, gap)
+
+
+def _name_process() -> tuple[int, str]:
+    return os.getpid(), socket.gethostname()
 
 
 def _read_boot_id() -> str:

@@ -111,6 +111,10 @@ def test_a_dot_in_the_name_is_refused_with_another_name(tmp_path):
         ({"model": "import tftpu\n1 / 0\n"}, "in line 2 of model.py with ZeroDivisionError"),
         ({"data": "import nowhere\n"}, "in line 1 of data.py with ModuleNotFoundError"),
         ({"mine": "def get_config(:\n"}, "SyntaxError"),
+        (
+            {"model": "import tftpu\nopen('/tmp/nowhere.csv')\n"},
+            "in line 2 of model.py: there is no file '/tmp/nowhere.csv'.",
+        ),
         ({"mine": "x = 1\n"}, "has no function get_config()"),
         ({"mine": "def get_config():\n    return 5\n"}, "returns a int"),
     ],

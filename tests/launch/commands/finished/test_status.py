@@ -15,6 +15,7 @@ from tests.support.workdirs import held_by_another
 from tftpu.launch import main as command_line
 from tftpu.launch.commands.finished import status
 from tftpu.launch.commands.finished.status import format_status
+from tftpu.launch.run import start
 from tftpu.runtime import goodput
 from tftpu.storage import files, locks
 
@@ -184,6 +185,25 @@ def test_an_early_ctrl_c_has_one_state_whenever_it_comes(loading, tmp_path, caps
     said = capsys.readouterr().out
     assert "stopped by the user: nothing was saved, and the same command starts over" in said
     assert "0/0" not in said
+
+
+def test_every_early_stop_is_in_the_account_but_no_other_process_is_overwritten(tmp_path):
+    """Each stop is that of a process, as a number of its own says here."""
+    for number in (1, 2):
+        before = goodput.read(str(tmp_path))
+        goodput.record_stop(str(tmp_path))
+        goodput.record_stop(str(tmp_path))  # again in the same process
+        record = goodput.read(str(tmp_path))
+        assert record.seconds["starting"] > (before.seconds["starting"] if before else 0) + 0.1
+        change = json.dumps(record.to_json() | {"process": -number}).encode()
+        files.write_whole(str(tmp_path / goodput.FILE), change)
+    with (
+        held_by_another(tmp_path),
+        pytest.raises(KeyboardInterrupt),
+        start.explained_interruption(str(tmp_path)),
+    ):
+        raise KeyboardInterrupt
+    assert goodput.read(str(tmp_path)).process == -2
 
 
 @pytest.mark.parametrize(
