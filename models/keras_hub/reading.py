@@ -104,7 +104,7 @@ def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
         raise UserError(
             f"Transformers has no model like this {type(backbone).__name__}: KerasHub's reader of "
             f"its twin expects parts that it lacks ({error}), so PEFT has no twin for its "
-            "adapters. Write them merged, with --merge."
+            "adapters. Write them merged, with --merge --output=FILE.safetensors."
         ) from error
     return recorder.read
 
