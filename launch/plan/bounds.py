@@ -14,6 +14,8 @@ from tftpu.tpu.slices import Slice
 
 _SENT = 0.5  # bytes of bfloat16, in which weights and gradients are sent, of those of float32
 _RECOMPUTED = 4 / 3  # work of a step whose blocks are computed twice, of one that keeps all
+# What blocks keep for the backward pass, of the size of their inputs: about that of a transformer.
+_KEPT = {"none": 16, "products": 8, "block": 2, "offload": 1}
 _BLOCK_SUMS = 4  # sums over `tensor` of a block: after attention and MLP, forward and backward
 
 
@@ -49,6 +51,7 @@ class Estimate:
         candidate: the candidate.
         state_bytes: bytes of weights, optimizer's state and averages on a device.
         least_bytes: bytes of a device's memory that no program of it can do without.
+        likely_bytes: about the bytes that a program needs.
         limit_bytes: bytes of a device's memory.
         least_seconds: time of a step at peak FLOP/s or peak bandwidth, whichever is longer.
         likely_seconds: time of its work, its traffic and its exchange one after the other.
@@ -58,6 +61,7 @@ class Estimate:
     candidate: Candidate
     state_bytes: int
     least_bytes: int
+    likely_bytes: int
     limit_bytes: int
     least_seconds: float
     likely_seconds: float
@@ -93,6 +97,7 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
         candidate=candidate,
         state_bytes=state.total,
         least_bytes=state.total + kept,
+        likely_bytes=state.total + _KEPT[candidate.remat] * entering // candidate.microbatches,
         limit_bytes=target.generation.hbm_limit,
         least_seconds=max(work, traffic),
         likely_seconds=again * work + traffic + reads + exchange,

@@ -58,7 +58,8 @@ class PlanExaminer:
         Raises:
             UserError: there is no state, as no slice divides the batch, or no model.
         """
-        examples: int = keras.tree.flatten(self._batch_spec)[0].shape[0]
+        first = keras.tree.flatten(self._batch_spec)[0]
+        examples: int = first.shape[0]
         measured = dict(known.states) if known else {}
         if known is not None and states.keys() <= measured.keys():
             return known
@@ -74,7 +75,7 @@ class PlanExaminer:
         return Facts(
             flops=flops,
             examples=examples,
-            input_bytes=count_input_bytes(one.model),
+            input_bytes=count_input_bytes(one.model, first.shape[1] if first.shape.rank > 1 else 1),
             weights=_count_bytes(one.model.variables),
             trained=_count_bytes(one.model.trainable_variables),
             blocks=one.has_blocks,

@@ -167,9 +167,9 @@ class Search:
         """Returns how many candidates were pruned for each reason, the most first."""
         return dict(collections.Counter(self.pruned.values()).most_common())
 
-    def _rank_likely(self, one: Estimate) -> tuple[tuple[bool, float, float], int, bool]:
+    def _rank_likely(self, one: Estimate) -> tuple[bool, tuple[bool, float, float], bool]:
         likely = self.goal.rank(one.likely_seconds, one.usd_hour)
-        return likely, one.candidate.microbatches, one.candidate.attention != "flash"
+        return one.likely_bytes > one.limit_bytes, likely, one.candidate.attention != "flash"
 
     def _prune(self) -> None:
         best = next(iter(self.list_best()), None)

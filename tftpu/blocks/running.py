@@ -249,10 +249,14 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
         )
 
 
-def count_input_bytes(model: keras.Model) -> int:
+def count_input_bytes(model: keras.Model, length: int) -> int:
     """Returns the bytes of an example that enter a model's blocks, which its backward pass needs.
 
     It is 0 where the blocks form no chain in a graph, and where their shapes are not known.
+
+    Args:
+        model: the model.
+        length: the size of a dimension that the model leaves open, such as the tokens of a text.
     """
     own = [layer for layer in internals.flatten_layers(model) if isinstance(layer, RunsBlocks)]
     entering = [border for layer in own for border in layer.input[:-1]]
@@ -261,7 +265,9 @@ def count_input_bytes(model: keras.Model) -> int:
         paths = {id(block): chain.carry for chain in chains for block in chain.blocks}
         calls = [call for call in internals.read_calls(model) if id(call.operation) in paths]
         entering = [call.arguments[paths[id(call.operation)]] for call in calls]
-    known = [tensor for tensor in entering if None not in tensor.shape[1:]]
+    known = [tensor for tensor in entering if tensor.shape[1:].count(None) <= 1]
     return sum(
-        math.prod(tensor.shape[1:]) * ml_dtypes.finfo(tensor.dtype).bits // 8 for tensor in known
+        math.prod(size or length for size in tensor.shape[1:])
+        * (ml_dtypes.finfo(tensor.dtype).bits // 8)
+        for tensor in known
     )
