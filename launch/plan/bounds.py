@@ -22,7 +22,7 @@ _BLOCK_SUMS = 4  # sums over `tensor` of a block: after attention and MLP, forwa
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What closed forms need to know about a config.
+    """Facts about a config that the closed forms need.
 
     Attributes:
         flops: model FLOPs of a global batch, forward and backward.

@@ -60,12 +60,12 @@ class Space:
 
     @property
     def has_mesh(self) -> bool:
-        """Whether the engine divides a model over a mesh: all but TensorFlow's do."""
+        """True unless the engine is TensorFlow's, which has no mesh."""
         return self.experiment.cluster.engine != "tensorflow"
 
     @property
     def has_attention(self) -> bool:
-        """Whether the model has a field for what computes its attention."""
+        """True if the model has a field for what computes its attention."""
         return getattr(self.experiment.model, "attention", None) in ATTENTIONS
 
     @property

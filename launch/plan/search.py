@@ -34,7 +34,7 @@ SLOWER = "do more work than one that fits"
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What a plan looks for, for a run of some length.
+    """The aim of a plan, for a run of some length.
 
     Without a limit it is the cheapest run, with a deadline the cheapest that ends in time, and with
     a budget the fastest that costs no more.
@@ -65,7 +65,7 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What preflight said about a candidate.
+    """Preflight's verdict on a candidate.
 
     Attributes:
         fits: whether it can run.

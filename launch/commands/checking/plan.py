@@ -6,7 +6,7 @@ far. What the overrides set is kept. The engine is that of the config; instead o
 whose mesh can be chosen.
 
 With --budget, the fastest run within it is looked for; with --deadline, the cheapest that ends in
-time. The verdicts are kept in the workdir, so the same command again goes on where it ended.
+time. The verdicts are kept in the workdir, so the same command again resumes there.
 
     tftpu plan llama_110m_tinystories --deadline=12h
     tftpu plan python_gpt --slices=v5e-1,v5e-4,v6e-1 --budget=2

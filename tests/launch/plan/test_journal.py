@@ -2,12 +2,17 @@
 
 import pytest
 
-from tests.launch.plan.test_bounds import FACTS, PLAIN
-from tftpu.launch.plan.candidates import Space
+from tftpu.engines.lowered import StateBytes
+from tftpu.launch.plan.bounds import Facts
+from tftpu.launch.plan.candidates import Candidate, Space
 from tftpu.launch.plan.journal import FILE, Journal, compute_key
 from tftpu.launch.plan.search import Verdict
 from tftpu.launch.settings import config_flags
 
+FACTS = Facts(
+    10**15, 16, 1 << 29, 30 << 30, 30 << 30, False, True, {"8 fsdp:8": StateBytes(4, 8, 0)}
+)
+PLAIN = Candidate("v6e-8", "fsdp:8", "block", 1, "flash")
 VERDICT = Verdict(True, 17 << 30, 0, 0.652)
 
 
