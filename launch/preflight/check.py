@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tftpu.preflight import PreflightOptions, Report
     from tftpu.preflight.writing import WritingReport
+    from tftpu.tensors import Nest
 
 
 def parse_prices(text: str) -> dict[str, float]:
@@ -66,22 +67,37 @@ def check(
     Raises:
         UserError: as `tftpu.preflight.check` does, or the precision is not native to TPUs.
     """
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on this machine's GPUs
-    from tftpu import input_pipelines, preflight
-    from tftpu.launch.run.experiment import build_model, resolve_length
+    experiment, batch_spec = prepare(experiment)
+    from tftpu import preflight
+    from tftpu.launch.run.experiment import build_model
 
-    _check_precision(experiment)
-    experiment = _leave_weights_out(resolve_length(experiment))
-    options = _build_options(experiment)
+    options = build_options(experiment)
     options.prices = prices or {}
     options.verbose = verbose
     if time_limit is not None:
         options.time_limit = time_limit
+    return preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
+
+
+def prepare(experiment: Experiment) -> "tuple[Experiment, Nest]":
+    """Returns an experiment as preflight compiles it, and the spec of its global batch.
+
+    Its length is in steps, and its model starts without weights from elsewhere.
+
+    Raises:
+        UserError: the precision is not native to TPUs, or the data cannot be described.
+    """
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on this machine's GPUs
+    from tftpu import input_pipelines
+    from tftpu.launch.run.experiment import resolve_length
+
+    _check_precision(experiment)
+    experiment = _leave_weights_out(resolve_length(experiment))
     with failures_of_class(experiment.data, "batch_spec"):
         batch_spec = input_pipelines.batch_spec(
             experiment.prepared_data, experiment.data.global_batch_size
         )
-    return preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
+    return experiment, batch_spec
 
 
 def check_text(
@@ -118,7 +134,7 @@ def check_text(
         verbose=verbose,
         time_limit=time_limit,
     )
-    print_writing(reports, _build_console())
+    print_writing(reports, build_console())
     sys.stdout.flush()
     return reports
 
@@ -142,7 +158,7 @@ def print_report(report: "Report", explain: bool) -> None:
         report: the report.
         explain: whether to include the time by layer, kind and instruction, and all findings.
     """
-    console = _build_console()
+    console = build_console()
     report.print(console, explain)
     if report.cheapest is None:
         sys.stdout.flush()
@@ -160,11 +176,11 @@ def print_comparison(before: "tuple[str, Report]", after: "tuple[str, Report]") 
     """
     from tftpu.preflight import compare
 
-    compare.print_comparison(compare.Named(*before), compare.Named(*after), _build_console())
+    compare.print_comparison(compare.Named(*before), compare.Named(*after), build_console())
     sys.stdout.flush()
 
 
-def _build_console() -> "Console":
+def build_console() -> "Console":
     """Returns the terminal; for piped output, a console that is wide enough for every column."""
     from rich.console import Console
 
@@ -174,7 +190,7 @@ def _build_console() -> "Console":
     return console if console.is_terminal else Console(width=WIDTH)
 
 
-def _build_options(experiment: Experiment) -> "PreflightOptions":
+def build_options(experiment: Experiment) -> "PreflightOptions":
     """Returns the options that follow from the experiment itself."""
     from tftpu.launch.run.experiment import build_objectives, has_objectives
     from tftpu.preflight import PreflightOptions

@@ -54,7 +54,7 @@ def compute_key(
     environment = {name: value for name, value in os.environ.items() if name not in _UNRELATED}
     parts = (
         *(plain, slices, sorted(prices.items()), selection.choose_engine(experiment.cluster)),
-        *(environment, sys.path, sys.version, platform.machine(), _hash_code()),
+        *(environment, sys.path, sys.version, platform.machine(), hash_code()),
     )
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -89,7 +89,7 @@ def _locate_report(name: str) -> str:
     return os.path.join(find_cache_folder("preflight"), f"report-{name}.json")
 
 
-def _hash_code() -> str:
+def hash_code() -> str:
     """Returns the digest of tftpu's own code and of the installed packages' file lists."""
     own = [path for folder in _list_own_folders() for path in Path(folder).rglob("*.py")]
     lists = [
@@ -104,10 +104,15 @@ def _hash_code() -> str:
 
 
 def _has_own_code() -> bool:
-    """Returns whether a module is loaded that is neither tftpu's nor installed."""
+    return bool(list_own_code())
+
+
+def list_own_code() -> list[str]:
+    """Returns the files of loaded modules that are neither tftpu's nor installed."""
     known = (*_list_own_folders(), *_list_installed_folders(), f"{sysconfig.get_path('scripts')}/")
     loaded = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
-    return any(not os.path.abspath(path).startswith(known) for path in loaded if path)
+    found = {os.path.abspath(path) for path in loaded if path}
+    return sorted(path for path in found if not path.startswith(known))
 
 
 def _list_own_folders() -> list[str]:

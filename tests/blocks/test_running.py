@@ -9,8 +9,9 @@ import tftpu
 from tests.support.models import blocks, zoo
 from tests.support.programs import jax_process
 from tftpu.blocks import segments, structure
-from tftpu.blocks.running import check_blocks
+from tftpu.blocks.running import check_blocks, count_input_bytes
 from tftpu.errors import UserError
+from tftpu.models.sizes import GPT
 
 
 def test_a_chain_is_found_by_its_graph_with_the_period_of_what_differs():
@@ -102,3 +103,12 @@ def test_what_does_not_fit_the_model_is_refused():
         check_blocks(zoo.compiled("gpt"), "block", "none")
     with pytest.raises(UserError, match=r"train\.remat.*'blok'"):
         tftpu.TrainConfig(remat="blok").validate()
+
+
+def test_the_inputs_of_blocks_are_counted_in_a_graph_and_in_the_zoo():
+    # Of nine blocks in groups of two, eight are alike in pairs.
+    assert count_input_bytes(blocks.build_chain(), 1) == 8 * blocks.TIME * blocks.WIDTH * 4
+    assert count_input_bytes(blocks.build_branching(), 1) == 0
+    config = GPT(name="gpt", vocabulary=9, context=12, layers=3, width=8, heads=2)
+    tokens = 5
+    assert count_input_bytes(tftpu.models.build(config), tokens) == 3 * tokens * 8 * 4

@@ -1,9 +1,11 @@
 """The text that describes a mesh."""
 
+import math
+
 import pytest
 
 from tftpu.config import ClusterConfig
-from tftpu.config.mesh import mesh_sizes, parse_mesh
+from tftpu.config.mesh import list_meshes, mesh_sizes, parse_mesh
 from tftpu.errors import UserError
 
 
@@ -65,3 +67,19 @@ def test_the_shares_that_a_mesh_implies():
     assert ClusterConfig(mesh="data:2,fsdp:-1").known_data_shards == 2
     assert ClusterConfig(mesh="fsdp:2,sequence:4").known_data_shards == 2
     assert ClusterConfig(virtual_devices=4).known_data_shards == 4
+
+
+def test_the_meshes_of_a_slice_use_every_device_once():
+    assert list_meshes(1) == ["data:1"]
+    assert list_meshes(4) == ["data:4", "data:2,fsdp:2", "fsdp:4"]
+    found = list_meshes(8, most_tensor=8)
+    assert len(found) == len(set(found)) == 10  # ways to write 8 as a product of three
+    assert all(math.prod(parse_mesh(mesh).values()) == 8 for mesh in found)
+
+
+def test_between_slices_only_data_is_divided():
+    found = list_meshes(8, slices=2, most_tensor=4)
+    assert found == ["data:8", "data:4,fsdp:2", "data:2,fsdp:4", "data:4,tensor:2"] + [
+        "data:2,fsdp:2,tensor:2",
+        "data:2,tensor:4",
+    ]

@@ -10,7 +10,7 @@ from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.pricing.cost import Cost, LargeTensor, Memory, parse_memory_stats
 from tftpu.preflight.pricing.instructions import Priced
 from tftpu.preflight.report import Report
-from tftpu.preflight.slice_report import SliceReport, fill
+from tftpu.preflight.slice_report import SliceReport, describe_host_excess, fill
 from tftpu.tpu.slices import parse_slice
 
 
@@ -223,3 +223,16 @@ def test_what_lies_in_the_hosts_memory_is_shown_for_a_core_and_for_a_host():
     text = Report(1024, "float32", 600, [one, several]).text()
     assert "memory of the host: 6 GiB for each core, 48 GiB for those of one host" in text
     assert "memory of the host: 6 GiB for each core, 24 GiB for those of one host" in text
+
+
+def test_what_exceeds_the_hosts_memory_does_not_fit_and_both_figures_are_named():
+    item = filled("v5e-8")
+    item.host_limit_bytes = parse_slice("v5e-8").host_limit
+    item.host_bytes = 48 * 10**9
+    assert not item.exceeds_host
+    item.host_bytes += 1 << 30
+    assert item.exceeds_host
+    item.fits, item.error = False, describe_host_excess(item.host_bytes, parse_slice("v5e-8"))
+    text = Report(1024, "float32", 600, [item]).text()
+    assert "Does not fit: It keeps 45.7 GiB of each device" in text
+    assert "a host of v5e has 44.7 GiB for a device" in text

@@ -111,3 +111,9 @@ def test_peak_flops_equal_the_clock_times_the_flops_of_the_matrix_units():
     for name, generation in GENERATIONS.items():
         flops = 2 * 128 * 128 * units[name]
         assert flops * generation.clock_ghz / 1e3 == pytest.approx(generation.tflops, rel=0.02)
+
+
+def test_a_device_has_its_part_of_the_hosts_memory_where_that_is_known():
+    assert parse_slice("v5e-8").host_limit == 48 * 10**9
+    assert parse_slice("v6e-1").host_limit == 176 * 10**9
+    assert parse_slice("v5p-8").host_limit is None

@@ -9,10 +9,12 @@ The blocks are found by `tftpu.blocks.structure`, and where there are none, part
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import keras
+import ml_dtypes
 
 from tftpu import layer_internals as internals
 from tftpu.blocks import JAX_REMATS, segments, structure
@@ -245,3 +247,27 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
             f"called with what the one before returns, but {model.name!r} has none: use "
             "train.scan='none'."
         )
+
+
+def count_input_bytes(model: keras.Model, length: int) -> int:
+    """Returns the bytes of an example that enter a model's blocks, which its backward pass needs.
+
+    It is 0 where the blocks form no chain in a graph, and where their shapes are not known.
+
+    Args:
+        model: the model.
+        length: the size of a dimension that the model leaves open, such as the tokens of a text.
+    """
+    own = [layer for layer in internals.flatten_layers(model) if isinstance(layer, RunsBlocks)]
+    entering = [border for layer in own for border in layer.input[:-1]]
+    if not own:
+        chains = structure.find_chains(model)
+        paths = {id(block): chain.carry for chain in chains for block in chain.blocks}
+        calls = [call for call in internals.read_calls(model) if id(call.operation) in paths]
+        entering = [call.arguments[paths[id(call.operation)]] for call in calls]
+    known = [tensor for tensor in entering if tensor.shape[1:].count(None) <= 1]
+    return sum(
+        math.prod(size or length for size in tensor.shape[1:])
+        * (ml_dtypes.finfo(tensor.dtype).bits // 8)
+        for tensor in known
+    )

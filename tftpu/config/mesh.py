@@ -75,6 +75,37 @@ def mesh_text(sizes: dict[str, int]) -> str:
     return ",".join(axes) or f"{DATA}:1"
 
 
+def list_finer_meshes(sizes: Mapping[str, int], slices: int = 1) -> list[dict[str, int]]:
+    """Returns the meshes with more devices along `fsdp` and fewer along `data`, least first.
+
+    Args:
+        sizes: the sizes of every axis.
+        slices: the number of slices; `data` stays a multiple of it.
+    """
+    free = sizes[DATA] // slices
+    return [
+        {**sizes, DATA: sizes[DATA] // parts, FSDP: sizes[FSDP] * parts}
+        for parts in range(2, free + 1)
+        if free % parts == 0
+    ]
+
+
+def list_meshes(devices: int, slices: int = 1, most_tensor: int = 1) -> list[str]:
+    """Returns the meshes over `data`, `fsdp` and `tensor` that use every device once.
+
+    Args:
+        devices: number of devices.
+        slices: number of slices; `data` is a multiple of it.
+        most_tensor: most devices along `tensor`, whose sizes are powers of 2.
+    """
+    found, tensor = [], 1
+    while tensor <= most_tensor and devices % (tensor * slices) == 0:
+        widest = {**dict.fromkeys(AXES, 1), DATA: devices // tensor, TENSOR: tensor}
+        found += [mesh_text(sizes) for sizes in (widest, *list_finer_meshes(widest, slices))]
+        tensor *= 2
+    return found
+
+
 def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
     """Returns the size of every axis of a mesh.
 

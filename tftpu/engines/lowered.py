@@ -90,10 +90,16 @@ class BuiltStep(Protocol):
     Attributes:
         state_bytes: the bytes that a device holds for any batch.
         has_blocks: whether `train.remat` can recompute blocks of the model.
+        model: the model.
     """
 
     state_bytes: StateBytes
     has_blocks: bool
+    model: "keras.Model"
+
+    def count_flops(self) -> int:
+        """Returns the model FLOPs of a device's part of a step."""
+        ...
 
     def lower(self) -> LoweredStep:
         """Lowers the step.

@@ -34,6 +34,7 @@ from tftpu.preflight.slice_report import (
     ROOM,
     SliceReport,
     count_parts,
+    describe_host_excess,
     fill,
     fill_state,
     fill_unpriced,
@@ -152,6 +153,8 @@ class Examiner:
         lowering: the lowering of the engine's steps.
         caller: the thread that builds and lowers models.
         processes: the compiler's processes.
+        change: how the model differs from the config's, for the lines of progress, such as
+            " with remat=block".
     """
 
     def __init__(
@@ -162,8 +165,9 @@ class Examiner:
         lowering: Lowering,
         caller: Caller,
         processes: Processes,
+        change: str = "",
     ):
-        self.lowering = lowering
+        self.lowering, self.change = lowering, change
         self.caller, self.processes = caller, processes
         self.model_fn = model_fn
         self.batch_spec = batch_spec
@@ -270,8 +274,8 @@ class Examiner:
             target: the slice.
             note: called with the report of a step that does not fit, before changes are tried.
         """
-        report = self._examine_slice(target)
-        if report.fits or not report.compiles:
+        report = self.examine_once(target)
+        if report.fits or not report.compiles or report.exceeds_host:
             return report
         found = advise.parse_memory_error(report.error)
         report.hbm_bytes = found[0] if found else report.hbm_bytes
@@ -292,7 +296,7 @@ class Examiner:
             report.advice.insert(0, advice)
         return report
 
-    def _examine_slice(self, target: Slice) -> SliceReport:
+    def examine_once(self, target: Slice) -> SliceReport:
         """Returns the report of one slice, without advice."""
         try:
             per_core = self._count_examples(target)
@@ -306,6 +310,7 @@ class Examiner:
             replicas=target.replicas,
             per_core_batch=per_core,
             hbm_limit_bytes=target.generation.hbm_limit,
+            host_limit_bytes=target.host_limit,
             mesh=self.lowering.format_mesh(target.replicas),
             compiler_options=self.lowering.choose_compiler_options(target),
         )
@@ -313,7 +318,7 @@ class Examiner:
             fill_state(report, built.state_bytes, target)
             return report
         step = self.caller.run(lambda: self._shared_step(target.replicas, per_core))
-        compiled = self.compile(step, target)
+        compiled = self.compile(step, target, self.change)
         report = dataclasses.replace(
             report,
             compiles=not compiled.error or compiled.out_of_memory,
@@ -332,6 +337,8 @@ class Examiner:
     ) -> None:
         """Adds the costs of the compiled program to the report of a slice."""
         report.host_bytes = count_host_bytes(compiled.memory)
+        if report.exceeds_host:
+            report.fits, report.error = False, describe_host_excess(report.host_bytes, target)
         if not compiled.text:
             fill_unpriced(report, compiled, step.model_flops, target)
             return
@@ -350,7 +357,7 @@ class Examiner:
         tried = candidates[-1:]  # if the finest mesh does not fit, none does
         while tried:
             [finer] = tried
-            report = finer._examine_slice(target)
+            report = finer.examine_once(target)
             place = candidates.index(finer)
             if report.fits:
                 found, candidates = report, candidates[:place]
@@ -417,7 +424,7 @@ class Examiner:
             return built.lower()
 
     def _lower_shared(self, devices: int, per_core: int) -> LoweredStep:
-        return self._lower(self._shared_build(devices, per_core), devices)
+        return self._lower(self._shared_build(devices, per_core), devices, self.change)
 
     def compile(self, step: LoweredStep, target: Slice, change: str = "") -> Compiled:
         """Compiles a lowered step for a slice.
@@ -456,6 +463,9 @@ class Examiner:
             change = f" with {field}={remat}"
             step = self.lower(target.replicas, per_core, change=change, **changed)
             compiled = self.compile(step, target, change)
+            kept = count_host_bytes(compiled.memory)
+            if target.host_limit is not None and kept > target.host_limit:
+                return [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
             if not compiled.error:
                 found = f"{field}={remat} makes this batch fit"
                 used = [format_size(parse_memory_stats(compiled.memory).total)]

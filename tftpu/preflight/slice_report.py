@@ -57,6 +57,7 @@ class SliceReport:
         hbm_limit_bytes: bytes of HBM that a program may use.
         hbm: the parts of `hbm_bytes`; those of the state if the step was not compiled.
         host_bytes: bytes that the program of a device keeps in its host's memory.
+        host_limit_bytes: bytes of its host's memory for each device; None if it is not known.
         largest_tensors: the largest arrays in HBM.
         largest_per_core_batch: if the step does not fit, the largest per-core batch that does; 0
             if none does.
@@ -99,6 +100,7 @@ class SliceReport:
     hbm_limit_bytes: int = 0
     hbm: dict[str, int] = dataclasses.field(default_factory=dict)
     host_bytes: int = 0
+    host_limit_bytes: int | None = None
     largest_tensors: list[costs.LargeTensor] = dataclasses.field(default_factory=list)
     largest_per_core_batch: int | None = None
     smallest_failing_batch: int | None = None
@@ -133,6 +135,11 @@ class SliceReport:
     def is_arithmetic(self) -> bool:
         """The kind of verdict: true if the state alone is too large, and nothing was compiled."""
         return "weights" in self.hbm
+
+    @property
+    def exceeds_host(self) -> bool:
+        """True if the program keeps more in its host's memory than there is for a device."""
+        return self.host_limit_bytes is not None and self.host_bytes > self.host_limit_bytes
 
     @property
     def was_compiled(self) -> bool:
@@ -190,6 +197,19 @@ def fill(
         Spent(p.name, p.seconds * 1e3, p.seconds / cost.seconds, p.cycles, p.layer) for p in top
     ]
     _add_prices(report, cost.seconds, target, options, global_batch_size)
+
+
+def describe_host_excess(held: int, target: Slice) -> str:
+    """Returns why a step does not run whose programs keep too much in a host's memory.
+
+    Args:
+        held: the bytes of a device's program.
+        target: the slice, for whose hosts the memory is known.
+    """
+    return (
+        f"It keeps {format_size(held)} of each device in its host's memory, but a host of "
+        f"{target.generation.name} has {format_size(target.host_limit or 0)} for a device."
+    )
 
 
 def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, target: Slice) -> None:

@@ -194,6 +194,8 @@ def _describe_misfit(item: SliceReport) -> list[str]:
             "compiled.",
         ]
         return [*lines, *(f"  {text}" for text in item.advice)]
+    if item.exceeds_host:
+        return [f"  Does not fit: {item.error}"]
     over = item.hbm_bytes - item.hbm_limit_bytes
     # The compiler may report less than the step needs, because it counts only its temporaries.
     more = f", {format_size(over)} more than the" if over > 0 else " or more, and cannot use the"

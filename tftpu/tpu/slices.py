@@ -46,6 +46,7 @@ class Generation:
         supports_tensorflow: whether TensorFlow can use the chip; JAX can use every one.
         core_gbps: bandwidth between the two devices of a chip in one direction, GB/s; infinite
             where it is not known.
+        host_gb: memory of a host for each of its chips, GB; None where no source was found.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Generation:
     chip_config: str = ""
     supports_tensorflow: bool = True
     core_gbps: float = math.inf
+    host_gb: float | None = None
 
 
 def _to_gib(value: float) -> int:
@@ -82,7 +84,9 @@ _CUBES = (
 # Sources. Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
 # (arXiv:2304.01433) for v4. Network: for v5e and v6e, the documented bandwidth of a pod divided by
 # its chips; for tpu7x, that documented of a chip; for the others, 100 or 200 Gbit/s for the four
-# chips of a host. Host: assumed to be 16 lanes of PCIe 3, and PCIe 4 for v6e and tpu7x.
+# chips of a host. Host: assumed to be 16 lanes of PCIe 3, and PCIe 4 for v6e and tpu7x. Its memory:
+# that of the machine types ct5lp-hightpu (48 GB a chip, https://cloud.google.com/tpu/docs/v5e) and
+# ct6e-standard (176 GB with one chip, 1,440 GB with eight).
 _ALONE = ("v2", "v3")  # slices of these generations cannot be joined by a network
 GENERATIONS = {
     g.name: g
@@ -111,13 +115,16 @@ GENERATIONS = {
             "megacore",
         ),
         Generation(
-            "v5e", 1, 1, 1.50, 197, 819, _to_gib(15.75), 50, 16, 3.1, 16, 1.20, None, _LITE, 8
+            *("v5e", 1, 1, 1.50, 197, 819, _to_gib(15.75), 50, 16, 3.1, 16, 1.20, None, _LITE, 8),
+            host_gb=48,
         ),
         Generation(
             "v5p", 1, 2, 1.75, 459, 2765, _to_gib(95.73), 100, 4, 6.2, 16, 4.20, None, _CUBES
         ),
         Generation(
-            "v6e", 1, 1, 1.75, 918, 1638, _to_gib(31.24), 100, 16, 12.5, 32, 2.70, None, _LITE, 8
+            *("v6e", 1, 1, 1.75, 918, 1638, _to_gib(31.24), 100, 16, 12.5, 32, 2.70, None, _LITE),
+            *(8,),
+            host_gb=176,
         ),
         Generation(
             *("tpu7x", 2, 2, 2.20, 2307, 7380, _to_gib(94.74), 100, 4, 12.5, 32, 12.00, None),
@@ -199,6 +206,12 @@ class Slice:
         """Number of chips that are attached to one host."""
         chips = self.chips_per_slice
         return chips if chips <= self.generation.largest_host else 4
+
+    @property
+    def host_limit(self) -> int | None:
+        """Bytes of its host's memory for each device; None if it is not known."""
+        gb = self.generation.host_gb
+        return None if gb is None else int(gb * 1e9 / self.generation.cores)
 
     @property
     def replicas(self) -> int:

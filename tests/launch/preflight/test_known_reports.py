@@ -120,14 +120,14 @@ def test_tftpus_own_code_and_the_installed_packages_count_by_content(monkeypatch
     monkeypatch.setattr(
         known_reports, "_list_installed_folders", lambda: [f"{tmp_path}/installed/"]
     )
-    found = [known_reports._hash_code()]
+    found = [known_reports.hash_code()]
     os.utime(module)
-    assert known_reports._hash_code() == found[0]
+    assert known_reports.hash_code() == found[0]
     for path in (module, listed):
         path.write_text("a = 2")
-        found.append(known_reports._hash_code())
+        found.append(known_reports.hash_code())
     (module.parent / "new.py").write_text("")
-    found.append(known_reports._hash_code())
+    found.append(known_reports.hash_code())
     assert len(set(found)) == 4
 
 

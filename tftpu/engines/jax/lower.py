@@ -17,10 +17,9 @@ from jax.sharding import AbstractMesh
 from tftpu.blocks.running import has_blocks
 from tftpu.config import TrainConfig
 from tftpu.config.mesh import (
-    DATA,
-    FSDP,
     check_between_slices,
     count_batch_shards,
+    list_finer_meshes,
     mesh_sizes,
     mesh_text,
 )
@@ -65,13 +64,8 @@ class JaxLowering:
 
     def list_finer_lowerings(self, target: Slice) -> list["JaxLowering"]:
         """Returns lowerings for meshes with more devices along `fsdp` and fewer along `data`."""
-        sizes = mesh_sizes(self._mesh, target.replicas)
-        found = []
-        for parts in range(2, sizes[DATA] // target.slices + 1):
-            if sizes[DATA] // target.slices % parts == 0:
-                cut = {**sizes, DATA: sizes[DATA] // parts, FSDP: sizes[FSDP] * parts}
-                found.append(JaxLowering(mesh_text(cut), self._setting))
-        return found
+        finer = list_finer_meshes(mesh_sizes(self._mesh, target.replicas), target.slices)
+        return [JaxLowering(mesh_text(sizes), self._setting) for sizes in finer]
 
     def choose_compiler_options(self, target: Slice) -> dict[str, str]:
         """Returns the options of XLA with which the trainer compiles its step for a slice."""
@@ -117,20 +111,25 @@ class JaxBuiltStep:
         self._precision = precision
         self.state_bytes = _count_state_bytes(shapes, state.shardings)
         self.has_blocks = has_blocks(state.model)
+        self.model = state.model
+
+    def count_flops(self) -> int:
+        """Returns the model FLOPs of a device's part of a step."""
+        with _tracing_under(self._precision):
+            return self._step.model_flops // self._state.layout.mesh.size
 
     def lower(self) -> LoweredStep:
         """Lowers the train step of all devices together."""
         with _tracing_under(self._precision):
             program, arguments = _lower_train_step(self._state, self._step, self._shapes)
             forward = _lower_forward(self._step, self._shapes)
-            model_flops = self._step.model_flops // self._state.layout.mesh.size
-        model = self._state.model
+        model = self.model
         flat = keras_internals.list_layers(model)
         return LoweredStep(
             program=program,
             partitioned=True,
             forward=forward,
-            model_flops=model_flops,
+            model_flops=self.count_flops(),
             arguments=arguments,
             layers={layer.name: type(layer).__name__ for layer in flat},
             numbered=False,

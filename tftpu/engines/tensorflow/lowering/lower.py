@@ -5,6 +5,7 @@ and whose all-reduce is XLA's.
 """
 
 import contextlib
+import functools
 import math
 import re
 import warnings
@@ -82,12 +83,21 @@ class TensorFlowBuiltStep:
         self._strategy, self._precision = strategy, precision
         self.state_bytes = _count_state_bytes(state)
         self.has_blocks = has_blocks(state.model)
+        self.model = state.model
+
+    @functools.cached_property
+    def _step(self) -> TrainStep:
+        with _building_under(self._precision, self._strategy):
+            return TrainStep(self._state, self._batch_spec)
+
+    def count_flops(self) -> int:
+        """Returns the model FLOPs of a replica's part of a step."""
+        return self._step.model_flops // self._strategy.num_replicas_in_sync
 
     def lower(self) -> LoweredStep:
         """Lowers the train step of one replica."""
-        strategy, batch_spec, model = self._strategy, self._batch_spec, self._state.model
-        with _building_under(self._precision, strategy):
-            step = TrainStep(self._state, batch_spec)
+        strategy, batch_spec, model = self._strategy, self._batch_spec, self.model
+        step = self._step
         flat = keras_internals.list_layers(model)
         layers = {layer.name: type(layer).__name__ for layer in flat}
         with sharding.compiling_for("tpu"):
@@ -105,7 +115,7 @@ class TensorFlowBuiltStep:
             program=hlo,
             partitioned=False,
             forward=forward,
-            model_flops=step.model_flops // strategy.num_replicas_in_sync,
+            model_flops=self.count_flops(),
             arguments=arguments,
             layers=layers,
             numbered=True,

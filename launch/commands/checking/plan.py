@@ -1,0 +1,204 @@
+"""Finds the slice, mesh and memory settings on which a run costs least, without a TPU.
+
+The same training is compiled for several slices, meshes, microbatches, and values of remat and
+attention: those that look cheapest first, and only those that can still be better than the best so
+far. What the overrides set is kept. The engine is that of the config; instead of auto, it is jax,
+whose mesh can be chosen.
+
+With --budget, the fastest run within it is looked for; with --deadline, the cheapest that ends in
+time. The verdicts are kept in the workdir, so the same command again resumes there.
+
+    tftpu plan llama_110m_tinystories --deadline=12h
+    tftpu plan python_gpt --slices=v5e-1,v5e-4,v6e-1 --budget=2
+"""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from tftpu.amounts import format_period
+from tftpu.engines import selection
+from tftpu.errors import UserError
+from tftpu.launch.plan import table
+from tftpu.launch.plan.bounds import Facts, estimate
+from tftpu.launch.plan.candidates import Space
+from tftpu.launch.plan.journal import FILE, Journal, compute_key
+from tftpu.launch.plan.search import Goal, Search
+from tftpu.launch.preflight.check import build_console, parse_prices, prepare
+from tftpu.launch.settings.options import TIME, ConfigOptions, flag
+from tftpu.launch.startup import import_tensorflow
+from tftpu.preflight.compiling.compiler import check_machine
+from tftpu.storage import files
+from tftpu.tpu.slices import PRICE_SOURCE, Slice, parse_slice
+
+# Slices of one host, from the cheapest on: of larger ones a plan takes what the user names.
+_SLICES = {
+    "tensorflow": "v5e-1,v5e-4,v5e-8,v2-8,v3-8",
+    "jax": "v5e-1,v5e-4,v5e-8,v6e-1,v6e-4,v6e-8,v5p-8",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(ConfigOptions):
+    """The config, the slices, and the limit of the run."""
+
+    slices: str = flag(
+        "",
+        "TPU slices to choose from",
+        metavar="SLICE,...",
+        aliases=("slice",),
+        shown="those of one host, by engine",
+    )
+    budget: float | None = flag(
+        None, "dollars that the run may cost: find the fastest", metavar="DOLLARS"
+    )
+    deadline: float | None = flag(
+        None, "time that the run may take, such as 6h: find the cheapest", metavar=TIME, minimum=1
+    )
+    time_limit: float = flag(1800.0, "how long the plan may take", metavar=TIME, minimum=1)
+    top: int = flag(5, "how many candidates to show", metavar="N", minimum=1)
+    price: str = flag(
+        "", "dollars per chip-hour, such as v5e=1.10,v3=1.50", shown="list prices", metavar="PRICES"
+    )
+    json: str | None = flag(None, "write the answer to this file, too", metavar="FILE")
+    workdir: str | None = flag(
+        None, f"folder for {FILE}, local or gs://", metavar="DIR", shown="runs/<config>"
+    )
+
+    def validate(self) -> None:
+        """Raises `UserError` for flags that contradict each other or have no meaning."""
+        if self.budget is not None and self.deadline is not None:
+            raise UserError(
+                f"--budget={self.budget:g} asks for the fastest run that costs no more, and "
+                f"--deadline={format_period(self.deadline)} for the cheapest that ends in time: "
+                "give one of them."
+            )
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            raise UserError(f"--budget={self.budget:g}: give dollars, more than 0.")
+        for name in self.slices.split(",") if self.slices else ():
+            parse_slice(name)
+        parse_prices(self.price)
+        if self.json and os.path.isdir(self.json):
+            raise UserError(f"--json={self.json} is a folder: name a file in it.")
+
+    def list_slices(self, engine: str) -> list[Slice]:
+        """Returns the slices to choose from, each once."""
+        names = self.slices or _SLICES[engine]
+        return list({one.name: one for one in map(parse_slice, names.split(","))}.values())
+
+
+def run(options: Options) -> None:
+    """Prints the best candidates, and writes the files."""
+    options.validate()
+    experiment = options.load_experiment()
+    fixed = {word.partition("=")[0].removeprefix("--config.") for word in options.overrides}
+    space = Space(experiment, fixed)
+    engine = "jax" if space.has_mesh else "tensorflow"
+    targets = options.list_slices(engine)
+    for target in targets:
+        selection.check_generation(engine, target.generation)
+    journal = _open_journal(options, space)
+    search = _search_known(options, space, targets, journal)
+    if search is None:
+        search = _search(options, space, targets, journal)
+    else:
+        _print_answer(options, space, targets, search)
+    best = next(iter(search.list_best()), None)
+    if best is None or not search.meets_goal(best):
+        raise UserError("No candidate is known to run as asked: see above.")
+
+
+def _open_journal(options: Options, space: Space) -> Journal:
+    workdir = options.workdir or options.default_workdir
+    try:
+        return Journal(workdir, compute_key(space))
+    except OSError as error:
+        raise UserError(
+            f"{files.join(workdir, FILE)} cannot be used ({error.strerror or error}): give another "
+            "folder with --workdir=DIR."
+        ) from error
+
+
+def _search_known(
+    options: Options, space: Space, targets: Sequence[Slice], journal: Journal
+) -> Search | None:
+    """Returns a finished search if the journal has all verdicts; nothing of TensorFlow loads."""
+    if space.experiment.train.epochs is not None or journal.facts is None:
+        return None
+    if not space.list_states(targets).keys() <= journal.facts.states.keys():
+        return None
+    search = _build_search(options, space, targets, journal.facts)
+    return search if search.choose_unknown(journal.verdicts) is None else None
+
+
+def _search(options: Options, space: Space, targets: Sequence[Slice], journal: Journal) -> Search:
+    """Examines candidates, and prints the answer, also after Ctrl-C."""
+    selection.choose_backend(space.plan_cluster())
+    import_tensorflow()
+    from tftpu.launch.plan.examining import PlanExaminer
+
+    prepared, batch_spec = prepare(space.experiment)
+    space = dataclasses.replace(space, experiment=prepared)
+    check_machine()
+    start = time.monotonic()
+    examiner = PlanExaminer(space, batch_spec)
+    facts = examiner.measure_facts(space.list_states(targets), journal.facts)
+    if facts != journal.facts:
+        journal.write_facts(facts)
+    search = _build_search(options, space, targets, facts)
+    try:
+        examiner.run(search, journal, options.time_limit - (time.monotonic() - start))
+    finally:
+        _print_answer(options, space, targets, search)
+    return search
+
+
+def _build_search(options: Options, space: Space, targets: Sequence[Slice], facts: Facts) -> Search:
+    prices = parse_prices(options.price)
+    goal = Goal(space.experiment.train.length, options.budget, options.deadline)
+    estimates = [
+        estimate(
+            *(candidate, target, facts),
+            target.chips * prices.get(target.generation.name, target.generation.usd_hour),
+        )
+        for target in targets
+        for candidate in space.list_candidates(target, facts.blocks, facts.statistics)
+    ]
+    return Search(estimates, goal)
+
+
+def _print_answer(options: Options, space: Space, targets: Sequence[Slice], search: Search) -> None:
+    console = build_console()
+    rows = table.build_rows(search, space, options.top)
+    if rows:
+        console.print(table.build_table(rows, search.goal.miss), highlight=False)
+        best = search.list_best()[0]
+        words = options.config, options.overrides
+        lines = ["", f"On {best.slice}:", f"  {table.format_command(*words, best, space)}", ""]
+    else:
+        lines = ["No candidate that fits was found."]
+    refusals = {t.name: space.explain_refusal(t) for t in targets if not search.has_slice(t.name)}
+    lines += table.describe_search(search, refusals)
+    if rows:
+        lines.append(f"Prices: {PRICE_SOURCE}, unless others were given. Compiled, not run.")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+    if options.json:
+        answer = {
+            "config": options.config,
+            "overrides": options.overrides,
+            "steps": search.goal.steps,
+            "budget": search.goal.budget,
+            "deadline": search.goal.deadline,
+            "best": rows,
+            "candidates": search.size,
+            "compiled": len(search.verdicts),
+            "pruned": search.count_pruned(),
+            "left": search.left,
+        }
+        files.write_whole(options.json, (json.dumps(answer, indent=1) + "\n").encode())

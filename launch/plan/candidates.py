@@ -1,0 +1,206 @@
+"""The candidates of a plan: slices, and the fields of a config that leave the numbers as they are.
+
+The global batch is that of the config, so each candidate trains the same.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from tftpu.blocks import JAX_REMATS, REMATS
+from tftpu.config import ClusterConfig, Experiment
+from tftpu.config.mesh import (
+    AUTO,
+    check_between_slices,
+    count_batch_shards,
+    list_meshes,
+    mesh_sizes,
+    mesh_text,
+)
+from tftpu.errors import UserError
+from tftpu.kernels import ATTENTIONS
+from tftpu.launch.settings import own_code
+from tftpu.tpu.slices import Slice
+
+MESH, MICROBATCHES = "cluster.mesh", "train.gradient_accumulation_steps"
+ATTENTION = "model.attention"
+_MOST_TENSOR = 8  # devices along `tensor`; more are for models that no plan can compile
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to run a config.
+
+    Attributes:
+        slice: the name of the slice.
+        mesh: all sizes of the mesh of its devices; "" on the TensorFlow engine, which has none.
+        remat: what the backward pass recomputes.
+        microbatches: the microbatches that each shard of the global batch is cut into.
+        attention: what computes the model's attention; "" if the config has no such field.
+    """
+
+    slice: str
+    mesh: str
+    remat: str
+    microbatches: int
+    attention: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """The fields that a plan may choose.
+
+    Attributes:
+        experiment: the config with the overrides of the command line.
+        fixed: the fields that these overrides set: they are kept.
+    """
+
+    experiment: Experiment
+    fixed: Collection[str] = ()
+
+    @property
+    def has_mesh(self) -> bool:
+        """True unless the engine is TensorFlow's, which has no mesh."""
+        return self.experiment.cluster.engine != "tensorflow"
+
+    @property
+    def has_attention(self) -> bool:
+        """True if the model has a field for what computes its attention."""
+        return getattr(self.experiment.model, "attention", None) in ATTENTIONS
+
+    @property
+    def remat_field(self) -> str:
+        """The field that says what is recomputed: models of the zoo have their own."""
+        return "model.remat" if hasattr(self.experiment.model, "remat") else "train.remat"
+
+    def plan_cluster(self) -> ClusterConfig:
+        """Returns the cluster on the engine that is planned for, without a mesh."""
+        engine = "jax" if self.has_mesh else "tensorflow"
+        return dataclasses.replace(self.experiment.cluster, engine=engine, mesh=None)
+
+    def read_remat(self) -> str:
+        """Returns what the config recomputes."""
+        return self._read(self.remat_field)
+
+    def list_meshes(self, target: Slice) -> list[str]:
+        """Returns the meshes for a slice; [""] on the TensorFlow engine.
+
+        Raises:
+            UserError: the mesh that is given does not fit the slice.
+        """
+        if not self.has_mesh:
+            return [""]
+        given = self.experiment.cluster.mesh
+        if MESH in self.fixed and given != AUTO:
+            sizes = mesh_sizes(given, target.replicas)
+            check_between_slices(sizes, target.slices)
+            return [mesh_text(sizes)]
+        most = min(_MOST_TENSOR, target.chips_per_host * target.generation.cores)
+        return list_meshes(target.replicas, target.slices, most)
+
+    def list_states(self, targets: Sequence[Slice]) -> dict[str, tuple[Slice, str]]:
+        """Returns a slice and a mesh for each state that devices may hold, by `name_state`.
+
+        Args:
+            targets: the slices. What does not divide the global batch is left out.
+        """
+        batch = self.experiment.data.global_batch_size
+        return {
+            name_state(mesh, target): (target, mesh)
+            for target in targets
+            for mesh in self.list_meshes(target)
+            if batch % count_shards(mesh, target) == 0
+        }
+
+    def list_candidates(self, target: Slice, blocks: bool, statistics: bool) -> Iterator[Candidate]:
+        """Yields the candidates of a slice that the config allows.
+
+        Args:
+            target: the slice.
+            blocks: whether the model has blocks that `remat` can recompute.
+            statistics: whether the model has statistics of a microbatch, so that other microbatches
+                would train something else.
+        """
+        train = self.experiment.train
+        for mesh in self.list_meshes(target):
+            shards = count_shards(mesh, target)
+            shard, rest = divmod(self.experiment.data.global_batch_size, shards)
+            counts = [n for n in range(1, shard + 1) if shard % n == 0 and not rest]
+            if MICROBATCHES in self.fixed or statistics:
+                counts = [train.gradient_accumulation_steps]
+            for microbatches in counts:
+                one = Candidate(target.name, mesh, self.read_remat(), microbatches)
+                if self._find_refusal(one, shards):
+                    continue
+                for attention in self._list_attentions():
+                    for remat in self._list_remats(blocks):
+                        yield dataclasses.replace(one, remat=remat, attention=attention)
+
+    def explain_refusal(self, target: Slice) -> str:
+        """Returns why the config allows no candidate of a slice."""
+        shards = count_shards(self.list_meshes(target)[0], target)
+        microbatches = self.experiment.train.gradient_accumulation_steps
+        one = Candidate(target.name, "", self.read_remat(), microbatches)
+        return self._find_refusal(one, shards) or "The batch cannot be divided."
+
+    def apply(self, candidate: Candidate) -> Experiment:
+        """Returns the experiment of a candidate, on the engine that it is planned for."""
+        values = self._list_values(candidate)
+        groups: dict[str, dict[str, Any]] = {"model": {}, "train": {}, "cluster": {}}
+        for path, value in values.items():
+            group, field = path.split(".")
+            groups[group][field] = value
+        cluster = groups.pop("cluster")
+        changed = {
+            name: dataclasses.replace(getattr(self.experiment, name), **fields)
+            for name, fields in groups.items()
+        }
+        changed["cluster"] = dataclasses.replace(self.plan_cluster(), **cluster)
+        return dataclasses.replace(self.experiment, **changed)
+
+    def list_changes(self, candidate: Candidate) -> list[str]:
+        """Returns the fields in which a candidate differs from the config: "model.remat=block"."""
+        return [
+            f"{path}={value}"
+            for path, value in self._list_values(candidate).items()
+            if value != self._read(path)
+        ]
+
+    def _list_values(self, candidate: Candidate) -> dict[str, Any]:
+        values: dict[str, Any] = {MESH: candidate.mesh} if candidate.mesh else {}
+        values |= {self.remat_field: candidate.remat, MICROBATCHES: candidate.microbatches}
+        return values | ({ATTENTION: candidate.attention} if candidate.attention else {})
+
+    def _read(self, path: str) -> Any:
+        group, field = path.split(".")
+        return getattr(getattr(self.experiment, group), field)
+
+    def _list_remats(self, blocks: bool) -> Sequence[str]:
+        if self.remat_field in self.fixed:
+            return [self.read_remat()]
+        if self.remat_field == "train.remat" and not blocks:
+            return ["none"]
+        return [remat for remat in REMATS if self.has_mesh or remat not in JAX_REMATS]
+
+    def _list_attentions(self) -> Sequence[str]:
+        if not self.has_attention:
+            return [""]
+        return [self._read(ATTENTION)] if ATTENTION in self.fixed else ATTENTIONS
+
+    def _find_refusal(self, candidate: Candidate, shards: int) -> str:
+        """Returns why the config does not allow the microbatches of a candidate; "" if it does."""
+        try:
+            own_code.validate(self.apply(candidate), shards)
+        except UserError as error:
+            return str(error)
+        return ""
+
+
+def count_shards(mesh: str, target: Slice) -> int:
+    """Returns the number of shards that the devices of a slice divide a global batch into."""
+    return count_batch_shards(mesh_sizes(mesh, target.replicas)) if mesh else target.replicas
+
+
+def name_state(mesh: str, target: Slice) -> str:
+    """Returns the name of the state that a device holds, which equal numbers of devices share."""
+    return f"{target.replicas} {mesh}".strip()

@@ -1,0 +1,203 @@
+"""Examines the candidates of a plan: the facts for its closed forms, and what preflight says.
+
+One thread builds and lowers models, and as many as this machine has cores wait for a compiler's
+process each.
+"""
+
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+
+import keras
+import numpy as np
+
+from tftpu.amounts import format_duration, format_price, format_size
+from tftpu.blocks.running import count_input_bytes
+from tftpu.config import Experiment
+from tftpu.engines import selection
+from tftpu.engines.checks import list_batch_statistics
+from tftpu.engines.data.conversion import replace_examples
+from tftpu.engines.lowered import BuiltStep
+from tftpu.errors import UserError
+from tftpu.launch.plan.bounds import Facts
+from tftpu.launch.plan.candidates import Candidate, Space, count_shards
+from tftpu.launch.plan.journal import Journal
+from tftpu.launch.plan.search import Search, Verdict
+from tftpu.launch.preflight.check import build_options
+from tftpu.launch.run.experiment import build_model
+from tftpu.preflight.advise import parse_memory_error
+from tftpu.preflight.compiling.caller import Caller, StoppedError
+from tftpu.preflight.compiling.processes import Processes
+from tftpu.preflight.compiling.progress import Progress
+from tftpu.preflight.examine import Examiner
+from tftpu.preflight.slice_report import SliceReport
+from tftpu.tensors import Nest
+from tftpu.tpu.slices import Slice, parse_slice
+
+
+class PlanExaminer:
+    """Examines the candidates of a config.
+
+    Args:
+        space: the config as preflight compiles it, and the fields that may be chosen.
+        batch_spec: the spec of its global batch.
+    """
+
+    def __init__(self, space: Space, batch_spec: Nest):
+        self._space, self._batch_spec = space, batch_spec
+        self._caller = Caller()
+
+    def measure_facts(self, states: Mapping[str, tuple[Slice, str]], known: Facts | None) -> Facts:
+        """Returns the facts about the config, from models without values.
+
+        Args:
+            states: a slice and a mesh for each state to measure, by its name.
+            known: what was measured before.
+
+        Raises:
+            UserError: there is no state, as no slice divides the batch, or no model.
+        """
+        first = keras.tree.flatten(self._batch_spec)[0]
+        examples: int = first.shape[0]
+        measured = dict(known.states) if known else {}
+        if known is not None and states.keys() <= measured.keys():
+            return known
+        if not states:
+            raise UserError(f"None of the slices divides the global batch of {examples} examples.")
+        with Progress() as progress:
+            target, mesh = next(iter(states.values()))
+            one = self._build(target, mesh, progress)
+            flops = one.count_flops() * target.replicas
+            for name in states.keys() - measured.keys():
+                measured[name] = self._build(*states[name], progress).state_bytes
+        return Facts(
+            flops=flops,
+            examples=examples,
+            input_bytes=count_input_bytes(one.model, first.shape[1] if first.shape.rank > 1 else 1),
+            weights=_count_bytes(one.model.variables),
+            trained=_count_bytes(one.model.trainable_variables),
+            blocks=one.has_blocks,
+            statistics=bool(list_batch_statistics(one.model)),
+            states=measured,
+        )
+
+    def _build(self, target: Slice, mesh: str, progress: Progress) -> BuiltStep:
+        examples = self._space.experiment.data.global_batch_size // count_shards(mesh, target)
+        remat = self._space.read_remat()
+        experiment = self._space.apply(Candidate(target.name, mesh, remat, 1))
+        lowering = selection.choose_lowering(experiment.cluster)
+        with progress.show_phase(f"building the model for {mesh or target.name}"):
+            return lowering.build(
+                lambda: build_model(experiment),
+                replace_examples(self._batch_spec, examples),
+                target.replicas,
+                _read_precision(experiment),
+                experiment.train,
+                build_options(experiment).objectives,
+            )
+
+    def run(self, search: Search, journal: Journal, seconds: float) -> None:
+        """Examines candidates until none is left that can be better, or the time is over.
+
+        Args:
+            search: the search, which gets the verdicts.
+            journal: the verdicts of earlier plans, which gets the new ones.
+            seconds: the time that it may take.
+
+        Raises:
+            KeyboardInterrupt: by Ctrl-C; the verdicts until then are recorded.
+        """
+        changed, ended = threading.Condition(), threading.Event()
+
+        def choose() -> Candidate | None:
+            with changed:
+                while not ended.is_set():
+                    candidate = search.choose_unknown(journal.verdicts)
+                    if candidate is not None or not search.left:
+                        return candidate
+                    changed.wait()  # for the verdict on what runs
+            return None
+
+        with Progress() as progress:
+            processes = Processes(progress)
+
+            def stop() -> None:
+                ended.set()
+                processes.stop()
+                with changed:
+                    changed.notify_all()
+
+            def work(_: int) -> None:
+                while candidate := choose():
+                    try:
+                        verdict, decided = self._examine(candidate, processes)
+                    except StoppedError:  # the time is over
+                        return
+                    with changed:
+                        search.record(candidate, verdict)
+                        if decided:
+                            journal.write_verdict(candidate, verdict)
+                        progress.print_line(self._describe(candidate, search))
+                        changed.notify_all()
+
+            timer = threading.Timer(seconds, stop)
+            timer.daemon = True
+            timer.start()
+            try:
+                self._caller.map_items(work, range(len(os.sched_getaffinity(0))), stop)
+            finally:
+                timer.cancel()
+
+    def _examine(self, candidate: Candidate, processes: Processes) -> tuple[Verdict, bool]:
+        """Returns the verdict on a candidate, and whether it would be the same another time."""
+        experiment = self._space.apply(candidate)
+        options = build_options(experiment)
+        changes = self._space.list_changes(candidate)
+        other = [change for change in changes if not change.startswith("cluster.mesh")]
+        examiner = Examiner(
+            lambda: build_model(experiment),
+            *(self._batch_spec, options, selection.choose_lowering(experiment.cluster)),
+            *(self._caller, processes),
+            f" with {' '.join(other)}" if other else "",
+        )
+        try:
+            report = examiner.examine_once(parse_slice(candidate.slice))
+        except UserError as error:  # such as an attention that the model's shapes do not allow
+            return Verdict(fits=False, error=str(error)), True
+        return _read_verdict(report), not report.undecided
+
+    def _describe(self, candidate: Candidate, search: Search) -> str:
+        """Returns the line about a verdict."""
+        verdict = search.verdicts[candidate]
+        shown = " ".join([candidate.slice, *self._space.list_changes(candidate)])
+        held = f", {format_size(verdict.hbm_bytes)}" if verdict.hbm_bytes else ""
+        if not verdict.fits:
+            reason = "does not fit" if verdict.too_large else verdict.error.splitlines()[0][:120]
+            return f"  {shown}: {reason}{held}"
+        if verdict.step_seconds is None:
+            return f"  {shown}: fits{held}, not priced"
+        usd = search.goal.steps * verdict.step_seconds * search.find_usd_hour(candidate) / 3600
+        step = format_duration(verdict.step_seconds)
+        return f"  {shown}: fits{held}, {step} per step, {format_price(usd)}"
+
+
+def _read_verdict(report: SliceReport) -> Verdict:
+    found = parse_memory_error(report.error)
+    return Verdict(
+        fits=report.fits,
+        hbm_bytes=found[0] if found else report.hbm_bytes,
+        host_bytes=report.host_bytes,
+        step_seconds=None if report.step_ms is None or not report.fits else report.step_ms / 1e3,
+        error=report.error,
+        too_large=report.compiles and not (report.fits or report.undecided or report.exceeds_host),
+    )
+
+
+def _read_precision(experiment: Experiment) -> str:
+    precision = experiment.train.precision
+    return "mixed_bfloat16" if precision == "auto" else precision
+
+
+def _count_bytes(variables: Sequence[keras.Variable]) -> int:
+    return sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in variables)

@@ -1,0 +1,106 @@
+"""The verdicts of earlier plans: `plan.jsonl` in a workdir, one line for each candidate compiled.
+
+The key of a line names all that the verdict follows from: the config without its length and the
+fields that a plan chooses, the code of tftpu and of the config, the installed packages, libtpu
+among them, and the variables of the environment that the compiler reads.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from tftpu.config import Experiment, to_json
+from tftpu.engines.lowered import StateBytes
+from tftpu.launch.plan.bounds import Facts
+from tftpu.launch.plan.candidates import Candidate, Space
+from tftpu.launch.plan.search import Verdict
+from tftpu.launch.preflight import known_reports
+from tftpu.launch.settings import keras_objects
+from tftpu.storage import files, side_files
+from tftpu.storage.lines import Lines
+from tftpu.version import __version__
+
+FILE = "plan.jsonl"
+_READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # beginnings of variables that compilers read
+
+
+def compute_key(space: Space) -> str:
+    """Returns what tells the lines of a config from those of others.
+
+    Raises:
+        UserError: the config holds a value that JSON cannot hold.
+    """
+    train = dataclasses.replace(space.experiment.train, steps=1, epochs=None, eval_every=0)
+    experiment = dataclasses.replace(space.experiment, train=train, config_file="")
+    plain = to_json(keras_objects.describe_callbacks(_set_aside_choices(space, experiment)))
+    environment = {k: v for k, v in os.environ.items() if k.startswith(_READ)}
+    own = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in _list_code()}
+    parts = plain, environment, own, known_reports.hash_code(), __version__
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _set_aside_choices(space: Space, experiment: Experiment) -> Experiment:
+    """Returns an experiment without the fields that lines have as those of their candidates."""
+    anyone = Candidate("", "", "none", 1, "plain" if space.has_attention else "")
+    return Space(experiment).apply(anyone)
+
+
+def _list_code() -> list[str]:
+    return [path for path in known_reports.list_own_code() if os.path.isfile(path)]
+
+
+class Journal:
+    """The lines of a workdir that belong to a config.
+
+    Args:
+        workdir: the workdir, local or remote; it is made.
+        key: see `compute_key`.
+
+    Raises:
+        UserError: the workdir cannot be written.
+    """
+
+    def __init__(self, workdir: str, key: str):
+        path = files.join(workdir, FILE)
+        files.make_folder(workdir)
+        self._key, self._lock = key, threading.Lock()
+        self.facts: Facts | None = None
+        self.verdicts: dict[Candidate, Verdict] = {}
+        data = side_files.read_content(path) if side_files.is_there(path) else b""
+        for line in data.split(b"\n"):
+            try:
+                self._read(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # damaged, or written half when a plan was killed
+        self._lines = Lines(path)
+        if data and not data.endswith(b"\n"):
+            self._lines.append("\n")
+
+    def _read(self, record: dict[str, Any]) -> None:
+        if record["key"] != self._key:
+            return
+        if "facts" in record:
+            found = record["facts"]
+            states = {name: StateBytes(*sizes) for name, sizes in found["states"].items()}
+            self.facts = Facts(**{**found, "states": states})
+        else:
+            self.verdicts[Candidate(**record["candidate"])] = Verdict(**record["verdict"])
+
+    def write_facts(self, facts: Facts) -> None:
+        """Adds the facts about the config."""
+        self.facts = facts
+        self._write(facts=dataclasses.asdict(facts))
+
+    def write_verdict(self, candidate: Candidate, verdict: Verdict) -> None:
+        """Adds the verdict on a candidate."""
+        self.verdicts[candidate] = verdict
+        self._write(candidate=dataclasses.asdict(candidate), verdict=dataclasses.asdict(verdict))
+
+    def _write(self, **record: Any) -> None:
+        with self._lock:
+            self._lines.append(json.dumps({"key": self._key, **record}) + "\n")
+            self._lines.flush()

@@ -1,0 +1,113 @@
+"""The answer of a plan: a table of the best candidates, the command of the best one, and counts."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from tftpu.amounts import format_duration, format_price, format_size
+from tftpu.errors import counted
+from tftpu.launch.plan.candidates import MESH, Candidate, Space
+from tftpu.launch.plan.search import Search
+
+_TEXT = ("slice", "mesh", "changes of the config", "")  # columns aligned to the left
+
+
+def build_rows(search: Search, space: Space, top: int) -> list[dict[str, Any]]:
+    """Returns the best candidates as plain data, the best first.
+
+    Args:
+        search: the search.
+        space: the config, and the fields that were chosen.
+        top: how many candidates.
+    """
+    rows = []
+    for candidate in search.list_best()[:top]:
+        verdict = search.verdicts[candidate]
+        seconds = search.goal.steps * (verdict.step_seconds or 0.0)
+        rows.append(
+            {
+                "slice": candidate.slice,
+                "mesh": candidate.mesh,
+                "changes": space.list_changes(candidate),
+                "hbm_bytes": verdict.hbm_bytes,
+                "host_bytes": verdict.host_bytes,
+                "step_seconds": verdict.step_seconds,
+                "hours": seconds / 3600,
+                "usd": search.find_usd_hour(candidate) * seconds / 3600,
+                "meets_goal": search.meets_goal(candidate),
+            }
+        )
+    return rows
+
+
+def build_table(rows: Sequence[dict[str, Any]], missed: str) -> Table:
+    """Returns the table of candidates.
+
+    Args:
+        rows: see `build_rows`.
+        missed: the remark on a candidate that misses the limit of the plan.
+    """
+    cells = [_format_cells(row, missed) for row in rows]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in cells[0]:
+        if name == "slice" or any(row[name] for row in cells):
+            # The changes may be long; they wrap at blanks.
+            left = name in _TEXT
+            table.add_column(
+                name,
+                justify="left" if left else "right",
+                no_wrap=name != "changes of the config",
+            )
+    for row in cells:
+        table.add_row(*(row[column.header] for column in table.columns))  # type: ignore[index]
+    return table
+
+
+def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
+    changes = [text for text in row["changes"] if not text.startswith(f"{MESH}=")]
+    return {
+        "slice": row["slice"],
+        "mesh": row["mesh"],
+        "changes of the config": " ".join(changes),
+        "HBM": format_size(row["hbm_bytes"]),
+        "host": format_size(row["host_bytes"]) if row["host_bytes"] else "",
+        "step": format_duration(row["step_seconds"]),
+        "time/run": format_duration(3600 * row["hours"]),
+        "cost/run": format_price(row["usd"]),
+        "": "" if row["meets_goal"] else missed,
+    }
+
+
+def format_command(
+    config: str, overrides: Sequence[str], candidate: Candidate, space: Space
+) -> str:
+    """Returns the command that trains a candidate, on its slice."""
+    changes = [f"--config.{change}" for change in space.list_changes(candidate)]
+    chosen = {change.partition("=")[0] for change in changes}
+    kept = [word for word in overrides if word.partition("=")[0] not in chosen]
+    return shlex.join(["tftpu", "train", config, *kept, *changes])
+
+
+def describe_search(search: Search, refusals: dict[str, str]) -> list[str]:
+    """Returns lines about what was compiled, what was not, and why.
+
+    Args:
+        search: the search.
+        refusals: why the config can use some slices not at all, by their names.
+    """
+    failed = [v for v in search.verdicts.values() if not v.fits]
+    large = sum(v.too_large for v in failed)
+    said = [f"{large} do not fit"] if large else []
+    if len(failed) > large:
+        said.append(f"{len(failed) - large} do not compile or run")
+    unpriced = sum(v.fits and not v.step_seconds for v in search.verdicts.values())
+    said += [f"{unpriced} not priced"] if unpriced else []
+    compiled = f"{len(search.verdicts)} compiled" + (f" ({', '.join(said)})" if said else "")
+    pruned = f"{len(search.pruned)} pruned"
+    lines = [f"{counted(search.size, 'candidate')}: {compiled}, {pruned}, {search.left} left."]
+    lines += [f"  {count} {reason}" for reason, count in search.count_pruned().items()]
+    errors = dict.fromkeys(v.error.splitlines()[0] for v in failed if not v.too_large and v.error)
+    lines += [f"  not compiled or run: {error[:240]}" for error in list(errors)[:3]]
+    return lines + [f"  {name} is left out: {reason}" for name, reason in refusals.items()]

@@ -1,0 +1,86 @@
+"""`tftpu plan`: errors, the answer, and a second plan from the journal of the first."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tftpu.launch import main as command_line
+
+PLAN = ("plan", "python_gpt")
+COMMAND = [sys.executable, "-m", "tftpu.launch.main", *PLAN]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan"], "CONFIG"),
+        ([*PLAN, "--budget=abc"], "--budget=abc: the value must be a number"),
+        ([*PLAN, "--budget=0"], "--budget=0: give dollars, more than 0"),
+        ([*PLAN, "--deadline=soon"], "--deadline=soon: the value must be a time"),
+        ([*PLAN, "--budget=5", "--deadline=6h"], "--deadline=6h for the cheapest"),
+        ([*PLAN, "--slices=v5e-9"], "There is no v5e-9"),
+        ([*PLAN, "--slices=,"], "'' is not a TPU slice"),
+        ([*PLAN, "--top=0"], "--top=0: the value must be a whole number of 1 or more"),
+        ([*PLAN, "--price=v9=1"], "there is no generation 'v9'"),
+        ([*PLAN, "--json=."], "--json=. is a folder"),
+        (
+            [*PLAN, "--slices=tpu7x-8", "--config.cluster.engine=tensorflow"],
+            "TensorFlow does not support tpu7x",
+        ),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
+)
+def test_a_mistake_gives_one_clear_message_and_exit_code_2(
+    arguments, message, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert command_line.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
+
+
+def run(folder, *flags):
+    return subprocess.run(
+        [*COMMAND, *flags, f"--workdir={folder}"], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.compiles
+def test_a_plan_compiles_once_and_prints_the_command(tmp_path):
+    flags = ["--slices=v5e-1", "--config.model.attention=plain", f"--json={tmp_path / 'a.json'}"]
+    done = run(tmp_path, *flags)
+    assert done.returncode == 0, done.stderr
+    command = "tftpu train python_gpt --config.model.attention=plain --config.cluster.mesh=data:1"
+    assert command in done.stdout and "24 candidates: 1 compiled, 23 pruned, 0 left." in done.stdout
+    answer = json.loads((tmp_path / "a.json").read_text())
+    [best] = answer["best"]
+    assert best["usd"] == pytest.approx(600 * best["step_seconds"] * 1.20 / 3600)
+    again = run(tmp_path, *flags, "--budget=0.0001")
+    assert again.returncode == 2 and "compiling" not in again.stderr
+    assert "over budget" in again.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.compiles
+def test_an_interrupted_plan_says_what_it_knows(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "--slices=v5e-1", f"--workdir={tmp_path}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TFTPU_CACHE": str(tmp_path)},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("compiling"):
+            break
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "No candidate that fits was found." in said
+    assert "48 candidates: 0 compiled, 0 pruned, 48 left." in said

@@ -1,0 +1,62 @@
+"""The closed forms of a plan, against figures by hand."""
+
+import dataclasses
+
+import pytest
+
+from tftpu.engines.lowered import StateBytes
+from tftpu.launch.plan.bounds import Facts, estimate
+from tftpu.launch.plan.candidates import Candidate
+from tftpu.tpu.slices import parse_slice
+
+GIB = 2**30
+# 8 billion parameters in float32 with Adam, 16 texts of 2,048 tokens, 32 blocks 4,096 wide.
+FACTS = Facts(
+    flops=1_475_475_884_998_656,
+    examples=16,
+    input_bytes=32 * 2048 * 4096 * 2,
+    weights=30 * GIB,
+    trained=30 * GIB,
+    blocks=False,
+    statistics=False,
+    states={
+        "8 fsdp:8": StateBytes(30 * GIB // 8, 60 * GIB // 8, 0),
+        "8 data:2,fsdp:4": StateBytes(30 * GIB // 4, 60 * GIB // 4, 0),
+        "8 fsdp:4,tensor:2": StateBytes(30 * GIB // 8, 60 * GIB // 8, 0),
+    },
+)
+PLAIN = Candidate("v6e-8", "fsdp:8", "block", 1, "flash")
+
+
+def estimate_of(**changes):
+    return estimate(dataclasses.replace(PLAIN, **changes), parse_slice("v6e-8"), FACTS, 21.6)
+
+
+def test_the_least_memory_is_the_state_and_the_inputs_of_blocks():
+    state = 90 * GIB // 8
+    assert estimate_of().least_bytes == state + GIB  # two texts of half a GiB on each chip
+    assert estimate_of(microbatches=2).least_bytes == state + GIB // 2
+    assert estimate_of(remat="offload").least_bytes == state
+    assert estimate_of(mesh="data:2,fsdp:4").least_bytes == 90 * GIB // 4 + GIB
+    assert estimate_of(mesh="fsdp:4,tensor:2").least_bytes == state + GIB
+
+
+def test_the_least_time_is_that_of_the_peak():
+    assert estimate_of().least_seconds == pytest.approx(FACTS.flops / 8 / 918e12)
+    light = dataclasses.replace(FACTS, flops=1)
+    bound = estimate(PLAIN, parse_slice("v6e-8"), light, 21.6)
+    # Weights are read, what the optimizer keeps is read and written.
+    assert bound.least_seconds == pytest.approx((30 + 2 * 60) * GIB / 8 / 1638e9)
+
+
+def test_what_recomputes_or_exchanges_more_is_likely_to_take_longer():
+    plain = estimate_of()
+    assert estimate_of(remat="none").likely_seconds < plain.likely_seconds
+    assert estimate_of(microbatches=2).likely_seconds > plain.likely_seconds
+    assert estimate_of(mesh="fsdp:4,tensor:2").likely_seconds > plain.likely_seconds
+    assert plain.likely_seconds > plain.least_seconds
+
+
+def test_what_keeps_more_is_likely_to_need_more_memory():
+    order = [estimate_of(remat=r).likely_bytes for r in ("offload", "block", "products", "none")]
+    assert order == sorted(set(order))
