@@ -51,8 +51,14 @@ def _attend_kept(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
     query = ops.reshape(query * head_dim**-0.5, (batch, time, key_heads, -1, head_dim))
     if time == 1 and sharding.get_platform() == "tpu":
         found = _as_one_product(query[:, 0], pair, visible)
+        return ops.reshape(found, (batch, 1, heads, head_dim))
+    keys, values = (ops.reshape(x, (batch, slots, key_heads, head_dim)) for x in pair)
+    if time == 1:
+        # A matrix product would first copy all keys and values, to bring their heads forward.
+        scores = ops.sum(keys[:, :, :, None] * query, axis=-1)  # (batch, slots, key_heads, queries)
+        weights = _compute_weights(scores, ops.transpose(visible, (0, 2, 1))[..., None], axis=1)
+        found = ops.sum(weights[..., None] * values[:, :, :, None], axis=1)
     else:
-        keys, values = (ops.reshape(x, (batch, slots, key_heads, head_dim)) for x in pair)
         scores = ops.einsum("btgrd,bsgd->bgrts", query, keys)
         weights = _compute_weights(scores, visible[:, None, None])
         found = ops.einsum("bgrts,bsgd->btgrd", weights, values)
@@ -81,7 +87,7 @@ def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
     return ops.sum(found * own[None, :, None, :, None], axis=3)
 
 
-def _compute_weights(scores: Tensor, visible: Tensor) -> Tensor:
-    """Returns the softmax of scores, (..., slots), over the slots that are visible."""
+def _compute_weights(scores: Tensor, visible: Tensor, axis: int = -1) -> Tensor:
+    """Returns the softmax of scores over the visible ones of the slots, which lie along an axis."""
     hidden = ops.where(visible, ops.cast(scores, "float32"), HIDDEN)
-    return ops.cast(ops.softmax(hidden, axis=-1), scores.dtype)
+    return ops.cast(ops.softmax(hidden, axis=axis), scores.dtype)
