@@ -163,7 +163,9 @@ def _measure_texts(context: int, turns: int) -> None:
             assert server.stdout is not None
             port = int(server.stdout.readline().split("127.0.0.1:")[1].split("/")[0])
             for turn in range(turns + 1):
-                _write_together(port, lengths.tolist(), "compiling" if turn == 0 else f"turn {turn}")
+                _write_together(
+                    port, lengths.tolist(), "compiling" if turn == 0 else f"turn {turn}"
+                )
             server.terminate()
 
 

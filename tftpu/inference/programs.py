@@ -16,7 +16,7 @@ from tftpu.tensors import Nest, Tensor, ops
 
 _USUAL = 512  # tokens of a prompt, and of a text, up to which programs are compiled ahead
 _PROMPT = 64  # the length that the shortest prompts are padded to
-_WASTE = 4  # times the wanted size that one may have which is compiled already
+_WASTE = 2  # times the wanted size that one may have which is compiled already
 
 
 class Size(NamedTuple):

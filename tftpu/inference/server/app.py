@@ -25,8 +25,8 @@ from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language, Texts
 
 if TYPE_CHECKING:
-    from tftpu.inference.server.completions import Completion
     from tftpu.inference.rows import Row
+    from tftpu.inference.server.completions import Completion
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,13 +82,11 @@ class Texts:
         compiling: whether the texts that are written wait for a program of their size.
     """
 
-    def __init__(
-        self, language: Language, most: int, room: int, observe: Callable[[int], None]
-    ):
+    def __init__(self, language: Language, most: int, room: int, observe: Callable[[int], None]):
         self._language, self._most, self._room, self._observe = language, most, room, observe
         self._queue: deque[_Text] = deque()
         self._running: list[_Text] = []
-        self._batches: dict[bool, "Batch"] = {}  # by whether the whole vocabulary is sorted
+        self._batches: dict[bool, Batch] = {}  # by whether the whole vocabulary is sorted
         self.compiling = False
         self._came = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "writer")
