@@ -192,7 +192,6 @@ class Texts:
         for kind, batch in list(self._batches.items()):
             try:
                 for parts in batch.advance() if len(batch) else ():
-                    self.compiling = False
                     for text, tokens, has_ended in parts:
                         put(text, tokens)
                         if has_ended:
