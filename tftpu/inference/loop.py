@@ -83,11 +83,11 @@ class Loop:
             rows: the token of each row that is read next, (batch,) int32; its position, as for
                 `Decoding.step`; and the rules of the rows.
             slot: () int32, the slot of these tokens.
-            uniform: (batch, EVERY), float32, numbers of [0, 1) that decide on the tokens.
-            count: () int32, the number of tokens to write, up to EVERY.
+            uniform: (batch, most), float32, numbers of [0, 1) that decide on the tokens.
+            count: () int32, the number of tokens to write, up to `most`.
 
         Returns:
-            The state; the tokens, (batch, EVERY) int32, and whether all logits were finite.
+            The state; the tokens, (batch, most) int32, and whether all logits were finite.
         """
         slots = keras.tree.flatten(state)[0].shape[1]
 
