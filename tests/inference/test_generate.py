@@ -3,7 +3,7 @@
 import functools
 import itertools
 import json
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -17,6 +17,7 @@ from tests.support.programs import jax_process
 from tftpu import sharding
 from tftpu.errors import UserError
 from tftpu.inference.generate import generate
+from tftpu.inference.loop import Loop
 from tftpu.inference.programs import PromptSize, Size, round_up_length
 from tftpu.inference.rows import Row, build_rows
 from tftpu.inference.sampling import Sampling, choose, gather_rules
@@ -426,3 +427,12 @@ def test_few_lengths_of_prompts_are_compiled():
     lengths = {round_up_length(length) for length in range(1, 1025)}
     assert sorted(lengths) == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
     assert all(length <= round_up_length(length) for length in range(1, 1025))
+
+
+def test_a_row_is_put_into_the_ring_with_its_first_slot_where_it_belongs():
+    loop, row = Loop(cast(Any, None), choose), np.arange(1, 9, dtype=np.float32).reshape(1, 8, 1)
+    for first in 0, 5, 7:
+        found: Any = loop.insert([np.zeros((3, 8, 1), np.float32)], [row], 1, first)[0]
+        expected = np.zeros((3, 8))
+        expected[1] = np.roll(np.arange(1, 9), first)
+        np.testing.assert_array_equal(np.asarray(found[0])[..., 0], expected)
