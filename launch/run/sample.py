@@ -5,8 +5,9 @@ import weakref
 from tftpu.config import Experiment
 from tftpu.engines.engine import Executor
 from tftpu.errors import UserError
+from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling
-from tftpu.inference.writer import Row, Writer
+from tftpu.inference.writer import Writer
 from tftpu.input_pipelines import sources
 from tftpu.launch.run.texts import ByteCodec, has_byte_tokens
 from tftpu.launch.startup import quieten_xla
@@ -39,7 +40,7 @@ def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> st
         writer = _build_writer(trainer, experiment.data.context)
         if is_first:
             print("Writing a sample of text, which compiles once.", flush=True)
-        for [part] in writer.write([Row(prompt, length, _SAMPLING, seed)], every=length):
+        for [part] in writer.write([Row(prompt, length, _SAMPLING, seed)]):
             written += part
     except UserError:  # the user's own model cannot write text; it may be a classifier
         return ""

@@ -16,8 +16,8 @@ def causal_attention(
 ) -> Tensor:
     """Computes attention of each token to itself and to earlier ones of its segment.
 
-    Where a cache is open, keys and values are kept there. Once it holds any, a call is of one token
-    for each row, and of as many more rows as fill a matrix, whose results mean nothing.
+    Where a cache is open, keys and values are kept there. Once it holds any, a call is of the next
+    tokens of each row, and of as many more rows as fill a matrix, whose results mean nothing.
 
     Args:
         layer: name of the layer, by which a cache knows it.
@@ -28,7 +28,7 @@ def causal_attention(
     if kept is not None and layer in kept.pairs:
         rows = kept.pairs[layer].keys.shape[0]
         pair = kept.extend(layer, key[:rows], value[:rows])
-        found = _attend_one_token(query[:rows], pair, kept.visible)
+        found = _attend_kept(query[:rows], pair, kept.visible)
         return ops.pad(found, ((0, query.shape[0] - rows), (0, 0), (0, 0), (0, 0)))
     if kept is not None:
         kept.start(layer, key, value)
@@ -37,25 +37,32 @@ def causal_attention(
     )
 
 
-def _attend_one_token(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
-    """Computes attention of one token of each row to the tokens that it sees.
+def _attend_kept(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
+    """Computes attention of the next tokens of each row to the tokens that they see.
 
     Args:
-        query: (batch, 1, heads, head_dim).
+        query: (batch, time, heads, head_dim).
         pair: keys and values of the row.
-        visible: (batch, slots), bool.
+        visible: (batch, time, slots), bool.
     """
-    batch, _, heads, head_dim = query.shape
+    batch, time, heads, head_dim = query.shape
     slots, width = pair.keys.shape[1:]
     key_heads = width // head_dim
-    query = ops.reshape(query * head_dim**-0.5, (batch, key_heads, -1, head_dim))
-    if sharding.get_platform() == "tpu":
-        found = _as_one_product(query, pair, visible)
+    query = ops.reshape(query * head_dim**-0.5, (batch, time, key_heads, -1, head_dim))
+    if time == 1 and sharding.get_platform() == "tpu":
+        found = _as_one_product(query[:, 0], pair, visible)
+        return ops.reshape(found, (batch, 1, heads, head_dim))
+    keys, values = (ops.reshape(x, (batch, slots, key_heads, head_dim)) for x in pair)
+    if time == 1:
+        # A matrix product would first copy all keys and values, to bring their heads forward.
+        scores = ops.sum(keys[:, :, :, None] * query, axis=-1)  # (batch, slots, key_heads, queries)
+        weights = _compute_weights(scores, ops.transpose(visible, (0, 2, 1))[..., None], axis=1)
+        found = ops.sum(weights[..., None] * values[:, :, :, None], axis=1)
     else:
-        keys, values = (ops.reshape(x, (batch, slots, key_heads, head_dim)) for x in pair)
-        weights = _compute_weights(ops.einsum("bgrd,bsgd->bgrs", query, keys), visible)
-        found = ops.einsum("bgrs,bsgd->bgrd", weights, values)
-    return ops.reshape(found, (batch, 1, heads, head_dim))
+        scores = ops.einsum("btgrd,bsgd->bgrts", query, keys)
+        weights = _compute_weights(scores, visible[:, None, None])
+        found = ops.einsum("bgrts,bsgd->btgrd", weights, values)
+    return ops.reshape(found, (batch, time, heads, head_dim))
 
 
 def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
@@ -68,7 +75,7 @@ def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
     Args:
         query: (batch, key_heads, queries, head_dim), scaled.
         pair: keys and values of the row.
-        visible: (batch, slots), bool.
+        visible: (batch, 1, slots), bool.
     """
     batch, key_heads, queries, head_dim = query.shape
     own = ops.eye(key_heads, dtype=query.dtype)  # (key_heads, key_heads)
@@ -80,9 +87,7 @@ def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
     return ops.sum(found * own[None, :, None, :, None], axis=3)
 
 
-def _compute_weights(scores: Tensor, visible: Tensor) -> Tensor:
-    """Returns the softmax of scores, (batch, ..., slots), over the slots that are visible."""
-    between = (1,) * (len(scores.shape) - 2)
-    visible = ops.reshape(visible, (visible.shape[0], *between, visible.shape[1]))
+def _compute_weights(scores: Tensor, visible: Tensor, axis: int = -1) -> Tensor:
+    """Returns the softmax of scores over the visible ones of the slots, which lie along an axis."""
     hidden = ops.where(visible, ops.cast(scores, "float32"), HIDDEN)
-    return ops.cast(ops.softmax(hidden, axis=-1), scores.dtype)
+    return ops.cast(ops.softmax(hidden, axis=axis), scores.dtype)

@@ -1,12 +1,17 @@
-"""Loads `tftpu serve` on loopback, beside calling the same model directly in its process.
+"""Loads `tftpu serve` on loopback: images, beside calling the model directly; or texts.
 
     python -m tests.benchmarks.serving [--requests=2000] [--turns=3]
+    python -m tests.benchmarks.serving --texts [--context=1024] [--turns=3]
 
 The model is ViT-S/16 with 4 layers and 96x96 pixels, or with --small the one of digits_resnet, of
 random weights, exported to ONNX. Clients send one image in each request, as
 JSON or as a PNG in base64, over connections that stay open. Directly called, the model gets the
 same images one by one, and in batches of 64. All take turns. The clients share the machine's cores
 with the server.
+
+Texts are those of python_gpt with a larger context, after two steps of training. In each turn 32
+clients ask at once for 20 to 1,000 tokens, drawn evenly by their logarithm from a seed, and while
+these are written, a client asks for 20 tokens again and again. The first turn compiles.
 
 Evidence: executed, on this machine's CPU.
 """
@@ -41,7 +46,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--texts", action="store_true")
+    parser.add_argument("--context", type=int, default=1024)
     given = parser.parse_args()
+    if given.texts:
+        _measure_texts(given.context, given.turns)
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.onnx")
         shape = exported(path, given.small)
@@ -137,6 +147,64 @@ def _client(
         assert answer.status == 200, body
         spent.append((start, time.perf_counter()))
     return spent
+
+
+def _measure_texts(context: int, turns: int) -> None:
+    """Prints how long texts wait, and the tokens a second of all of them."""
+    lengths = np.exp(np.random.default_rng(0).uniform(np.log(20), np.log(1000), 32)).astype(int)
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = [f"--config.{part}.context={context}" for part in ("model", "data")]
+        overrides += ["--config.data.global_batch_size=2", "--config.train.steps=2"]
+        train = [sys.executable, "-c", _MAIN, "train", "python_gpt", f"--workdir={folder}/run"]
+        subprocess.run([*train, *overrides], check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-c", _MAIN, "serve", f"{folder}/run", "--port=0"]
+        command.append("--timeout=20m")  # which the first turn may need, to compile
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            port = int(server.stdout.readline().split("127.0.0.1:")[1].split("/")[0])
+            for turn in range(turns + 1):
+                _write_together(
+                    port, lengths.tolist(), "compiling" if turn == 0 else f"turn {turn}"
+                )
+            server.terminate()
+
+
+def _write_together(port: int, lengths: list[int], name: str) -> None:
+    with concurrent.futures.ThreadPoolExecutor(len(lengths)) as pool:
+        start = time.perf_counter()
+        asked = [pool.submit(_stream_text, port, n, seed) for seed, n in enumerate(lengths)]
+        time.sleep(0.5)
+        first_tokens = []
+        while not all(future.done() for future in asked):
+            first_tokens.append(_stream_text(port, 20, 0)[0])
+            time.sleep(0.1)
+        found = [future.result() for future in asked]
+        seconds = time.perf_counter() - start
+    waited = statistics.median(first for first, _ in found)
+    print(
+        f"{name:10} {sum(lengths) / seconds:6.0f} tokens/s of {sum(lengths)} in {seconds:5.1f} s; "
+        f"first token after {waited:5.2f} s (median); of {len(first_tokens)} short texts "
+        f"meanwhile after {statistics.median(first_tokens):5.2f} s, "
+        f"at most {max(first_tokens):5.2f} s",
+        flush=True,
+    )
+
+
+def _stream_text(port: int, tokens: int, seed: int) -> tuple[float, float]:
+    """Returns the seconds until the first token of a text, and until its end."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    body = {"prompt": "def ", "max_tokens": tokens, "seed": seed, "stream": True}
+    start = time.perf_counter()
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    answer.readline()
+    first = time.perf_counter() - start
+    rest = answer.read()
+    assert b"[DONE]" in rest, rest[-200:]
+    return first, time.perf_counter() - start
 
 
 def _print(name: str, spent: list[float], throughput: float) -> None:

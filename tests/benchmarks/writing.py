@@ -21,8 +21,9 @@ import keras
 import numpy as np
 
 from tftpu import models
+from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling
-from tftpu.inference.writer import Row, Writer
+from tftpu.inference.writer import Writer
 from tftpu.launch.settings.config_flags import load
 
 PROMPT = list(b"def ")
@@ -63,8 +64,8 @@ class _Layer(keras.layers.Layer):
 
 
 def _written(writer: Writer, tokens: int) -> None:
-    [row] = next(writer.write([Row(PROMPT, tokens, Sampling())], every=tokens))
-    assert len(row) == tokens
+    parts = writer.write([Row(PROMPT, tokens, Sampling())])
+    assert sum(len(part) for [part] in parts) == tokens
 
 
 def _called(model: keras.Model, tokens: int) -> None:

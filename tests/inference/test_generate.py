@@ -3,7 +3,7 @@
 import functools
 import itertools
 import json
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -16,10 +16,12 @@ from tests.support.models.generation import LENGTH, PROMPTS, SAMPLING, language_
 from tests.support.programs import jax_process
 from tftpu import sharding
 from tftpu.errors import UserError
-from tftpu.inference import writer as writer_module
 from tftpu.inference.generate import generate
+from tftpu.inference.loop import Loop
+from tftpu.inference.programs import PromptSize, Size, round_up_length
+from tftpu.inference.rows import Row, build_rows
 from tftpu.inference.sampling import Sampling, choose, gather_rules
-from tftpu.inference.writer import Row, Writer, build_rows
+from tftpu.inference.writer import Writer
 
 LIKELIEST = Sampling(0)
 
@@ -54,13 +56,10 @@ def test_jax_writes_the_same(family):
 
 
 @pytest.mark.slow
-def test_a_row_depends_on_neither_the_others_nor_the_parts_it_is_written_in():
+def test_a_row_does_not_depend_on_the_others():
     model = model_of("gpt")
     together = generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=1)
     assert generate(model, PROMPTS[:1], length=LENGTH, sampling=SAMPLING, seed=1) == together[:1]
-    parts = list(Writer(model).write(build_rows(PROMPTS, LENGTH, SAMPLING, 1), every=7))
-    assert [len(part[0]) for part in parts] == [7, 7, 6]
-    assert [[*itertools.chain(*rows)] for rows in zip(*parts)] == together
     assert generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=2) != together
 
 
@@ -74,12 +73,12 @@ def test_rows_written_together_keep_their_own_rules_lengths_and_seeds():
         for prompt, length, sampling, seed in zip(PROMPTS, (5, 20, 12), choices, (1, 2, 3))
     ]
     writer, found = Writer(model), [[], [], []]
-    for parts in writer.write(rows, every=8):
+    for parts in writer.write(rows):
         for text, part in zip(found, parts):
             text += part
     assert [len(text) for text in found] == [5, 20, 12]
     for text, row in zip(found, rows):
-        assert text == [*itertools.chain(*(part for [part] in writer.write([row], every=8)))]
+        assert text == [*itertools.chain(*(part for [part] in writer.write([row])))]
     with pytest.raises(ValueError, match=r"must have one vocabulary"):
         next(writer.write([*rows, Row([1], 5, Sampling(tokens=9))]))
 
@@ -99,8 +98,8 @@ def test_a_row_ends_at_its_stop_and_all_of_them_end_the_work():
     stop = whole[0][4]
     expected = [row[: row.index(stop)] if stop in row else row for row in whole]
     assert generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST, stop=stop) == expected
-    parts = list(Writer(model, stop).write(build_rows(PROMPTS[:1], 100, LIKELIEST), every=8))
-    assert len(parts) == 1 and parts[0] == [whole[0][: whole[0].index(stop)]]
+    parts = list(Writer(model, stop).write(build_rows(PROMPTS[:1], 100, LIKELIEST)))
+    assert len(parts) == 2 and parts[0] + parts[1] == [whole[0][:1], whole[0][1:4]]
 
 
 @pytest.mark.slow
@@ -283,7 +282,7 @@ def test_the_products_that_a_tpu_runs_give_the_same(family):
     """There one token is eight rows, and one product serves all heads."""
     model = model_of(family)
 
-    def for_a_tpu(function: Any) -> Any:
+    def for_a_tpu(function: Any, replaces_state: bool = False) -> Any:
         def traced(*args: Any) -> Any:
             with sharding.compiling_for("tpu"):
                 return function(*args)
@@ -292,8 +291,8 @@ def test_the_products_that_a_tpu_runs_give_the_same(family):
 
     writer = Writer(model, compiled=for_a_tpu)
     for prompts in PROMPTS, PROMPTS[:1]:
-        [found] = writer.write(build_rows(prompts, LENGTH, LIKELIEST), every=LENGTH)
-        assert found == recomputed(model, prompts)
+        parts = list(writer.write(build_rows(prompts, LENGTH, LIKELIEST)))
+        assert [[*itertools.chain(*row)] for row in zip(*parts)] == recomputed(model, prompts)
 
 
 def test_one_program_chooses_by_all_rules_each_row_by_its_own():
@@ -323,34 +322,44 @@ def test_rules_that_sort_the_whole_vocabulary_are_known():
     assert not any(rule.has_full_sort for rule in others)
 
 
-@pytest.mark.parametrize(("context", "count"), [(16, 4), (128, 6), (300, 11), (4096, 12)])
+@pytest.mark.parametrize(("context", "count"), [(16, 5), (128, 7), (300, 12), (4096, 12)])
 def test_usual_sizes_are_few_and_none_is_larger_than_the_context(context, count):
     writer = Writer(language_model("gpt", context=context, layers=1))
-    sizes = writer.list_usual_sizes(64)
+    sizes = writer.programs.list_usual_sizes(64)
     assert len(sizes) == len(set(sizes)) == count
-    assert max(size.prompt for size in sizes) == min(context, 512)
-    assert [size.rows for size in sizes[:4]] == [1, 2, 4, 8]
-    assert max(size.rows for size in writer.list_usual_sizes(3)) == 2
+    assert max(size.slots for size in sizes if isinstance(size, Size)) == min(context, 512)
+    assert max(size.time for size in sizes if isinstance(size, PromptSize)) == min(context, 256)
+    assert [size.rows for size in sizes if isinstance(size, Size)][:4] == [1, 8, 4, 2]
+    few = writer.programs.list_usual_sizes(3)
+    assert max(size.rows for size in few if isinstance(size, Size)) == 2
 
 
 @pytest.mark.slow
 def test_a_size_that_is_compiled_ahead_is_the_one_that_rows_use():
     writer, compiled = Writer(model_of("gpt")), []
-    for size in writer.list_usual_sizes(2):
-        writer.compile(size)
-    for rows in [Row([1], 100, LIKELIEST)], [Row([1], 9, SAMPLING), Row([1], 5, LIKELIEST)]:
-        list(writer.iterate_chunks(rows, before_compiling=compiled.append))
-    list(writer.iterate_chunks([Row([1] * 90, 30, LIKELIEST)], before_compiling=compiled.append))
+    for size in writer.programs.list_usual_sizes(2):
+        writer.programs.compile(size)
+
+    def write(*rows: Row) -> None:
+        batch = writer.open_batch(0, compiled.append)
+        for key, row in enumerate(rows):
+            batch.add(key, row)
+        while len(batch):
+            list(batch.advance())
+
+    write(Row([1], 100, LIKELIEST))
+    write(Row([1], 9, SAMPLING), Row([1], 5, LIKELIEST))
+    write(Row([1] * 90, 30, LIKELIEST))
     assert not compiled
-    list(writer.iterate_chunks([Row([1], 5, SAMPLING)] * 4, before_compiling=compiled.append))
-    assert compiled == [writer_module.Size(4, 64, 128, 16, 0)]
+    write(*[Row([1], 5, SAMPLING)] * 7)
+    assert compiled == ["up to 8 texts at once, of up to 128 tokens with their prompts"]
 
 
 @pytest.mark.slow
-def test_lengths_below_a_part_compile_nothing_of_their_own():
+def test_other_lengths_compile_nothing_of_their_own():
     model, shapes = model_of("gpt"), set()
 
-    def compiled(function: Any) -> Any:
+    def compiled(function: Any, replaces_state: bool = False) -> Any:
         def called(*args: Any) -> Any:
             leaves = keras.tree.flatten(args)
             shapes.add(str([getattr(x, "shape", x) for x in leaves]))
@@ -360,12 +369,70 @@ def test_lengths_below_a_part_compile_nothing_of_their_own():
 
     writer = Writer(model, compiled=compiled)
     for length in 3, 5, 7, 16:
-        [*parts] = writer.write([Row([1, 2, 3], length, LIKELIEST)])
-        assert [len(part) for [part] in parts] == [length]
-    assert len(shapes) == 2  # of reading and of writing
+        parts = [part for [part] in writer.write([Row([1, 2, 3], length, LIKELIEST)])]
+        assert sum(map(len, parts)) == length
+    assert len(shapes) == 3  # of reading, of joining and of writing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_row_that_joins_others_late_is_written_as_alone(family):
+    """Rows join, leave and outgrow their room at any time; one is removed."""
+    writer = Writer(language_model(family, context=320))
+    prompts = [[1, 2, 3], [5] * 11, [9, 8], list(range(70)), [*range(90)] * 3, [4]]
+    lengths = (200, 7, 60, 30, 120, 1)
+    rows = [
+        Row(prompt, length, SAMPLING, seed)
+        for seed, (prompt, length) in enumerate(zip(prompts, lengths))
+    ]
+    alone = [[*itertools.chain(*(part for [part] in writer.write([row])))] for row in rows]
+    batch, found, sizes = writer.open_batch(0), [[] for _ in rows], []
+    for key, row in enumerate(rows):
+        batch.add(key, row)
+        if key == 2:
+            batch.add("gone", Row([7], 300, SAMPLING))
+        for parts in itertools.chain(batch.advance(), batch.advance()):
+            for part in parts:
+                if part.key != "gone":
+                    found[part.key] += part.tokens
+    batch.remove("gone")
+    while len(batch):
+        sizes.append(len(batch))
+        for part in itertools.chain(*batch.advance()):
+            found[part.key] += part.tokens
+    assert found == alone
+    assert max(sizes) > 1
+
+
+@pytest.mark.slow
+def test_a_long_prompt_is_read_in_chunks_between_which_others_are_written():
+    model = language_model("gpt", context=1024, layers=1)
+    writer = Writer(model)
+    long = np.random.default_rng(0).integers(0, 97, 700).tolist()
+    batch = writer.open_batch(0)
+    batch.add("short", Row([1, 2], 40, LIKELIEST))
+    list(batch.advance())
+    batch.add("long", Row(long, 3, LIKELIEST))
+    rounds = [[part for parts in batch.advance() for part in parts] for _ in range(3)]
+    assert [[part.key for part in parts] for parts in rounds] == [
+        ["short"],
+        ["short"],
+        ["long", "short", "long"],
+    ]
+    found = [token for part in rounds[-1] if part.key == "long" for token in part.tokens]
+    assert found == recomputed(model, [long], 3)[0]
 
 
 def test_few_lengths_of_prompts_are_compiled():
-    lengths = {writer_module.round_up_length(length) for length in range(1, 1025)}
+    lengths = {round_up_length(length) for length in range(1, 1025)}
     assert sorted(lengths) == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
-    assert all(length <= writer_module.round_up_length(length) for length in range(1, 1025))
+    assert all(length <= round_up_length(length) for length in range(1, 1025))
+
+
+def test_a_row_is_put_into_the_ring_with_its_first_slot_where_it_belongs():
+    loop, row = Loop(cast(Any, None), choose), np.arange(1, 9, dtype=np.float32).reshape(1, 8, 1)
+    for first in 0, 5, 7:
+        found: Any = loop.insert([np.zeros((3, 8, 1), np.float32)], [row], 1, first)[0]
+        expected = np.zeros((3, 8))
+        expected[1] = np.roll(np.arange(1, 9), first)
+        np.testing.assert_array_equal(np.asarray(found[0])[..., 0], expected)

@@ -9,8 +9,8 @@ from tests.support.hub.byte_gpt2 import build_byte_gpt2
 from tests.support.hub.tiny_gemma3 import build_tiny_gemma3
 from tftpu.errors import UserError
 from tftpu.inference.generate import open_writer
+from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling
-from tftpu.inference.writer import Row
 
 pytestmark = pytest.mark.slow
 LIKELIEST, LENGTH, SLOTS = Sampling(temperature=0), 20, 64
@@ -42,14 +42,14 @@ def test_prompts_of_different_lengths_are_continued_as_by_kerashub(task):
     assert found == [write_theirs(task, prompt)[:LENGTH] for prompt in PROMPTS]
 
 
-def test_a_row_does_not_depend_on_the_other_prompts_or_on_the_chunks(task):
+def test_a_row_does_not_depend_on_the_other_prompts(task):
     sampling = Sampling(temperature=0.9, top_k=8)
     together = tftpu.generate(
         task, PROMPTS, length=LENGTH, sampling=sampling, seed=3, context=SLOTS
     )
     writer, alone = open_writer(task, None, SLOTS), []
     for place, prompt in enumerate(PROMPTS):
-        parts = writer.write([Row(prompt, LENGTH, sampling, 3, place)], every=7)
+        parts = writer.write([Row(prompt, LENGTH, sampling, 3, place)])
         alone.append([token for [part] in parts for token in part])
     assert together == alone
 

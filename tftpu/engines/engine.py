@@ -329,7 +329,9 @@ class Executor(Protocol):
         """
         ...
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(
+        self, function: Callable[..., Any], replaces_state: bool = False
+    ) -> Callable[..., Any]:
         """Compiles a function as `compile_function` does, with the weights that evaluation uses."""
         ...
 

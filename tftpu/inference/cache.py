@@ -28,13 +28,13 @@ class Pair(NamedTuple):
 class Cache:
     """The pairs of all attention layers of a model, by the name of the layer.
 
-    Each token of a row has a slot, in the order in which it was read.
+    Each token of a row has a slot.
 
     Args:
         slots: the number of tokens for which a row has room.
         pairs: the pairs that were kept before; empty: nothing was read yet.
-        slot: () int32, the slot of the next token, the same for all rows.
-        visible: (batch, slots), bool: the slots that the next token sees, including its own.
+        slot: () int32, the slot of the first of the next tokens, the same for all rows.
+        visible: (batch, time, slots), bool: the slots that each of them sees, including its own.
 
     Attributes:
         pairs: the pairs that are kept, including those of tokens read while the cache was open.
@@ -61,7 +61,7 @@ class Cache:
         self.pairs[layer] = Pair(kept(keys), kept(values))
 
     def extend(self, layer: str, keys: Tensor, values: Tensor) -> Pair:
-        """Keeps keys and values of one more token, (batch, 1, key_heads, head_dim); returns all."""
+        """Keeps keys and values of more tokens, (batch, time, key_heads, head_dim); returns all."""
         before, start = self.pairs[layer], (0, self._slot, 0)
         self.pairs[layer] = Pair(
             ops.slice_update(before.keys, start, _join_heads(keys)),

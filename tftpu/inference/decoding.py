@@ -9,45 +9,58 @@ from tftpu.errors import UserError
 from tftpu.inference.cache import ROWS, Cache, Pair, open_cache
 from tftpu.tensors import Nest, Tensor, ops
 
+CHUNK = 256  # tokens of a prompt between which others are written
+ROOM = 128  # slots that a row has at least, so that short texts share a program
+
 
 class Decoding(Protocol):
     """Passes of a model, as functions that can be compiled.
 
-    Rows are padded at their end to the same length. Written tokens follow in slots that all rows
-    share, so a row has a gap between its prompt and the first written token.
+    A state is a nest of arrays, (rows, slots, ...). The slots of a state of several rows are a
+    ring: at each step all rows put their next token in the same slot, so that one slice changes,
+    and the tokens of a row are the last ones up to there, wherever its prompt began.
 
     Attributes:
         context: the most tokens that the model takes in a row.
         vocabulary: the number of tokens in the model's vocabulary.
+        chunk: the most tokens of a prompt that are read in one pass.
+        least_slots: the fewest slots that a state of several rows has.
     """
 
     context: int
     vocabulary: int
+    chunk: int
+    least_slots: int
 
     def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
-        """Reads prompts.
+        """Reads prompts, or their first chunks, into the first slots of a new state.
 
         Args:
-            tokens: (batch, time), int32.
-            lengths: (batch,), int32, the length of each prompt.
-            slots: the number of tokens that a row will have, including padding.
+            tokens: (batch, time), int32, padded at the end.
+            lengths: (batch,), int32, the number of tokens without padding.
+            slots: the number of slots.
 
         Returns:
-            The state for the next pass, and the logits of the next token, (batch, vocabulary).
+            The state, and the logits of the next token, (batch, vocabulary).
         """
         ...
 
+    def read_more(
+        self, state: Nest, tokens: Tensor, start: Tensor, lengths: Tensor
+    ) -> tuple[Nest, Tensor]:
+        """Reads the next chunks of prompts into the slots from `start`, () int32; see `read`."""
+        ...
+
     def step(
-        self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
+        self, state: Nest, token: Tensor, position: Tensor, slot: Tensor
     ) -> tuple[Nest, Tensor]:
         """Reads one more token of each row, and returns the same as `read`.
 
         Args:
             state: the state from the previous pass.
             token: (batch,), int32.
-            lengths: the lengths of the prompts.
-            first: () int32, the length of the prompts with their padding.
-            count: () int32, the number of tokens that were written before this one.
+            position: (batch,), int32, the number of tokens of the row before this one.
+            slot: () int32, the slot of this token in the ring.
         """
         ...
 
@@ -73,26 +86,43 @@ class Cached:
         self._model = model
         self.context = context or most
         self.vocabulary = model.hyperparameters.vocabulary
+        self.chunk = min(CHUNK, self.context)
+        self.least_slots = min(ROOM, self.context)
 
     def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
         """Reads prompts."""
         with open_cache(Cache(slots)) as cache:
-            _, hidden, _ = self._model.factored_logits({"tokens": tokens}, training=False)
+            return self._read({"tokens": tokens}, lengths, cache)
+
+    def read_more(
+        self, state: Nest, tokens: Tensor, start: Tensor, lengths: Tensor
+    ) -> tuple[Nest, Tensor]:
+        """Reads the next chunks of prompts."""
+        place = start + ops.arange(tokens.shape[1], dtype="int32")
+        pairs = {name: Pair(*pair) for name, pair in state.items()}
+        slots = next(iter(pairs.values())).keys.shape[1]
+        visible = ops.arange(slots, dtype="int32")[None, None] <= place[None, :, None]
+        # Padding may reach beyond the context; nothing sees it.
+        positions = ops.minimum(place, self.context - 1)[None]
+        with open_cache(Cache(slots, pairs, start, visible)) as cache:
+            return self._read({"tokens": tokens, "positions": positions}, lengths, cache)
+
+    def _read(self, features: Nest, lengths: Tensor, cache: Cache) -> tuple[Nest, Tensor]:
+        _, hidden, _ = self._model.factored_logits(features, training=False)
         last = ops.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)
         return _map_pairs(cache), self._model.logits_of(last)[:, 0]
 
     def step(
-        self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
+        self, state: Nest, token: Tensor, position: Tensor, slot: Tensor
     ) -> tuple[Nest, Tensor]:
         """Reads one more token of each row."""
         pairs = {name: Pair(*pair) for name, pair in state.items()}
         slots = next(iter(pairs.values())).keys.shape[1]
-        slot = ops.arange(slots, dtype="int32")[None]
-        of_written = ops.logical_and(slot >= first, slot <= first + count)
-        visible = ops.logical_or(slot < lengths[:, None], of_written)
-        with open_cache(Cache(slots, pairs, first + count, visible)) as cache:
+        age = ops.mod(slot - ops.arange(slots, dtype="int32"), slots)  # 0: the token itself
+        visible = age[None, None] <= position[:, None, None]
+        with open_cache(Cache(slots, pairs, slot, visible)) as cache:
             # A loop may continue beyond the context. The tokens that it writes there are cut off.
-            place = ops.minimum(lengths + count, self.context - 1)
+            place = ops.minimum(position, self.context - 1)
             features = {"tokens": _fill_rows(token), "positions": _fill_rows(place)}
             _, hidden, _ = self._model.factored_logits(features, training=False)
         logits = self._model.logits_of(hidden)[: token.shape[0], 0]
@@ -130,7 +160,7 @@ class Recomputed:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise _explain_no_writer(model, reason) from error
         self._model = model
-        self.context = found
+        self.context = self.chunk = self.least_slots = found
         self.vocabulary = vocabulary
 
     def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
@@ -138,14 +168,22 @@ class Recomputed:
         row = ops.pad(tokens, ((0, 0), (0, self.context - tokens.shape[1])))
         return row, self._compute_logits(row, lengths - 1)
 
+    def read_more(
+        self, state: Nest, tokens: Tensor, start: Tensor, lengths: Tensor
+    ) -> tuple[Nest, Tensor]:
+        """Raises NotImplementedError, because a chunk is as long as the context."""
+        raise NotImplementedError
+
     def step(
-        self, state: Nest, token: Tensor, lengths: Tensor, first: Tensor, count: Tensor
+        self, state: Nest, token: Tensor, position: Tensor, slot: Tensor
     ) -> tuple[Nest, Tensor]:
         """Reads one more token of each row."""
-        place = ops.minimum(lengths + count, self.context - 1)
-        here = ops.arange(self.context, dtype="int32")[None] == place[:, None]
-        row = ops.where(here, token[:, None], state)
-        return row, self._compute_logits(row, place)
+        ring = ops.slice_update(state, (0, slot), token[:, None])
+        place = ops.minimum(position, self.context - 1)[:, None]
+        index = ops.arange(self.context, dtype="int32")[None]
+        row = ops.take_along_axis(ring, ops.mod(slot - place + index, self.context), axis=1)
+        row = ops.where(index <= place, row, 0)
+        return ring, self._compute_logits(row, place[:, 0])
 
     def _compute_logits(self, row: Tensor, place: Tensor) -> Tensor:
         logits = self._model(row, training=False)

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 
 from tftpu.engines.functions import Compile
+from tftpu.inference.rows import Tokens, build_rows
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.task_writer import TaskWriter
-from tftpu.inference.writer import Tokens, Writer, build_rows
+from tftpu.inference.writer import Writer
 
 
 def generate(
@@ -46,7 +47,7 @@ def generate(
     writer = open_writer(model, stop, context)
     found: list[Tokens] = [[] for _ in prompts]
     rows = build_rows(prompts, length, sampling or Sampling(), seed)
-    for parts in writer.write(rows, every=length):
+    for parts in writer.write(rows):
         for row, part in zip(found, parts):
             row += part
     return found

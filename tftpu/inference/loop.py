@@ -1,13 +1,16 @@
 """The loop that writes tokens, in functions that can be compiled."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import keras
 import numpy as np
 
 from tftpu.inference.decoding import Decoding
 from tftpu.tensors import Nest, Tensor, ops
 
 Choose = Callable[[Tensor, Tensor, Nest], Tensor]
+EVERY = 16  # the most tokens that one call writes for each row
 
 
 class Loop:
@@ -17,83 +20,92 @@ class Loop:
         decoding: the passes of the model.
         choose: returns a token for each row, given logits, numbers of [0, 1) and rules; see
             `sampling.choose`.
-        stops: tokens after which a row ends.
     """
 
-    def __init__(self, decoding: Decoding, choose: Choose, stops: Sequence[int] = ()):
+    def __init__(self, decoding: Decoding, choose: Choose):
         self._decoding = decoding
         self._choose = choose
-        self._stops = stops
 
     def read(
+        self, tokens: Tensor, lengths: Tensor, uniform: Tensor, rules: Nest, slots: int
+    ) -> tuple[Nest, Tensor, Tensor]:
+        """Reads prompts, or their first chunks.
+
+        Args:
+            tokens, lengths, slots: as for `Decoding.read`.
+            uniform: (batch,), float32, numbers of [0, 1) that decide on the next token.
+            rules: the rules of the rows, as for `choose`.
+
+        Returns:
+            The state, the next token of each row, and whether all logits are finite.
+        """
+        state, logits = self._decoding.read(tokens, lengths, slots)
+        return state, self._choose(logits, uniform, rules), is_finite(logits)
+
+    def read_more(
         self,
+        state: Nest,
         tokens: Tensor,
+        start: Tensor,
         lengths: Tensor,
         uniform: Tensor,
         rules: Nest,
-        ended: Tensor,
-        slots: int,
-    ) -> Nest:
-        """Reads prompts, and returns the state of the loop.
+    ) -> tuple[Nest, Tensor, Tensor]:
+        """Reads the next chunks of prompts, from the slot `start`; see `read`."""
+        state, logits = self._decoding.read_more(state, tokens, start, lengths)
+        return state, self._choose(logits, uniform, rules), is_finite(logits)
+
+    def insert(self, state: Nest, row: Nest, index: Tensor, first: Tensor) -> tuple[Nest, Any]:
+        """Puts the state of a single row into the state of several.
 
         Args:
-            tokens: (batch, time), int32, padded at the end.
-            lengths: (batch,), int32, the length of each prompt.
-            uniform: (batch,), float32, numbers of [0, 1) that decide on the first token.
-            rules: the rules of the rows, as for `choose`.
-            ended: (batch,), bool: rows for which nothing is written.
-            slots: the number of tokens for which a row has room.
+            state: the state of several rows.
+            row: a state with the same number of slots.
+            index: () int32, the place of the row.
+            first: () int32, the slot of the ring into which the row's first slot goes.
         """
-        decoded, logits = self._decoding.read(tokens, lengths, slots)
-        return {
-            "decoded": decoded,
-            "token": self._choose(logits, uniform, rules),
-            "rules": rules,
-            "first": ops.cast(tokens.shape[1], "int32"),  # the slot of the first written token
-            "count": ops.cast(0, "int32"),  # the number of written tokens
-            "ended": ended,
-            "finite": is_finite(logits),
-        }
+
+        def put(ring: Tensor, x: Tensor) -> Tensor:
+            slots, rest = x.shape[1], (0,) * (len(x.shape) - 2)
+            twice = ops.concatenate([x, x], axis=1)
+            turned = ops.slice(twice, (0, slots - first, *rest), x.shape)
+            return ops.slice_update(ring, (index, 0, *rest), turned)
+
+        return keras.tree.map_structure(put, state, row), ()
 
     def write(
-        self, state: Nest, lengths: Tensor, uniform: Tensor, every: int
-    ) -> tuple[Nest, Tensor]:
-        """Writes tokens, until all rows have ended.
+        self, state: Nest, rows: Nest, slot: Tensor, uniform: Tensor, count: Tensor
+    ) -> tuple[Nest, Any]:
+        """Writes tokens.
 
         Args:
-            state: the state of the loop.
-            lengths: (batch,), int32, the length of each prompt.
-            uniform: (batch, every), float32, numbers of [0, 1) that decide on the following tokens.
-            every: the number of tokens to write.
+            state: the state of the rows.
+            rows: the token of each row that is read next, (batch,) int32; its position, as for
+                `Decoding.step`; and the rules of the rows.
+            slot: () int32, the slot of these tokens.
+            uniform: (batch, most), float32, numbers of [0, 1) that decide on the tokens.
+            count: () int32, the number of tokens to write, up to `most`.
 
         Returns:
-            The state, and the tokens, (batch, every) int32, 0 after the end of all rows.
+            The state; the tokens, (batch, most) int32, and whether all logits were finite.
         """
+        slots = keras.tree.flatten(state)[0].shape[1]
 
-        def body(index: Tensor, state: Nest, written: Tensor) -> tuple[Tensor, Nest, Tensor]:
-            token, first, count = state["token"], state["first"], state["count"]
-            written = ops.slice_update(written, (0, index), token[:, None])
-            decoded, logits = self._decoding.step(state["decoded"], token, lengths, first, count)
+        def body(index: Tensor, carried: Nest) -> tuple[Tensor, Nest]:
+            state, token, written, finite = carried
+            place = rows["position"] + index
+            state, logits = self._decoding.step(state, token, place, ops.mod(slot + index, slots))
             chances = ops.slice(uniform, (0, index), (uniform.shape[0], 1))[:, 0]
-            state = {
-                "decoded": decoded,
-                "token": self._choose(logits, chances, state["rules"]),
-                "rules": state["rules"],
-                "first": first,
-                "count": count + 1,
-                "ended": ops.logical_or(state["ended"], is_one_of(token, self._stops)),
-                "finite": ops.logical_and(state["finite"], is_finite(logits)),
-            }
-            return index + 1, state, written
+            token = self._choose(logits, chances, rows["rules"])
+            written = ops.slice_update(written, (0, index), token[:, None])
+            return index + 1, (state, token, written, ops.logical_and(finite, is_finite(logits)))
 
-        def unfinished(index: Tensor, state: Nest, written: Tensor) -> Tensor:
-            if not self._stops:
-                return index < every
-            return ops.logical_and(index < every, ops.logical_not(ops.all(state["ended"])))
-
-        start = ops.cast(0, "int32"), state, ops.zeros((uniform.shape[0], every), "int32")
-        _, state, written = ops.while_loop(unfinished, body, start)
-        return state, written
+        written = ops.zeros(uniform.shape, "int32")
+        start = state, rows["token"], written, ops.convert_to_tensor(True)
+        _, (state, _, written, finite) = ops.while_loop(
+            lambda index, _: index < count, body, (ops.cast(0, "int32"), start)
+        )
+        return state, (written, finite)
 
 
 def is_one_of(token: Tensor, tokens: Sequence[int]) -> Tensor:

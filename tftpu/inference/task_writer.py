@@ -4,27 +4,29 @@ A task hands its sampler a function, `next`, that reads one more token of every 
 that it needs. Rows have no gap between their prompt and what is written, so the longer prompts of a
 batch are read, token by token, while the shorter ones are already continued.
 
+That function takes one slot for all rows, from which the model also derives their positions and
+what they see. So a text cannot join rows that are written: texts that wait begin together, and
+later ones wait until these have ended.
+
 Tried with KerasHub 0.32.
 """
 
+import functools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from tftpu.engines.functions import Compile
 from tftpu.errors import UserError
-from tftpu.inference.loop import Choose, is_finite, is_one_of
-from tftpu.inference.sampling import Sampling, gather_rules
-from tftpu.inference.writer import (
-    ROOM,
-    Row,
-    Size,
-    Tokens,
-    Writer,
-    find_tokens,
-    pad_texts,
-    round_up_length,
-)
+from tftpu.inference.batch import Batch, Part, Writing, check_finite
+from tftpu.inference.decoding import ROOM
+from tftpu.inference.loop import EVERY, Choose, is_finite, is_one_of
+from tftpu.inference.programs import Size, round_up_length
+from tftpu.inference.rows import Row
+from tftpu.inference.sampling import Sampling, choose, gather_rules
+from tftpu.inference.writer import Writer
 from tftpu.tensors import Nest, Tensor, ops
 
 _CONTEXT = 1024  # as the preprocessors of KerasHub, which know what a model was trained with
@@ -136,66 +138,166 @@ class _TaskLoop:
         return ops.while_loop(is_unfinished, body, (ops.cast(0, "int32"), state))[1]
 
 
-class TaskWriter(Writer):
-    """Continues prompts by a task of KerasHub; arguments and errors are those of `Writer`."""
+class TaskPrograms:
+    """The functions of `_TaskLoop`, compiled once for each size.
 
-    def _build_decoding(self, model: Any, context: int | None) -> TaskDecoding:
-        return TaskDecoding(model, context)
+    Args:
+        decoding: the passes of the task.
+        compiled: compiles them.
+        stops: tokens after which a text ends.
+    """
 
-    def _build_loop(self, choose: Choose) -> _TaskLoop:
-        return _TaskLoop(self._decoding, choose, self._stops)
+    def __init__(self, decoding: TaskDecoding, compiled: Compile, stops: Sequence[int]):
+        self.decoding, self.stops = decoding, stops
+        self._compiled = compiled
+        self._functions: dict[Size, tuple[Any, Any]] = {}
+        self._known: set[Size] = set()  # sizes that are compiled
+
+    def has_compiled(self, size: Size) -> bool:
+        """Returns whether the programs of a size are there."""
+        return size in self._known
+
+    def list_usual_sizes(self, most: int, tokens: int = 0) -> list[Size]:
+        """Returns the smallest size alone: a task cannot be traced by two threads at once."""
+        return [Size(1, min(ROOM, self.decoding.context), tokens)]
 
     def compile(self, size: Size) -> None:
-        """Compiles the program of a size, which no other thread may do meanwhile."""
+        """Compiles the programs of a size, which no other thread may do meanwhile."""
         if size in self._known:
             return
-        read, write = self._compile_loop(size)
         lengths = np.ones(size.rows, np.int32)
         rules, ended = gather_rules([Sampling(0)] * size.rows), np.ones(size.rows, bool)
-        state = read(np.zeros((size.rows, size.slots), np.int32), lengths, rules, ended)
-        state = write(state, lengths, np.zeros((size.rows, size.every), np.float32), size.every)
+        tokens = np.zeros((size.rows, size.slots), np.int32)
+        state = self.read(size, tokens, lengths, rules, ended)
+        state = self.write(size, state, lengths, np.zeros((size.rows, EVERY), np.float32))
         np.array(state["slot"])  # waits for the device
+
+    def read(self, size: Size, *args: Any) -> Nest:
+        """Runs `_TaskLoop.read`."""
+        return self._find_functions(size)[0](*args)
+
+    def write(self, size: Size, state: Nest, lengths: np.ndarray, uniform: np.ndarray) -> Nest:
+        """Runs `_TaskLoop.write`."""
+        state = self._find_functions(size)[1](state, lengths, uniform, EVERY)
         self._known.add(size)
+        return state
 
-    def list_usual_sizes(self, most: int, every: int = 16, tokens: int = 0) -> list[Size]:
-        """Returns the smallest size alone: a task cannot be traced by two threads at once."""
-        return [Size(1, min(ROOM, self._decoding.context), 0, every, tokens)]
+    def _find_functions(self, size: Size) -> tuple[Any, Any]:
+        if size not in self._functions:
+            chosen = functools.partial(choose, tokens=size.tokens)
+            loop = _TaskLoop(self.decoding, chosen, self.stops)
+            self._functions[size] = self._compiled(loop.read), self._compiled(loop.write)
+        return self._functions[size]
 
-    def _generate_round(
-        self,
-        rows: Sequence[Row],
-        texts: list[Tokens],
-        length: int,
-        uniform: np.ndarray,
-        every: int,
-        ended: np.ndarray,
-        before_compiling: Callable[[Size], None],
-    ) -> Iterator[list[Tokens]]:
+
+class TaskBatch:
+    """Texts that begin together; see `Batch`. Those that are added meanwhile begin afterwards.
+
+    Args:
+        programs, tokens, before_compiling: as for `RunningBatch`.
+    """
+
+    def __init__(
+        self, programs: TaskPrograms, tokens: int, before_compiling: Callable[[str], None]
+    ):
+        self._programs, self._tokens = programs, tokens
+        self._before_compiling = before_compiling
+        self._waiting: deque[tuple[Any, Row]] = deque()
+        self._running: list[tuple[Any, Writing]] = []
+        self._rounds: Iterator[list[Part]] = iter(())
+
+    def __len__(self) -> int:
+        return len(self._waiting) + sum(not text.ended for _, text in self._running)
+
+    def add(self, key: Any, row: Row) -> None:
+        """Adds a text."""
+        self._waiting.append((key, row))
+
+    def remove(self, key: Any) -> None:
+        """Ends a text."""
+        self._waiting = deque(item for item in self._waiting if item[0] != key)
+        for known, text in self._running:
+            text.ended = text.ended or known == key
+
+    def advance(self) -> Iterator[list[Part]]:
+        """Writes some tokens of the texts that have begun, or lets those that wait begin."""
+        if all(text.ended for _, text in self._running):
+            stops = self._programs.stops
+            self._running = [(key, Writing(row, stops)) for key, row in self._waiting]
+            self._waiting.clear()
+            self._rounds = self._iterate_rounds()
+        yield next(self._rounds, [])
+
+    def _iterate_rounds(self) -> Iterator[list[Part]]:
+        """Yields the next tokens of all texts that have not ended."""
+        context = self._programs.decoding.context
+        while not all(text.ended for _, text in self._running):
+            # A row that fills the context keeps its second half. A row that has ended is one token.
+            texts = [text for _, text in self._running]
+            for text in texts:
+                if text.ended:
+                    text.window = text.window[:1]
+                elif len(text.window) >= context:
+                    text.window = text.window[-(context // 2) :]
+            left = max(t.row.length - t.done for t in texts if not t.ended)
+            count = min(context - max(len(text.window) for text in texts), left)
+            for tokens in self._write_tokens(texts, count):
+                yield [
+                    Part(key, text.extend(found), text.ended)
+                    for (key, text), found in zip(self._running, tokens)
+                    if not text.ended
+                ]
+                if all(text.ended for text in texts):
+                    return
+
+    def _write_tokens(self, texts: Sequence[Writing], count: int) -> Iterator[list[list[int]]]:
         """Yields the next tokens of texts; both must fit into the context together."""
-        lengths = np.array([len(text) for text in texts], np.int32)
+        # The number of rows is rounded up, so that few sizes are compiled.
+        rows = 1 << (len(texts) - 1).bit_length()
+        lengths = np.ones(rows, np.int32)
+        lengths[: len(texts)] = [len(text.window) for text in texts]
         longest = int(lengths.max())
-        room = max(longest + length, ROOM)  # so that short texts share a program
-        slots = min(round_up_length(room), self._decoding.context)
-        tokens = pad_texts(texts, slots)
-        size = Size(len(texts), slots, 0, every, find_tokens(rows))
-        if size not in self._known:
-            before_compiling(size)
-        read, write = self._compile_loop(size)
-        rules = gather_rules([row.sampling for row in rows])
-        state = read(tokens, lengths, rules, ended.copy())
+        room = max(longest + count, ROOM)  # so that short texts share a program
+        slots = min(round_up_length(room), self._programs.decoding.context)
+        tokens, ended = np.zeros((rows, slots), np.int32), np.ones(rows, bool)
+        uniform = np.zeros((rows, count), np.float32)
+        samplings = [Sampling(0)] * rows
+        for n, text in enumerate(texts):
+            tokens[n, : len(text.window)], ended[n] = text.window, text.ended
+            following = text.uniform[text.done : text.done + count]
+            uniform[n, : len(following)] = following
+            samplings[n] = text.row.sampling
+        size = Size(rows, slots, self._tokens)
+        if not self._programs.has_compiled(size):
+            self._before_compiling(size.describe())
+        state = self._programs.read(size, tokens, lengths, gather_rules(samplings), ended)
         done = 0
-        for slot in range(int(lengths.min()), longest + length, every):
+        for slot in range(int(lengths.min()), longest + count, EVERY):
             # Each row has its own numbers, from its first written token on.
-            places = np.arange(slot, slot + every)[None] - lengths[:, None]
-            chances = np.take_along_axis(uniform, places.clip(0, uniform.shape[1] - 1), 1)
-            state = write(state, lengths, chances, every)
-            self._check_finite(state)
-            self._known.add(size)
-            here = min(slot + every - longest, length)
+            places = np.arange(slot, slot + EVERY)[None] - lengths[:, None]
+            chances = np.take_along_axis(uniform, places.clip(0, count - 1), 1)
+            state = self._programs.write(size, state, lengths, chances)
+            check_finite(state["finite"])
+            here = min(slot + EVERY - longest, count)
             if here > done:
                 found = np.array(state["tokens"])
                 yield [
                     found[n, start + done : start + here].tolist()
-                    for n, start in enumerate(lengths)
+                    for n, start in enumerate(lengths[: len(texts)])
                 ]
                 done = here
+
+
+class TaskWriter(Writer):
+    """Continues prompts by a task of KerasHub; arguments and errors are those of `Writer`."""
+
+    def _build_programs(
+        self, model: Any, context: int | None, compiled: Compile, stops: Sequence[int]
+    ) -> TaskPrograms:
+        return TaskPrograms(TaskDecoding(model, context), compiled, stops)
+
+    def open_batch(
+        self, tokens: int, before_compiling: Callable[[str], None] = lambda texts: None
+    ) -> Batch:
+        """Returns an empty batch of texts; see `Writer.open_batch`."""
+        return TaskBatch(self.programs, tokens, before_compiling)

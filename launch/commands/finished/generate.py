@@ -23,7 +23,8 @@ from tftpu.launch.startup import quieten_xla
 from tftpu.storage import files
 
 if TYPE_CHECKING:
-    from tftpu.inference.writer import Row, Writer
+    from tftpu.inference.rows import Row
+    from tftpu.inference.writer import Writer
 
 _TOGETHER = 32  # prompts of a file that are continued at a time
 
@@ -75,8 +76,8 @@ def run(options: Options) -> None:
     stop = texts.find_stop_tokens(experiment.data, codec, options.stop, trainer.model)
     from tftpu import models
     from tftpu.inference.generate import open_writer
+    from tftpu.inference.rows import build_rows
     from tftpu.inference.sampling import Sampling
-    from tftpu.inference.writer import build_rows
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
     context = getattr(experiment.data, "context", None)
@@ -145,7 +146,7 @@ def _print_lines(
     for first in range(0, len(prompts), _TOGETHER):
         part = slice(first, first + _TOGETHER)
         written: list[list[int]] = [[] for _ in prompts[part]]
-        for parts in writer.write(rows[part], every=rows[0].length):
+        for parts in writer.write(rows[part]):
             for tokens, more in zip(written, parts):
                 tokens += more
         for prompt, row, tokens in zip(prompts[part], rows[part], written):

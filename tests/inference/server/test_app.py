@@ -27,12 +27,13 @@ from tests.support.serving import (
     wait_for_waiting,
 )
 from tftpu.errors import UserError
+from tftpu.inference.batch import Part
 from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.server import run
 from tftpu.inference.server.served import Refused, Served
 from tftpu.inference.server.text import Stopped, Texts
-from tftpu.inference.writer import Chunk, Row
 
 
 @pytest.fixture(scope="module")
@@ -324,11 +325,23 @@ def test_two_that_had_the_same_port_are_told_apart():
 def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
     gate = threading.Event()
 
-    class Slow:
-        def iterate_chunks(self, rows: Any, before_compiling: Any) -> Any:
-            yield Chunk([[1]] * len(rows), [False] * len(rows))
+    class Slow(list):
+        vocabulary = 3
+
+        @property
+        def writer(self) -> Any:
+            return self
+
+        def open_batch(self, tokens: int, before_compiling: Any) -> Any:
+            return self
+
+        def add(self, key: Any, row: Row) -> None:
+            self.append(key)
+
+        def advance(self) -> Any:
+            yield [Part(self[0], [1], False)]
             assert gate.wait(30)
-            yield Chunk([[2]] * len(rows), [True] * len(rows))
+            yield [Part(self.pop(), [2], True)]
 
     async def read_until_the_end() -> tuple[list[int], str]:
         texts = Texts(cast(Any, Slow()), 8, 8, lambda size: None)

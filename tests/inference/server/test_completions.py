@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -11,30 +12,57 @@ import pytest
 from tests.support import serving
 from tests.support.serving import ask, running, wait_for_waiting
 from tftpu.errors import UserError
+from tftpu.inference.batch import Part
 from tftpu.inference.server import completions, run
 from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.text import Language
-from tftpu.inference.writer import Chunk
 
 STREAM = {"prompt": "a", "max_tokens": 5, "stream": True}
 
 
 class Written:
-    """A writer of the letter "a", which calls a function before each part but the first."""
+    """A writer of the letter "a", which calls a function before each letter but a text's first."""
 
     def __init__(self, between: Any):
         self._between = between
+        self.programs: Any = None
 
     def check(self, prompts: Any, length: int) -> None:
         """Takes everything."""
 
-    def iterate_chunks(self, rows: Any, before_compiling: Any) -> Iterator[Chunk]:
-        """Yields one letter for each row, up to its length."""
-        for count in range(1, max(row.length for row in rows) + 1):
-            if count > 1:
-                self._between()
-            letters = [[97] if count <= row.length else [] for row in rows]
-            yield Chunk(letters, [count >= row.length for row in rows])
+    def open_batch(self, tokens: int, before_compiling: Any) -> "Letters":
+        """Returns a batch."""
+        return Letters(self._between)
+
+
+class Letters:
+    """A batch of texts of the letter "a"."""
+
+    def __init__(self, between: Any):
+        self._between, self._left, self._new = between, {}, []
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def add(self, key: Any, row: Any) -> None:
+        """Adds a text."""
+        self._left[key] = row.length
+        self._new.append(key)
+
+    def remove(self, key: Any) -> None:
+        """Ends a text."""
+        self._left.pop(key, None)
+
+    def advance(self) -> Iterator[list[Part]]:
+        """Yields one letter for each text."""
+        keys = self._new or list(self._left)
+        if not self._new:
+            self._between()
+        self._new = []
+        for key in keys:
+            self._left[key] -= 1
+        yield [Part(key, [97], not self._left[key]) for key in keys]
+        self._left = {key: left for key, left in self._left.items() if left}
 
 
 def language(between: Any) -> Language:
@@ -127,17 +155,16 @@ def test_a_short_text_is_answered_while_a_long_one_is_written():
         def post(given: dict[str, Any]) -> concurrent.futures.Future:
             return pool.submit(ask, port, "POST", "/v1/completions", given)
 
-        first = post(body(2)[0])
+        long = post(body(3)[0])
         assert waiting.wait(30)
-        short, long = (post(given) for given in body(1, 3))  # these two are the next batch
-        waiting.clear()
-        wait_for_waiting(port, 2)
+        short = post(body(1)[0])
+        wait_for_waiting(port, 1)
         gate.set()
-        assert first.result()[0] == 200
-        gate.clear()
+        gate.clear()  # the long text has one more letter, or waits for its last
         try:
             status, answer = short.result(20)
             assert status == 200 and answer["choices"][0]["text"] == "a"
+            assert not long.done()
         finally:
             gate.set()
         assert long.result()[1]["choices"][0]["text"] == "aaa"
@@ -177,20 +204,19 @@ def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
     model, gate = serving.letters(), threading.Event()
     run.warm(model)
     assert not caplog.text
-    compile_loop = model.writer._compile_loop
+    programs = model.writer.programs
+    write = programs.write
 
-    def compile_slowly(*given: Any) -> Any:
-        assert gate.wait(30)
-        return compile_loop(*given)
+    def write_slowly(size: Any, *given: Any) -> Any:
+        assert size.rows == 1 or gate.wait(30)
+        return write(size, *given)
 
-    monkeypatch.setattr(model.writer, "_compile_loop", compile_slowly)
+    monkeypatch.setattr(programs, "write", write_slowly)
     asked = {"prompt": ["a", "b", "c"], "max_tokens": 5}
     with running(model, seconds=0.5) as port:
         status, answer = ask(port, "POST", "/v1/completions", asked)
         assert status == 504 and "It is compiling for this size of request" in answer["error"]
-        said = (
-            "Compiling for up to 4 texts at once, prompts of up to 64 tokens, and up to 128 more: "
-        )
+        said = "Compiling for up to 4 texts at once, of up to 128 tokens with their prompts: "
         assert caplog.text.count(said) == 1
         gate.set()
         while ask(port, "POST", "/v1/completions", asked)[0] == 504:
@@ -216,8 +242,11 @@ def test_no_program_is_begun_while_a_text_is_written():
 
     model = language(between)
     writer: Any = model.writer
-    writer.list_usual_sizes = lambda most, tokens: [1, 2, 4]
-    writer.compile = compile_size
+    writer.programs = types.SimpleNamespace(
+        list_usual_sizes=lambda most, tokens: [1, 2, 4],
+        has_compiled=lambda size: size == 1,
+        compile=compile_size,
+    )
     ended = threading.Event()
     with (
         running(model, compiled=lambda *_: ended.set()) as port,
@@ -268,16 +297,3 @@ def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
         assert status == 200 and last_error(answer) == "The text ends here: the server stops."
     else:
         assert status == 503 and answer["error"] == "the server stops"
-
-
-@pytest.mark.slow
-def test_a_row_says_that_it_has_ended_before_longer_ones():
-    model = serving.letters()
-    prompts = [model.encode(prompt) for prompt in ("abc", "abc")]
-    from tftpu.inference.sampling import Sampling
-    from tftpu.inference.writer import Row
-
-    rows = [Row(prompts[0], 3, Sampling(0)), Row(prompts[1], 20, Sampling(0))]
-    parts = list(model.writer.iterate_chunks(rows, every=4))
-    assert parts[0].ended == [True, len(parts) == 1]
-    assert all(not part.tokens[0] for part in parts[1:])

@@ -180,12 +180,14 @@ class JaxExecutor(BaseExecutor):
             variable.assign(value)
         return outputs
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(
+        self, function: Callable[..., Any], replaces_state: bool = False
+    ) -> Callable[..., Any]:
         """Returns a function that runs as one program, with the weights that evaluation uses."""
         state = self.variables
         tracing = functools.partial(tracing_for, self._platform, state.layout.mesh)
         return functions.compile_function(
-            state.model, function, tracing, state.select_evaluated_weights
+            state.model, function, tracing, state.select_evaluated_weights, replaces_state
         )
 
     def averaged_weights(self) -> dict[str, np.ndarray]:

@@ -15,12 +15,13 @@ def compile_function(
     function: Callable[..., Any],
     tracing: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     weights: Callable[[], list[Tensor]] | None = None,
+    replaces_state: bool = False,
 ) -> Callable[..., Any]:
     """Returns a jitted function.
 
     Args:
         model: the model whose variables it reads, with the values that they have at each call.
-        function: see `tftpu.engines.functions.compile_function`.
+        function, replaces_state: see `tftpu.engines.functions.compile_function`.
         tracing: a function that returns a context to trace in.
         weights: a function that returns the values of the trainable variables; None: their own
             values.
@@ -28,18 +29,21 @@ def compile_function(
     trainable, untrained = model.trainable_variables, model.non_trainable_variables
     variables = [*trainable, *untrained]
 
-    def pure(numbers: tuple[int, ...], values: list[jax.Array], args: list[Any]) -> Any:
+    def pure(
+        numbers: tuple[int, ...], values: list[jax.Array], args: list[Any], state: list[Any]
+    ) -> Any:
         given = iter(numbers)
-        whole = [next(given) if value is None else value for value in args]
+        whole = [*state, *(next(given) if value is None else value for value in args)]
         with tracing(), keras.StatelessScope(state_mapping=list(zip(variables, values))):
             return function(*whole)
 
-    jitted = jax.jit(pure, static_argnums=0)
+    jitted = jax.jit(pure, static_argnums=0, donate_argnums=3)
 
     def run(*args: Any) -> Any:
         values = weights() if weights is not None else [v.value for v in trainable]
+        state, args = ([args[0]], args[1:]) if replaces_state else ([], args)
         numbers = tuple(value for value in args if type(value) is int)
         arrays = [None if type(value) is int else value for value in args]
-        return jitted(numbers, [*values, *(v.value for v in untrained)], arrays)
+        return jitted(numbers, [*values, *(v.value for v in untrained)], arrays, state)
 
     return run

@@ -151,10 +151,12 @@ class JaxOwnSteps(OwnStepsExecutor):
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""
         return self._predict_batch((keras.tree.map_structure(np.asarray, x),))
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(
+        self, function: Callable[..., Any], replaces_state: bool = False
+    ) -> Callable[..., Any]:
         """Returns a function that runs as one program."""
         tracing = functools.partial(tracing_for, self._platform, self.layout.mesh)
-        return compile_function(self.model, function, tracing)
+        return compile_function(self.model, function, tracing, replaces_state=replaces_state)
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""

@@ -191,11 +191,17 @@ class TensorFlowExecutor(BaseExecutor):
         outputs = self._predict_batch(keras.tree.map_structure(tf.convert_to_tensor, x))
         return keras.tree.map_structure(lambda value: self._read_local(value).numpy(), outputs)
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(
+        self, function: Callable[..., Any], replaces_state: bool = False
+    ) -> Callable[..., Any]:
         """Returns a function that runs as one program, with the weights that evaluation uses."""
         state = self.variables
         return functions.compile_function(
-            state.model, function, self._strategy, state.select_evaluated_weights
+            state.model,
+            function,
+            self._strategy,
+            state.select_evaluated_weights,
+            replaces_state,
         )
 
     def averaged_weights(self) -> dict[str, np.ndarray]:

@@ -16,12 +16,13 @@ def compile_function(
     function: Callable[..., Any],
     strategy: tf.distribute.Strategy | None = None,
     weights: Callable[[], list[Tensor]] | None = None,
+    replaces_state: bool = False,
 ) -> Callable[..., Any]:
     """Returns a function that each replica runs as one program; it returns the first result.
 
     Args:
         model: the model whose variables it reads.
-        function: see `tftpu.engines.functions.compile_function`.
+        function, replaces_state: see `tftpu.engines.functions.compile_function`.
         strategy: the strategy of the model; None: the strategy in whose scope it was built.
         weights: a function that returns the values of the trainable variables; None: their own
             values.
@@ -38,6 +39,8 @@ def compile_function(
     # several CPUs, XLA looks for all variables on the first one.
     on_tpu = isinstance(used, tf.distribute.TPUStrategy)
     alone = used.num_replicas_in_sync == 1 and not on_tpu
+    if replaces_state and alone:
+        return _compile_replacing(run_with_weights)
     traced = wrap_for_platform("tpu" if on_tpu else None, run_with_weights)
     each = tf.function(traced, jit_compile=alone or None, autograph=False)
 
@@ -49,6 +52,29 @@ def compile_function(
 
     whole = internals.build_graph_function(run_on_replicas)
     return lambda *args: whole(*(_to_tensors(value) for value in args))
+
+
+def _compile_replacing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that keeps the state in variables, whose memory XLA writes to.
+
+    It copies an argument that is no variable.
+    """
+
+    def replace(variables: Any, *args: Any) -> Any:
+        values = keras.tree.map_structure(lambda variable: variable.value(), variables)
+        state, others = function(values, *args)
+        keras.tree.map_structure(lambda variable, x: variable.assign(x), variables, state)
+        return others
+
+    program = internals.build_graph_function(replace, jit_compile=True)
+
+    def run(state: Any, *args: Any) -> Any:
+        variables = keras.tree.map_structure(
+            lambda x: x if isinstance(x, tf.Variable) else tf.Variable(x, trainable=False), state
+        )
+        return variables, program(variables, *(_to_tensors(value) for value in args))
+
+    return run
 
 
 def _to_tensors(value: Any) -> Any:

@@ -67,13 +67,13 @@ def list_kernel_devices(op_type: str) -> set[str]:
     return {kernel.device_type for kernel in found}
 
 
-def build_graph_function(function: Callable[..., Any]) -> Any:
+def build_graph_function(function: Callable[..., Any], jit_compile: bool | None = None) -> Any:
     """Returns a `tf.function` that causes no warning of frequent tracing.
 
     Each trainer has its own function. TensorFlow would count all of them as one function that is
     traced repeatedly.
     """
-    made: Any = tf.function(function, autograph=False)
+    made: Any = tf.function(function, jit_compile=jit_compile, autograph=False)
     made._omit_frequent_tracing_warning = True
     return made
 

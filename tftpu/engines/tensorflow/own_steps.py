@@ -157,9 +157,13 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         outputs = self._build_step("predict")([(_to_tensors(x),)])
         return keras.tree.map_structure(_to_numpy, outputs)
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(
+        self, function: Callable[..., Any], replaces_state: bool = False
+    ) -> Callable[..., Any]:
         """Returns a function that runs as one program."""
-        return functions.compile_function(self.model, function, self._strategy)
+        return functions.compile_function(
+            self.model, function, self._strategy, replaces_state=replaces_state
+        )
 
     def state(self) -> dict[str, list[Leaf]]:
         """Returns all variables that a checkpoint holds, by group."""

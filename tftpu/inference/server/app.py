@@ -25,8 +25,8 @@ from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language, Texts
 
 if TYPE_CHECKING:
+    from tftpu.inference.rows import Row
     from tftpu.inference.server.completions import Completion
-    from tftpu.inference.writer import Row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def build_application(
         answered = Answered(limits, counts, lambda: False)
         predict = _build_predictions_route(model, work, answered)
     else:
-        work = texts = Texts(model.writer, limits.batch, limits.waiting, counts.batch)
+        work = texts = Texts(model, limits.batch, limits.waiting, counts.batch)
         answered = Answered(limits, counts, lambda: texts.compiling)
         predict = _build_texts_routes(model, work, limits, answered)
     counts.set_gauge(lambda: work.waiting)

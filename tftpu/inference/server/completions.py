@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from tftpu.errors import UserError, did_you_mean
+from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.server.payloads import (
     BadRequest,
@@ -20,7 +21,6 @@ from tftpu.inference.server.payloads import (
     is_number,
 )
 from tftpu.inference.server.text import Language
-from tftpu.inference.writer import Row
 
 _TOKENS = 16  # OpenAI's default
 _LARGEST = 2**63 - 1

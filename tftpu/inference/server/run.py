@@ -72,10 +72,11 @@ def warm(model: Served | Language) -> None:
         except Refused as error:
             raise UserError(f"The model fails on two examples of zeros: {error}") from error
     else:
+        from tftpu.inference.rows import Row
         from tftpu.inference.sampling import Sampling
-        from tftpu.inference.writer import Row
 
-        for _ in model.writer.write([Row([0], 1, Sampling(tokens=model.vocabulary))]):
+        # The first token comes from reading the prompt, the second from writing.
+        for _ in model.writer.write([Row([0], 2, Sampling(tokens=model.vocabulary))]):
             pass
     # Without freezing, the garbage collector would scan the libraries' objects again and again,
     # which takes up to 0.2 s of a request.

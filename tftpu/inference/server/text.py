@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from tftpu.inference.server.batching import Busy
 
 if TYPE_CHECKING:
-    from tftpu.inference.writer import Row, Size, Writer
+    from tftpu.inference.batch import Batch
+    from tftpu.inference.programs import PromptSize, Size
+    from tftpu.inference.rows import Row
+    from tftpu.inference.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_S = 0.1  # seconds between looks at whether requests are answered
@@ -41,9 +44,11 @@ class Language:
     vocabulary: int
     device: str = "CPU"
 
-    def list_further_sizes(self, most: int) -> "list[Size]":
-        """Returns the usual sizes of up to `most` texts, but the smallest."""
-        return self.writer.list_usual_sizes(most, tokens=self.vocabulary)[1:]
+    def list_further_sizes(self, most: int) -> "list[Size | PromptSize]":
+        """Returns the usual sizes of up to `most` texts that are not compiled yet."""
+        programs = self.writer.programs
+        sizes = programs.list_usual_sizes(most, tokens=self.vocabulary)
+        return [size for size in sizes if not programs.has_compiled(size)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,23 +68,25 @@ class _Text:
 class Texts:
     """Writes the texts of several requests together, in its own thread.
 
-    Texts that wait begin together; those that need the whole vocabulary sorted for each token, only
-    with others of their kind. Later texts wait until these end.
+    A text joins the others between two calls of the device, as soon as fewer than `most` are
+    written. Those that need the whole vocabulary sorted for each token would slow the others, so
+    they have a batch of their own; the two take turns.
 
     Args:
-        writer: the writer of the model.
+        language: the model.
         most: the most texts that are written at once.
         room: the most texts that may wait.
-        observe: a function that is called with the number of texts in each batch.
+        observe: a function that is called with the number of texts in each turn.
 
     Attributes:
         compiling: whether the texts that are written wait for a program of their size.
     """
 
-    def __init__(self, writer: "Writer", most: int, room: int, observe: Callable[[int], None]):
-        self._writer, self._most, self._room, self._observe = writer, most, room, observe
+    def __init__(self, language: Language, most: int, room: int, observe: Callable[[int], None]):
+        self._language, self._most, self._room, self._observe = language, most, room, observe
         self._queue: deque[_Text] = deque()
         self._running: list[_Text] = []
+        self._batches: dict[bool, Batch] = {}  # by whether the whole vocabulary is sorted
         self.compiling = False
         self._came = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "writer")
@@ -106,23 +113,22 @@ class Texts:
 
     async def run(self) -> None:
         """Writes the requested texts until it is cancelled."""
+        loop = asyncio.get_running_loop()
         try:
             while True:
                 await self._came.wait()
-                texts = self._pop_next()
-                loop = asyncio.get_running_loop()
-                if texts:
-                    self._running = texts
-                    self._observe(len(texts))
-                    await loop.run_in_executor(self._thread, self._write, texts, loop)
-                    self._running = []
-                if not self._queue:
+                self._end_unwanted()
+                self._admit()
+                if self._running:
+                    self._observe(len(self._running))
+                    await loop.run_in_executor(self._thread, self._advance, loop)
+                elif not self._queue:
                     self._came.clear()
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def compile_ahead(
-        self, sizes: "Sequence[Size]", report: Callable[[int, float], None]
+        self, sizes: "Sequence[Size | PromptSize]", report: Callable[[int, float], None]
     ) -> None:
         """Compiles programs, so that requests of their sizes need not wait; begins none during one.
 
@@ -132,11 +138,12 @@ class Texts:
                 call, once all are compiled.
         """
         start, loop = time.monotonic(), asyncio.get_running_loop()
+        compile_size = self._language.writer.programs.compile
         try:
             for size in sizes:
                 while self._running or self._queue:
                     await asyncio.sleep(_PAUSE_S)
-                await loop.run_in_executor(self._compiler, self._writer.compile, size)
+                await loop.run_in_executor(self._compiler, compile_size, size)
         except Exception as error:  # requests compile their programs themselves, or say why not
             _LOG.warning("Compiling ahead ended: %s: %s", type(error).__name__, error)
         else:
@@ -150,56 +157,54 @@ class Texts:
             text.asked.wanted = False
             text.chunks.put_nowait(Stopped("the server stops"))
 
-    def _pop_next(self) -> list[_Text]:
-        """Takes the longest waiting text, and others that can be written with it."""
-        wanted = [text for text in self._queue if text.asked.wanted]
-        taken = [
-            text
-            for text in wanted
-            if text.row.sampling.has_full_sort == wanted[0].row.sampling.has_full_sort
-        ][: self._most]
-        self._queue = deque(text for text in wanted if text not in taken)
-        return taken
+    def _end_unwanted(self) -> None:
+        """Ends the texts whose clients have left."""
+        for text in self._running:
+            if not text.asked.wanted:
+                self._batches[text.row.sampling.has_full_sort].remove(text)
+        self._running = [text for text in self._running if text.asked.wanted]
+        self._queue = deque(text for text in self._queue if text.asked.wanted)
 
-    def _write(self, texts: Sequence[_Text], loop: asyncio.AbstractEventLoop) -> None:
+    def _admit(self) -> None:
+        """Adds the texts that have waited longest, as far as there is room."""
+        while self._queue and len(self._running) < self._most:
+            text = self._queue.popleft()
+            self._running.append(text)
+            kind = text.row.sampling.has_full_sort
+            if kind not in self._batches:
+                vocabulary = self._language.vocabulary
+                self._batches[kind] = self._language.writer.open_batch(
+                    vocabulary, self._report_compiling
+                )
+            self._batches[kind].add(text, text.row)
+
+    def _report_compiling(self, texts: str) -> None:
+        self.compiling = True
+        _LOG.warning("Compiling for %s: the first of this size waits.", texts)
+
+    def _advance(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Writes on each batch for a short time; a text that has ended leaves `_running`."""
+
         def put(text: _Text, chunk: Chunk) -> None:
             loop.call_soon_threadsafe(text.chunks.put_nowait, chunk)
 
-        running = dict(enumerate(texts))
-        rows = [text.row for text in texts]
-        # The number of rows is rounded up, so that few sizes are compiled. A filling row is one
-        # token.
-        filling = rows[0]._replace(prompt=[0], length=1)
-        rows += [filling] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
-
-        def report_compiling(size: "Size") -> None:
-            self.compiling = True
-            _LOG.warning("Compiling for %s: the first of this size waits.", _describe_size(size))
-
-        try:
-            for tokens, ended in self._writer.iterate_chunks(
-                rows, before_compiling=report_compiling
-            ):
-                self.compiling = False
-                for index, text in list(running.items()):
-                    put(text, tokens[index])
-                    if ended[index]:  # a text that has ended is answered before longer ones end
-                        put(running.pop(index), None)
-                if not any(text.asked.wanted for text in running.values()):
-                    break
-        except Exception as error:
-            for text in running.values():
-                put(text, error)
+        ended: set[_Text] = set()
+        for kind, batch in list(self._batches.items()):
+            try:
+                for parts in batch.advance() if len(batch) else ():
+                    for text, tokens, has_ended in parts:
+                        put(text, tokens)
+                        if has_ended:
+                            put(text, None)
+                            ended.add(text)
+            except Exception as error:
+                del self._batches[kind]
+                failed = [t for t in self._running if t.row.sampling.has_full_sort == kind]
+                for text in set(failed) - ended:
+                    put(text, error)
+                ended.update(failed)
         self.compiling = False
-        for text in running.values():
-            put(text, None)
-
-
-def _describe_size(size: "Size") -> str:
-    texts = "1 text" if size.rows == 1 else f"up to {size.rows} texts at once"
-    if not size.room:
-        return f"{texts} of up to {size.prompt} tokens with their prompts"
-    return f"{texts}, prompts of up to {size.prompt} tokens, and up to {size.room} more"
+        self._running = [text for text in self._running if text not in ended]
 
 
 async def _iterate_chunks(text: _Text) -> AsyncIterator[list[int]]:

@@ -50,30 +50,26 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
     def build_spec(*shape: int, dtype: Any = tf.int32) -> tf.TensorSpec:
         return tf.TensorSpec(shape, dtype)
 
-    def read(tokens: Any, lengths: Any, uniform: Any, given: Any, ended: Any) -> Any:
-        return loop.read(tokens, lengths, uniform, given, ended, slots)
+    def read(tokens: Any, lengths: Any, uniform: Any, given: Any) -> Any:
+        return loop.read(tokens, lengths, uniform, given, slots)
 
-    def write(state: Any, lengths: Any, uniform: Any) -> Any:
-        return loop.write(state, lengths, uniform, every)
+    def write(state: Any, given: Any, uniform: Any) -> Any:
+        first = tf.constant(slots - every)
+        return loop.write(state, given, first, uniform, tf.constant(every))
 
     layers = {x.name: type(x).__name__ for x in keras_internals.list_layers(model)}
     lengths, chances = build_spec(rows), build_spec(rows, dtype=tf.float32)
     numbers = {
         name: build_spec(rows, dtype=x.dtype) for name, x in gather_rules([Sampling()]).items()
     }
-    prompts = (
-        build_spec(rows, slots - every),
-        lengths,
-        chances,
-        numbers,
-        build_spec(rows, dtype=tf.bool),
-    )
+    prompts = build_spec(rows, slots - every), lengths, chances, numbers
     with sharding.compiling_for("tpu"):
         traced: Any = tf.function(read, autograph=False).get_concrete_function(*prompts)
         state = tf.nest.map_structure(
-            lambda x: tf.TensorSpec(x.shape, x.dtype), traced.structured_outputs
+            lambda x: tf.TensorSpec(x.shape, x.dtype), traced.structured_outputs[0]
         )
-        given = state, lengths, build_spec(rows, every, dtype=tf.float32)
+        texts = {"token": lengths, "position": lengths, "rules": numbers}
+        given = state, texts, build_spec(rows, every, dtype=tf.float32)
         hlo, arguments = to_hlo(write, given, "hlo_serialized", layers)
     step = LoweredStep(
         program=hlo,
