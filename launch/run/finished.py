@@ -13,6 +13,7 @@ from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may name)
 from tftpu.launch.correction import suggest_folder
+from tftpu.launch.run import result
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow
@@ -234,7 +235,20 @@ def _restore(
     found = trainer.restore_for_evaluation(seen)
     if found is None:
         raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")
+    _report_best(found.step, workdir)
     return RestoredRun(trainer, found.step, evaluation)
+
+
+def _report_best(step: int, workdir: str) -> None:
+    """Prints why a checkpoint is used which is not the newest; to stderr, beside the results."""
+    best = result.read_best(workdir)
+    newest = max(manifest.list_steps(files.join(workdir, "checkpoints")), default=step)
+    if best is not None and best.step == step < newest:
+        print(
+            f"Step {step:,} of {newest:,} is the best by {best.metric}, which train.best_metric "
+            "chooses.",
+            file=sys.stderr,
+        )
 
 
 def _check_transform_graph(experiment: Experiment) -> None:

@@ -91,7 +91,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     if account is None:
         why = f"it has no {goodput.FILE}"
         if not files.exists(workdir):
-            why = "there is no such folder. A training that is stopped while it starts leaves none"
+            why = "there is no such folder. A training that is stopped at once leaves none"
         raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):
@@ -156,7 +156,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
     if "usd" in record:
         rows.append(("cost", f"{format_price(record['usd'])} so far, list price"))
     if record["restarts"]:
-        rows.append(("restarts", str(record["restarts"])))
+        rows.append(("resumed", counted(record["restarts"], "time")))
     checkpoints = record["checkpoints"]
     kept = "none yet"
     if checkpoints["steps"]:
