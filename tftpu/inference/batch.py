@@ -229,7 +229,7 @@ class RunningBatch:
             self._state, self._slot = self._programs.build_state(size, like), 0
             return
         rows = np.array(kept + [kept[0]] * (size.rows - len(kept)))
-        # The oldest slot comes first, so that a longer ring goes on after the newest one.
+        # The oldest slot comes first, so that the next one of a longer ring follows the newest.
         oldest = self._slot + max(0, before - size.slots)
         order = (oldest + np.arange(size.slots)) % before
         self._state = keras.tree.map_structure(
