@@ -392,6 +392,6 @@ def test_texts_are_those_of_the_writer_together_and_alone():
         status, events = ask(port, "POST", "/v1/completions", streamed)
         lines = events.decode().strip().split("\n\n")
         parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-1]]
-        assert lines[-1] == "data: [DONE]" and len(parts) == 3
+        assert lines[-1] == "data: [DONE]" and len(parts) >= 3  # as calls of the device end
         assert "".join(part["text"] for part in parts) == texts[0]
         assert parts[-1]["finish_reason"] == ("length" if len(texts[0]) == 20 else "stop")
