@@ -19,6 +19,7 @@ from tftpu.installation import command
 from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import TIME, flag
+from tftpu.runtime import leaving
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def run(options: Options) -> None:
 
     server.serve(model, about, limits, at, print_ready, report_stop, report_compiled)
     print("Stopped.", flush=True)
+    leaving.exit_at_once(0)  # Python would wait for a program that is still compiled ahead
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:

@@ -152,6 +152,8 @@ def test_a_mistake_is_explained(port, body, says):
 def test_other_addresses_and_methods_are_refused(port):
     status, answer = ask(port, "GET", "/v1/models/other")
     assert status == 404 and "/v1/models/m" in answer["error"]
+    status, answer = ask(port, "POST", "/v1/completions", {"prompt": "a"})
+    assert status == 404 and "serve the run of a language model" in answer["error"]
     status, answer = ask(port, "GET", "/predict")
     assert status == 405 and b"GET" in answer
 

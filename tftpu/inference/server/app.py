@@ -241,11 +241,15 @@ def _build_refusal(
             return f"Use GET:\n\ncurl {at}{path}"
         return f"Use POST:\n\n{build_curl(model, at, path)}"
 
+    def _hint_at_texts(request: Request) -> str:
+        if not request.url.path.endswith("/completions") or not isinstance(model, Served):
+            return ""
+        return " This model answers with arrays: serve the run of a language model for texts."
+
     def refusal(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        said = {
-            404: f"There is nothing at this address. There are {addresses}.",
-        }
+        hint = _hint_at_texts(request)
+        said = {404: f"There is nothing at this address. There are {addresses}.{hint}"}
         headers = error.headers if isinstance(error, HTTPException) else None
         if status == 405:  # plain text, as JSON would escape the quotes of a line to paste
             text = f"This address does not answer {request.method}. {_suggest_method(request)}\n"
