@@ -66,10 +66,10 @@ class Loop:
         """
 
         def put(ring: Tensor, x: Tensor) -> Tensor:
-            slots, rest = x.shape[1], (0,) * (len(x.shape) - 2)
-            twice = ops.concatenate([x, x], axis=1)
-            turned = ops.slice(twice, (0, slots - first, *rest), x.shape)
-            return ops.slice_update(ring, (index, 0, *rest), turned)
+            # By a gather, as XLA would compile TensorFlow's slice again for each start.
+            order = ops.mod(ops.arange(x.shape[1], dtype="int32") - first, x.shape[1])
+            turned = ops.take(x, order, axis=1)
+            return ops.slice_update(ring, (index, 0) + (0,) * (len(x.shape) - 2), turned)
 
         return keras.tree.map_structure(put, state, row), ()
 
