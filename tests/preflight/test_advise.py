@@ -106,11 +106,16 @@ def test_only_layers_that_matter_and_whose_width_is_chosen_are_told_of_empty_lan
         program=b"",
         forward=FORWARD,
         arguments=[],
-        layers={"body": "Dense", "head": "Dense"},
-        kernels={"body/kernel": (64, 200), "head/kernel": (200, 10)},
+        layers={"body": "Dense", "adapted": "Dense", "head": "Dense"},
+        kernels={
+            "body/kernel": (64, 200),
+            "adapted/kernel": (64, 256),
+            "adapted/lora_a": (64, 16),  # the rank of an adapter is small on purpose
+            "head/kernel": (200, 10),
+        },
         precision="float32",
     )
-    spent = {"body": share, "head": 0.9, "": 1 - 0.9 - share}
+    spent = {"body": share, "adapted": 0.5, "head": 0.4, "": 1 - 0.9 - share}
     instructions = [Priced(n, "matrix", n, "", 1, s, 0, 0, 0) for n, s in spent.items()]
     cost = Cost(Memory(0, 0, 0, 0, 0), [], instructions, *[0] * 4, *[1.0] * 5, [], [])
     assert [item.layer for item in find_lints(step, cost, 16)] == found

@@ -1,6 +1,7 @@
 """Advice on a compiled step: the largest batch that fits, and layers that waste the chip."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 
@@ -184,16 +185,22 @@ def _find_emulated_float16(step: LoweredStep) -> list[Lint]:
 
 
 def _find_wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
-    """Finds layers whose features leave lanes empty, except outputs, which the task determines."""
+    """Finds layers whose features leave lanes empty, except outputs, which the task determines.
+
+    The largest kernel of a layer counts: beside it, the rank of an adapter costs little.
+    """
     outputs = {
         tensor.dims[-1]
         for instruction in Module(step.forward).entry.values()
         for tensor in instruction.shape
         if instruction.root and tensor.dims
     }
-    found = []
+    largest: dict[str, tuple[int, ...]] = {}
     for name, dims in step.kernels.items():
         layer = "/".join(scope for scope in name.split("/") if scope in step.layers)
+        largest[layer] = max(largest.get(layer, ()), dims, key=math.prod)
+    found = []
+    for layer, dims in largest.items():
         features = dims[-1]
         padded = -(-features // LANES) * LANES
         waste = 1 - features / padded
