@@ -98,6 +98,13 @@ class Space:
         most = min(_MOST_TENSOR, target.chips_per_host * target.generation.cores)
         return list_meshes(target.replicas, target.slices, most)
 
+    def _list_fitting_meshes(self, target: Slice) -> list[str]:
+        """Returns the meshes for a slice; none if the given mesh does not fit it."""
+        try:
+            return self.list_meshes(target)
+        except UserError:
+            return []
+
     def list_states(self, targets: Sequence[Slice]) -> dict[str, tuple[Slice, str]]:
         """Returns a slice and a mesh for each state that devices may hold, by `name_state`.
 
@@ -108,7 +115,7 @@ class Space:
         return {
             name_state(mesh, target): (target, mesh)
             for target in targets
-            for mesh in self.list_meshes(target)
+            for mesh in self._list_fitting_meshes(target)
             if batch % count_shards(mesh, target) == 0
         }
 
@@ -122,7 +129,7 @@ class Space:
                 would train something else.
         """
         train = self.experiment.train
-        for mesh in self.list_meshes(target):
+        for mesh in self._list_fitting_meshes(target):
             shards = count_shards(mesh, target)
             shard, rest = divmod(self.experiment.data.global_batch_size, shards)
             counts = [n for n in range(1, shard + 1) if shard % n == 0 and not rest]
@@ -138,7 +145,10 @@ class Space:
 
     def explain_refusal(self, target: Slice) -> str:
         """Returns why the config allows no candidate of a slice."""
-        shards = count_shards(self.list_meshes(target)[0], target)
+        try:
+            shards = count_shards(self.list_meshes(target)[0], target)
+        except UserError as error:
+            return str(error)
         microbatches = self.experiment.train.gradient_accumulation_steps
         one = Candidate(target.name, "", self.read_remat(), microbatches)
         return self._find_refusal(one, shards) or "The batch cannot be divided."

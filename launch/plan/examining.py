@@ -16,7 +16,6 @@ from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.blocks.running import count_input_bytes
 from tftpu.config import Experiment
 from tftpu.engines import selection
-from tftpu.engines.checks import list_batch_statistics
 from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.lowered import BuiltStep
 from tftpu.errors import UserError
@@ -26,6 +25,7 @@ from tftpu.launch.plan.journal import Journal
 from tftpu.launch.plan.search import Search, Verdict
 from tftpu.launch.preflight.check import build_options
 from tftpu.launch.run.experiment import build_model
+from tftpu.layer_internals import flatten_layers
 from tftpu.preflight.advise import parse_memory_error
 from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.processes import Processes
@@ -71,6 +71,7 @@ class PlanExaminer:
             flops = one.count_flops() * target.replicas
             for name in states.keys() - measured.keys():
                 measured[name] = self._build(*states[name], progress).state_bytes
+        layers = flatten_layers(one.model)
         return Facts(
             flops=flops,
             examples=examples,
@@ -78,7 +79,7 @@ class PlanExaminer:
             weights=_count_bytes(one.model.variables),
             trained=_count_bytes(one.model.trainable_variables),
             blocks=one.has_blocks,
-            statistics=bool(list_batch_statistics(one.model)),
+            statistics=any(isinstance(x, keras.layers.BatchNormalization) for x in layers),
             states=measured,
         )
 

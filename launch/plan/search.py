@@ -200,7 +200,7 @@ class Search:
         for other, verdict in self.verdicts.items():
             if verdict.too_large and self._needs_more(one, other, verdict):
                 return NEEDS_MORE
-            if verdict.fits and _does_more(one.candidate, other):
+            if verdict.step_seconds and _does_more(one.candidate, other):
                 return SLOWER
         return ""
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.errors import counted
 from tftpu.launch.plan.candidates import MESH, Candidate, Space
-from tftpu.launch.plan.search import Search
+from tftpu.launch.plan.search import OVER_BUDGET, TOO_SLOW, Search
 
 _TEXT = ("slice", "mesh", "changes of the config", "")  # columns aligned to the left
 
@@ -88,6 +88,19 @@ def format_command(
     chosen = {change.partition("=")[0] for change in changes}
     kept = [word for word in overrides if word.partition("=")[0] not in chosen]
     return shlex.join(["tftpu", "train", config, *kept, *changes])
+
+
+def explain_nothing(search: Search) -> str:
+    """Returns why no candidate can be shown, and what to change."""
+    if search.left:
+        return "No candidate that fits is known yet: a longer --time_limit continues."
+    if any(verdict.fits for verdict in search.verdicts.values()):
+        return "Of the candidates that fit, none could be priced."
+    if OVER_BUDGET in search.pruned.values():
+        return "No candidate that fits is within the budget: raise --budget, or name other slices."
+    if TOO_SLOW in search.pruned.values():
+        return "No candidate that fits ends in time: raise --deadline, or name larger --slices."
+    return "No candidate fits: name larger --slices."
 
 
 def describe_search(search: Search, refusals: dict[str, str]) -> list[str]:

@@ -195,7 +195,9 @@ def failures_of(what: str, *folders: Path) -> Iterator[None]:
 def _explain_missing(path: str) -> str:
     """Returns a sentence on a file that does not exist, with the nearest one beside it."""
     folder, name = os.path.split(path)
-    beside = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    beside: list[str] = []
+    with contextlib.suppress(OSError):
+        beside = os.listdir(folder or ".")
     near = find_nearest(name, beside)
     hint = f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
     return f"there is no file {path!r}.{hint}"

@@ -438,6 +438,22 @@ def test_a_row_is_put_into_the_ring_with_its_first_slot_where_it_belongs():
         np.testing.assert_array_equal(np.asarray(found[0])[..., 0], expected)
 
 
+def test_the_memory_of_texts_is_freed_when_the_last_one_ends_or_is_removed():
+    sizes = {"layers": 1, "width": 8, "heads": 2, "vocabulary": 9, "context": 16}
+    batch: Any = Writer(tftpu.models.build("gpt2_small", **sizes)).open_batch(9)
+    row = Row([1, 2], 6, Sampling(tokens=9))
+    batch.add("one", row)
+    batch.add("two", row)
+    while len(batch):
+        for _ in batch.advance():
+            pass
+    assert batch._state is None
+    batch.add("three", row)
+    next(iter(batch.advance()))
+    batch.remove("three")
+    assert not len(batch) and batch._state is None
+
+
 def test_another_slot_of_the_ring_takes_the_same_program():
     """A slot that XLA needs to know while it compiles costs 0.1 s for each text."""
     loop, ring, row = Loop(cast(Any, None), choose), tf.zeros((3, 8, 1)), tf.ones((1, 8, 1))

@@ -216,6 +216,17 @@ def test_a_process_that_trains_no_step_is_no_restart_and_keeps_what_is_known(tmp
     assert (record.facts.step, record.facts.examples_per_sec) == (30, 120.0)
 
 
+def test_a_process_that_starts_does_not_claim_the_speed_of_an_earlier_one(tmp_path):
+    first = goodput.Account(str(tmp_path), goodput.Clock())
+    first.count_steps(0, 10, 0)
+    first.write(goodput.STOPPED, goodput.Facts(step=10, chips=8, examples_per_sec=1000.0))
+    again = goodput.Account(str(tmp_path), goodput.Clock())
+    again.write(goodput.RUNNING, goodput.Facts(step=10, chips=4))
+    assert goodput.read(str(tmp_path)).facts.examples_per_sec is None
+    again.write(goodput.STOPPED, goodput.Facts(step=10))
+    assert goodput.read(str(tmp_path)).facts.examples_per_sec == 1000.0
+
+
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-5", "1e999", '"x"', "[]", "null", "true"])
 @pytest.mark.parametrize("field", ["started", "updated", "uptime", "seconds", "restarts", "step"])
 def test_any_value_in_an_account_is_survived(field, value, tmp_path):

@@ -139,6 +139,7 @@ class RunningBatch:
         """Ends a text."""
         self._readings = deque(r for r in self._readings if r.key != key)
         self._rows = [None if row is not None and row[0] == key else row for row in self._rows]
+        self._free_if_empty()
 
     def advance(self) -> Iterator[list[Part]]:
         """Reads prompts up to the length of a chunk, and writes some tokens of all rows."""
@@ -150,7 +151,11 @@ class RunningBatch:
                 yield [part]
         if any(self._rows):
             yield self._write()
-        elif not self._readings:  # nothing is left, so the memory is freed
+        self._free_if_empty()
+
+    def _free_if_empty(self) -> None:
+        """Frees the state's memory once no text is left."""
+        if not len(self):
             self._rows, self._state, self._slots = [], None, 0
 
     def _read_later(self, key: Any, text: Writing) -> None:
@@ -160,7 +165,7 @@ class RunningBatch:
         """Returns the length of the chunk, and the first token after the whole prompt."""
         text, start = reading.text, reading.read
         size = self._programs.find_prompt_size(len(text.window), self._tokens)
-        if not self._programs.has_compiled(size):
+        if start == 0 and not self._programs.has_compiled(size):
             self._before_compiling(size.describe())
         chunk = text.window[start : start + size.time]
         padded = np.zeros((1, size.time), np.int32)

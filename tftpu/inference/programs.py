@@ -91,7 +91,7 @@ class Programs:
         most = _WASTE * wanted.rows * wanted.slots
         found = [
             size
-            for size in self._known
+            for size in tuple(self._known)  # to which another thread adds
             if isinstance(size, Size)
             and size.tokens == tokens
             and size.rows >= wanted.rows

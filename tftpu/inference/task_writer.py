@@ -204,7 +204,7 @@ class TaskBatch:
         self._before_compiling = before_compiling
         self._waiting: deque[tuple[Any, Row]] = deque()
         self._running: list[tuple[Any, Writing]] = []
-        self._rounds: Iterator[list[Part]] = iter(())
+        self._rounds: Iterator[list[Part]] = iter(())  # holds the keys and values
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(not text.ended for _, text in self._running)
@@ -218,6 +218,7 @@ class TaskBatch:
         self._waiting = deque(item for item in self._waiting if item[0] != key)
         for known, text in self._running:
             text.ended = text.ended or known == key
+        self._free_if_ended()
 
     def advance(self) -> Iterator[list[Part]]:
         """Writes some tokens of the texts that have begun, or lets those that wait begin."""
@@ -227,6 +228,11 @@ class TaskBatch:
             self._waiting.clear()
             self._rounds = self._iterate_rounds()
         yield next(self._rounds, [])
+        self._free_if_ended()
+
+    def _free_if_ended(self) -> None:
+        if all(text.ended for _, text in self._running):
+            self._running, self._rounds = [], iter(())
 
     def _iterate_rounds(self) -> Iterator[list[Part]]:
         """Yields the next tokens of all texts that have not ended."""

@@ -263,7 +263,7 @@ class Account:
         self._earlier_seconds = earlier.seconds if earlier else dict.fromkeys(PARTS, 0.0)
         self._earlier_restarts = earlier.restarts if earlier else 0
         # A process that trains no step, as of a run that is finished, keeps what is known.
-        self.facts = earlier.facts if earlier else Facts()
+        self.facts = self._earlier_facts = earlier.facts if earlier else Facts()
         self.repeated_steps = earlier.repeated_steps if earlier else 0
         self.reached = self.facts.step or 0
         self._resumes, self._trained = self.reached > 0, False
@@ -302,7 +302,8 @@ class Account:
             facts: its progress.
         """
         with self._lock:
-            self.facts = facts if self._trained else _merge_facts(self.facts, facts)
+            known = self._trained or state == RUNNING
+            self.facts = facts if known else _merge_facts(self._earlier_facts, facts)
             if self._workdir is None or self._file is None:
                 return
             seconds = self.sum_seconds()

@@ -101,6 +101,9 @@ def run(options: Options) -> None:
     targets = options.list_slices(engine)
     for target in targets:
         selection.check_generation(engine, target.generation)
+    if not space.list_states(targets):
+        reasons = " ".join(f"{target.name}: {space.explain_refusal(target)}" for target in targets)
+        raise UserError(f"The config allows none of the slices. {reasons}")
     journal = _open_journal(options, space)
     search = _search_known(options, space, targets, journal)
     if search is None:
@@ -180,7 +183,7 @@ def _print_answer(options: Options, space: Space, targets: Sequence[Slice], sear
         words = options.config, options.overrides
         lines = ["", f"On {best.slice}:", f"  {table.format_command(*words, best, space)}", ""]
     else:
-        lines = ["No candidate that fits was found."]
+        lines = [table.explain_nothing(search)]
     refusals = {t.name: space.explain_refusal(t) for t in targets if not search.has_slice(t.name)}
     lines += table.describe_search(search, refusals)
     if rows:

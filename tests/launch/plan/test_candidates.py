@@ -3,10 +3,8 @@
 import dataclasses
 
 import keras
-import pytest
 
 from tftpu.config import Experiment, ModelConfig
-from tftpu.errors import UserError
 from tftpu.input_pipelines.sources import Text
 from tftpu.launch.plan.candidates import Candidate, Space
 from tftpu.launch.settings import config_flags
@@ -100,6 +98,9 @@ def test_a_slice_that_cannot_divide_the_batch_says_why():
     assert "cannot be divided" in fixed.explain_refusal(parse_slice("v5e-4"))
 
 
-def test_a_given_mesh_that_does_not_fit_the_slice_raises():
-    with pytest.raises(UserError, match="needs 8 devices, but there are 4"):
-        space_of("python_gpt", "--config.cluster.mesh=fsdp:8").list_meshes(parse_slice("v5e-4"))
+def test_a_given_mesh_that_does_not_fit_a_slice_is_why_it_has_no_candidate():
+    space = space_of("python_gpt", "--config.cluster.mesh=fsdp:4")
+    alone, four = parse_slice("v5e-1"), parse_slice("v5e-4")
+    assert candidates_of(space, "v5e-1") == [] and candidates_of(space, "v5e-4")
+    assert [target for target, _ in space.list_states([alone, four]).values()] == [four]
+    assert "'fsdp:4' needs 4 devices" in space.explain_refusal(alone)

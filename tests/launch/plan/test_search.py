@@ -119,6 +119,13 @@ def test_what_is_no_cheaper_at_its_peak_than_the_best_is_not_compiled():
     assert prune(both, verdicts=[(ONE, Verdict(True, step_seconds=3.1))]) == {}
 
 
+def test_what_fits_without_a_price_prunes_nothing():
+    more = Candidate("a", "fsdp:4", "block", 1)
+    both = [estimate_of(ONE), estimate_of(more)]
+    assert prune(both, verdicts=[(ONE, Verdict(True))]) == {}
+    assert prune(both, verdicts=[(ONE, Verdict(True, step_seconds=2.0))]) == {more: plan.SLOWER}
+
+
 def test_the_number_of_microbatches_is_raised_until_the_rest_beside_the_state_can_fit():
     ladder = [Candidate("a", "fsdp:4", "none", n) for n in (1, 2, 4, 8)]
     estimates = [estimate_of(one) for one in ladder]
