@@ -127,7 +127,7 @@ def _estimate_exchange(
 
 
 def _sum_seconds(size: float, devices: int, target: Slice) -> float:
-    """Returns the time of an all-reduce over so many devices; twice that of a gather."""
+    """Returns the time of an all-reduce over some devices, which is twice that of a gather."""
     if devices == 1:
         return 0.0
     chips = max(1, min(devices, target.chips_per_slice) // target.generation.cores)

@@ -51,17 +51,13 @@ def build_table(rows: Sequence[dict[str, Any]], missed: str) -> Table:
     """
     cells = [_format_cells(row, missed) for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in cells[0]:
-        if name == "slice" or any(row[name] for row in cells):
-            # The changes may be long; they wrap at blanks.
-            left = name in _TEXT
-            table.add_column(
-                name,
-                justify="left" if left else "right",
-                no_wrap=name != "changes of the config",
-            )
+    names = [name for name in cells[0] if name == "slice" or any(row[name] for row in cells)]
+    for name in names:
+        # The changes may be long; they wrap at blanks.
+        wraps = name == "changes of the config"
+        table.add_column(name, justify="left" if name in _TEXT else "right", no_wrap=not wraps)
     for row in cells:
-        table.add_row(*(row[column.header] for column in table.columns))  # type: ignore[index]
+        table.add_row(*(row[name] for name in names))
     return table
 
 

@@ -75,8 +75,8 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
             flush=True,
         )
     claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
-    explained = explained_interruption(workdir) if chief else contextlib.nullcontext()
-    with preemption.exit_on_notice(), claimed, explained:
+    recorded = _recording_stop(workdir) if chief else contextlib.nullcontext()
+    with explained_interruption(workdir), preemption.exit_on_notice(), claimed, recorded:
         _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
         argv = [f"--config={options.config}", *options.overrides]
         experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, argv)
@@ -90,17 +90,33 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
 def load_experiment(options: Options) -> Experiment:
     """Loads the experiment of the options; a Ctrl-C meanwhile is recorded in a local workdir."""
     workdir = options.workdir or options.default_workdir
-    # A bucket is not asked for what a few seconds took.
-    explained = (
-        contextlib.nullcontext() if files.is_remote(workdir) else explained_interruption(workdir)
-    )
-    with explained, output.reporting_if_slow(f"Loading {options.config}"):
+    if files.is_remote(workdir):  # which is not asked for what a few seconds took
+        explained = recorded = contextlib.nullcontext()
+    else:
+        explained, recorded = explained_interruption(workdir), _recording_stop(workdir)
+    with explained, recorded, output.reporting_if_slow(f"Loading {options.config}"):
         return options.load_experiment()
 
 
 @contextlib.contextmanager
 def explained_interruption(workdir: str) -> Iterator[None]:
-    """Records a Ctrl-C that ends the block at once, and adds what the same command does next."""
+    """Adds to a Ctrl-C that ends the block at once what the same command does next."""
+    try:
+        yield
+    except BaseException as error:
+        if failures.was_interrupted(error):
+            steps = manifest.list_steps(files.join(workdir, "checkpoints"))
+            error.add_note(
+                f"The same command resumes from step {steps[-1]:,}."
+                if steps
+                else "No step was saved: the same command starts the run from the beginning."
+            )
+        raise
+
+
+@contextlib.contextmanager
+def _recording_stop(workdir: str) -> Iterator[None]:
+    """Records a Ctrl-C that ends the block before training has an account."""
     try:
         yield
     except BaseException as error:
@@ -108,12 +124,6 @@ def explained_interruption(workdir: str) -> Iterator[None]:
             # Another process may use the workdir, and this one may be unable to write there.
             with contextlib.suppress(UserError), locks.locked(workdir):
                 goodput.record_stop(workdir)
-            steps = manifest.list_steps(files.join(workdir, "checkpoints"))
-            error.add_note(
-                f"The same command resumes from step {steps[-1]:,}."
-                if steps
-                else "No step was saved: the same command starts the run from the beginning."
-            )
         raise
 
 

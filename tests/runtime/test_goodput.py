@@ -202,7 +202,7 @@ def test_a_clock_ten_years_ahead_does_not_destroy_the_account(ahead, boot, tmp_p
 
 
 def test_a_process_that_trains_no_step_is_no_restart_and_keeps_what_is_known(tmp_path):
-    """As one that is stopped while it compiles, or the same command after the end of the run."""
+    """Covers a stop while compiling, and the same command after the end of the run."""
     for trained, restarts in ((False, 0), (True, 0), (False, 0), (True, 1), (False, 1), (True, 2)):
         account = goodput.Account(str(tmp_path), goodput.Clock())
         before = account.reached

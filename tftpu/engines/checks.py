@@ -222,20 +222,15 @@ def warn_of_means(group: "ParameterGroup", computed: Computed) -> None:
             )
 
 
-def list_batch_statistics(model: keras.Model) -> list[str]:
-    """Returns the names of layers that normalise over a part of a batch."""
-    return [
+def warn_of_batch_statistics(model: keras.Model) -> bool:
+    """Warns of layers that normalise over a part of a batch; returns whether there are any."""
+    normalised = [
         layer.name
         for layer in keras_internals.list_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         and layer.trainable
         and not layer.synchronized
     ]
-
-
-def warn_of_batch_statistics(model: keras.Model) -> bool:
-    """Warns of layers that normalise over a part of a batch; returns whether there are any."""
-    normalised = list_batch_statistics(model)
     if normalised:
         warnings.warn(
             f"The layer {normalised[0]!r} ({len(normalised)} such) normalizes over the examples "

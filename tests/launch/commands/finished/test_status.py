@@ -188,7 +188,7 @@ def test_an_early_ctrl_c_has_one_state_whenever_it_comes(loading, tmp_path, caps
 
 
 def test_every_early_stop_is_in_the_account_but_no_other_process_is_overwritten(tmp_path):
-    """Each stop is that of a process, as a number of its own says here."""
+    """Gives each record another process number, as if another process had stopped."""
     for number in (1, 2):
         before = goodput.read(str(tmp_path))
         goodput.record_stop(str(tmp_path))
@@ -200,7 +200,7 @@ def test_every_early_stop_is_in_the_account_but_no_other_process_is_overwritten(
     with (
         held_by_another(tmp_path),
         pytest.raises(KeyboardInterrupt),
-        start.explained_interruption(str(tmp_path)),
+        start._recording_stop(str(tmp_path)),
     ):
         raise KeyboardInterrupt
     assert goodput.read(str(tmp_path)).process == -2
