@@ -181,9 +181,21 @@ def _run(name: str, arguments: list[str]) -> None:
     try:
         options = parse(name, command.options, arguments)
     except Incomplete as error:
-        error.add_note(f"For example: {command.example.splitlines()[0]}")
+        example = command.example.splitlines()[0]
+        error.add_note(f"For example: {_complete(example, name, arguments)}")
         raise
     command.run(options)
+
+
+def _complete(example: str, name: str, arguments: list[str]) -> str:
+    """Returns the arguments of a command with the words of its example that they lack."""
+    words = shlex.split(example.removeprefix(f"tftpu {name}"))
+    first = [] if words[0].startswith("-") else words[:1]
+    if arguments and not arguments[0].startswith("-"):
+        first, arguments = arguments[:1], arguments[1:]
+    given = {word.split("=")[0] for word in arguments}
+    flags = [w for w in words if w.startswith("-") and w.split("=")[0] not in given]
+    return f"tftpu {name} {shlex.join([*first, *arguments, *flags])}"
 
 
 def _correct(words: list[str], message: str) -> str:

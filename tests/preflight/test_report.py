@@ -68,7 +68,7 @@ def test_a_language_model_has_prices_by_token():
     assert item.tokens_per_second == pytest.approx(1024 * 2000 / 0.1)
     by_step = item.usd_per_1000_steps / 1000
     assert item.usd_per_billion_tokens == pytest.approx(by_step * 1e9 / (1024 * 2000))
-    said = Report(1024, "mixed_bfloat16", 600, [item]).text()
+    said = str(Report(1024, "mixed_bfloat16", 600, [item]))
     assert "10,200 examples/s, 20,500,000 tokens/s on the slice" in said
     assert f"{format_price(item.usd_per_billion_tokens)} per 1B tokens" in said
     assert "tokens" not in Report(1024, "mixed_bfloat16", 600, [filled("v5e-8")]).text()

@@ -55,6 +55,9 @@ class Report:
         """Returns the report as JSON, the content of `preflight.json`."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
+    def __str__(self) -> str:
+        return self.text()
+
     def text(self, explain: bool = False, width: int = WIDTH) -> str:
         """Returns the report as plain text.
 

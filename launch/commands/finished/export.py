@@ -3,7 +3,7 @@
 Images come in as pixels, uint8 of any batch; scores, classes and their names come out. The export
 is run by the format's own runtime in its own process, and discarded if its outputs differ.
 
-    tftpu export runs/digits_resnet --output=digits.onnx
+    tftpu export runs/digits_resnet --output=model.onnx
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ from tftpu.amounts import format_duration, format_size
 
 _EVERY = 0.5  # seconds between two checks
 # Seconds after which a phase prints its first two lines; each further one takes twice the time.
-_FIRST, _SECOND = 1.0, 60.0
+_FIRST, _SECOND = 1.0, 10.0
 _SETTLED = 20.0  # seconds after which a process's share of the processors is known
 _LONG = 20.0  # seconds of a check from which on results are shown before its end
 
