@@ -1,3 +1,3 @@
 """Kernels, and other code for one backend of Keras each: Pallas, TensorFlow ops, recomputation."""
 
-ATTENTIONS = ("plain", "flash")  # what `attention.attention` is computed by
+ATTENTIONS = ("auto", "plain", "flash")  # what `attention.attention` is computed by
