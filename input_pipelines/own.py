@@ -93,6 +93,12 @@ def open_records(data: DataConfig, address: str, context: DataContext) -> Unlabe
     if found is None:
         split = check_evaluation(data, data.evaluation(context)) if address == EVALUATION else None
         if split is None:
+            if type(data).__module__.startswith("tftpu."):
+                raise UserError(
+                    f"The input {address!r} cannot be read: of {name}, only {EVALUATION!r} can be "
+                    "predicted, if there is such a split. A language model writes texts: `tftpu "
+                    "generate RUN --prompt=TEXT`."
+                )
             raise UserError(
                 f"The input {address!r} cannot be read, because {name} has no method "
                 f"prediction(self, address, context). Without it, only the input {EVALUATION!r} "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,10 @@ class Texts(DataConfig):
         for pattern in filter(None, patterns.split(",")):
             paths = listing.find_matches(pattern)
             if not paths:
-                raise UserError(f"There is no file {pattern!r}: give the paths of texts or tables.")
+                place = "" if files.is_remote(pattern) else f" in {os.getcwd()}"
+                raise UserError(
+                    f"There is no file {pattern!r}{place}: give the paths of texts or tables."
+                )
             for path in paths:
                 for place, row in self._read_file(path):
                     for name in filter(None, (self.field, self.prompt, self.label)):

@@ -331,6 +331,16 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
         return _end(ExitCode.USER_ERROR, explanation)
 
 
+@contextlib.contextmanager
+def answering_sigterm() -> Iterator[None]:
+    """Answers SIGTERM, which `timeout` sends, like a Ctrl-C within the block."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def was_interrupted(error: BaseException) -> bool:
     """Returns whether an error is a Ctrl-C, or hides one, as NumPy's import does."""
     cause = error.__cause__ or error.__context__

@@ -181,15 +181,15 @@ def _run(name: str, arguments: list[str]) -> None:
     try:
         options = parse(name, command.options, arguments)
     except Incomplete as error:
-        example = command.example.splitlines()[0]
-        error.add_note(f"For example: {_complete(example, name, arguments)}")
+        error.add_note(f"For example: {_complete(command.example, name, arguments)}")
         raise
     command.run(options)
 
 
-def _complete(example: str, name: str, arguments: list[str]) -> str:
-    """Returns the arguments of a command with the words of its example that they lack."""
-    words = shlex.split(example.removeprefix(f"tftpu {name}"))
+def _complete(examples: str, name: str, arguments: list[str]) -> str:
+    """Returns the arguments of a command with the words that they lack of the nearest example."""
+    lines = [shlex.split(line.removeprefix(f"tftpu {name}")) for line in examples.splitlines()]
+    words = max(lines, key=lambda line: len({*line} & {*arguments}))
     first = [] if words[0].startswith("-") else words[:1]
     if arguments and not arguments[0].startswith("-"):
         first, arguments = arguments[:1], arguments[1:]

@@ -63,7 +63,8 @@ class GPT(ModelConfig):
     width: int = 768
     heads: int = 12
     dropout: float = 0.0
-    attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
+    # "plain"; "flash": a Pallas kernel on TPUs; "auto": what costs less.
+    attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
     # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
@@ -166,7 +167,8 @@ class ViT(ModelConfig):
     dropout: float = 0.0
     # Drop rate of the last block; earlier blocks have less, the first 0.
     stochastic_depth: float = 0.0
-    attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
+    # "plain"; "flash": a Pallas kernel on TPUs; "auto": what costs less.
+    attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
     # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
@@ -210,7 +212,8 @@ class BERT(ModelConfig):
     head: str = "masked_lm"  # "masked_lm" or "classes"
     num_classes: int = 2  # classes of head="classes"
     dropout: float = 0.1
-    attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
+    # "plain"; "flash": a Pallas kernel on TPUs; "auto": what costs less.
+    attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
     # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.
@@ -246,7 +249,8 @@ class Llama(ModelConfig):
     rope_base: float = 10000.0
     rope_scaling: float = 1.0  # factor by which Llama 3.1 stretches long wavelengths
     epsilon: float = 1e-5
-    attention: str = "plain"  # "plain", or "flash": a Pallas kernel on TPUs
+    # "plain"; "flash": a Pallas kernel on TPUs; "auto": what costs less.
+    attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
     # "block" runs the blocks as one loop on the JAX engine; "auto" does so from 10**9 parameters.

@@ -18,7 +18,7 @@ from tftpu.config.mesh import (
     mesh_text,
 )
 from tftpu.errors import UserError
-from tftpu.kernels import ATTENTIONS
+from tftpu.kernels import ATTENTIONS, KINDS_OF_ATTENTION
 from tftpu.launch.settings import own_code
 from tftpu.tpu.slices import Slice
 
@@ -195,7 +195,7 @@ class Space:
     def _list_attentions(self) -> Sequence[str]:
         if not self.has_attention:
             return [""]
-        return [self._read(ATTENTION)] if ATTENTION in self.fixed else ATTENTIONS
+        return [self._read(ATTENTION)] if ATTENTION in self.fixed else KINDS_OF_ATTENTION
 
     def _find_refusal(self, candidate: Candidate, shards: int) -> str:
         """Returns why the config does not allow the microbatches of a candidate; "" if it does."""

@@ -13,7 +13,7 @@ from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may name)
 from tftpu.launch.correction import suggest_folder
-from tftpu.launch.run import result
+from tftpu.launch.run import recorded_code, result
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import Overrides, flag
 from tftpu.launch.startup import import_tensorflow
@@ -79,6 +79,13 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     check_exists(workdir)
     if files.exists(path):
         experiment = _load_recorded(files.read(path), workdir, config)
+        changes = recorded_code.describe_changes(workdir)
+        if changes:
+            print(
+                f"tftpu: warning: {changes} since the run was trained: its model and data are "
+                "built by today's code, so numbers may differ from those of the training.",
+                file=sys.stderr,
+            )
         for change in overrides:
             # Other weights below the adapters may be named: a digest tells whether they are the
             # same.
@@ -118,6 +125,11 @@ def check_exists(workdir: str) -> None:
     if files.exists(files.join(workdir, "config.json")):
         return
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
+        if files.exists(files.join(workdir, "goodput.json")):
+            raise UserError(
+                f"The run in {workdir!r} was stopped before it saved anything: the command that "
+                "began it starts it over."
+            )
         why = "it has no config.json" if files.exists(workdir) else "there is no such folder"
         raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
 

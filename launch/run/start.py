@@ -183,8 +183,8 @@ def _check_same_run(
             shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")
             raise UserError(
                 f"The workdir {workdir!r} holds a run with another {group} configuration: "
-                f"{shown}. Give this run another workdir, such as "
-                f"--workdir={files.suggest_path(workdir)}."
+                f"{shown}. Leave that as it was to resume the run, or give another workdir, such "
+                f"as --workdir={files.suggest_path(workdir)}."
             )
 
 

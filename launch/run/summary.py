@@ -95,7 +95,7 @@ def _list_speed_rows(
     rate = trainer.account.clock.compute_rate()
     if not rate:  # nothing was left to train
         rate = trainer.account.facts.examples_per_sec
-        return [("speed", f"{format_metric(rate)} examples/s when it trained")] if rate else []
+        return [("speed", f"{format_metric(rate)} examples/s in its last steps")] if rate else []
     rows = [("speed", f"{format_metric(rate)} examples/s in training, after the first steps")]
     seconds = trainer.account.sum_seconds()
     waited = seconds["input_wait"]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.launch import output
 from tftpu.launch.run import experiment as build
-from tftpu.launch.run import result, summary
+from tftpu.launch.run import recorded_code, result, summary
 from tftpu.launch.settings import keras_objects, own_code
 from tftpu.optim import schedules
 from tftpu.runtime import goodput
@@ -79,6 +80,15 @@ def train(
     if chief and trained < experiment.train.length:
         if state:
             OwnFile(workdir, _DATA).write(json.dumps(state).encode())
+        changes = recorded_code.describe_changes(workdir)
+        if trained and changes:
+            print(
+                f"tftpu: warning: {changes} since the run was started: it resumes with today's "
+                "code.",
+                file=sys.stderr,
+                flush=True,
+            )
+        recorded_code.write(workdir)
         if trained:
             _report_longer_schedule(experiment, trained, workdir)
         config = OwnFile(workdir, "config.json")

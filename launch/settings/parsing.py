@@ -172,6 +172,8 @@ def _name_words(
         missing = [f.name for f in flags.values() if f.required and not f.word]
         missing = [name for name in missing if name not in names]
         hint = f" Did you mean '--{missing[0]}={alone[-1]}'?" if missing else ""
+        if flag.metavar == "RUN" and given and alone[0].endswith(".py"):
+            hint = f" A run knows its config. Type: tftpu {command} {given[0]}"
         raise UserError(
             f"tftpu {command} takes one {flag.metavar}, but {len(alone) + len(given)} are given: "
             f"{', '.join(map(repr, [*given, *alone]))}.{hint}"

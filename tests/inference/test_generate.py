@@ -150,7 +150,7 @@ def test_values_that_are_not_finite_are_an_error():
 
 def test_prompts_that_cannot_be_continued_are_refused():
     model = model_of("gpt")
-    with pytest.raises(UserError, match=r"empty: give at least one character"):
+    with pytest.raises(UserError, match=r"A prompt is empty"):
         generate(model, [[1], []], length=1)
     with pytest.raises(UserError, match=r"tokens \[97\], .* from 0 to 96"):
         generate(model, [[97]], length=1)

@@ -227,7 +227,7 @@ def test_a_workdir_of_another_model_fails_with_the_fields_that_differ(tmp_path, 
     run_in(tmp_path, config_flags.load("digits_resnet", ["--config.model.width=16"]))
     assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
     said = capsys.readouterr().err
-    assert "another model configuration: model.width was 16 and is 32. Give" in said
+    assert "another model configuration: model.width was 16 and is 32. Leave" in said
     assert f"such as --workdir={tmp_path}_2." in said
 
 
@@ -240,7 +240,7 @@ def test_of_a_group_inside_a_group_only_the_fields_that_differ_are_named(tmp_pat
     run_in(tmp_path, experiment)
     experiment.data = StreamedImages(data_dir="x", augment=Augment(crop=False))
     with pytest.raises(
-        UserError, match=r"configuration: data\.augment\.crop was True and is False\. Give"
+        UserError, match=r"configuration: data\.augment\.crop was True and is False\. Leave"
     ):
         start._check_same_run(experiment, str(tmp_path))
 

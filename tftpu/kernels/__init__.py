@@ -1,3 +1,4 @@
 """Kernels, and other code for one backend of Keras each: Pallas, TensorFlow ops, recomputation."""
 
-ATTENTIONS = ("plain", "flash")  # what `attention.attention` is computed by
+KINDS_OF_ATTENTION = ("plain", "flash")
+ATTENTIONS = ("auto", *KINDS_OF_ATTENTION)  # what `attention.attention` is told to use

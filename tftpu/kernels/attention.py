@@ -48,11 +48,12 @@ def attention(
             2024, https://arxiv.org/abs/2408.00118).
         sinks: (heads,): the score of one more key, whose value is zero, for the queries of each
             head (OpenAI 2025, https://arxiv.org/abs/2508.10925). None: no such key.
-        implementation: "plain", or "flash": on a TPU the kernel of `tftpu.kernels.flash`,
+        implementation: "plain"; or "flash": on a TPU the kernel of `tftpu.kernels.flash`,
             which writes no scores to memory; elsewhere the same as "plain". The kernel takes at
             most 8,192 tokens, 16,384 a device where devices share the time of causal attention, and
             needs jax: beside TensorFlow the extra `tpu` installs one that
-            fits. On another backend of Keras it is the same as "plain", and warns.
+            fits. On another backend of Keras it is the same as "plain", and warns. Or "auto":
+            "flash" where every TPU takes the shapes and it costs less, else "plain".
 
     Returns:
         (batch, time, heads, head_dim), in `query`'s dtype. The softmax is always in float32.
@@ -65,12 +66,15 @@ def attention(
     _check_implementation(implementation)
     head_dim, key_heads = query.shape[-1], key.shape[2]
     shape = ops.shape(query)
-    if _has_kernel(implementation) and all(isinstance(size, int) for size in shape):
+    static = all(isinstance(size, int) for size in shape)
+    if static and _chooses_kernel(implementation, shape[1], head_dim, causal):
         from tftpu.kernels import functions
 
-        return functions.flash_attention(
-            query, key, value, causal, segment_ids, mask, soft_cap, sinks
-        )
+        refusal = functions.find_refusal(query, key, causal, mask, soft_cap)
+        if implementation == "flash" or refusal is None:
+            return functions.flash_attention(
+                query, key, value, causal, segment_ids, mask, soft_cap, sinks
+            )
     query = ops.reshape(query * head_dim**-0.5, (*shape[:2], key_heads, -1, head_dim))
     sees = Sight(causal, segment_ids, mask)
     if sinks is not None:
@@ -100,7 +104,7 @@ def attention_by_heads(
         (batch, heads, time, head_dim), in `query`'s dtype.
     """
     _check_implementation(implementation)
-    if implementation == "flash":
+    if _chooses_kernel(implementation, query.shape[2], query.shape[3]):
         by_time = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
         found = attention(*by_time, segment_ids=segment_ids, implementation=implementation)
         return ops.transpose(found, (0, 2, 1, 3))
@@ -156,14 +160,14 @@ def choose_rotation_kernel(
     """Returns the kernel for rotary positions if it can be used, or None.
 
     Args:
-        implementation: see `attention`; only "flash" has such a kernel, and only on a TPU.
+        implementation: see `attention`; "plain" has no such kernel, and others only on a TPU.
         x: heads side by side, (batch, time, width).
         heads: number of heads in the width.
 
     Returns:
         `tftpu.kernels.functions.rotate_pairs`; None if the definition is to be used.
     """
-    if _has_kernel(implementation):
+    if _chooses_kernel(implementation, x.shape[1], x.shape[2] // heads, causal=True):
         from tftpu.kernels import functions
 
         if functions.takes_rotation(x, heads):
@@ -175,8 +179,8 @@ def choose_whole_kernel(implementation: str, x: Tensor, heads: int) -> Callable[
     """Returns the kernel for self-attention over short sequences if it can be used, or None.
 
     Args:
-        implementation: see `attention`; only "flash" has such a kernel, and only on a TPU, v2 and
-            v3 included.
+        implementation: see `attention`; "plain" has no such kernel, and others only on a TPU, v2
+            and v3 included.
         x: tokens, (batch, time, width), that each attend to all, or to their own segment.
         heads: number of heads in the width.
 
@@ -199,18 +203,33 @@ def _check_implementation(implementation: str) -> None:
         )
 
 
-def _has_kernel(implementation: str) -> bool:
-    if implementation != "flash":
+def _chooses_kernel(
+    implementation: str, time: int | None, head_dim: int, causal: bool = False
+) -> bool:
+    """Returns whether attention is computed by the kernel `flash` if it takes the shapes."""
+    if not _has_kernel(implementation):
         return False
+    from tftpu.kernels import functions
+
+    return implementation == "flash" or functions.is_cheaper(time, head_dim, causal)
+
+
+def _has_kernel(implementation: str) -> bool:
+    """Returns whether the program that is traced may contain kernels."""
     backend = keras.config.backend()
-    if backend not in ("tensorflow", "jax"):
+    if implementation == "flash" and backend not in ("tensorflow", "jax"):
         warnings.warn(
             "model.attention='flash' computes plain attention here, because its kernel works "
             f"only under TensorFlow and JAX, but Keras runs on {backend}.",
             stacklevel=2,
         )
+    if implementation == "plain" or backend not in ("tensorflow", "jax"):
         return False
-    return sharding.get_platform() == "tpu"
+    if sharding.get_platform() != "tpu":
+        return False
+    from tftpu.kernels import functions
+
+    return implementation == "flash" or functions.has_kernels()
 
 
 class Sight(NamedTuple):

@@ -14,6 +14,11 @@ from tftpu.errors import UserError
 from tftpu.sharding import EXAMPLES, HEADS, TIME
 from tftpu.tensors import Tensor, ops
 
+# The shapes for which `attention="auto"` takes the kernel: every generation has room for them, and
+# a step costs less than with plain attention on all of them but v2, as compiled by
+# `tests.benchmarks.compiled.attention`. docs/speed.md has the figures.
+SHORTEST, LONGEST = 1024, 4096  # tokens
+HEAD_DIMS = (64, 128)
 _WHOLE = (EXAMPLES, None, None)  # how an array of queries, keys and values side by side is sharded
 
 
@@ -36,39 +41,11 @@ def flash_attention(
     """
     flash = _import_kernel()
     batch, time, heads, head_dim = query.shape
-    if key.shape[1] != time:
-        raise UserError(
-            f"model.attention='flash' needs as many keys as queries, not {key.shape[1]} and "
-            f"{time}: use model.attention='plain'."
-        )
+    refusal = find_refusal(query, key, causal, mask, soft_cap)
+    if refusal is not None:
+        raise UserError(refusal)
     ring = sharding.get_ring() if causal else None
-    chunks = 1 if ring is None else 2 * ring.size
-    longest = chunks * flash.LONGEST
-    if flash.LANES % head_dim and head_dim % flash.LANES:
-        raise UserError(
-            "model.attention='flash' supports heads with 64, 128 or 256 channels, not "
-            f"{head_dim}: use model.attention='plain'."
-        )
-    if time > longest:
-        longer = causal and keras.config.backend() == "jax"
-        raise UserError(
-            f"model.attention='flash' supports at most {longest} tokens here, not {time}: "
-            + ("shard them along a longer 'sequence' axis of the mesh, or " if longer else "")
-            + "use model.attention='plain'."
-        )
-    if ring is not None and time % (chunks * flash.BLOCK):
-        raise UserError(
-            f"On a mesh with {ring.axis}:{ring.size}, model.attention='flash' needs a multiple of "
-            f"{chunks * flash.BLOCK} tokens, not {time}: pad the sequences, or use "
-            "model.attention='plain'."
-        )
     pairwise = mask is not None and len(mask.shape) == 3
-    if ring is not None and (pairwise or soft_cap):
-        raise UserError(
-            f"On a mesh with {ring.axis}:{ring.size}, model.attention='flash' supports neither "
-            "masks of queries and keys nor soft caps: use another axis of the mesh, or "
-            "model.attention='plain'."
-        )
     times = _count_repeats(query, key.shape[2], flash)
     if times > 1:  # the gradient of `ops.repeat` sums over the queries that share a key
         key, value = (ops.repeat(x, times, axis=2) for x in (key, value))
@@ -109,6 +86,57 @@ def flash_attention(
     return ops.reshape(found, (*found.shape[:2], -1, head_dim))[:, :time, :heads]
 
 
+def find_refusal(
+    query: Any, key: Any, causal: bool, mask: Any = None, soft_cap: float = 0.0
+) -> str | None:
+    """Returns why `flash_attention` does not take these shapes, and what to do; None: it does.
+
+    Args: as for `attention`, with static shapes.
+    """
+    flash = _import_kernel()
+    _, time, _, head_dim = query.shape
+    if key.shape[1] != time:
+        return (
+            f"model.attention='flash' needs as many keys as queries, not {key.shape[1]} and "
+            f"{time}: use model.attention='plain'."
+        )
+    ring = sharding.get_ring() if causal else None
+    chunks = _count_chunks(causal)
+    if flash.LANES % head_dim and head_dim % flash.LANES:
+        return (
+            "model.attention='flash' supports heads with 64, 128 or 256 channels, not "
+            f"{head_dim}: use model.attention='plain'."
+        )
+    if time > chunks * flash.LONGEST:
+        longer = causal and keras.config.backend() == "jax"
+        return (
+            f"model.attention='flash' supports at most {chunks * flash.LONGEST} tokens here, not "
+            f"{time}: "
+            + ("shard them along a longer 'sequence' axis of the mesh, or " if longer else "")
+            + "use model.attention='plain'."
+        )
+    if ring is not None and time % (chunks * flash.BLOCK):
+        return (
+            f"On a mesh with {ring.axis}:{ring.size}, model.attention='flash' needs a multiple of "
+            f"{chunks * flash.BLOCK} tokens, not {time}: pad the sequences, or use "
+            "model.attention='plain'."
+        )
+    pairwise = mask is not None and len(mask.shape) == 3
+    if ring is not None and (pairwise or soft_cap):
+        return (
+            f"On a mesh with {ring.axis}:{ring.size}, model.attention='flash' supports neither "
+            "masks of queries and keys nor soft caps: use another axis of the mesh, or "
+            "model.attention='plain'."
+        )
+    return None
+
+
+def _count_chunks(causal: bool) -> int:
+    """Returns into how many chunks the time of examples is cut; each device takes two."""
+    ring = sharding.get_ring() if causal else None
+    return 1 if ring is None else 2 * ring.size
+
+
 def takes_attention(query: Any, key: Any) -> bool:
     """Returns whether `flash_attention` can be used, on one device's heads and time.
 
@@ -119,15 +147,20 @@ def takes_attention(query: Any, key: Any) -> bool:
     shapes = [*query.shape, *key.shape]
     if sharding.get_platform() != "tpu" or not all(isinstance(size, int) for size in shapes):
         return False
-    flash, (_, time, heads, head_dim) = _import_kernel(), query.shape
-    fills = not (flash.LANES % head_dim and head_dim % flash.LANES)
-    return (
-        fills
-        and key.shape[1] == time
-        and time <= flash.LONGEST
-        and heads % key.shape[2] == 0
-        and sharding.get_ring() is None
-    )
+    fits = query.shape[2] % key.shape[2] == 0 and sharding.get_ring() is None
+    return fits and find_refusal(query, key, causal=False) is None
+
+
+def is_cheaper(time: int | None, head_dim: int, causal: bool) -> bool:
+    """Returns whether the kernel fits every TPU and costs less there than plain attention.
+
+    Args:
+        time: tokens of an example; None if they are not known.
+        head_dim: channels of a head.
+        causal: whether attention is causal; then devices may share the time.
+    """
+    longest = LONGEST * _count_chunks(causal)
+    return isinstance(time, int) and SHORTEST <= time <= longest and head_dim in HEAD_DIMS
 
 
 def _count_repeats(query: Tensor, key_heads: int, flash: Any) -> int:
@@ -378,6 +411,15 @@ def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:
     from tftpu.kernels import tensorflow_call
 
     return tensorflow_call.call(function)
+
+
+def has_kernels() -> bool:
+    """Returns whether this machine can trace the kernels: under TensorFlow, they need jax."""
+    try:
+        _import_kernel()
+    except UserError:
+        return False
+    return True
 
 
 def _import_kernel() -> Any:

@@ -124,7 +124,7 @@ def _check(
                 known[target.name] = f"{summarize(report)}; changes were being tried"
 
             report = examiner.examine(target, note)
-            known[target.name] = summarize(report)
+            known[target.name] = "; ".join([summarize(report), *report.advice[:1]])
             left.remove(target.name)
             if left:
                 progress.print_result(f"{known[target.name]}; still checked: {', '.join(left)}")
@@ -573,7 +573,7 @@ def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:
 
 def _add_advice(error: str, target: Slice) -> str:
     """Returns the compiler's error, with advice if the cause is a kernel inside the model."""
-    kernel = "A kernel inside the model (--config.model.attention=flash has one)"
+    kernel = "A kernel inside the model (its attention has one unless it is plain)"
     generation = target.generation.name
     if KERNEL_MEMORY in error:
         return (

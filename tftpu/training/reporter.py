@@ -129,7 +129,7 @@ class Reporter:
         self._writes = workdir is not None or bool(writers)
         self._facts = Facts(
             step=start,
-            steps=steps,
+            steps=steps and max(steps, start),  # a run may have more steps than are asked for
             global_batch_size=global_batch_size,
             chips=hardware.chips,
         )

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from tftpu.amounts import format_period
 from tftpu.engines import selection
 from tftpu.errors import UserError
+from tftpu.launch import failures
 from tftpu.launch.plan import table
 from tftpu.launch.plan.bounds import Facts, estimate
 from tftpu.launch.plan.candidates import Space
@@ -91,6 +92,7 @@ class Options(ConfigOptions):
         return list({one.name: one for one in map(parse_slice, names.split(","))}.values())
 
 
+@failures.answering_sigterm()
 def run(options: Options) -> None:
     """Prints the best candidates, and writes the files."""
     options.validate()

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ _BATCHES = 3  # batches whose numbers are compared with the model's limits
 _SHOWN = 10  # most damaged images that are named
 _DECODED = 200  # images decoded between two looks at the clock
 _PROGRESS = 10.0  # seconds between two lines of progress
+_CUT = 8192  # tokens, more than texts are usually cut at
 _MEMORY = 0.5  # largest share of the host's memory that the pipeline may take
 
 Pipeline = Any  # of `tftpu.input_pipelines.training`
@@ -133,7 +134,7 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
     else:
         ignored = getattr(experiment.loss, "ignore_class", None)
         yield from inspect_values(experiment.model, batches, ignored)
-        yield from inspect_lengths(batches)
+        yield from inspect_lengths(batches, lambda: find_longest(experiment, hosts))
     yield from inspect_evaluation(prepared)
     yield from inspect_region(data.data_dir, options.zone)
     workdir = options.workdir or options.default_workdir
@@ -242,8 +243,13 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
     return found
 
 
-def inspect_lengths(batches: list[Any]) -> list[Finding]:
-    """Counts the texts without padding, which the preprocessor of a KerasHub model may have cut."""
+def inspect_lengths(batches: list[Any], find_longest: Callable[[], int]) -> list[Finding]:
+    """Counts the texts without padding, which the preprocessor of a KerasHub model may have cut.
+
+    Args:
+        batches: the first batches.
+        find_longest: returns the tokens of their longest text.
+    """
     masks = [b[0].get("padding_mask") for b in batches if _has(b, 0) and isinstance(b[0], dict)]
     full = [mask.astype(bool).all(-1) for mask in masks if mask is not None]
     if not full:
@@ -253,7 +259,21 @@ def inspect_lengths(batches: list[Any]) -> list[Finding]:
     text += f"{masks[0].shape[-1]} tokens"
     if not rows.any():
         return [Finding("ok", text)]
-    return [Finding("warning", f"{text}: what is longer is cut. Raise model.sequence_length.")]
+    text += f": what is longer is cut. The longest has {find_longest()} tokens: raise "
+    return [Finding("warning", f"{text}model.sequence_length.")]
+
+
+def find_longest(experiment: Experiment, hosts: int) -> int:
+    """Returns the tokens of the longest text of the first batches of a KerasHub model.
+
+    Texts of more than `_CUT` tokens count as that many.
+    """
+    from tftpu import input_pipelines
+
+    model: Any = dataclasses.replace(experiment.model, sequence_length=_CUT)  # type: ignore[call-arg]
+    longer = dataclasses.replace(experiment, model=model)
+    pipeline = input_pipelines.training(longer.prepared_data, experiment.train.seed)
+    return max(int(b[0]["padding_mask"].sum(-1).max()) for b in read_first_batches(pipeline, hosts))
 
 
 def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Finding]:

@@ -77,7 +77,8 @@ def run(options: Options) -> None:
     start = time.monotonic()
     path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
     if (path is None) == (options.workdir is None):
-        raise UserError("Give a run, `tftpu serve runs/mine`, or an export, --model=PATH.")
+        both = ", not both" if path else ""
+        raise UserError(f"Give a run, `tftpu serve runs/mine`, or an export, --model=PATH{both}.")
     if options.workdir is not None:
         finished.check_no_export(options.workdir)
         finished.check_exists(options.workdir)

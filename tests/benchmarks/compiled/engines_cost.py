@@ -16,9 +16,9 @@ SLICE = "v5e-1"
 # Name of the size, its fields, and examples.
 ROWS: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet50": ("resnet50", {"norm_batch": 128}, 128),
-    "gpt2": ("gpt2_small", {}, 8),
+    "gpt2": ("gpt2_small", {"attention": "plain"}, 8),
     "gpt2-flash": ("gpt2_small", {"attention": "flash"}, 8),
-    "vit": ("vit_b16", {}, 64),
+    "vit": ("vit_b16", {"attention": "plain"}, 64),
 }
 
 

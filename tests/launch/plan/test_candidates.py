@@ -84,7 +84,7 @@ def test_the_changes_make_the_candidate_when_they_are_given_as_overrides():
     cluster = "--config.cluster.engine=jax"
     assert space.apply(one) == config_flags.load("python_gpt", [*changes, cluster])
     same = Candidate("v5e-1", "data:1", "none", 1, "plain")
-    assert space.list_changes(same) == ["cluster.mesh=data:1"]
+    assert space.list_changes(same) == ["cluster.mesh=data:1", "model.attention=plain"]
 
 
 def test_a_slice_that_cannot_divide_the_batch_says_why():

@@ -28,11 +28,11 @@ def test_results_of_a_short_check_are_in_its_table_alone(monkeypatch, capsys):
 
 def test_a_phase_prints_lines_after_growing_times(capsys, monkeypatch):
     phase = progress.Phase("compiling v5e-8", start=0.0)
-    for seconds in (0.5, 1.2, 9.9, 10.1, 10.6, 19.0, 20.2, 39.0, 40.0, 79.0, 300.0):
+    for seconds in (0.5, 1.2, 9.9, 10.1, 19.0, 20.2, 40.0, 79.0, 80.0, 139.0, 140.0, 400.0):
         monkeypatch.setattr(time, "monotonic", lambda now=seconds: now)
         progress._print_if_due(phase)
     shown = capsys.readouterr().err.splitlines()
-    assert shown == [f"compiling v5e-8, {n} s" for n in (1, 10, 20, 40, 300)]
+    assert shown == [f"compiling v5e-8, {n} s" for n in (1, 10, 20, 40, 80, 140, 400)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, find_nearest
 from tftpu.inference.server import origins, payloads
 from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_json
 from tftpu.inference.server.batching import Batcher
@@ -249,7 +249,9 @@ def _build_refusal(
     def refusal(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         hint = _hint_at_texts(request)
-        said = {404: f"There is nothing at this address. There are {addresses}.{hint}"}
+        near = find_nearest(request.url.path, [route.path for route in routes])
+        known = f"Did you mean {near!r}?" if near else f"There are {addresses}."
+        said = {404: f"There is nothing at this address. {known}{hint}"}
         headers = error.headers if isinstance(error, HTTPException) else None
         if status == 405:  # plain text, as JSON would escape the quotes of a line to paste
             text = f"This address does not answer {request.method}. {_suggest_method(request)}\n"

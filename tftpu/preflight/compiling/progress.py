@@ -13,8 +13,9 @@ import psutil
 from tftpu.amounts import format_duration, format_size
 
 _EVERY = 0.5  # seconds between two checks
-# Seconds after which a phase prints its first two lines; each further one takes twice the time.
-_FIRST, _SECOND = 1.0, 10.0
+# Seconds after which a phase prints its first two lines; each further one takes twice the time, up
+# to a minute.
+_FIRST, _SECOND, _LONGEST = 1.0, 10.0, 60.0
 _SETTLED = 20.0  # seconds after which a process's share of the processors is known
 _LONG = 20.0  # seconds of a check from which on results are shown before its end
 
@@ -154,7 +155,7 @@ def _print_if_due(phase: Phase) -> None:
     if phase.seconds >= phase.next_line:
         print(phase, file=sys.stderr, flush=True)
         while phase.next_line <= phase.seconds:
-            phase.next_line = max(_SECOND, 2 * phase.next_line)
+            phase.next_line += min(max(_SECOND - _FIRST, phase.next_line), _LONGEST)
 
 
 def read_processor_seconds(process: int) -> float:

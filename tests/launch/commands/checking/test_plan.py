@@ -79,7 +79,7 @@ def test_an_interrupted_plan_says_what_it_knows(tmp_path):
     for line in process.stderr:
         if line.startswith("compiling"):
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # of `timeout`, and answered like a Ctrl-C
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "No candidate that fits is known yet: a longer --time_limit continues." in said

@@ -1,0 +1,62 @@
+"""What is said when the code of a run has changed since it was trained."""
+
+import json
+
+import pytest
+
+from tftpu.launch.preflight import known_reports
+from tftpu.launch.run import recorded_code
+
+_MODEL = '''"""A model."""
+
+WIDTH = 8  # of its layer
+
+
+def get_config():
+    return WIDTH, 20
+'''
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A workdir with the digests of two loaded files: their paths."""
+    monkeypatch.chdir(tmp_path)
+    found = tmp_path / "mine.py", tmp_path / "helper.py"
+    for path in found:
+        path.write_text(_MODEL)
+    loaded = [str(path) for path in (*found, tmp_path / "extension.so", tmp_path / "gone.py")]
+    monkeypatch.setattr(known_reports, "list_own_code", lambda: loaded)
+    recorded_code.write(str(tmp_path / "run"))
+    return found
+
+
+def test_files_that_compute_something_else_are_named(files):
+    assert recorded_code.describe_changes("run") == ""
+    files[1].write_text(_MODEL.replace("WIDTH = 8", "WIDTH = 16"))
+    assert recorded_code.describe_changes("run") == "helper.py has changed"
+    files[0].write_text("WIDTH = 8\n")
+    assert recorded_code.describe_changes("run") == "mine.py, helper.py have changed"
+
+
+def test_comments_and_the_fields_that_a_run_keeps_do_not_count(files):
+    text = _MODEL.replace("  # of its layer", "").replace("WIDTH, 20", "WIDTH, 40")
+    files[0].write_text(text)
+    assert recorded_code.describe_changes("run") == ""
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", '{"files": 1}', '{"files": {"mine.py": 1}}'])
+def test_a_run_without_digests_says_nothing(files, record):
+    (files[0].parent / "run" / "code.json").write_text(record)
+    assert recorded_code.describe_changes("run") == ""
+
+
+def test_a_run_without_code_of_its_own_has_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(known_reports, "list_own_code", list)
+    recorded_code.write(str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_digests_are_kept(files):
+    record = json.loads((files[0].parent / "run" / "code.json").read_text())
+    assert sorted(record["files"]) == [str(path) for path in sorted(files)]
+    assert all(len(digest) == 64 for digest in record["files"].values())
