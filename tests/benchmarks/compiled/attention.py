@@ -5,8 +5,8 @@
 Evidence: compiled. Each row compiles a complete train step of two blocks, with 16,384 tokens or 64
 pictures a device in bfloat16, once with `attention=plain` and once with `attention=flash`, and
 prints the predicted time and the memory of the second over those of the first. `auto` is what
-`tftpu.kernels.functions.is_cheaper` chooses; the command exits with 1 if that costs over 2 % more
-than the other. A row takes 5 to 15 minutes on 2 cores; its programs are cached.
+`tftpu.kernels` chooses for all of them; the command exits with 1 if that costs over 2 % more than
+the other. A row takes 5 to 15 minutes on 2 cores; its programs are cached.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 import tftpu
-from tftpu import models
+from tftpu import models, sharding
 from tftpu.kernels import KINDS_OF_ATTENTION, functions
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight.report import Report
@@ -75,9 +75,13 @@ def make_batch(family: str, size: int) -> tuple[tf.TensorSpec, tf.TensorSpec]:
 def is_kernel_chosen(row: str) -> bool:
     """Returns whether `attention=auto` computes a row by a kernel."""
     family, size = row.split("_")
-    if family == "vit":  # the kernel of short sequences, wherever it takes them
-        return True
-    return functions.is_cheaper(int(size), FAMILIES[family][2], causal=family != "bert")
+    time = int(size) if family != "vit" else (int(size) // 16) ** 2 + 1
+    heads = models.config(FAMILIES[family][0]).heads  # type: ignore[attr-defined]
+    with sharding.compiling_for("tpu"):
+        tokens = keras.KerasTensor((1, time, 64 * heads))
+        if family in ("bert", "vit") and functions.takes_whole(tokens, heads):
+            return True  # the kernel of short sequences
+    return functions.is_cheaper(time, FAMILIES[family][2], causal=family in ("gpt", "llama"))
 
 
 def compare(row: str, slices: list[str], show: Callable[[str], None]) -> int:
