@@ -246,7 +246,10 @@ def _restore(
         trainer = build.build_trainer(experiment, workdir, lambda model: change(begin(model)))
     found = trainer.restore_for_evaluation(seen)
     if found is None:
-        raise UserError(f"There is no complete checkpoint in {workdir!r} yet.")
+        raise UserError(
+            f"The run in {workdir!r} has no complete checkpoint: `tftpu status {workdir}` says "
+            "what it does, and the command that began it goes on with it."
+        )
     _report_best(found.step, workdir)
     return RestoredRun(trainer, found.step, evaluation)
 

@@ -38,8 +38,9 @@ class PreparedData(DataConfig):
     def training(self, context: DataContext) -> Any:
         found = self.source.training(context)
         length = presets.find_length(self.model)
-        if length and not self.model.sequence_length:
-            print(f"Texts are cut at the preset's {length:,} tokens: see model.sequence_length")
+        if length:
+            whose = "" if self.model.sequence_length else ", the preset's"
+            print(f"Texts are cut at model.sequence_length{whose}: {length:,} tokens", flush=True)
         if hasattr(found, "starting_at"):
             return _PreparedPipeline(found, self._build())
         return self._build().map(found)

@@ -15,8 +15,8 @@ from tftpu.sharding import EXAMPLES, HEADS, TIME
 from tftpu.tensors import Tensor, ops
 
 # The shapes for which `attention="auto"` takes the kernel: every generation has room for them, and
-# a step costs less than with plain attention on all of them but v2, as compiled by
-# `tests.benchmarks.compiled.attention`. docs/speed.md has the figures.
+# a step costs less than with plain attention on v4 and later, as compiled by
+# `tests.benchmarks.compiled.attention`; docs/speed.md has the figures, of v2 and v3 too.
 SHORTEST, LONGEST = 1024, 4096  # tokens
 HEAD_DIMS = (64, 128)
 _WHOLE = (EXAMPLES, None, None)  # how an array of queries, keys and values side by side is sharded

@@ -56,7 +56,7 @@ def run(options: Options) -> None:
                 f"--output={options.output} cannot be written ({error.strerror or error}): "
                 "--adapters writes a folder with two files, so name a new folder."
             ) from error
-        print(f"step {step}: {count:,} weights of adapters in {options.output}")
+        print(f"step {step}: {count:,} weights of adapters in PEFT's form in {options.output}")
         return
     from tftpu.inference import export
     from tftpu.launch.run.experiment import build_plain_model
