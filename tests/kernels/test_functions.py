@@ -40,7 +40,6 @@ def test_auto_takes_the_kernel_where_a_step_costs_less(kernels, time, head_dim):
     "shape",
     [
         {"time": 512},
-        {"time": 8192},  # more than the older generations have room for
         {"head_dim": 256},
         {"head_dim": 96},
         {"key_time": 2048, "causal": False},
@@ -49,11 +48,13 @@ def test_auto_takes_the_kernel_where_a_step_costs_less(kernels, time, head_dim):
 )
 def test_auto_takes_plain_attention_elsewhere(kernels, shape):
     shape = {"time": 1024, **shape}
-    if shape["time"] == 8192:  # whose plain scores take 256 MiB
-        assert not functions.is_cheaper(8192, 64, causal=True)
-        return
     assert attend(**shape).shape[1] == shape["time"]
     assert kernels == []
+
+
+def test_auto_takes_plain_attention_of_more_tokens_than_the_older_generations_have_room_for():
+    assert functions.is_cheaper(4096, 64, causal=True)
+    assert not functions.is_cheaper(8192, 64, causal=True)
 
 
 def test_what_the_kernel_does_not_take_is_an_error_of_flash_alone(monkeypatch):

@@ -270,7 +270,7 @@ def find_longest(experiment: Experiment, hosts: int) -> int:
     """
     from tftpu import input_pipelines
 
-    model: Any = dataclasses.replace(experiment.model, sequence_length=_CUT)  # type: ignore[call-arg]
+    model: Any = dataclasses.replace(experiment.model, sequence_length=_CUT)
     longer = dataclasses.replace(experiment, model=model)
     pipeline = input_pipelines.training(longer.prepared_data, experiment.train.seed)
     return max(int(b[0]["padding_mask"].sum(-1).max()) for b in read_first_batches(pipeline, hosts))

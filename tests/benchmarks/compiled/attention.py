@@ -12,6 +12,7 @@ so. A row takes 5 to 15 minutes on 2 cores; its programs are cached.
 import argparse
 import os
 from collections.abc import Callable
+from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -75,10 +76,10 @@ def is_kernel_chosen(row: str) -> bool:
     """Returns whether `attention=auto` computes a row by a kernel."""
     family, size = row.split("_")
     time = int(size) if family != "vit" else (int(size) // 16) ** 2 + 1
-    heads = models.config(FAMILIES[family][0]).heads  # type: ignore[attr-defined]
+    sizes: Any = models.config(FAMILIES[family][0])
     with sharding.compiling_for("tpu"):
-        tokens = keras.KerasTensor((1, time, 64 * heads))
-        if family in ("bert", "vit") and functions.takes_whole(tokens, heads):
+        tokens = keras.KerasTensor((1, time, 64 * sizes.heads))
+        if family in ("bert", "vit") and functions.takes_whole(tokens, sizes.heads):
             return True  # the kernel of short sequences
     return functions.is_cheaper(time, FAMILIES[family][2], causal=family in ("gpt", "llama"))
 
