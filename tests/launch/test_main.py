@@ -32,6 +32,7 @@ MISTAKES = [
     (["train", "digits_resnet", "python_gpt"], "takes one CONFIG, but 2 are given"),
     (["train", "python_gpt", "--config=digits_resnet"], "takes one CONFIG, but 2 are given"),
     (["evaluate", "nix"], "There is no run in 'nix'"),
+    (["evaluate", "my.py", "--workdir=runs/a"], "knows its config. Type: tftpu evaluate runs/a"),
     (["train", "--config", "digits_resnet", "--workdri", "x"], "Did you mean '--workdir'?"),
     (["train", "--config", "--workdir=x"], "--config has no value"),
     ([*TRAIN, "--workdri=x"], "Did you mean '--workdir'?"),

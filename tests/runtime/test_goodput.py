@@ -129,6 +129,14 @@ def test_a_fast_pipeline_is_not_waited_for(tmp_path):
     assert seconds["input_wait"] < 0.3 * seconds["step"]
 
 
+def test_a_finished_run_that_is_asked_for_fewer_steps_has_all_that_it_trained(tmp_path):
+    for steps in (6, 2):
+        trainer = make_trainer(compiled(), tmp_path, steps_per_loop=2)
+        trainer.fit(data(8), steps=steps, verbose=0)
+        facts = goodput.read(str(tmp_path)).facts
+        assert (facts.step, facts.steps) == (6, 6)
+
+
 def test_nested_blocks_count_once(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(goodput, "time", types.SimpleNamespace(monotonic=lambda: now[0]))

@@ -230,6 +230,8 @@ def test_its_data_are_checked_and_shown(config, capsys):
     assert "the whole data set and 4 batches take" in said
     assert "is held out to evaluate on" in said
     assert re.search(r"\d+ of 48 texts of the first batches fill all 16 tokens", said)
+    longest = re.search(r"The longest has (\d+) tokens: raise model.sequence_length", said)
+    assert longest and int(longest[1]) > 16
     assert main(["data", "show", str(config)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[-3] == "x: text (3,)"

@@ -167,7 +167,7 @@ def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
     ("flags", "says"),
     [
         ([], "Give a run, `tftpu serve runs/mine`"),
-        (["--model=m.onnx", "--workdir=w"], "Give a run, `tftpu serve runs/mine`"),
+        (["--model=m.onnx", "--workdir=w"], "or an export, --model=PATH, not both"),
         (["--model=m.onnx", "--port=0"], "There is no file or folder m.onnx"),
         (["--model=nothing", "--port=0"], "There is no file or folder nothing"),
         (["--workdir=nothing", "--port=0"], "There is no run in 'nothing'"),
