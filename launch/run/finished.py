@@ -248,7 +248,7 @@ def _restore(
     if found is None:
         raise UserError(
             f"The run in {workdir!r} has no complete checkpoint: `tftpu status {workdir}` says "
-            "what it does, and the command that began it goes on with it."
+            "what it does, and the command that began it resumes it."
         )
     _report_best(found.step, workdir)
     return RestoredRun(trainer, found.step, evaluation)
