@@ -134,6 +134,13 @@ def check_exists(workdir: str) -> None:
         raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
 
 
+def check_unused(output: str, ending: str = "") -> None:
+    """Raises `UserError` if there is something at the path of an output; `ending` is its own."""
+    if files.exists(output):
+        other = files.suggest_path(output, ending)
+        raise UserError(f"{output} exists already: choose another place, such as {other}.")
+
+
 def check_no_export(workdir: str) -> None:
     """Raises `UserError` if a path in place of a run is an ONNX file or a SavedModel's folder."""
     is_onnx = workdir.endswith(".onnx") and not os.path.isdir(workdir)

@@ -37,13 +37,14 @@ class PreparedData(DataConfig):
 
     def training(self, context: DataContext) -> Any:
         found = self.source.training(context)
-        length = presets.find_length(self.model)
-        if length:
+        preparation = self._build()
+        if preparation.length:
             whose = "" if self.model.sequence_length else ", the preset's"
-            print(f"Texts are cut at model.sequence_length{whose}: {length:,} tokens", flush=True)
+            text = f"Texts are cut at model.sequence_length{whose}: {preparation.length:,} tokens"
+            print(text, flush=True)
         if hasattr(found, "starting_at"):
-            return _PreparedPipeline(found, self._build())
-        return self._build().map(found)
+            return _PreparedPipeline(found, preparation)
+        return preparation.map(found)
 
     def evaluation(self, context: DataContext) -> Any:
         found = self.source.evaluation(context)
@@ -103,6 +104,8 @@ class _Preparation:
 
     def __init__(self, preprocessor: Any):
         self._preprocessor = preprocessor
+        # Tokens that texts are cut or padded to; None without texts.
+        self.length: int | None = getattr(preprocessor, "sequence_length", None)
 
     def map(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the batches of a data set as the preprocessor makes them."""

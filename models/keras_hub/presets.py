@@ -67,11 +67,6 @@ def load_preprocessor(config: "KerasHub") -> Any:
         return None if kind is None else kind.from_preset(config.preset, **given)
 
 
-def find_length(config: "KerasHub") -> int | None:
-    """Returns the tokens that texts are cut or padded to; None if the model takes no texts."""
-    return getattr(load_preprocessor(config), "sequence_length", None)
-
-
 def _import_keras_hub() -> Any:
     try:
         import keras_hub

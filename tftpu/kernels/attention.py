@@ -70,8 +70,8 @@ def attention(
     if static and _chooses_kernel(implementation, shape[1], head_dim, causal):
         from tftpu.kernels import functions
 
-        refusal = functions.find_refusal(query, key, causal, mask, soft_cap)
-        if implementation == "flash" or refusal is None:
+        is_taken = implementation == "flash"  # which raises an error otherwise
+        if is_taken or functions.find_refusal(query, key, causal, mask, soft_cap) is None:
             return functions.flash_attention(
                 query, key, value, causal, segment_ids, mask, soft_cap, sinks
             )

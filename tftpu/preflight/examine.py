@@ -57,7 +57,7 @@ def check(
 
         model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        print(tftpu.preflight.check(model, 1024, ["v3-8"]).text())
+        print(tftpu.preflight.check(model, 1024, ["v3-8"]))
 
     Args:
         model: a compiled model that its config describes, which keeps its precision; or a function

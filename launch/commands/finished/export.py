@@ -22,7 +22,6 @@ from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import flag, required
 from tftpu.launch.startup import without_notes
-from tftpu.storage import files
 
 if TYPE_CHECKING:
     from tftpu.inference.exporting.serving import Serving
@@ -59,9 +58,7 @@ def run(options: Options) -> None:
     form = _choose_format(options)
     _check_bits(options, form)
     named = None if options.inputs is None else _parse_names(options.inputs, form)
-    if files.exists(options.output):
-        other = files.suggest_path(options.output, _ENDINGS[form])
-        raise UserError(f"{options.output} exists already: choose another place, such as {other}.")
+    finished.check_unused(options.output, _ENDINGS[form])
     finished.check_exists(options.workdir)
     report_activity(f"Loading {options.workdir}")
     experiment = finished.load_experiment(options.workdir, options)

@@ -13,7 +13,6 @@ from tftpu.launch.output import report_activity
 from tftpu.launch.run import finished
 from tftpu.launch.settings.options import flag, required
 from tftpu.models.keras_hub.config import KerasHub
-from tftpu.storage import files
 
 if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
@@ -36,9 +35,7 @@ class Options(finished.FinishedRunOptions):
 def run(options: Options) -> None:
     """Writes the weights of the best checkpoint, or of the newest if none is best."""
     _check_place(options)
-    if files.exists(options.output):
-        other = files.suggest_path(options.output)
-        raise UserError(f"{options.output} exists already: choose another place, such as {other}.")
+    finished.check_unused(options.output)
     finished.check_exists(options.workdir)
     report_activity(f"Loading {options.workdir}")
     experiment = finished.load_experiment(options.workdir, options)

@@ -1,4 +1,4 @@
-"""What is said when the code of a run has changed since it was trained."""
+"""The warning of code that has changed since its run was trained."""
 
 import json
 
