@@ -19,7 +19,8 @@ _NAME = "code.json"
 
 def write(workdir: str) -> None:
     """Writes the digests of the loaded modules that are neither tftpu's nor installed."""
-    digests = _hash_loaded()
+    paths = _list_loaded()
+    digests = {path: digest for path in paths if (digest := _hash_code(path))}
     if digests:
         OwnFile(workdir, _NAME).write(json.dumps({"files": digests}, indent=1).encode())
 
@@ -28,7 +29,8 @@ def describe_changes(workdir: str) -> str:
     """Returns which loaded files are not as they were when the run was trained; "": none."""
     recorded = side_files.read(files.join(workdir, _NAME), files=dict) or {"files": {}}
     before = recorded["files"]
-    changed = [p for p, digest in _hash_loaded().items() if before.get(p, digest) != digest]
+    common = [path for path in _list_loaded() if path in before]
+    changed = [path for path in common if _hash_code(path) not in ("", before[path])]
     if not changed:
         return ""
     shown = ", ".join(os.path.relpath(path) for path in changed[:3])
@@ -37,9 +39,8 @@ def describe_changes(workdir: str) -> str:
     return f"{shown}{f' and {len(changed) - 3} more' if changed[3:] else ''} have changed"
 
 
-def _hash_loaded() -> dict[str, str]:
-    paths = [path for path in known_reports.list_own_code() if path.endswith(".py")]
-    return {path: digest for path in paths if (digest := _hash_code(path))}
+def _list_loaded() -> list[str]:
+    return [path for path in known_reports.list_own_code() if path.endswith(".py")]
 
 
 def _hash_code(path: str) -> str:

@@ -229,9 +229,12 @@ def test_its_data_are_checked_and_shown(config, capsys):
     said = capsys.readouterr().out
     assert "the whole data set and 4 batches take" in said
     assert "is held out to evaluate on" in said
-    assert re.search(r"\d+ of 48 texts of the first batches fill all 16 tokens", said)
+    assert "0 of 48 texts of the first batches fill all 16 tokens" in said
+    assert main(["data", "check", str(config), "--config.model.sequence_length=6"]) == 0
+    said = capsys.readouterr().out
+    assert "48 of 48 texts of the first batches fill all 6 tokens: what is longer is cut." in said
     longest = re.search(r"The longest has (\d+) tokens: raise model.sequence_length", said)
-    assert longest and int(longest[1]) > 16
+    assert longest and 6 < int(longest[1]) <= 16
     assert main(["data", "show", str(config)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[-3] == "x: text (3,)"
