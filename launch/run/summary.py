@@ -55,8 +55,9 @@ def _list_evaluation_rows(
         known = {best.metric: best.value} | _read_evaluation(workdir, best.step)
         text = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
         others = [name for name in results if name != "loss"] if best.metric == "loss" else []
-        change = f"; by {others[0]}: --config.train.best_metric={others[0]}" if others else ""
-        place = f"by {best.metric}; checkpoints/{best.step}{change}"
+        change = f"; to choose by {others[0]}, train with " if others else ""
+        change += f"--config.train.best_metric={others[0]}" if others else ""
+        place = f"by {best.metric}, in checkpoints/{best.step}{change}"
         rows.append(("eval, best", f"step {best.step:,}  {text}  ({place})"))
     return rows
 

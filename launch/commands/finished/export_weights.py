@@ -5,6 +5,7 @@ tftpu export-weights runs/tuned --adapters --output=adapters
 """
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from tftpu.config import Experiment
@@ -53,7 +54,13 @@ def run(options: Options) -> None:
                 f"--output={options.output} cannot be written ({error.strerror or error}): "
                 "--adapters writes a folder with two files, so name a new folder."
             ) from error
-        print(f"step {step}: {count:,} weights of adapters in PEFT's form in {options.output}")
+        trained = sum(math.prod(weight.shape) for weight in trainer.model.trainable_weights)
+        note = (
+            ""
+            if count == trained
+            else f" ({trained:,} are trained; PEFT's factors have other shapes)"
+        )
+        print(f"step {step}: adapters of {count:,} weights for PEFT in {options.output}{note}")
         return
     from tftpu.inference import export
     from tftpu.launch.run.experiment import build_plain_model
