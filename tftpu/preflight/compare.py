@@ -9,8 +9,7 @@ from rich.table import Table
 from tftpu.amounts import format_duration, format_number, format_price, format_size
 from tftpu.errors import UserError, counted
 from tftpu.preflight.report import Report
-from tftpu.preflight.slice_report import SliceReport, Spent
-from tftpu.preflight.table import describe_verdict
+from tftpu.preflight.slice_report import SliceReport, Spent, describe_verdict
 
 MAX_CHANGES = 15  # most layers that are shown
 WORTH = 0.001  # share of the earlier step's time; layers that changed less are added up in one row

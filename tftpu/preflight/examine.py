@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tftpu.amounts import format_duration, format_size
+from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.config import ClusterConfig, PerReplicaBatch
 from tftpu.config.mesh import AUTO
 from tftpu.config.validation import check_types
@@ -38,6 +38,7 @@ from tftpu.preflight.slice_report import (
     fill,
     fill_state,
     fill_unpriced,
+    find_usd_hour,
     suggest_for_state,
     summarize,
 )
@@ -181,7 +182,7 @@ class Examiner:
         self._list_finer = functools.cache(self._build_finer)
 
     def estimate(self, targets: Iterable[Slice]) -> list[str]:
-        """Returns lines about the state of each slice's devices, before anything is lowered.
+        """Returns lines about each slice by closed forms, before anything is lowered.
 
         The list is empty if nothing will be compiled, as the report says the same then. Only the
         thread of the caller may call this.
@@ -196,13 +197,14 @@ class Examiner:
             shown = tried[-1:] if self.options.mesh == AUTO else dict.fromkeys((self, tried[-1]))
             text = "; ".join(one._format_state(target) for one in shown)
             text += self._suggest_dividing(target)
-            lines.append(f"  {target.name}: {text}")
             last = tried[-1]
             if last._holds_state(target):
+                text += f"; {last._format_least_step(target)}"
                 longest = max(longest, last._measure_state(target).weights * last._divide(target))
+            lines.append(f"  {target.name}: {text}")
         heading = (
-            "Estimate before compiling: weights and optimizer's state on a device (arithmetic, "
-            "without gradients and activations)"
+            "Estimate before compiling, by arithmetic: weights and optimizer's state on a device, "
+            "without gradients and activations; a step at the peak of its matrix units"
         )
         return [heading, *lines, f"  {_estimate_duration(longest)}"] if longest else []
 
@@ -222,6 +224,14 @@ class Examiner:
         where = f" with the mesh {mesh}" if mesh else ""
         verdict = "" if self._holds_state(target) else ": does not fit"
         return f"{format_size(held)} of {format_size(limit)}{where}{verdict}"
+
+    def _format_least_step(self, target: Slice) -> str:
+        """Returns the time and the price of the model's products at the peak of a slice."""
+        built = self._shared_build(target.replicas, self._count_examples(target))
+        with self.processes.progress.show_phase("counting the products of the model"):
+            seconds = built.count_flops() / target.flops_per_s
+        usd = 1000 * seconds * find_usd_hour(target, self.options) / 3600
+        return f"a step takes {format_duration(seconds)} or more, {format_price(usd)} per 1,000"
 
     def _suggest_dividing(self, target: Slice) -> str:
         """Returns what a device holds if an engine without a mesh is replaced, "" if no help."""
@@ -282,6 +292,18 @@ class Examiner:
         note(report)
         progress = self.processes.progress
         progress.print_result(f"{summarize(report)}; looking for a change that makes it fit")
+        try:
+            return self._search_change(report, target)
+        except UserError as error:
+            report.advice.append(f"The search for a change that fits has stopped. {error}")
+            return report
+
+    def _search_change(self, report: SliceReport, target: Slice) -> SliceReport:
+        """Adds changes that make a step fit to its report; returns that of the mesh, for `auto`.
+
+        Raises:
+            UserError: a change cannot be judged, as the time was over or the compiler crashed.
+        """
         wider, finer = self._try_wider_meshes(target), self._list_finer(target)
         if self.options.mesh == AUTO and (wider is not None or finer):
             return wider or finer[-1].examine(target)
@@ -358,6 +380,8 @@ class Examiner:
         while tried:
             [finer] = tried
             report = finer.examine_once(target)
+            if report.undecided:
+                raise UserError(f"With the mesh {report.mesh}: {report.error}")
             place = candidates.index(finer)
             if report.fits:
                 found, candidates = report, candidates[:place]
@@ -441,6 +465,17 @@ class Examiner:
         text = f"compiling {target.name}{f' ({mesh})' if mesh else ''}{change}"
         return compile_program(step, target, chosen, limit, verbose, self.processes, text)
 
+    def _compile_change(self, step: LoweredStep, target: Slice, change: str) -> Compiled:
+        """Compiles a changed step, of which "does not fit" must not be said without an answer.
+
+        Raises:
+            UserError: there is no answer.
+        """
+        compiled = self.compile(step, target, change)
+        if compiled.undecided:
+            raise UserError(f"{change[1:2].upper()}{change[2:]}: {compiled.error}")
+        return compiled
+
     def suggest_recomputing(self, target: Slice, per_core: int) -> list[str]:
         """Returns advice on whether the batch fits if the blocks keep fewer activations, or none.
 
@@ -462,7 +497,7 @@ class Examiner:
                 changed = {"model_fn": functools.partial(rebuilt, remat)}
             change = f" with {field}={remat}"
             step = self.lower(target.replicas, per_core, change=change, **changed)
-            compiled = self.compile(step, target, change)
+            compiled = self._compile_change(step, target, change)
             kept = count_host_bytes(compiled.memory)
             if target.host_limit is not None and kept > target.host_limit:
                 return [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
@@ -485,9 +520,9 @@ class Examiner:
         def measure_need(batch: int) -> tuple[bool, int]:
             change = f" with a batch of {batch:,} per core, as {per_core:,} are too many"
             step = self.lower(target.replicas, batch, change=change)
-            compiled = self.compile(step, target, change)
+            compiled = self._compile_change(step, target, change)
             if compiled.error and not compiled.out_of_memory:
-                raise UserError(f"With {batch} examples per core: {compiled.error}")
+                raise UserError(f"With {counted(batch, 'example')} per core: {compiled.error}")
             if compiled.error:
                 wanted = advise.parse_memory_error(compiled.error)
                 return False, wanted[0] if wanted else limit + 1
@@ -522,7 +557,7 @@ class Examiner:
                 change=change,
                 gradient_accumulation_steps=microbatches,
             )
-            compiled = self.compile(step, target, change)
+            compiled = self._compile_change(step, target, change)
             if not compiled.error:
                 used = format_size(parse_memory_stats(compiled.memory).total)
                 return [

@@ -151,9 +151,19 @@ def summarize(report: SliceReport) -> str:
     """Returns a report in a line, such as "v5p-16: fits, 17.6 GiB, 835 ms per step"."""
     if not report.fits:
         held = f", {format_size(report.hbm_bytes)} needed" if report.hbm_bytes else ""
-        return f"{report.slice}: does not fit{held}" if report.compiles else f"{report.slice}: no"
+        known = report.compiles or report.undecided
+        return f"{report.slice}: {describe_verdict(report) if known else 'no'}{held}"
     step = f", {format_duration(report.step_ms / 1e3)} per step" if report.step_ms else ""
     return f"{report.slice}: fits, {format_size(report.hbm_bytes)}{step}"
+
+
+def describe_verdict(item: SliceReport) -> str:
+    """Returns in a few words whether the step can run."""
+    if item.fits:
+        return "fits"
+    if item.undecided:
+        return "not known"
+    return "does not fit" if item.compiles else "does not compile"
 
 
 def fill(
@@ -312,6 +322,12 @@ def _list_spent(rows: list[tuple[str, float, int]], total: float) -> list[Spent]
     return [Spent(name, seconds * 1e3, seconds / total, cycles) for name, seconds, cycles in rows]
 
 
+def find_usd_hour(target: Slice, options: PreflightOptions) -> float:
+    """Returns the dollars for an hour of a slice, at list price unless another was given."""
+    generation = target.generation
+    return options.prices.get(generation.name, generation.usd_hour) * target.chips
+
+
 def _add_prices(
     report: SliceReport,
     seconds: float,
@@ -319,8 +335,7 @@ def _add_prices(
     options: PreflightOptions,
     global_batch_size: int,
 ) -> None:
-    generation = target.generation
-    usd_hour = options.prices.get(generation.name, generation.usd_hour) * target.chips
+    generation, usd_hour = target.generation, find_usd_hour(target, options)
     usd_step = usd_hour * seconds / 3600
     report.usd_per_1000_steps = 1000 * usd_step
     if report.tokens_per_second:

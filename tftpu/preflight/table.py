@@ -16,7 +16,7 @@ from tftpu.amounts import (
 )
 from tftpu.errors import counted
 from tftpu.preflight.pricing.cost import LargeTensor
-from tftpu.preflight.slice_report import SliceReport, Spent
+from tftpu.preflight.slice_report import SliceReport, Spent, describe_verdict
 from tftpu.tpu.compiler_options import as_text
 from tftpu.tpu.slices import parse_slice
 
@@ -170,15 +170,6 @@ def _describe_prices(item: SliceReport) -> list[str]:
     if item.kwh_per_run is not None:
         parts.append(format_energy(item.kwh_per_run))
     return ["  cost: " + ", ".join(parts)]
-
-
-def describe_verdict(item: SliceReport) -> str:
-    """Returns in a few words whether the step can run."""
-    if item.fits:
-        return "fits"
-    if item.undecided:
-        return "not known"
-    return "does not fit" if item.compiles else "does not compile"
 
 
 def _describe_misfit(item: SliceReport) -> list[str]:

@@ -185,6 +185,33 @@ def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypa
     assert lowered["v3-8"] is lowered["v5e-8"] is lowered["v2-8"] is not lowered["v5e-4"]
 
 
+def test_a_change_without_an_answer_is_not_called_a_misfit_and_costs_no_other_slice(monkeypatch):
+    late, full = "had not finished after 20 s", "Used 20.00G of 15.75G hbm."
+
+    def answer(step, target, chosen, limit, verbose, processes, text):
+        if "5e" not in target.name:
+            return Compiled("no compiler", False, "", {}, 0.0, 1.0, False)
+        undecided = " with " in text
+        found = late if undecided else full
+        return Compiled(found, not undecided, "", {}, 0.0, 1.0, False, undecided=undecided)
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    monkeypatch.setattr(examine, "compile_program", answer)
+    spec = (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2)))
+    report = preflight.check(model_fn, spec, ["v5e-8", "v3-8"])
+    refused, other = report.slices
+    assert other.error == "no compiler" and refused.largest_per_core_batch is None
+    assert refused.advice == [
+        "The search for a change that fits has stopped. With a batch of 4 per core, as 8 are too "
+        f"many: {late}"
+    ]
+    assert late in report.text() and "is not enough" not in report.text()
+
+
 def test_an_interrupted_check_says_which_slices_were_finished(monkeypatch, capfd):
     def finish(step, target, *_):
         if target.name != "v3-8":
