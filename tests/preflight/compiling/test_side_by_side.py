@@ -206,7 +206,7 @@ def test_a_change_without_an_answer_is_not_called_a_misfit_and_costs_no_other_sl
     refused, other = report.slices
     assert other.error == "no compiler" and refused.largest_per_core_batch is None
     assert refused.advice == [
-        "The search for a change that fits has stopped. With a batch of 4 per core, as 8 are too "
+        "The search for a change that fits has stopped. With a batch of 6 per core, as 8 are too "
         f"many: {late}"
     ]
     assert late in report.text() and "is not enough" not in report.text()
