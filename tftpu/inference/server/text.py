@@ -192,10 +192,10 @@ class Texts:
         for kind, batch in list(self._batches.items()):
             try:
                 for parts in batch.advance() if len(batch) else ():
-                    for text, tokens, has_ended in parts:
+                    for text, tokens, has_ended, failure in parts:
                         put(text, tokens)
                         if has_ended:
-                            put(text, None)
+                            put(text, failure)
                             ended.add(text)
             except Exception as error:
                 del self._batches[kind]
