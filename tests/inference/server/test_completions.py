@@ -293,6 +293,18 @@ def test_no_program_is_begun_while_a_text_is_written():
         assert ended.wait(30) and begun == [2, 4]
 
 
+def test_a_model_without_further_sizes_says_nothing_of_them():
+    model = language(lambda: None)
+    writer: Any = model.writer
+    writer.programs = types.SimpleNamespace(
+        list_usual_sizes=lambda most, tokens: [1], has_compiled=lambda size: True, compile=None
+    )
+    said: list[int] = []
+    with running(model, compiled=lambda count, _: said.append(count)) as port:
+        assert ask(port, "POST", "/v1/completions", {**STREAM, "stream": False})[0] == 200
+    assert not said
+
+
 @pytest.mark.slow
 def test_requests_of_sizes_that_were_compiled_ahead_do_not_wait(caplog):
     model, ended = serving.letters(), threading.Event()

@@ -135,8 +135,10 @@ class Texts:
         Args:
             sizes: the sizes of the programs.
             report: a function that is called with the number of programs and the seconds since the
-                call, once all are compiled.
+                call, once all are compiled, if there are any.
         """
+        if not sizes:
+            return
         start, loop = time.monotonic(), asyncio.get_running_loop()
         compile_size = self._language.writer.programs.compile
         try:
