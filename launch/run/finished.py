@@ -98,12 +98,12 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
             config_flags.apply_override(experiment, change)
     elif config is None:
         raise UserError(
-            f"The run in {workdir!r} was made by a script with tftpu.Trainer, so no config.json "
-            f"describes its model and its data. `tftpu status {workdir}` and `tftpu plot "
-            f"{workdir}` work without. In the script, after trainer.restore_for_evaluation(x), use "
+            f"Give a config with the model and the data of the run in {workdir!r}, "
+            "--config=FILE.py: it was made by a script with tftpu.Trainer, so no config.json "
+            f"describes them. `tftpu status {workdir}` and `tftpu plot {workdir}` work without, "
+            "and so does the script: after trainer.restore_for_evaluation(x), use "
             "trainer.evaluate(x, y), trainer.predict(x) or trainer.export_weights(FILE); adapters "
-            "are written by tftpu.models.save_adapters(model, FILE). For other "
-            "commands, give a config with the same model and data: --config=FILE.py."
+            "are written by tftpu.models.save_adapters(model, FILE)."
         )
     else:
         experiment = config_flags.load(config, overrides)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.models import generation
+from tests.support.models import generation, not_finite
 from tests.support.models.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
 from tests.support.programs import jax_process
 from tftpu import sharding
@@ -146,6 +146,12 @@ def test_values_that_are_not_finite_are_an_error():
     model.get_layer("tokens_embed").embeddings.assign(np.full((97, 48), np.nan))
     with pytest.raises(UserError, match=r"not finite"):
         generate(model, [[1]], length=3)
+
+
+@pytest.mark.slow
+def test_values_that_are_not_finite_end_their_text_alone():
+    model = language_model("llama")
+    not_finite.check_that_others_are_written(model, model.get_layer("tokens_embed").embeddings)
 
 
 def test_prompts_that_cannot_be_continued_are_refused():

@@ -7,6 +7,7 @@ import pytest
 import tftpu
 from tests.support.hub.byte_gpt2 import build_byte_gpt2
 from tests.support.hub.tiny_gemma3 import build_tiny_gemma3
+from tests.support.models import not_finite
 from tftpu.errors import UserError
 from tftpu.inference.generate import open_writer
 from tftpu.inference.rows import Row
@@ -69,6 +70,25 @@ def test_a_text_longer_than_the_context_continues_from_its_last_half(task):
     begun = [5, 9, *found[:14]][-8:]
     again = tftpu.generate(task, [begun], length=6, sampling=LIKELIEST, context=16)
     assert found[14:] == again[0]
+
+
+def test_values_that_are_not_finite_end_their_text_alone():
+    import keras_hub  # takes seconds
+
+    keras.utils.set_random_seed(0)
+    backbone = keras_hub.models.LlamaBackbone(
+        vocabulary_size=97,
+        num_layers=1,
+        num_query_heads=2,
+        num_key_value_heads=1,
+        hidden_dim=32,
+        intermediate_dim=32,
+    )
+    rng = np.random.default_rng(0)
+    for variable in backbone.trainable_variables:
+        variable.assign(variable + rng.normal(0, 0.5, variable.shape))
+    table = backbone.token_embedding.embeddings
+    not_finite.check_that_others_are_written(keras_hub.models.LlamaCausalLM(backbone), table)
 
 
 def test_more_positions_than_the_model_has_are_refused():

@@ -290,3 +290,5 @@ def test_the_table_lists_the_largest_part_first_and_omits_empty_ones():
     seconds = dict.fromkeys(goodput.PARTS, 0.0) | {"step": 90.0, "input_wait": 10.0}
     assert [line.split()[0] for line in goodput.format_table(seconds)] == ["step", "input", "total"]
     assert "90.0 s   90.0%" in goodput.format_table(seconds)[0]
+    seconds["step"] = 0.01
+    assert [line.split()[0] for line in goodput.format_table(seconds)] == ["input", "step", "total"]

@@ -21,6 +21,21 @@ _SHORT = 4  # tokens that a call writes while prompts wait to be read
 _SPARE = 16  # calls in which a smaller size was enough, before it is taken
 
 
+class NotFiniteError(UserError):
+    """A model predicts values that are not finite, so that texts cannot be continued.
+
+    Attributes:
+        rows: the places of the rows with such values, among those that were given together.
+    """
+
+    def __init__(self, rows: Sequence[int] = ()):
+        self.rows = rows
+        super().__init__(
+            "The model predicts values that are not finite, so no token can be drawn: the "
+            "cause is in its weights or its precision."
+        )
+
+
 class Part(NamedTuple):
     """The next tokens of a text.
 
@@ -28,11 +43,13 @@ class Part(NamedTuple):
         key: the key of the text.
         tokens: its next tokens.
         ended: whether it has ended.
+        error: why it ended before its end; None: it did not.
     """
 
     key: Any
     tokens: Tokens
     ended: bool
+    error: NotFiniteError | None = None
 
 
 class Batch(Protocol):
@@ -51,11 +68,7 @@ class Batch(Protocol):
         ...
 
     def advance(self) -> Iterator[list[Part]]:
-        """Works for a short time, and yields parts of texts as soon as they are written.
-
-        Raises:
-            UserError: the model cannot write.
-        """
+        """Works for a short time, and yields parts of texts as soon as they are written."""
         ...
 
 
@@ -89,6 +102,20 @@ class Writing:
         stopped = not set(self._stops).isdisjoint(kept)
         self.ended = stopped or self.done == self.row.length
         return list(itertools.takewhile(lambda token: token not in self._stops, kept))
+
+    def build_part(self, key: Any, tokens: Sequence[int], end: int) -> Part:
+        """Adds tokens; returns them as a part, with an error if the text did not end before one.
+
+        Args:
+            key: the key of the text.
+            tokens: the tokens.
+            end: the place of the first of them whose logits were not finite, or a later one.
+        """
+        found = self.extend(tokens[:end])
+        if self.ended or end >= len(tokens):
+            return Part(key, found, self.ended)
+        self.ended = True
+        return Part(key, found, True, NotFiniteError())
 
 
 class _Reading:
@@ -176,16 +203,15 @@ class RunningBatch:
         reading.state, token, finite = self._programs.read(
             size, reading.state, padded, start, lengths, uniform, rules
         )
-        check_finite(finite)
         reading.read += len(chunk)
-        if reading.read < len(text.window):
+        length, is_finite = len(text.window), bool(np.array(finite)[0])
+        if is_finite and reading.read < length:
             return size.time, None
         self._readings.popleft()
-        length = len(text.window)
-        tokens = text.extend(np.array(token).tolist())
+        part = text.build_part(reading.key, np.array(token).tolist(), int(is_finite))
         if self._can_continue(reading.key, text):
             self._insert(reading, length)
-        return size.time, Part(reading.key, tokens, text.ended)
+        return size.time, part
 
     def _can_continue(self, key: Any, text: Writing) -> bool:
         """Returns whether a text has neither ended nor filled the context, to be read again."""
@@ -251,15 +277,14 @@ class RunningBatch:
         texts = [None if row is None else row[1] for row in self._rows]
         size, start = self._size, time.perf_counter()
         is_new = not self._programs.has_compiled(size)
-        self._state, written, finite = self._programs.write(
+        self._state, written, ends = self._programs.write(
             size, self._state, _gather_rows(texts), self._slot, _gather_uniform(texts), count
         )
         tokens = np.array(written)[:, :count]
-        check_finite(finite)
         if not is_new:
             self._step_s = (time.perf_counter() - start) / count
         self._slot = (self._slot + count) % self._slots
-        return self._take(tokens)
+        return self._take(tokens, np.array(ends))
 
     def _count_left(self, text: Writing) -> int:
         return min(text.row.length - text.done, self._context - len(text.window))
@@ -277,15 +302,15 @@ class RunningBatch:
         if self._spare > _SPARE:
             self._resize(size, self._state)
 
-    def _take(self, tokens: np.ndarray) -> list[Part]:
-        """Gives each row its tokens, up to the context."""
+    def _take(self, tokens: np.ndarray, ends: np.ndarray) -> list[Part]:
+        """Gives each row its tokens, up to the context; `ends` is as for `Loop.write`."""
         parts = []
         for index, row in enumerate(self._rows):
             if row is None:
                 continue
             key, text = row
-            found = text.extend(tokens[index, : self._context - len(text.window)].tolist())
-            parts.append(Part(key, found, text.ended))
+            room = self._context - len(text.window)
+            parts.append(text.build_part(key, tokens[index, :room].tolist(), ends[index]))
             if not self._can_continue(key, text):
                 self._rows[index] = None
         return parts
@@ -314,12 +339,3 @@ def _fit(x: Any, slots: int) -> Any:
     """Returns (1, any, ...) with a number of slots; those that are cut off hold nothing."""
     missing = max(0, slots - x.shape[1])
     return ops.pad(x[:, :slots], ((0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 2)))
-
-
-def check_finite(finite: Any) -> None:
-    """Raises `UserError` unless all logits were finite."""
-    if not np.array(finite):
-        raise UserError(
-            "The model predicts values that are not finite, so no token can be drawn: the "
-            "cause is in its weights or its precision."
-        )

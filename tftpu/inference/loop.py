@@ -37,7 +37,7 @@ class Loop:
             rules: the rules of the rows, as for `choose`.
 
         Returns:
-            The state, the next token of each row, and whether all logits are finite.
+            The state, the next token of each row, and whether its logits are finite, (batch,) bool.
         """
         state, logits = self._decoding.read(tokens, lengths, slots)
         return state, self._choose(logits, uniform, rules), is_finite(logits)
@@ -87,25 +87,27 @@ class Loop:
             count: () int32, the number of tokens to write, up to `most`.
 
         Returns:
-            The state; the tokens, (batch, most) int32, and whether all logits were finite.
+            The state; the tokens, (batch, most) int32; and the place of the first of them, (batch,)
+            int32, whose logits were not finite, `most` if there is none.
         """
         slots = keras.tree.flatten(state)[0].shape[1]
 
         def body(index: Tensor, carried: Nest) -> tuple[Tensor, Nest]:
-            state, token, written, finite = carried
+            state, token, written, end = carried
             place = rows["position"] + index
             state, logits = self._decoding.step(state, token, place, ops.mod(slot + index, slots))
             chances = ops.slice(uniform, (0, index), (uniform.shape[0], 1))[:, 0]
             token = self._choose(logits, chances, rows["rules"])
             written = ops.slice_update(written, (0, index), token[:, None])
-            return index + 1, (state, token, written, ops.logical_and(finite, is_finite(logits)))
+            return index + 1, (state, token, written, move_end(end, index, logits))
 
         written = ops.zeros(uniform.shape, "int32")
-        start = state, rows["token"], written, ops.convert_to_tensor(True)
-        _, (state, _, written, finite) = ops.while_loop(
+        end = ops.full(uniform.shape[:1], uniform.shape[1], "int32")
+        start = state, rows["token"], written, end
+        _, (state, _, written, end) = ops.while_loop(
             lambda index, _: index < count, body, (ops.cast(0, "int32"), start)
         )
-        return state, (written, finite)
+        return state, (written, end)
 
 
 def is_one_of(token: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -114,5 +116,16 @@ def is_one_of(token: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def is_finite(logits: Tensor) -> Tensor:
-    """Returns whether all logits are finite, () bool."""
-    return ops.all(ops.isfinite(logits))
+    """Returns whether all logits of a row are finite, (batch,) bool."""
+    return ops.all(ops.isfinite(logits), axis=-1)
+
+
+def move_end(end: Tensor, place: Tensor, logits: Tensor) -> Tensor:
+    """Returns the first places whose logits were not finite, (batch,) int32.
+
+    Args:
+        end: these places before, or a later place.
+        place: () int32, the place of the token that the logits predict.
+        logits: (batch, vocabulary).
+    """
+    return ops.where(is_finite(logits), end, ops.minimum(end, place))

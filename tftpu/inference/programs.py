@@ -154,9 +154,9 @@ class Programs:
     ) -> tuple[Nest, Tensor, Tensor]:
         """Runs `Loop.write`; the state must not be used again."""
         _, write = self._find_functions(size)
-        state, (written, finite) = write(state, rows, np.int32(slot), uniform, np.int32(count))
+        state, (written, end) = write(state, rows, np.int32(slot), uniform, np.int32(count))
         self._known.add(size)
-        return state, written, finite
+        return state, written, end
 
     def compile(self, size: Size | PromptSize) -> None:
         """Compiles the programs of a size; another thread may use other sizes meanwhile."""

@@ -20,9 +20,9 @@ import numpy as np
 
 from tftpu.engines.functions import Compile
 from tftpu.errors import UserError
-from tftpu.inference.batch import Batch, Part, Writing, check_finite
+from tftpu.inference.batch import Batch, Part, Writing
 from tftpu.inference.decoding import ROOM
-from tftpu.inference.loop import EVERY, Choose, is_finite, is_one_of
+from tftpu.inference.loop import EVERY, Choose, is_one_of, move_end
 from tftpu.inference.programs import Size, round_up_length
 from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling, choose, gather_rules
@@ -96,7 +96,8 @@ class _TaskLoop:
         """Reads prompts, (batch, slots), and returns the state of the loop."""
         cache = self._decoding.run(tokens, lengths, lambda _, cache: cache)
         state = {"tokens": tokens, "cache": cache, "rules": rules, "ended": ended}
-        return {**state, "slot": ops.min(lengths), "finite": ops.convert_to_tensor(True)}
+        end = ops.full(tokens.shape[:1], tokens.shape[1], "int32")  # see `move_end`
+        return {**state, "slot": ops.min(lengths), "end": end}
 
     def write(self, state: Nest, lengths: Tensor, uniform: Tensor, count: int) -> Nest:
         """Writes a number of slots of all rows, and returns the state; see `Loop.write`."""
@@ -128,7 +129,7 @@ class _TaskLoop:
                 "cache": cache,
                 "slot": slot + 1,
                 "ended": ops.logical_or(state["ended"], stopped),
-                "finite": ops.logical_and(state["finite"], is_finite(logits)),
+                "end": move_end(state["end"], slot, logits),
             }
 
         def is_unfinished(index: Tensor, state: Nest) -> Tensor:
@@ -247,17 +248,22 @@ class TaskBatch:
                     text.window = text.window[-(context // 2) :]
             left = max(t.row.length - t.done for t in texts if not t.ended)
             count = min(context - max(len(text.window) for text in texts), left)
-            for tokens in self._write_tokens(texts, count):
+            for tokens, ends in self._write_tokens(texts, count):
                 yield [
-                    Part(key, text.extend(found), text.ended)
-                    for (key, text), found in zip(self._running, tokens)
+                    text.build_part(key, found, end)
+                    for (key, text), found, end in zip(self._running, tokens, ends)
                     if not text.ended
                 ]
                 if all(text.ended for text in texts):
                     return
 
-    def _write_tokens(self, texts: Sequence[Writing], count: int) -> Iterator[list[list[int]]]:
-        """Yields the next tokens of texts; both must fit into the context together."""
+    def _write_tokens(
+        self, texts: Sequence[Writing], count: int
+    ) -> Iterator[tuple[list[list[int]], list[int]]]:
+        """Yields the next tokens of texts, and the places among them as for `build_part`.
+
+        The texts and the tokens must fit into the context together.
+        """
         # The number of rows is rounded up, so that few sizes are compiled.
         rows = 1 << (len(texts) - 1).bit_length()
         lengths = np.ones(rows, np.int32)
@@ -283,14 +289,15 @@ class TaskBatch:
             places = np.arange(slot, slot + EVERY)[None] - lengths[:, None]
             chances = np.take_along_axis(uniform, places.clip(0, count - 1), 1)
             state = self._programs.write(size, state, lengths, chances)
-            check_finite(state["finite"])
             here = min(slot + EVERY - longest, count)
             if here > done:
-                found = np.array(state["tokens"])
-                yield [
-                    found[n, start + done : start + here].tolist()
-                    for n, start in enumerate(lengths[: len(texts)])
-                ]
+                found, starts = np.array(state["tokens"]), lengths[: len(texts)] + done
+                # A prompt that was not read well has a place before its first token.
+                ends = np.maximum(np.array(state["end"])[: len(texts)] - starts, 0).tolist()
+                yield (
+                    [found[n, at : at + here - done].tolist() for n, at in enumerate(starts)],
+                    ends,
+                )
                 done = here
 
 

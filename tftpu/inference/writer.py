@@ -9,7 +9,7 @@ import numpy as np
 from tftpu.engines import functions
 from tftpu.engines.functions import Compile
 from tftpu.errors import UserError
-from tftpu.inference.batch import Batch, RunningBatch
+from tftpu.inference.batch import Batch, NotFiniteError, RunningBatch
 from tftpu.inference.decoding import Recomputed, build_decoding
 from tftpu.inference.programs import Programs
 from tftpu.inference.rows import Row, Tokens, find_tokens
@@ -68,6 +68,7 @@ class Writer:
 
         Raises:
             UserError: a row cannot be written.
+            NotFiniteError: after the other rows have ended, if values of some are not finite.
         """
         self.check([row.prompt for row in rows], max((row.length for row in rows), default=0))
         if min(row.seed for row in rows) < 0:
@@ -75,12 +76,16 @@ class Writer:
         batch = self.open_batch(find_tokens(rows))
         for index, row in enumerate(rows):
             batch.add(index, row)
+        failed: list[int] = []
         while len(batch):
             for parts in batch.advance():
                 found: list[Tokens] = [[] for _ in rows]
                 for part in parts:
                     found[part.key] += part.tokens
+                failed += [part.key for part in parts if part.error]
                 yield found
+        if failed:
+            raise NotFiniteError(failed)
 
     def check(self, prompts: Sequence[Sequence[int]], length: int) -> list[Tokens]:
         """Returns the tokens of prompts.

@@ -417,9 +417,9 @@ def compute_share(seconds: Mapping[str, float], part: str) -> float:
 
 
 def format_table(seconds: Mapping[str, float]) -> list[str]:
-    """Formats the parts as lines, the largest first, without those that took no time."""
+    """Formats the parts as lines, the largest first; of those without time, only the step."""
     rows = sorted(seconds.items(), key=lambda item: -item[1])
-    shown = [(part, s) for part, s in rows if s >= 0.05]
+    shown = [(part, s) for part, s in rows if s >= 0.05 or part == "step"]
     lines = [
         f"{PARTS[part]:26}{s:10,.1f} s  {compute_share(seconds, part):6.1%}" for part, s in shown
     ]

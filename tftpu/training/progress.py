@@ -106,12 +106,13 @@ class RunProgress:
         """
         if over:
             run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
-            done = f"already has its {self.step} steps"
+            done, length = f"already has its {self.step} steps", self.step
             if self.ended is not None:
+                length = self.ended
                 done = f"was ended by a callback at step {self.step} of {self.ended}"
             return (
                 f"The {run} {done}: nothing is left to train. Another {other} trains from scratch; "
-                "more steps continue this run."
+                f"--config.train.steps=N, or fit(steps=N), continues this run for N above {length}."
             )
         if restored:
             return f"Resuming from the checkpoint of step {self.step}."

@@ -143,18 +143,28 @@ def replace_control_characters(text: str) -> str:
 def _print_lines(
     writer: "Writer", codec: texts.Codec, prompts: list[str], rows: "list[Row]"
 ) -> None:
+    from tftpu.inference.batch import NotFiniteError
+
+    failure: NotFiniteError | None = None
     for first in range(0, len(prompts), _TOGETHER):
-        part = slice(first, first + _TOGETHER)
+        part, failed = slice(first, first + _TOGETHER), ()
         written: list[list[int]] = [[] for _ in prompts[part]]
-        for parts in writer.write(rows[part]):
-            for tokens, more in zip(written, parts):
-                tokens += more
-        for prompt, row, tokens in zip(prompts[part], rows[part], written):
+        try:
+            for parts in writer.write(rows[part]):
+                for tokens, more in zip(written, parts):
+                    tokens += more
+        except NotFiniteError as error:
+            failure, failed = error, error.rows
+        for place, (prompt, row, tokens) in enumerate(zip(prompts[part], rows[part], written)):
             text = codec.build_decoder(row.prompt)(tokens)
             line = {"prompt": prompt, "text": text, "tokens": len(tokens)}
+            if place in failed:
+                line["error"] = str(failure)
             print(_as_json(line), flush=True)
         if output.is_reader_gone():
             return
+    if failure:
+        raise failure
 
 
 def _as_json(line: dict[str, Any]) -> str:

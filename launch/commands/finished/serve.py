@@ -128,7 +128,7 @@ def run(options: Options) -> None:
         print(f"Ready after {took}. Ask it:", flush=True)
         print(example.build_curl(model, address, route), flush=True)
         print("Ctrl-C ends it.", flush=True)
-        if isinstance(model, Language):
+        if isinstance(model, Language) and model.list_further_sizes(limits.batch):
             report_activity("Compiling for further sizes of requests between answers")
 
     def report_compiled(count: int, seconds: float) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.support import serving
 from tests.support.serving import ask, running, wait_for_waiting
 from tftpu.errors import UserError
-from tftpu.inference.batch import Part
+from tftpu.inference.batch import NotFiniteError, Part
 from tftpu.inference.server import completions, run
 from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.text import Language
@@ -36,10 +36,11 @@ class Written:
 
 
 class Letters:
-    """A batch of texts of the letter "a"."""
+    """A batch of texts of the letter "a"; one whose prompt is "!" fails at its first letter."""
 
     def __init__(self, between: Any):
         self._between, self._left, self._new = between, {}, []
+        self._failing: list[Any] = []
 
     def __len__(self) -> int:
         return len(self._left)
@@ -48,6 +49,7 @@ class Letters:
         """Adds a text."""
         self._left[key] = row.length
         self._new.append(key)
+        self._failing += [key] if row.prompt == [*b"!"] else []
 
     def remove(self, key: Any) -> None:
         """Ends a text."""
@@ -61,7 +63,14 @@ class Letters:
         self._new = []
         for key in keys:
             self._left[key] -= 1
-        yield [Part(key, [97], not self._left[key]) for key in keys]
+            if key in self._failing:
+                self._left[key] = 0
+        yield [
+            Part(key, [], True, NotFiniteError())
+            if key in self._failing
+            else Part(key, [97], not self._left[key])
+            for key in keys
+        ]
         self._left = {key: left for key, left in self._left.items() if left}
 
 
@@ -186,6 +195,28 @@ def test_a_fault_of_the_model_is_none_of_the_client(caplog):
     assert "not finite" in caplog.text
 
 
+def test_a_text_with_values_that_are_not_finite_ends_alone(caplog):
+    began, gate = threading.Event(), threading.Event()
+
+    def between() -> None:
+        began.set()
+        assert gate.wait(30)
+
+    with running(language(between)) as port, concurrent.futures.ThreadPoolExecutor() as pool:
+        body = {**STREAM, "stream": False}
+        other = pool.submit(ask, port, "POST", "/v1/completions", body)
+        assert began.wait(30)
+        bad = pool.submit(ask, port, "POST", "/v1/completions", {**body, "prompt": "!"})
+        wait_for_waiting(port, 1)
+        gate.set()
+        status, answer = bad.result()
+        assert status == 500 and answer["error"] == "The model failed: NotFiniteError."
+        status, answer = other.result()
+        assert status == 200 and answer["choices"][0]["text"] == "aaaaa"
+        assert failures(port) == 1
+    assert "values that are not finite" in caplog.text
+
+
 def test_a_text_that_takes_too_long_says_so():
     gate = threading.Event()
     with running(language(lambda: gate.wait(30)), seconds=0.5, waiting=1) as port:
@@ -260,6 +291,18 @@ def test_no_program_is_begun_while_a_text_is_written():
         gate.set()
         assert asked.result()[0] == 200
         assert ended.wait(30) and begun == [2, 4]
+
+
+def test_a_model_without_further_sizes_says_nothing_of_them():
+    model = language(lambda: None)
+    writer: Any = model.writer
+    writer.programs = types.SimpleNamespace(
+        list_usual_sizes=lambda most, tokens: [1], has_compiled=lambda size: True, compile=None
+    )
+    said: list[int] = []
+    with running(model, compiled=lambda count, _: said.append(count)) as port:
+        assert ask(port, "POST", "/v1/completions", {**STREAM, "stream": False})[0] == 200
+    assert not said
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ def test_a_run_that_has_its_steps_keeps_the_config_it_was_trained_with(tmp_path,
 
     assert config(4)["train"]["steps"] == 4
     assert config(2)["train"]["steps"] == 4
-    assert "nothing is left to train" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing is left to train" in said
+    assert "--config.train.steps=N" in said and "N above 4." in said
     recorded = json.loads((tmp_path / "config.json").read_text())
     recorded["train"]["steps"] = 3000  # as if it had been stopped at step 4
     (tmp_path / "config.json").write_text(json.dumps(recorded))

@@ -341,7 +341,8 @@ def test_a_run_that_a_script_made_is_evaluated_with_a_config(tmp_path, capsys):
     loss = trainer.evaluate(evaluation, return_dict=True)["loss"]
     assert main(["evaluate", "--workdir=run"]) == 2
     said = capsys.readouterr().err
-    assert "was made by a script with tftpu.Trainer" in said and "--config=FILE.py" in said
+    assert "tftpu: Give a config with the model and the data of the run in 'run', --" in said
+    assert "made by a script with tftpu.Trainer" in said and "--config=FILE.py" in said
     assert main(["evaluate", "--workdir=run", f"--config={path}"]) == 0
     assert capsys.readouterr().out.startswith(f"step 12  loss {loss:.4f}")
     assert main(["export-weights", "--workdir=run", f"--config={path}", "--to=w.safetensors"]) == 0

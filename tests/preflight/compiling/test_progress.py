@@ -49,8 +49,19 @@ def test_the_expected_time_follows_the_processor_time_that_a_compiler_gets(
 ):
     monkeypatch.setattr(progress, "read_processor_seconds", lambda _: used)
     monkeypatch.setattr(time, "monotonic", lambda: seconds)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     phase = progress.Phase("compiling v5e-8", os.getpid(), 1800.0, 360.0, start=0.0)
     assert str(phase).startswith(f"compiling v5e-8{shown}, ")
+
+
+@pytest.mark.parametrize(("load", "minutes"), [(0.2, 6), (2.0, 6), (7.0, 12)])
+def test_at_first_the_expected_time_follows_the_load_of_the_machine(monkeypatch, load, minutes):
+    monkeypatch.setattr(progress, "read_processor_seconds", lambda _: 0.9)
+    monkeypatch.setattr(time, "monotonic", lambda: 10.0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    phase = progress.Phase("compiling v5e-8", os.getpid(), 1800.0, 360.0, start=0.0)
+    assert str(phase).startswith(f"compiling v5e-8: about {minutes} min on this machine; 10 s")
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,10 @@ class Texts:
         Args:
             sizes: the sizes of the programs.
             report: a function that is called with the number of programs and the seconds since the
-                call, once all are compiled.
+                call, once all are compiled, if there are any.
         """
+        if not sizes:
+            return
         start, loop = time.monotonic(), asyncio.get_running_loop()
         compile_size = self._language.writer.programs.compile
         try:
@@ -192,10 +194,10 @@ class Texts:
         for kind, batch in list(self._batches.items()):
             try:
                 for parts in batch.advance() if len(batch) else ():
-                    for text, tokens, has_ended in parts:
+                    for text, tokens, has_ended, failure in parts:
                         put(text, tokens)
                         if has_ended:
-                            put(text, None)
+                            put(text, failure)
                             ended.add(text)
             except Exception as error:
                 del self._batches[kind]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import sys
 import threading
@@ -55,7 +56,9 @@ class Phase:
             return f", {self.seconds:.0f} s"
         used, expected = read_processor_seconds(self.process), self.expected
         about = "about" if used <= expected else "more than"
-        if used and self.seconds >= _SETTLED:
+        if self.seconds < _SETTLED:
+            expected *= max(1.0, _measure_load())
+        elif used:
             expected *= self.seconds / used
         shown = f"{about} {_format_roughly(expected)} on this machine"
         return f": {shown}; {_format_roughly(self.seconds)} so far"
@@ -164,6 +167,11 @@ def read_processor_seconds(process: int) -> float:
         times = psutil.Process(process).cpu_times()
         return times.user + times.system
     return 0.0
+
+
+def _measure_load() -> float:
+    """Returns how many processes want each core of the machine, with one more that starts now."""
+    return (os.getloadavg()[0] + 1) / (os.cpu_count() or 1)
 
 
 def _format_roughly(seconds: float) -> str:

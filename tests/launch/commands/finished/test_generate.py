@@ -4,9 +4,15 @@ import io
 import json
 import sys
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tests.support.models.generation import language_model
+from tftpu.errors import UserError
+from tftpu.inference.rows import build_rows
+from tftpu.inference.sampling import Sampling
+from tftpu.inference.writer import Writer
 from tftpu.launch.commands.finished import generate
 from tftpu.launch.main import main
 from tftpu.launch.run import texts
@@ -80,6 +86,22 @@ def test_json_lines_hold_prompts_of_several_lines(run, capsys, tmp_path):
     words = [f"--workdir={run}", f"--input={path}", "--tokens=3"]
     [line] = printed(capsys, *words).splitlines()
     assert json.loads(line)["prompt"] == prompt
+
+
+@pytest.mark.slow
+def test_a_line_with_values_that_are_not_finite_has_an_error_of_its_own(capsys):
+    model = language_model("llama", vocabulary=256, layers=1)
+    table = model.get_layer("tokens_embed").embeddings
+    values = np.array(table)
+    values[ord("!")] = np.nan
+    table.assign(values)
+    prompts = ["!", "a"]
+    rows = build_rows([[*prompt.encode()] for prompt in prompts], 3, Sampling(0), 0)
+    with pytest.raises(UserError, match="not finite"):
+        generate._print_lines(Writer(model), texts.ByteCodec(), prompts, rows)
+    bad, good = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "not finite" in bad["error"] and bad["tokens"] == 0
+    assert "error" not in good and good["tokens"] == 3
 
 
 @pytest.mark.parametrize(
