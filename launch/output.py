@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from tftpu.runtime import slow
@@ -90,6 +91,25 @@ class _LossyDescriptor(io.FileIO):
 def reporting_if_slow(doing: str) -> contextlib.AbstractContextManager[None]:
     """Prints what the block does, as `report_activity`, if it takes longer than some seconds."""
     return slow.reporting_after(_SLOW, report_activity, doing)
+
+
+@contextlib.contextmanager
+def reporting(doing: str) -> Iterator[None]:
+    """Prints what the block does, as `report_activity`, and how long it has taken, now and then."""
+
+    report_activity(doing)
+    # Another descriptor, as a block may hide what libraries write to standard error.
+    descriptor = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else os.dup(2)
+
+    def report(seconds: float) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.write(descriptor, f"{doing}: {seconds:.0f} s so far\n".encode())
+
+    try:
+        with slow.reporting_again(report):
+            yield
+    finally:
+        os.close(descriptor)
 
 
 def report_activity(doing: str) -> None:

@@ -12,6 +12,7 @@ from tftpu.storage import files, lines
 from tftpu.training.trainer import Trainer
 
 _LARGE = 0.25  # share of the run that evaluation may take without a remark
+_SMALL = 0.1  # share that is advised then
 
 
 def format_summary(
@@ -38,7 +39,9 @@ def format_summary(
     for index, row in enumerate(goodput.format_table(trainer.account.sum_seconds())):
         rows.append((f"time{over}" if index == 0 else "", row))
     prompt = f"--prompt='{sample.PROMPT}'" if text else sample.suggest_flags(experiment, trainer)
-    for index, command in enumerate(_list_next_commands(workdir, prompt, bool(results))):
+    for index, command in enumerate(
+        _list_next_commands(experiment, workdir, prompt, bool(results))
+    ):
         rows.append(("" if index else "try next", command))
     width = max(12, *(len(name) + 2 for name, _ in rows))
     return "\n".join([*above, *(f"  {name:{width}}{value}" for name, value in rows)])
@@ -71,10 +74,13 @@ def _read_evaluation(workdir: str, step: int) -> dict[str, float]:
     return {name: value for name, value in found.items() if name not in writers.CURVES_ONLY}
 
 
-def _list_next_commands(workdir: str, prompt: str, evaluates: bool) -> list[str]:
+def _list_next_commands(
+    experiment: Experiment, workdir: str, prompt: str, evaluates: bool
+) -> list[str]:
     """Returns what to type after a run: its curves, its answers, the model for other programs.
 
     Args:
+        experiment: the config of the run.
         workdir: folder of the run.
         prompt: flags of `tftpu generate`; "" for a model that writes no text.
         evaluates: whether the data have an evaluation split, whose records can be predicted.
@@ -84,10 +90,18 @@ def _list_next_commands(workdir: str, prompt: str, evaluates: bool) -> list[str]
     if prompt:
         found.append(f"tftpu generate {run} {prompt}")
     elif evaluates:
-        output = shlex.quote(files.join(workdir, "predicted"))
+        output = _choose_output(workdir, "predicted")
         found.append(f"tftpu predict {run} --input=evaluation --output={output}")
-    output = shlex.quote(files.join(workdir, "exported"))
-    return [*found, f"tftpu export {run} --output={output}"]
+    if experiment.model.lora:
+        output = _choose_output(workdir, "adapters")
+        found.append(f"tftpu export-weights {run} --adapters --output={output}")
+    return [*found, f"tftpu export {run} --output={_choose_output(workdir, 'exported')}"]
+
+
+def _choose_output(workdir: str, name: str) -> str:
+    """Returns a folder of a run for a command to write, which does not exist yet."""
+    path = files.join(workdir, name)
+    return shlex.quote(files.suggest_path(path) if files.exists(path) else path)
 
 
 def _list_speed_rows(
@@ -106,7 +120,8 @@ def _list_speed_rows(
         rows.append(("", f"{format_metric(whole)} examples/s with them, which waited for input"))
     share, every = goodput.compute_share(seconds, "evaluation"), experiment.train.eval_every
     if share > _LARGE and 0 < every < trainer.step:
-        less = f"--config.train.eval_every={min(4 * every, trainer.step)}"
+        fewer = share / (1 - share) * (1 - _SMALL) / _SMALL
+        less = f"--config.train.eval_every={min(round(fewer * every), trainer.step)}"
         rows.append(("", f"evaluation took {share:.0%} of the run: evaluate less often, {less}"))
     predicted = reports.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:

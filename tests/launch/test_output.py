@@ -8,6 +8,8 @@ import time
 import pytest
 
 from tftpu.launch import output
+from tftpu.launch.startup import without_notes
+from tftpu.runtime import slow
 
 # Prints as a run does: plainly, by Rich, and by a warning.
 CODE = """
@@ -97,3 +99,13 @@ def test_only_what_takes_long_is_said(capsys, monkeypatch):
     with output.reporting_if_slow("Opening the data"):
         time.sleep(0.2)
     assert capsys.readouterr().err == "Opening the data ...\n"
+
+
+def test_a_long_block_says_now_and_then_how_long_it_has_taken(monkeypatch, capfd):
+    monkeypatch.setattr(slow, "_FIRST", 0.1)
+    with output.reporting("Loading"), without_notes((b"a note",)):
+        print("a note of a library", file=sys.stderr)
+        time.sleep(0.5)
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == "Loading ..." and set(said[1:]) == {"Loading: 0 s so far"}
+    assert len(said) in (3, 4)  # after 0.1, 0.2 and perhaps 0.4 s

@@ -50,14 +50,14 @@ def test_a_signal_is_recorded_and_reported(number):
     process.send_signal(number)
     output, said = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, f"noted {number.name}\n")
-    assert f"{number.name}: finishing the current steps, then saving." in said
+    assert f"{number.name}: finishing the current step, then saving." in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
     process = start("time.sleep(60)")
     process.send_signal(number)
-    assert "finishing the current steps" in process.stderr.readline()
+    assert "finishing the current step" in process.stderr.readline()
     time.sleep(preemption._TOGETHER[number])
     process.send_signal(number)
     output, said = process.communicate(timeout=20)
@@ -154,7 +154,16 @@ def test_a_maintenance_event_is_a_notice(metadata, key, value, capfd):
         while notice.requested is None and time.monotonic() < end:
             time.sleep(0.01)
     assert notice.requested == "a maintenance event"
-    assert "a maintenance event: finishing the current steps" in capfd.readouterr().err
+    assert "a maintenance event: finishing the current step, then" in capfd.readouterr().err
+
+
+def test_a_notice_says_how_many_steps_are_finished(capfd):
+    with preemption.PreemptionNotice(loop_steps=50) as notice:
+        signal.raise_signal(signal.SIGTERM)
+        end = time.monotonic() + 10
+        while notice.requested is None and time.monotonic() < end:
+            time.sleep(0.01)
+    assert "finishing the current steps, up to 50, then saving" in capfd.readouterr().err
 
 
 def test_a_metadata_server_that_does_not_answer_gives_no_notice(metadata, monkeypatch):

@@ -36,7 +36,7 @@ _WAITING = 2  # shards in memory that may wait to be written
 _DIFFERENCES = {
     "input": "they are of the input {old}, not {new}",
     "identity": "the input's files have changed since",
-    "step": "they are of step {old}, not {new}",
+    "step": "they are of step {old} of this or another run, not of step {new}",
     "checkpoint": "the run's checkpoint has changed since",
     "outputs": "their outputs are {old}, not {new}",
     "class_names": "the names of the classes have changed since",

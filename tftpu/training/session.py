@@ -132,7 +132,11 @@ class Session:
             batches = self._open_feed(new=self._resumes)
             with (
                 self._hosts.together(),
-                PreemptionNotice(self._options.grace_seconds, self._saver.find_newest) as notice,
+                PreemptionNotice(
+                    self._options.grace_seconds,
+                    self._saver.find_newest,
+                    self._timetable.loop_steps,
+                ) as notice,
                 self._watchdog,
                 self._profiler.listening(),
             ):

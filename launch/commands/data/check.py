@@ -251,14 +251,16 @@ def inspect_lengths(batches: list[Any], find_longest: Callable[[], int]) -> list
         find_longest: returns the tokens of their longest text.
     """
     masks = [b[0].get("padding_mask") for b in batches if _has(b, 0) and isinstance(b[0], dict)]
-    full = [mask.astype(bool).all(-1) for mask in masks if mask is not None]
-    if not full:
+    known = [mask.astype(bool) for mask in masks if mask is not None]
+    if not known:
         return []
-    rows = np.concatenate(full)
+    positions = np.concatenate(known)
+    rows = positions.all(-1)
     text = f"{rows.sum()} of {counted(rows.size, 'text')} of the first batches fill all "
-    text += f"{masks[0].shape[-1]} tokens"
+    text += f"{positions.shape[-1]} tokens"
     if not rows.any():
-        return [Finding("ok", text)]
+        padded = 1 - positions.mean()
+        return [Finding("ok", f"{text}; {padded:.0%} of the positions are padding")]
     text += f": what is longer is cut. The longest has {find_longest()} tokens: raise "
     return [Finding("warning", f"{text}model.sequence_length.")]
 

@@ -14,7 +14,7 @@ import math
 import os
 
 from tftpu.errors import UserError
-from tftpu.launch.output import report_activity
+from tftpu.launch.output import reporting
 from tftpu.launch.run import conditions, finished
 from tftpu.launch.settings.options import DeviceOptions, flag, required
 from tftpu.storage import files
@@ -43,20 +43,21 @@ def run(options: Options) -> None:
     if options.output and (os.path.isdir(options.output) or options.output.endswith("/")):
         raise UserError(f"--output={options.output} is a folder: give the name of a file.")
     finished.check_exists(options.workdir)
-    report_activity(f"Loading {options.workdir}")
-    options.split_cpu(options.config)
-    experiment = finished.load_experiment(options.workdir, options)
-    options.set_cluster(experiment.cluster)
-    experiment.cluster.validate()
-    if options.gate:
-        conditions.check("--gate", options.gate, experiment)
-    trainer, step, evaluation = finished.restore_run(experiment, options.workdir)
+    with reporting(f"Loading {options.workdir}"):
+        options.split_cpu(options.config)
+        experiment = finished.load_experiment(options.workdir, options)
+        options.set_cluster(experiment.cluster)
+        experiment.cluster.validate()
+        if options.gate:
+            conditions.check("--gate", options.gate, experiment)
+        trainer, step, evaluation = finished.restore_run(experiment, options.workdir)
     if evaluation is None:
         raise UserError(
             f"{type(experiment.data).__name__}.evaluation() returns None: the data of the run in "
             f"{options.workdir!r} have no evaluation split."
         )
-    results = trainer.evaluate(evaluation, return_dict=True)
+    with reporting(f"Evaluating step {step:,}"):
+        results = trainer.evaluate(evaluation, return_dict=True)
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     print(f"step {step}  {numbers}")
     if options.output:

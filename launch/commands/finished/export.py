@@ -16,7 +16,7 @@ from tftpu.amounts import format_size
 from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.input_pipelines.sources import Images, StreamedImages
-from tftpu.launch.output import report_activity
+from tftpu.launch.output import reporting
 from tftpu.launch.run import finished
 from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
@@ -60,13 +60,13 @@ def run(options: Options) -> None:
     named = None if options.inputs is None else _parse_names(options.inputs, form)
     finished.check_unused(options.output, _ENDINGS[form])
     finished.check_exists(options.workdir)
-    report_activity(f"Loading {options.workdir}")
-    experiment = finished.load_experiment(options.workdir, options)
-    # All formats are made from TensorFlow's graph, and a checkpoint is the same on both engines.
-    experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
-    experiment.train.precision = "float32"
-    trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
-    report_activity(f"Exporting step {step:,} and comparing its outputs")
+    with reporting(f"Loading {options.workdir}"):
+        experiment = finished.load_experiment(options.workdir, options)
+        # All formats are made from TensorFlow's graph, and a checkpoint is the same on both
+        # engines.
+        experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
+        experiment.train.precision = "float32"
+        trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     from tftpu.inference.exporting import export
 
     if form == "keras":
@@ -83,7 +83,8 @@ def run(options: Options) -> None:
         "keras": export.keras_file,
     }
     # If TensorFlow Lite's converter fails, it also prints the error with the whole graph.
-    with without_notes((b"",)) if form == "litert" else without_notes():
+    hidden = without_notes((b"",)) if form == "litert" else without_notes()
+    with reporting(f"Exporting step {step:,} and comparing its outputs"), hidden:
         found = write[form](serving, options.output)
     inputs = ", ".join(f"{i.name} {i.dtype} {list(i.shape)}" for i in serving.inputs)
     print(f"step {step}: {options.output}, {format_size(found.bytes)}")

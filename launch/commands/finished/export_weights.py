@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch.output import report_activity
+from tftpu.launch.output import reporting
 from tftpu.launch.run import finished
 from tftpu.launch.settings.options import flag, required
 from tftpu.models.keras_hub.config import KerasHub
@@ -38,10 +38,10 @@ def run(options: Options) -> None:
     _check_place(options)
     finished.check_unused(options.output)
     finished.check_exists(options.workdir)
-    report_activity(f"Loading {options.workdir}")
-    experiment = finished.load_experiment(options.workdir, options)
-    _check(options, experiment.model.lora)
-    trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
+    with reporting(f"Loading {options.workdir}"):
+        experiment = finished.load_experiment(options.workdir, options)
+        _check(options, experiment.model.lora)
+        trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     if not experiment.model.lora:
         trainer.export_weights(options.output)
         print(f"step {step}: {trainer.model.count_params():,} weights in {options.output}")
@@ -55,12 +55,10 @@ def run(options: Options) -> None:
                 "--adapters writes a folder with two files, so name a new folder."
             ) from error
         trained = sum(math.prod(weight.shape) for weight in trainer.model.trainable_weights)
-        note = (
-            ""
-            if count == trained
-            else f" ({trained:,} are trained; PEFT's factors have other shapes)"
-        )
-        print(f"step {step}: adapters of {count:,} weights for PEFT in {options.output}{note}")
+        text = f"step {step}: adapters of {count:,} weights for PEFT in {options.output}"
+        if count != trained:
+            text += f" ({trained:,} are trained; PEFT's factors have other shapes)"
+        print(text)
         return
     from tftpu.inference import export
     from tftpu.launch.run.experiment import build_plain_model

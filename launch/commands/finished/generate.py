@@ -57,38 +57,38 @@ def run(options: Options) -> None:
     """Prints the texts that the model of the best checkpoint writes."""
     prompts = _read_prompts(options)
     shown = options.prompt is not None and sys.stdout.isatty()
-    output.report_activity(f"Loading {options.workdir} and compiling")
-    options.split_cpu(options.config)
-    experiment = finished.load_experiment(options.workdir, options)
-    codec = texts.choose_codec(experiment, options.tokenizer)
-    tokens = [codec.encode(prompt) for prompt in prompts]
-    for prompt, row in zip(prompts, tokens):
-        if not row:
-            raise UserError(f"The tokenizer finds no token in the prompt {prompt!r}.")
-    if options.base and not experiment.model.lora:
-        raise UserError(
-            f"--base: the run in {options.workdir!r} has no adapters (model.lora is 0): leave it "
-            "out."
-        )
-    options.set_cluster(experiment.cluster)
-    experiment.cluster.validate()
-    trainer, _, _ = finished.restore_without_data(experiment, options.workdir)
-    stop = texts.find_stop_tokens(experiment.data, codec, options.stop, trainer.model)
-    from tftpu import models
-    from tftpu.inference.generate import open_writer
-    from tftpu.inference.rows import build_rows
-    from tftpu.inference.sampling import Sampling
+    with output.reporting(f"Loading {options.workdir}"):
+        options.split_cpu(options.config)
+        experiment = finished.load_experiment(options.workdir, options)
+        codec = texts.choose_codec(experiment, options.tokenizer)
+        tokens = [codec.encode(prompt) for prompt in prompts]
+        for prompt, row in zip(prompts, tokens):
+            if not row:
+                raise UserError(f"The tokenizer finds no token in the prompt {prompt!r}.")
+        if options.base and not experiment.model.lora:
+            raise UserError(
+                f"--base: the run in {options.workdir!r} has no adapters (model.lora is 0): leave "
+                "it out."
+            )
+        options.set_cluster(experiment.cluster)
+        experiment.cluster.validate()
+        trainer, _, _ = finished.restore_without_data(experiment, options.workdir)
+        stop = texts.find_stop_tokens(experiment.data, codec, options.stop, trainer.model)
+        from tftpu import models
+        from tftpu.inference.generate import open_writer
+        from tftpu.inference.rows import build_rows
+        from tftpu.inference.sampling import Sampling
 
-    sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
-    context = getattr(experiment.data, "context", None)
-    quieten_xla()
-    compiled = trainer.executor.compiled
-    if options.base:
-        models.switch_adapters_off(trainer.model)
-        compiled = None  # which would take averages of the adapters, if there are any
-    writer = open_writer(trainer.model, stop, context, compiled)
-    writer.check(tokens, options.tokens)
-    rows = build_rows(tokens, options.tokens, sampling, options.seed)
+        sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
+        context = getattr(experiment.data, "context", None)
+        quieten_xla()
+        compiled = trainer.executor.compiled
+        if options.base:
+            models.switch_adapters_off(trainer.model)
+            compiled = None  # which would take averages of the adapters, if there are any
+        writer = open_writer(trainer.model, stop, context, compiled)
+        writer.check(tokens, options.tokens)
+        rows = build_rows(tokens, options.tokens, sampling, options.seed)
     if shown and context and len(tokens[0]) + options.tokens > context:
         print(
             f"The text pauses where the context of {context} tokens is full: the model then reads "
@@ -96,6 +96,7 @@ def run(options: Options) -> None:
             file=sys.stderr,
             flush=True,
         )
+    output.report_activity("Compiling")
     if options.prompt is None:
         _print_lines(writer, codec, prompts, rows)
     else:

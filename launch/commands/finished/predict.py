@@ -28,7 +28,7 @@ import numpy as np
 from tftpu.checkpoint import manifest as checkpoint
 from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError, counted, did_you_mean
-from tftpu.launch.output import report_activity
+from tftpu.launch.output import report_activity, reporting
 from tftpu.launch.run import finished
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import DeviceOptions, flag, required
@@ -96,21 +96,22 @@ def run(options: Options) -> None:
         return
     form = "parquet" if form == "bigquery" else form
     finished.check_exists(options.workdir)
-    report_activity(f"Loading {options.workdir}")
-    options.split_cpu(options.config)
-    experiment = finished.load_experiment(options.workdir, options)
-    data = experiment.data
-    wanted = options.batch_size or data.global_batch_size
-    data.global_batch_size = min(wanted, options.records_per_shard)  # a batch belongs to one shard
-    options.set_cluster(experiment.cluster)
-    experiment.cluster.validate()
     changed = _OutputSelector(named)
-    (trainer, step, _), records = finished.restore_for_records(
-        experiment,
-        options.workdir,
-        lambda: _open_records(experiment.prepared_data, options),
-        changed,
-    )
+    with reporting(f"Loading {options.workdir}"):
+        options.split_cpu(options.config)
+        experiment = finished.load_experiment(options.workdir, options)
+        data = experiment.data
+        wanted = options.batch_size or data.global_batch_size
+        # A batch belongs to one shard.
+        data.global_batch_size = min(wanted, options.records_per_shard)
+        options.set_cluster(experiment.cluster)
+        experiment.cluster.validate()
+        (trainer, step, _), records = finished.restore_for_records(
+            experiment,
+            options.workdir,
+            lambda: _open_records(experiment.prepared_data, options),
+            changed,
+        )
     from tftpu.inference.predict import Job, predict
     from tftpu.inference.prediction.outputs import build_columns
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch.output import report_activity
+from tftpu.launch.output import report_activity, reporting
 from tftpu.launch.run import finished
 from tftpu.launch.settings.options import DeviceOptions, required
 
@@ -31,12 +31,12 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 def run(options: Options) -> None:
     """Prints a row for each kind of weights: its size, its metrics, and their changes."""
     finished.check_exists(options.workdir)
-    report_activity(f"Loading {options.workdir}")
-    options.split_cpu(options.config)
-    experiment = finished.load_experiment(options.workdir, options)
-    options.set_cluster(experiment.cluster)
-    experiment.cluster.validate()
-    restored = finished.restore_run(experiment, options.workdir)
+    with reporting(f"Loading {options.workdir}"):
+        options.split_cpu(options.config)
+        experiment = finished.load_experiment(options.workdir, options)
+        options.set_cluster(experiment.cluster)
+        experiment.cluster.validate()
+        restored = finished.restore_run(experiment, options.workdir)
     if restored.evaluation is None:
         raise UserError(
             f"The data of the run in {options.workdir!r} have no evaluation split, so there is "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
 from tftpu.installation import command
-from tftpu.launch.output import report_activity
+from tftpu.launch.output import report_activity, reporting
 from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import TIME, flag
 from tftpu.runtime import leaving
@@ -104,8 +104,8 @@ def run(options: Options) -> None:
         predict=os.environ.get("AIP_PREDICT_ROUTE", "/predict"),
         hosts=(*origins.list_own_hosts(host), *_list_allowed_hosts(options.allow_hosts, on_vertex)),
     )
-    report_activity(f"Loading {source}")
-    model, step = _load_model(options, path)
+    with reporting(f"Loading {source}"):
+        model, step = _load_model(options, path)
     about = dataclasses.replace(about, version=max(step, 1))
     limits = Limits(
         batch=options.batch_size,
@@ -114,9 +114,9 @@ def run(options: Options) -> None:
         seconds=options.timeout,
         tokens=options.tokens or _TOKENS,
     )
-    report_activity("Compiling and computing a first answer")
     loaded = time.monotonic()
-    server.warm(model)
+    with reporting("Compiling and computing a first answer"):
+        server.warm(model)
     compiled = time.monotonic()
     address = server.listen(at)
 

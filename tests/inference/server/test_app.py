@@ -109,6 +109,7 @@ def test_it_says_what_it_serves(port):
     ("body", "says"),
     [
         (b"", "not JSON"),
+        (b"{'instances': [1]}", "JSON has double quotes"),
         (b"[1]", "JSON object"),
         ({}, "either instances"),
         ({"instances": []}, "at least one"),
@@ -151,7 +152,9 @@ def test_a_mistake_is_explained(port, body, says):
 
 def test_other_addresses_and_methods_are_refused(port):
     status, answer = ask(port, "GET", "/v1/models/other")
-    assert status == 404 and "/v1/models/m" in answer["error"]
+    assert status == 404 and "Did you mean '/v1/models/m'?" in answer["error"]
+    status, answer = ask(port, "GET", "/v1/models")  # OpenAI's list is no misspelling
+    assert status == 404 and "There are /" in answer["error"]
     status, answer = ask(port, "POST", "/v1/completions", {"prompt": "a"})
     assert status == 404 and "serve the run of a language model" in answer["error"]
     status, answer = ask(port, "GET", "/predict")

@@ -35,7 +35,7 @@ def test_waiting_for_input_is_named(tmp_path):
     assert lines[1:] == ["100 examples/s with them, which waited for input"]
 
 
-@pytest.mark.parametrize(("every", "less"), [(10, 40), (50, 100)])
+@pytest.mark.parametrize(("every", "less"), [(10, 90), (50, 100)])
 def test_evaluation_that_takes_a_large_share_is_named(tmp_path, every, less):
     lines = list_lines(tmp_path, every, step=5.0, evaluation=5.0)
     assert len(lines) == 2
@@ -46,3 +46,14 @@ def test_evaluation_that_takes_a_large_share_is_named(tmp_path, every, less):
 
 def test_a_single_evaluation_cannot_be_less_often(tmp_path):
     assert len(list_lines(tmp_path, 0, step=1.0, evaluation=5.0)) == 1
+
+
+def test_what_to_try_next_writes_where_nothing_is(tmp_path):
+    experiment = types.SimpleNamespace(model=types.SimpleNamespace(lora=4))
+    (tmp_path / "adapters").mkdir()
+    found = summary._list_next_commands(experiment, str(tmp_path), "--prompt=a", False)
+    assert found[1:] == [
+        f"tftpu generate {tmp_path} --prompt=a",
+        f"tftpu export-weights {tmp_path} --adapters --output={tmp_path}/adapters_2",
+        f"tftpu export {tmp_path} --output={tmp_path}/exported",
+    ]

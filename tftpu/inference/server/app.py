@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from tftpu.inference.rows import Row
     from tftpu.inference.server.completions import Completion
 
+# OpenAI's, which are no misspellings of those that are there.
+_OTHER_ROUTES = "/v1/chat/completions", "/v1/models", "/v1/embeddings"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About:
@@ -249,7 +252,8 @@ def _build_refusal(
     def refusal(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         hint = _hint_at_texts(request)
-        near = find_nearest(request.url.path, [route.path for route in routes])
+        path = request.url.path
+        near = None if path in _OTHER_ROUTES else find_nearest(path, [r.path for r in routes])
         known = f"Did you mean {near!r}?" if near else f"There are {addresses}."
         said = {404: f"There is nothing at this address. {known}{hint}"}
         headers = error.headers if isinstance(error, HTTPException) else None

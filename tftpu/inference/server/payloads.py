@@ -82,7 +82,8 @@ def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is not JSON: {error}.") from error
+        quotes = ' JSON has double quotes, ".' if body.lstrip().startswith((b"{'", b"['")) else ""
+        raise BadRequest(f"The body is not JSON: {error}.{quotes}") from error
     finally:
         gc.enable()
     if not isinstance(found, dict):
