@@ -288,6 +288,13 @@ def ending_at_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, own)
 
 
+def die_at_interrupt() -> None:
+    """Lets a Ctrl-C end the process at once, whose work is done: Python would print a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        print(end="", flush=True)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def repeating_lost_interrupts() -> Iterator[None]:
     """Repeats a Ctrl-C that Python drops in the block, as it fell into a callback or a finalizer.

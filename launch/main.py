@@ -20,6 +20,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import completion, correction, output
 from tftpu.launch.failures import (
+    die_at_interrupt,
     ending_at_interrupt,
     repeating_lost_interrupts,
     run_for_exit_code,
@@ -92,7 +93,11 @@ def run() -> None:
     completion.answer(load_commands)
     output.outlive_readers()
     logs.set_up()
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+    finally:
+        die_at_interrupt()
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:

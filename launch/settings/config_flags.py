@@ -26,6 +26,7 @@ from tftpu.launch.settings.own_code import (
     OwnCode,
     failures_of,
     find_code,
+    find_near_file,
     import_config,
     list_modules,
 )
@@ -165,7 +166,9 @@ def _import_bundled(name: str) -> types.ModuleType:
                 f"{name!r} is a model, and a config also names data: write a file with "
                 f"model=tftpu.models.config({name!r}); `tftpu init NAME` writes one to change."
             )
-        raise UserError(f"There is no config {name!r}.{did_you_mean(name, list_names())}")
+        near = find_near_file(Path(name)) if Path(name).suffix else None
+        hint = f" Did you mean {near!r}?" if near else did_you_mean(name, list_names())
+        raise UserError(f"There is no config {name!r}.{hint}")
     return importlib.import_module(f"{configs.__name__}.{name}")
 
 

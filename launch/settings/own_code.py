@@ -61,10 +61,8 @@ def find_code(config: str) -> OwnCode | None:
         return None
     path = Path(os.path.abspath(config))
     if not path.is_file():
-        files = {file.name: os.path.relpath(file) for file in path.parent.glob("*.py")}
         bundled = {one.name for one in pkgutil.iter_modules(configs.__path__)}
-        near = files.get(find_nearest(path.name, files) or "")
-        near = path.stem if path.stem in bundled else near
+        near = path.stem if path.stem in bundled else find_near_file(path)
         hint = f" Did you mean {near!r}?" if near else ""
         raise UserError(f"There is no config file {config!r}.{hint}")
     code = OwnCode(path.parent, path.stem)
@@ -80,6 +78,12 @@ def find_code(config: str) -> OwnCode | None:
             "for everything that the config imports: rename it."
         )
     return code
+
+
+def find_near_file(path: Path) -> str | None:
+    """Returns the Python file whose name is nearest to that of a path, beside it, or None."""
+    files = {file.name: os.path.relpath(file) for file in path.parent.glob("*.py")}
+    return files.get(find_nearest(path.name, files) or "")
 
 
 def check_name(module: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tftpu
-from tests.support.models import generation, not_finite
+from tests.support import not_finite
+from tests.support.models import generation
 from tests.support.models.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
 from tests.support.programs import jax_process
 from tftpu import sharding

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import tftpu
+from tests.support import not_finite
 from tests.support.hub.byte_gpt2 import build_byte_gpt2
 from tests.support.hub.tiny_gemma3 import build_tiny_gemma3
-from tests.support.models import not_finite
 from tftpu.errors import UserError
 from tftpu.inference.generate import open_writer
 from tftpu.inference.rows import Row

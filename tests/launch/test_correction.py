@@ -73,6 +73,26 @@ def test_a_folder_of_runs_is_answered_with_its_newest_where_a_command_takes_one(
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train mine.p", "train mine.py"),
+        ("data convert text:tales.tx --output=tales", "data convert text:tales.txt --output=tales"),
+        ("data convert text:old.tx --output=old", ""),
+    ],
+)
+def test_a_misspelt_ending_is_corrected_by_a_file_that_the_command_reads(
+    line, expected, in_scratch_project, tmp_path, capsys
+):
+    for name in ("tales", "old", "runs/mine"):  # what earlier commands wrote
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "tales.txt").write_text("Once upon a time.")
+    (tmp_path / "mine.py").write_text("from tftpu.launch.configs.python_gpt import get_config\n")
+    (tmp_path / "mine.pdf").touch()
+    assert main.main(line.split()) == 2
+    assert re.findall("Type: tftpu (.*)", capsys.readouterr().err) == [expected] * bool(expected)
+
+
+@pytest.mark.parametrize(
     ("folder", "kind"), [("new", "images"), ("shards", "tfrecord")], ids=["images", "converted"]
 )
 def test_a_folder_that_is_to_be_predicted_gets_its_kind(folder, kind, tmp_path, monkeypatch):

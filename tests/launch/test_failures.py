@@ -439,6 +439,22 @@ def test_a_ctrl_c_that_falls_into_a_callback_is_not_lost():
         time.sleep(10)
 
 
+def test_a_ctrl_c_while_the_process_leaves_ends_it_without_a_traceback():
+    code = (
+        "import atexit, sys, time; from tftpu.launch import main\n"
+        "atexit.register(lambda: (print(file=sys.stderr, flush=True), time.sleep(20)))\n"
+        "sys.argv = ['tftpu', 'version']; main.run()"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # the command has ended
+        process.send_signal(signal.SIGINT)
+        written, said = process.communicate(timeout=30)
+    assert written.startswith("tftpu ") and said == ""
+    assert process.returncode == -signal.SIGINT
+
+
 def test_other_errors_of_a_callback_are_shown_as_before(monkeypatch):
     seen = []
     monkeypatch.setattr(sys, "unraisablehook", seen.append)

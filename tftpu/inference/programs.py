@@ -56,8 +56,8 @@ class PromptSize(NamedTuple):
         return f"prompts of up to {self.slots} tokens"
 
 
-class Programs:
-    """The functions of `Loop`, compiled once for each size.
+class SizedPrograms:
+    """The functions of a loop that writes, compiled once for each size.
 
     Args:
         decoding: the passes of the model.
@@ -65,7 +65,7 @@ class Programs:
         stops: tokens after which a text ends.
     """
 
-    def __init__(self, decoding: Decoding, compiled: Compile, stops: Sequence[int]):
+    def __init__(self, decoding: Any, compiled: Compile, stops: Sequence[int]):
         self.decoding, self.stops = decoding, stops
         self._compiled = compiled
         # Functions of their own for each size: while one is traced, another thread can call others.
@@ -76,6 +76,22 @@ class Programs:
     def has_compiled(self, size: Size | PromptSize) -> bool:
         """Returns whether the programs of a size are there."""
         return size in self._known
+
+    def _find_functions(self, size: Size | PromptSize) -> tuple[Any, Any]:
+        """Returns the functions of a size; their first calls compile them."""
+        with self._adding:
+            if size not in self._functions:
+                self._functions[size] = self._build_functions(size)
+            return self._functions[size]
+
+    def _build_functions(self, size: Any) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+
+class Programs(SizedPrograms):
+    """The functions of `Loop`; see `SizedPrograms`."""
+
+    decoding: Decoding
 
     def find_prompt_size(self, length: int, tokens: int) -> PromptSize:
         """Returns the size with which a prompt of some length is read."""
@@ -185,20 +201,14 @@ class Programs:
             np.array(token)  # waits for the device
         return state
 
-    def _find_functions(self, size: Size | PromptSize) -> tuple[Any, Any]:
-        """Returns the functions of a size; their first calls compile them."""
-        with self._adding:
-            if size not in self._functions:
-                loop = Loop(self.decoding, functools.partial(choose, tokens=size.tokens))
-                if isinstance(size, PromptSize):
-                    found = self._compiled(loop.read), self._compiled(loop.read_more)
-                else:
-                    found = (
-                        self._compiled(loop.insert, replaces_state=True),
-                        self._compiled(loop.write, replaces_state=True),
-                    )
-                self._functions[size] = found
-            return self._functions[size]
+    def _build_functions(self, size: Size | PromptSize) -> tuple[Any, Any]:
+        loop = Loop(self.decoding, functools.partial(choose, tokens=size.tokens))
+        if isinstance(size, PromptSize):
+            return self._compiled(loop.read), self._compiled(loop.read_more)
+        return (
+            self._compiled(loop.insert, replaces_state=True),
+            self._compiled(loop.write, replaces_state=True),
+        )
 
 
 def round_up_length(length: int) -> int:

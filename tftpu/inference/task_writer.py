@@ -23,7 +23,7 @@ from tftpu.errors import UserError
 from tftpu.inference.batch import Batch, Part, Writing
 from tftpu.inference.decoding import ROOM
 from tftpu.inference.loop import EVERY, Choose, is_one_of, move_end
-from tftpu.inference.programs import Size, round_up_length
+from tftpu.inference.programs import Size, SizedPrograms, round_up_length
 from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling, choose, gather_rules
 from tftpu.inference.writer import Writer
@@ -139,24 +139,10 @@ class _TaskLoop:
         return ops.while_loop(is_unfinished, body, (ops.cast(0, "int32"), state))[1]
 
 
-class TaskPrograms:
-    """The functions of `_TaskLoop`, compiled once for each size.
+class TaskPrograms(SizedPrograms):
+    """The functions of `_TaskLoop`; see `SizedPrograms`."""
 
-    Args:
-        decoding: the passes of the task.
-        compiled: compiles them.
-        stops: tokens after which a text ends.
-    """
-
-    def __init__(self, decoding: TaskDecoding, compiled: Compile, stops: Sequence[int]):
-        self.decoding, self.stops = decoding, stops
-        self._compiled = compiled
-        self._functions: dict[Size, tuple[Any, Any]] = {}
-        self._known: set[Size] = set()  # sizes that are compiled
-
-    def has_compiled(self, size: Size) -> bool:
-        """Returns whether the programs of a size are there."""
-        return size in self._known
+    decoding: TaskDecoding
 
     def list_usual_sizes(self, most: int, tokens: int = 0) -> list[Size]:
         """Returns the smallest size alone: a task cannot be traced by two threads at once."""
@@ -183,12 +169,9 @@ class TaskPrograms:
         self._known.add(size)
         return state
 
-    def _find_functions(self, size: Size) -> tuple[Any, Any]:
-        if size not in self._functions:
-            chosen = functools.partial(choose, tokens=size.tokens)
-            loop = _TaskLoop(self.decoding, chosen, self.stops)
-            self._functions[size] = self._compiled(loop.read), self._compiled(loop.write)
-        return self._functions[size]
+    def _build_functions(self, size: Size) -> tuple[Any, Any]:
+        loop = _TaskLoop(self.decoding, functools.partial(choose, tokens=size.tokens), self.stops)
+        return self._compiled(loop.read), self._compiled(loop.write)
 
 
 class TaskBatch:

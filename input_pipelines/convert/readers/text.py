@@ -121,8 +121,9 @@ def _advise(pattern: str, prefix: str, is_there: bool) -> str:
 def _suggest_file(path: str) -> str:
     """Returns the file with the nearest name in the folder of a path, as a question, or nothing."""
     folder, name = os.path.split(path)
-    there = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    near = find_nearest(name, there)
+    there = os.scandir(folder or ".") if os.path.isdir(folder or ".") else ()
+    # A folder is no text: "tales" may be what an earlier command wrote.
+    near = find_nearest(name, [entry.name for entry in there if entry.is_file()])
     return f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tftpu.errors import ExitCode, UserError
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.tpu_vm.job import RUNTIMES, suggest_launcher
+from tftpu.launch.cloud.launchers import RUNTIMES, suggest_launcher
 from tftpu.tpu.slices import Slice
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"

@@ -12,18 +12,10 @@ from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
+from tftpu.launch.cloud.launchers import RUNTIMES, suggest_launcher
 from tftpu.launch.cloud.tpu_vm.rented import RentedSlice
 from tftpu.tpu.slices import PRICE_SOURCE, Slice
 
-# The image of each TPU generation: https://cloud.google.com/tpu/docs/runtimes
-RUNTIMES = {
-    "v2": "tpu-ubuntu2204-base",
-    "v3": "tpu-ubuntu2204-base",
-    "v4": "tpu-ubuntu2204-base",
-    "v5e": "v2-alpha-tpuv5-lite",
-    "v5p": "v2-alpha-tpuv5",
-    "v6e": "v2-alpha-tpuv6e",
-}
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -115,15 +107,6 @@ def check_slice(wanted: Slice) -> None:
             f"{wanted.name} is rented by GKE, not as a TPU VM of Cloud TPU, which has slices of "
             f"{', '.join(RUNTIMES)}. {suggest_launcher(wanted)}"
         )
-
-
-def suggest_launcher(wanted: Slice) -> str:
-    """Returns a sentence with a launcher for a slice that another one does not have."""
-    if wanted.generation.name in RUNTIMES:
-        return f"`tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
-    if wanted.slices > 1 and wanted.single.hosts == 1:
-        return "No launcher joins slices of one host: choose one slice, or slices of several hosts."
-    return f"`tftpu launch gke --slice={wanted.name}` trains on it."
 
 
 def as_yaml(order: TpuVmJob) -> str:

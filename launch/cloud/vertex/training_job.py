@@ -12,7 +12,7 @@ from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.launch.cloud import job
-from tftpu.launch.cloud.tpu_vm.job import suggest_launcher
+from tftpu.launch.cloud.launchers import suggest_launcher
 from tftpu.tpu.slices import Slice
 
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm: a

@@ -12,32 +12,6 @@ from tftpu.launch.preflight.check import parse_prices
 DIGITS = ("preflight", "--config=digits_resnet")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["preflight"], "needs CONFIG"),
-        ([*DIGITS, "--slices=v9-8"], "is not a TPU slice"),
-        ([*DIGITS, "--slices=v3-9"], "There is no v3-9"),
-        ([*DIGITS, "--slices=,"], "--slices=, names no slice"),
-        ([*DIGITS, "--slises=v3-8"], "Did you mean '--slices'?"),
-        ([*DIGITS, "--price=v5e:1"], "--price"),
-        ([*DIGITS, "--json"], "write --json=FILE"),
-        ([*DIGITS, "--time_limit=0"], "--time_limit=0: the value must be a time"),
-        ([*DIGITS, "--config.train.precision=mixed_float16"], "use mixed_bfloat16"),
-        ([*DIGITS, "--html=."], "--html=. is a folder: name a file in it"),
-        ([*DIGITS, "--json=/tmp"], "--json=/tmp is a folder"),
-    ],
-    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
-)
-def test_a_mistake_gives_one_clear_message_and_exit_code_2(
-    arguments, message, capsys, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    assert command_line.main(arguments) == 2
-    said = capsys.readouterr().err
-    assert message in said and "Traceback" not in said
-
-
 def test_a_slice_that_cannot_share_the_batch_is_reported_with_the_reason(tmp_path, capsys):
     arguments = [*DIGITS, "--slices=v3-32", f"--workdir={tmp_path}"]
     assert command_line.main(arguments) == 2
