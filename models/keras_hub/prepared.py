@@ -41,6 +41,8 @@ class PreparedData(DataConfig):
         if preparation.length:
             whose = "" if self.model.sequence_length else ", the preset's"
             text = f"Texts are cut at model.sequence_length{whose}: {preparation.length:,} tokens"
+            if preparation.weighs_tokens(self.source.batch_spec(1)):
+                text += "; the task's own loss is a mean over them, padding included"
             print(text, flush=True)
         if hasattr(found, "starting_at"):
             return _PreparedPipeline(found, preparation)
@@ -145,6 +147,15 @@ class _Preparation:
         if isinstance(specs, tuple) and len(specs) == 3:  # a mask is a weight
             specs = *specs[:2], tf.TensorSpec(specs[2].shape, tf.float32)
         return specs
+
+    def weighs_tokens(self, raw: Any) -> bool:
+        """Returns whether a weight for each token tells texts from their padding.
+
+        Args:
+            raw: the specs of a raw batch; None if they are not known.
+        """
+        specs = () if raw is None else self.describe(raw)
+        return len(specs) == 3 and specs[2].shape.rank == 2
 
     def _compute(self, raw: Nest) -> list[np.ndarray]:
         return [np.asarray(part) for part in tf.nest.flatten(self._prepare(raw))]

@@ -158,7 +158,7 @@ def test_a_maintenance_event_is_a_notice(metadata, key, value, capfd):
 
 
 def test_a_notice_says_how_many_steps_are_finished(capfd):
-    with preemption.PreemptionNotice(loop_steps=50) as notice:
+    with preemption.PreemptionNotice(count_steps=lambda: 50) as notice:
         signal.raise_signal(signal.SIGTERM)
         end = time.monotonic() + 10
         while notice.requested is None and time.monotonic() < end:

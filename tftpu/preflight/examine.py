@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -181,17 +181,21 @@ class Examiner:
         self._shared_step = functools.cache(self._lower_shared)
         self._list_finer = functools.cache(self._build_finer)
 
-    def estimate(self, targets: Iterable[Slice]) -> list[str]:
-        """Returns lines about each slice by closed forms, before anything is lowered.
+    def estimate(self, targets: Iterable[Slice]) -> Iterator[str]:
+        """Yields lines about each slice by closed forms, before anything is lowered.
 
-        The list is empty if nothing will be compiled, as the report says the same then. Only the
-        thread of the caller may call this.
+        Only the thread of the caller may call this.
         """
-        lines, longest = [], 0
+        longest = 0
+        yield (
+            "Estimate before compiling, by arithmetic: weights and optimizer's state on a device, "
+            "without gradients and activations; a step at the peak of its matrix units"
+        )
         for target in targets:
             try:
                 self._count_examples(target)
-            except UserError:  # the run cannot use this slice: its report says why
+            except UserError as error:
+                yield f"  {target.name}: cannot be used. {error}"
                 continue
             tried = self._list_until_one_holds(target)
             shown = tried[-1:] if self.options.mesh == AUTO else dict.fromkeys((self, tried[-1]))
@@ -201,12 +205,9 @@ class Examiner:
             if last._holds_state(target):
                 text += f"; {last._format_least_step(target)}"
                 longest = max(longest, last._measure_state(target).weights * last._divide(target))
-            lines.append(f"  {target.name}: {text}")
-        heading = (
-            "Estimate before compiling, by arithmetic: weights and optimizer's state on a device, "
-            "without gradients and activations; a step at the peak of its matrix units"
-        )
-        return [heading, *lines, f"  {_estimate_duration(longest)}"] if longest else []
+            yield f"  {target.name}: {text}"
+        if longest:
+            yield f"  {_estimate_duration(longest)}"
 
     def _list_until_one_holds(self, target: Slice) -> list["Examiner"]:
         """Returns this check and those with finer meshes, up to the first that holds the state."""
@@ -593,7 +594,7 @@ def _estimate_duration(weights: int) -> str:
     if weights < 8e6:
         usual = "less than a minute"
     return (
-        f"Compiling usually takes {usual} per slice for a model of this size (on 2 CPU cores), "
+        f"Compiling usually takes {usual} per slice for models of this size, on 2 idle CPU cores, "
         "unless it is in the cache."
     )
 

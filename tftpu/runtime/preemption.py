@@ -45,7 +45,7 @@ class PreemptionNotice:
     Args:
         grace_seconds: seconds from the notice to the end of the process.
         saved: returns the step of the newest checkpoint, or None, for the last message.
-        loop_steps: the most steps of a device loop, which is finished.
+        count_steps: returns the most steps that are finished before the run is saved.
 
     Attributes:
         requested: the name of the signal, or "a maintenance event"; None: no notice yet.
@@ -55,12 +55,12 @@ class PreemptionNotice:
         self,
         grace_seconds: float = 25.0,
         saved: Callable[[], int | None] = lambda: None,
-        loop_steps: int = 1,
+        count_steps: Callable[[], int] = lambda: 1,
     ):
         self.requested: str | None = None
         self._grace = grace_seconds
         self._saved = saved
-        self._loop_steps = loop_steps
+        self._count_steps = count_steps
         self._previous: dict[int, Any] = {}  # earlier signal handlers, by the number of the signal
         self._deadline: float | None = None
         self._warned = False
@@ -160,7 +160,7 @@ class PreemptionNotice:
         self.requested, self._since = reason, time.monotonic()
         if number != signal.SIGINT and not _is_interactive():
             self._deadline = time.monotonic() + self._grace
-        most = self._loop_steps
+        most = self._count_steps()
         loop = f"current steps, up to {most:,}" if most > 1 else "current step"
         _print_status(
             f"{reason}: finishing the {loop}, then saving. A second signal exits at once."

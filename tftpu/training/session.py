@@ -135,7 +135,7 @@ class Session:
                 PreemptionNotice(
                     self._options.grace_seconds,
                     self._saver.find_newest,
-                    self._timetable.loop_steps,
+                    lambda: self._timetable.find_next_stop(self._step) - self._step,
                 ) as notice,
                 self._watchdog,
                 self._profiler.listening(),

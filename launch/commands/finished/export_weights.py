@@ -107,7 +107,10 @@ def _check_place(options: Options) -> None:
             "one file, or --adapters to write a folder that PEFT reads."
         )
     if not options.adapters and not options.output.endswith((".weights.h5", ".safetensors")):
-        raise UserError(f"--output={options.output} must end in .weights.h5 or .safetensors.")
+        raise UserError(
+            f"--output={options.output} must end in .weights.h5 or .safetensors; with --adapters, "
+            "for a run that trained some, it is a folder that PEFT reads."
+        )
     if options.adapters and options.output.endswith((".h5", ".safetensors")):
         raise UserError(
             f"--output={options.output} must be a folder, because --adapters writes two files."

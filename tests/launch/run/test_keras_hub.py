@@ -229,6 +229,7 @@ def test_its_data_are_checked_and_shown(config, capsys):
     said = capsys.readouterr().out
     assert "the whole data set and 4 batches take" in said
     assert "is held out to evaluate on" in said
+    assert "16 tokens; the task's own loss is a mean over them, padding included" in said
     assert "0 of 48 texts of the first batches fill all 16 tokens; 30% of the positions" in said
     assert main(["data", "check", str(config), "--config.model.sequence_length=6"]) == 0
     said = capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import sys
 import threading
@@ -17,7 +16,6 @@ _EVERY = 0.5  # seconds between two checks
 # Seconds after which a phase prints its first two lines; each further one takes twice the time, up
 # to a minute.
 _FIRST, _SECOND, _LONGEST = 1.0, 10.0, 60.0
-_SETTLED = 20.0  # seconds after which a process's share of the processors is known
 _LONG = 20.0  # seconds of a check from which on results are shown before its end
 
 
@@ -51,17 +49,16 @@ class Phase:
         return f"{self.text}{self._format_time()}{limit}{_format_memory(self.process)}"
 
     def _format_time(self) -> str:
-        """Returns the time so far, and the expected one at the process's share of the machine."""
+        """Returns the time so far, and how much of the expected processor time is used.
+
+        How long the rest takes depends on what else the machine does, which nobody knows before.
+        """
         if not self.process or not self.expected:
             return f", {self.seconds:.0f} s"
-        used, expected = read_processor_seconds(self.process), self.expected
-        about = "about" if used <= expected else "more than"
-        if self.seconds < _SETTLED:
-            expected *= max(1.0, _measure_load())
-        elif used:
-            expected *= self.seconds / used
-        shown = f"{about} {_format_roughly(expected)} on this machine"
-        return f": {shown}; {_format_roughly(self.seconds)} so far"
+        used, usual = read_processor_seconds(self.process), _format_roughly(self.expected)
+        share = f"{used / self.expected:.0%} of" if used <= self.expected else "more than"
+        so_far = _format_roughly(self.seconds)
+        return f": {share} the usual {usual} of processor time; {so_far} so far"
 
     def _format_limit(self) -> str:
         """Returns the time that counts toward the limit, once half of the limit is used."""
@@ -167,11 +164,6 @@ def read_processor_seconds(process: int) -> float:
         times = psutil.Process(process).cpu_times()
         return times.user + times.system
     return 0.0
-
-
-def _measure_load() -> float:
-    """Returns how many processes want each core of the machine, with one more that starts now."""
-    return (os.getloadavg()[0] + 1) / (os.cpu_count() or 1)
 
 
 def _format_roughly(seconds: float) -> str:
