@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from tests.benchmarks.calibration import workloads
-from tests.benchmarks.calibration.workloads import ArrayCopy, MatrixProduct, Workload
+from tests.benchmarks.calibration.workloads import ArrayCopy, Exchange, MatrixProduct, Workload
+from tftpu.tpu.slices import parse_slice
 
 _MLPERF = "MLPerf training v{}, Google's results"
 _CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
@@ -15,6 +16,11 @@ _RS = "tensorflow/tpu, models/official/resnet/resnet_rs/README.md"
 _RECIPES = "AI-Hypercomputer/tpu-recipes, {}"
 _WIDER_MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
 _IRONWOOD = "AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood/README.md"
+_LLAMA_8B = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336}
+_LLAMA_32B = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
+_LLAMA_70B = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
+_LLAMA_405B = {"layers": 126, "width": 16384, "heads": 128, "kv_heads": 8, "hidden": 53248}
+_KEPT = "queries, keys and values are computed again, which they kept"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Row:
     name: str
     model: str
     slice: str
-    workload: Workload | MatrixProduct | ArrayCopy
+    workload: Workload | MatrixProduct | ArrayCopy | Exchange
     step_ms: float
     source: str
     differs: str = ""
@@ -61,24 +67,79 @@ def _build_maxtext_row(
     tokens: int,
     remat: str,
     differs: str,
+    mesh: str = "fsdp:-1",
+    shares: int | None = None,
     **sizes: int,
 ) -> Row:
     """Returns a row of a decoder, given its TFLOP/s a chip as MaxText counted them.
 
     It counts 6 FLOPs a token for each weight in a product, and attention without its mask.
+
+    Args:
+        name: of the model.
+        slice_name: of the slice.
+        tflops: a chip.
+        examples: of a share of the batch.
+        tokens: of an example.
+        remat: what the backward pass recomputes.
+        differs: how the workload differs from the published run.
+        mesh: as for `tftpu.connect`.
+        shares: of the batch, where they are fewer than the chips.
+        sizes: of the model.
     """
     width, layers = sizes["width"], sizes["layers"]
     shared = width // sizes["heads"] * sizes["kv_heads"]
     weights = layers * (2 * width**2 + 2 * width * shared + 3 * width * sizes["hidden"])
     weights += width * sizes["vocabulary"]
     flops = examples * tokens * (6 * weights + 12 * layers * tokens * width)
+    if shares is not None:
+        flops *= shares / parse_slice(slice_name).chips
     return Row(
         name=f"{name}-{slice_name}",
         model=name,
         slice=slice_name,
-        workload=workloads.build_llama(examples, tokens, remat, **sizes),
+        workload=workloads.build_llama(examples, tokens, remat, mesh, **sizes),
         step_ms=flops / tflops / 1e9,
-        source=_MAXTEXT.format(slice_name.split("-")[0]),
+        source=_MAXTEXT.format(parse_slice(slice_name).generation.name),
+        differs=differs,
+    )  # fmt: skip
+
+
+def _build_recipe_row(
+    name: str,
+    slice_name: str,
+    seconds: float,
+    examples: int,
+    recipe: str,
+    differs: str,
+    remat: str = "offload",
+    tokens: int = 8192,
+    vocabulary: int = 128256,
+    **sizes: int,
+) -> Row:
+    """Returns a row of a decoder of Google's recipes, divided by `fsdp`, given its step's time.
+
+    Args:
+        name: of the model.
+        slice_name: of the slice.
+        seconds: of a step.
+        examples: per device.
+        recipe: folder of the recipe.
+        differs: how the workload differs from the published run.
+        remat: what the backward pass recomputes.
+        tokens: of an example.
+        vocabulary: of the model.
+        sizes: others of the model.
+    """
+    return Row(
+        name=f"{name}-{slice_name}",
+        model=name,
+        slice=slice_name,
+        workload=workloads.build_llama(
+            examples, tokens, remat, vocabulary=vocabulary, **sizes
+        ),
+        step_ms=1e3 * seconds,
+        source=_RECIPES.format(f"training/{recipe}"),
         differs=differs,
     )  # fmt: skip
 
@@ -108,6 +169,40 @@ def _build_product_row(width: int, tflops: float) -> Row:
         workload=MatrixProduct(width),
         step_ms=2 * width**3 / tflops / 1e9,
         source=_IRONWOOD,
+    )
+
+
+def _build_copy_row(size: int, gbps: float) -> Row:
+    """Returns a row of a copy on each core of a TPU7x, given the bytes read and written a second.
+
+    Copies of 16 MiB and less, also published, are mostly the time to begin.
+    """
+    return Row(
+        name=f"copy_{size >> 20}m-tpu7x-8",
+        model="copy",
+        slice="tpu7x-8",
+        workload=ArrayCopy(size),
+        step_ms=2 * size / gbps / 1e6,
+        source=_RECIPES.format("microbenchmarks/ironwood/hbm/hbm.md"),
+    )
+
+
+def _build_gather_row(slice_name: str, elements: int, gbps: float) -> Row:
+    """Returns a row of a gather by one core of each of four chips, given what leaves a chip.
+
+    Its two cores each send three quarters of what they hold in the end. Gathers of fewer elements,
+    also published, are mostly the time to begin.
+    """
+    return Row(
+        name=f"gather_{elements >> 20}m-{slice_name}",
+        model="exchange",
+        slice=slice_name,
+        workload=Exchange(
+            *("all_gather", (elements // 1024, 8, 128), "float32"),
+            mesh=(parse_slice(slice_name).replicas // 2, 2),
+        ),
+        step_ms=2 * 3 * 4 * elements / gbps / 1e6,
+        source=_RECIPES.format("microbenchmarks/ironwood/collectives/all_gather.md"),
     )
 
 
@@ -158,24 +253,123 @@ ROWS = (
         _RECIPES.format("microbenchmarks"),
     ),
     _build_resnet_rs_row(50, 160, 70, (3, 4, 6, 3)),
+    _build_resnet_rs_row(101, 192, 170, (3, 4, 23, 3)),
+    _build_resnet_rs_row(152, 192, 240, (3, 8, 36, 3)),
+    _build_resnet_rs_row(152, 256, 410, (3, 8, 36, 3)),
     _build_product_row(4096, 892.9),
     _build_product_row(16384, 950.1),
     _build_product_row(32768, 956.4),
+    _build_copy_row(1 << 25, 3009.8),
+    _build_copy_row(1 << 28, 3167.1),
+    _build_copy_row(1 << 33, 3210.5),
+    *(
+        _build_gather_row("tpu7x-8", elements, gbps)
+        for elements, gbps in ((1 << 20, 161.9), (1 << 22, 174.77), (1 << 24, 178.77))
+    ),
+    Row(
+        *("psum-v6e-256", "exchange", "v6e-256"),
+        Exchange("psum", (17408, 17408), "bfloat16", (256, 1)),
+        2 * 255 / 256 * 2 * 17408**2 / 235.76e6,
+        _RECIPES.format("microbenchmarks/trillium/collectives/README.md"),
+    ),
     _build_maxtext_row(
         *("llama_22b", "v4-128", 156, 13, 2048, "block"),
         "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
         **{"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384},
         vocabulary=32000,
     ),
+    *(
+        _build_maxtext_row(
+            *("llama_22b", f"{slices}xv4-128", tflops, 13, 2048, "block"),
+            "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
+            mesh=f"data:{slices},fsdp:-1",
+            **{"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384},
+            vocabulary=32000,
+        )
+        for slices, tflops in ((2, 152), (4, 149), (8, 146))
+    ),
     _build_maxtext_row(
-        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""),
-        **{"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672},
+        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""), **_LLAMA_32B, vocabulary=32000
+    ),
+    *(
+        _build_maxtext_row(
+            *("llama_32b", f"{slices}xv5e-256", tflops, 4, 2048, "block", ""),
+            mesh=f"data:{slices},fsdp:-1",
+            **_LLAMA_32B,
+            vocabulary=32000,
+        )
+        for slices, tflops in ((2, 128), (4, 126), (8, 125), (16, 123), (32, 119))
+    ),
+    _build_maxtext_row(
+        *("llama_32b", "v5p-128", 328, 24, 2048, "products", ""),
+        mesh="fsdp:-1,tensor:4",
+        shares=16,
+        **_LLAMA_32B,
         vocabulary=32000,
     ),
     _build_maxtext_row(
         *("llama_70b", "v5p-128", 298, 4, 4096, "block"),
         "what the backward pass recomputes",
-        **{"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672},
+        **_LLAMA_70B,
         vocabulary=32000,
+    ),
+    _build_maxtext_row(
+        *("llama_512b", "v5p-1024", 294, 16, 2048, "block", ""),
+        mesh="fsdp:-1,tensor:8",
+        shares=64,
+        **{"layers": 128, "width": 16384, "heads": 128, "kv_heads": 128, "hidden": 57344},
+        vocabulary=32000,
+    ),
+    _build_recipe_row(
+        *("llama_405b", "v5p-1024", 131.474, 2, "v5p/Llama3.1-405B-MaxText"),
+        "what the backward pass recomputes",
+        remat="block",
+        **_LLAMA_405B,
+    ),
+    *(
+        _build_recipe_row(
+            *("llama_8b", f"v6e-{chips}", seconds, examples),
+            *("trillium/Llama3.1-8B-MaxText", _KEPT),
+            **_LLAMA_8B,
+        )
+        for chips, seconds, examples in (
+            *((8, 3.443, 3), (16, 3.393, 3), (32, 3.495, 3)),
+            *((64, 5.652, 5), (128, 4.602, 4), (256, 4.546, 4)),
+        )
+    ),
+    _build_recipe_row(
+        *("mistral_7b", "v6e-8", 6.320, 6, "trillium/Mistral-7B-MaxText", _KEPT),
+        vocabulary=32000,
+        **_LLAMA_8B,
+    ),
+    *(
+        _build_recipe_row(
+            *("llama3_70b", f"v6e-{chips}", seconds, examples),
+            *("trillium/Llama3.1-70B-MaxText", _KEPT),
+            **_LLAMA_70B,
+        )
+        for chips, seconds, examples in (
+            *((32, 17.790, 2), (64, 18.688, 2), (128, 34.786, 4), (256, 42.656, 5)),
+        )
+    ),
+    _build_recipe_row(
+        *("llama_70b", "v6e-256", 9.052, 2, "trillium/Llama2-70B-MaxText"),
+        "what the backward pass recomputes",
+        remat="block",
+        tokens=4096,
+        vocabulary=32000,
+        **_LLAMA_70B,
+    ),
+    Row(
+        *("gpt3_175b-v6e-256", "gpt3_175b", "v6e-256", workloads.build_gpt3(3), 17182),
+        _RECIPES.format("training/trillium/GPT3-175B-MaxText/bf16"),
+    ),
+    *(
+        _build_recipe_row(
+            *("llama3_70b", f"tpu7x-{cores}", seconds, 2, "ironwood/llama3.1-70b", _KEPT),
+            remat="block",
+            **_LLAMA_70B,
+        )
+        for cores, seconds in ((128, 12.20), (512, 12.27))
     ),
 )

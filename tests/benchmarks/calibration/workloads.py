@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -156,13 +156,16 @@ def build_efficientnet_b4(fused_stages: int) -> Workload:
     return Workload(build_model, (_build_image_spec(128, 380), _build_id_spec(128)))
 
 
-def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Workload:
-    """Returns a Llama divided by `fsdp` over all chips of a slice, on the JAX engine.
+def build_llama(
+    examples: int, tokens: int, remat: str, mesh: str = "fsdp:-1", **fields: Any
+) -> Workload:
+    """Returns a Llama on a mesh of all devices of a slice, on the JAX engine.
 
     Args:
-        examples: per chip.
+        examples: of a share of the batch.
         tokens: of an example.
         remat: what the backward pass recomputes, as `models.config` takes it.
+        mesh: as for `tftpu.connect`.
         fields: other fields of the model.
     """
 
@@ -173,8 +176,26 @@ def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Worklo
 
     batch = _build_id_spec(examples, tokens), _build_id_spec(examples, tokens)
     return Workload(
-        build_model, batch, cluster=ClusterConfig(engine="jax", mesh="fsdp:-1"), clipnorm=1.0
+        build_model, batch, cluster=ClusterConfig(engine="jax", mesh=mesh), clipnorm=1.0
     )
+
+
+def build_gpt3(examples: int) -> Workload:
+    """Returns GPT-3 175B (Brown et al. 2020, arXiv:2005.14165), divided by `fsdp`.
+
+    Args:
+        examples: per chip, of 2,048 tokens.
+    """
+    sizes = {"layers": 96, "width": 12288, "heads": 96, "vocabulary": 50304, "context": 2048}
+
+    def build_model() -> keras.Model:
+        model = models.build("gpt2_small", attention="flash", remat="block", **sizes)
+        model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
+        return model
+
+    batch = _build_id_spec(examples, 2048), _build_id_spec(examples, 2048)
+    cluster = ClusterConfig(engine="jax", mesh="fsdp:-1")
+    return Workload(build_model, batch, cluster=cluster, clipnorm=1.0)
 
 
 def build_resnet_rs(blocks: Sequence[int], pixels: int) -> Workload:
@@ -240,6 +261,57 @@ class ArrayCopy:
         given = jax.ShapeDtypeStruct((self.size // 4,), "float32")
         program = jax.jit(lambda a: a.copy()).lower(given).as_text().encode()
         return LoweredStep(program=program, partitioned=True, arguments=["a"], precision="float32")
+
+    def choose_options(self, target: Slice) -> dict[str, str]:
+        """Returns no options."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """A collective over the devices of a slice, alone.
+
+    Attributes:
+        collective: "all_gather" or "psum", as in `jax.lax`.
+        shape: of the array that each device has before.
+        dtype: of the array.
+        mesh: sizes of the axes of devices; those along the first exchange.
+    """
+
+    collective: Literal["all_gather", "psum"]
+    shape: tuple[int, ...]
+    dtype: str
+    mesh: tuple[int, int]
+    cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
+
+    def lower(self, target: Slice) -> LoweredStep:
+        """Lowers the collective for all devices of a slice."""
+        import jax
+        from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+        mesh, whole = AbstractMesh(self.mesh, ("along", "beside")), PartitionSpec()
+        parted = PartitionSpec("along") if self.collective == "all_gather" else whole
+
+        def exchange(part: Any) -> Any:
+            if self.collective == "psum":
+                return jax.lax.psum(part, "along")
+            return jax.lax.all_gather(part, "along", tiled=True)
+
+        mapped = jax.shard_map(
+            exchange, mesh=mesh, in_specs=parted, out_specs=whole, check_vma=False
+        )
+        parts = self.mesh[0] if self.collective == "all_gather" else 1
+        given = jax.ShapeDtypeStruct(
+            (parts * self.shape[0], *self.shape[1:]), self.dtype,
+            sharding=NamedSharding(mesh, parted),
+        )  # fmt: skip
+        traced = jax.jit(mapped).trace(given).lower(lowering_platforms=("tpu",))
+        return LoweredStep(
+            program=traced.as_text().encode(),
+            partitioned=True,
+            arguments=["a"],
+            precision=self.dtype,
+        )
 
     def choose_options(self, target: Slice) -> dict[str, str]:
         """Returns no options."""
