@@ -9,12 +9,22 @@ import sys
 import pytest
 
 from tests.benchmarks.calibration import fit
+from tests.benchmarks.calibration.recording import (
+    Event,
+    predict_seconds,
+    read_rows,
+    record,
+    write_rows,
+)
 from tests.benchmarks.calibration.rows import ROWS
-from tftpu.preflight.pricing.prices import BASES, Prices
+from tests.support.programs.collectives import FUSIONS, GATHER, PAIR, SLICE, compiled
+from tftpu.engines.lowered import LoweredStep
+from tftpu.preflight.pricing.cost import price
+from tftpu.preflight.pricing.prices import BASES, PRICES, Prices
 from tftpu.tpu.slices import parse_slice
 
-BEFORE = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5)
-TRUE = dataclasses.replace(BEFORE, bandwidth=0.7, matrix=0.6, window=0.35, vector=0.7)
+BEFORE = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5, links=0.9)
+TRUE = Prices(bandwidth=0.7, matrix=0.6, window=0.35, vector=0.7, kernel=0.6, links=0.8)
 # (kind, estimate, products, traffic), in seconds, of what each kind of model spends its time on.
 DENSE = (
     *(("matrix", 0.010, 0.008, 0.001), ("matrix", 0.004, 0.0001, 0.0005)),
@@ -22,26 +32,48 @@ DENSE = (
 )
 SEPARABLE = (("window", 0.020, 0.001, 0.002), ("elementwise", 0.005, 0.0, 0.0045), *DENSE[:1])
 GATHERING = (("gather", 0.008, 0.0, 0.001), ("elementwise", 0.001, 0.0, 0.004), *DENSE[1:2])
+ATTENDING = (("kernel", None, 0.010, 0.001), *DENSE[:2])
 
 
-def row(name: str, parts, slice_name: str = "v3-8", factor: float = 1.0):
-    """Returns a row whose published time is that of `TRUE`, times a factor."""
-    works = [
-        {"kind": kind, "estimate": estimate, "products": products, "traffic": traffic}
-        | {"seconds": 1.0, "overlaps": False}
-        for kind, estimate, products, traffic in parts
-    ]
-    found = {"name": name, "model": name.split("-")[0], "slice": slice_name, "works": works}
-    step_ms = factor * fit.predict_ms(found | {"step_ms": 1.0}, TRUE)
-    return found | {"step_ms": step_ms, "source": "none", "differs": ""}
+def row(name: str, parts, slice_name: str = "v3-8", factor: float = 1.0, exchange: float = 0.0):
+    """Returns a row whose published time is that of `TRUE`, times a factor.
+
+    An exchange runs beside the first part, and the second waits for it.
+    """
+    works = [Event("run", 0, work=part) for part in parts]
+    start, wait = Event("start", 0, exchange, "gather", "slice"), Event("wait", 0, key="gather")
+    events = [start, works[0], wait, *works[1:]]
+    found = {"name": name, "model": name.split("-")[0], "slice": slice_name, "events": events}
+    found |= {"traffic": sum(part[3] for part in parts), "source": "none", "differs": ""}
+    return found | {"step_ms": factor * fit.predict_ms(found, TRUE)}
 
 
-ALL = [row("dense", DENSE), row("separable", SEPARABLE), row("gathering", GATHERING)]
+ALL = [
+    *(row("dense", DENSE), row("separable", SEPARABLE), row("gathering", GATHERING)),
+    *(row("attending", ATTENDING), row("exchanging", DENSE, exchange=0.03)),
+]
 
 
 def test_the_fit_finds_the_prices_that_made_the_times():
     assert fit.PriceFit(ALL).fit_prices() == TRUE
     assert max(abs(fit.predict_ms(r, BEFORE) / r["step_ms"] - 1) for r in ALL) > 0.1
+
+
+@pytest.mark.parametrize("program", [PAIR, FUSIONS], ids=["pair", "fusions"])
+@pytest.mark.parametrize("cycles", [10**3, 6 * 10**5])
+def test_a_recorded_step_is_priced_as_the_step(program, cycles, tmp_path):
+    step = LoweredStep(program=b"", arguments=["a", "b"], precision="float32")
+    done = compiled(program.replace("CYCLES", str(cycles)))
+    write_rows([record(step, done, SLICE)], tmp_path / "rows")
+    [found] = read_rows(tmp_path / "rows")
+    expected = price(step, done, SLICE).seconds
+    assert predict_seconds(found["events"], found["traffic"], PRICES) == pytest.approx(expected)
+    slower = dataclasses.replace(PRICES, links=PRICES.links / 2)
+    exchanging = predict_seconds(found["events"], found["traffic"], slower)
+    # What other work hides is hidden at half of the bandwidth as well, if it takes long enough.
+    assert (
+        exchanging > 1.3 * expected if cycles == 10**3 else exchanging == pytest.approx(2 * GATHER)
+    )
 
 
 def test_a_model_left_out_has_no_part_in_the_prices():
@@ -80,7 +112,7 @@ def test_every_row_has_a_slice_and_a_source_and_a_name_of_its_own():
 
 def test_the_bases_in_use_count_the_rows():
     for generation, basis in BASES.items():
-        own = [r for r in ROWS if r.slice.split("-")[0] == generation]
+        own = [r for r in ROWS if parse_slice(r.slice).generation.name == generation]
         assert (basis.runs, basis.models) == (len(own), len({r.model for r in own}))
         assert basis.low < 1 < basis.high
 

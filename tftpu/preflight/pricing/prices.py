@@ -42,6 +42,7 @@ class Prices:
         window: share for convolutions of one channel each, and for pooling.
         vector: share for everything else: elementwise work, reductions, gathers and copies.
         kernel: share of the peak that products in a kernel reach.
+        links: share of the nominal bandwidth that the links between chips sustain.
     """
 
     bandwidth: float
@@ -49,6 +50,7 @@ class Prices:
     window: float
     vector: float
     kernel: float
+    links: float
 
     def estimate_seconds(
         self, kind: str, estimate: float | None, products: float, traffic: float
@@ -68,7 +70,7 @@ class Prices:
         return max(min(estimate, max(share * estimate, products / PRODUCT)), floor)
 
 
-PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5)
+PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5, links=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
