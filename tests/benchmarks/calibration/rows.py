@@ -199,7 +199,7 @@ def _build_gather_row(slice_name: str, elements: int, gbps: float) -> Row:
         slice=slice_name,
         workload=Exchange(
             *("all_gather", (elements // 1024, 8, 128), "float32"),
-            mesh=(parse_slice(slice_name).replicas // 2, 2),
+            mesh=(parse_slice(slice_name).replicas // 8, 4, 2),
         ),
         step_ms=2 * 3 * 4 * elements / gbps / 1e6,
         source=_RECIPES.format("microbenchmarks/ironwood/collectives/all_gather.md"),
@@ -263,12 +263,16 @@ ROWS = (
     _build_copy_row(1 << 28, 3167.1),
     _build_copy_row(1 << 33, 3210.5),
     *(
-        _build_gather_row("tpu7x-8", elements, gbps)
-        for elements, gbps in ((1 << 20, 161.9), (1 << 22, 174.77), (1 << 24, 178.77))
+        _build_gather_row(slice_name, elements, gbps)
+        for slice_name, elements, gbps in (
+            *(("tpu7x-8", 1 << 20, 161.90), ("tpu7x-16", 1 << 20, 162.09)),
+            *(("tpu7x-8", 1 << 22, 174.77), ("tpu7x-16", 1 << 22, 174.67)),
+            *(("tpu7x-8", 1 << 24, 178.77), ("tpu7x-16", 1 << 24, 178.76)),
+        )
     ),
     Row(
         *("psum-v6e-256", "exchange", "v6e-256"),
-        Exchange("psum", (17408, 17408), "bfloat16", (256, 1)),
+        Exchange("psum", (17408, 17408), "bfloat16", (1, 256, 1)),
         2 * 255 / 256 * 2 * 17408**2 / 235.76e6,
         _RECIPES.format("microbenchmarks/trillium/collectives/README.md"),
     ),

@@ -275,13 +275,13 @@ class Exchange:
         collective: "all_gather" or "psum", as in `jax.lax`.
         shape: of the array that each device has before.
         dtype: of the array.
-        mesh: sizes of the axes of devices; those along the first exchange.
+        mesh: sizes of three axes of devices; those along the second exchange.
     """
 
     collective: Literal["all_gather", "psum"]
     shape: tuple[int, ...]
     dtype: str
-    mesh: tuple[int, int]
+    mesh: tuple[int, int, int]
     cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
 
     def lower(self, target: Slice) -> LoweredStep:
@@ -289,7 +289,7 @@ class Exchange:
         import jax
         from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-        mesh, whole = AbstractMesh(self.mesh, ("along", "beside")), PartitionSpec()
+        mesh, whole = AbstractMesh(self.mesh, ("outer", "along", "inner")), PartitionSpec()
         parted = PartitionSpec("along") if self.collective == "all_gather" else whole
 
         def exchange(part: Any) -> Any:
@@ -300,7 +300,7 @@ class Exchange:
         mapped = jax.shard_map(
             exchange, mesh=mesh, in_specs=parted, out_specs=whole, check_vma=False
         )
-        parts = self.mesh[0] if self.collective == "all_gather" else 1
+        parts = self.mesh[1] if self.collective == "all_gather" else 1
         given = jax.ShapeDtypeStruct(
             (parts * self.shape[0], *self.shape[1:]), self.dtype,
             sharding=NamedSharding(mesh, parted),
