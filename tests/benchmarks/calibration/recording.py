@@ -26,7 +26,8 @@ class Event:
     Attributes:
         does: the method of `Timeline`.
         timeline: number of the timeline.
-        seconds: its time at the prices in use.
+        seconds: its time at the prices in use; of an exchange over the links, at their nominal
+            bandwidth.
         key: of an exchange.
         link: of an exchange; "" for work.
         times: the number of runs per step.
@@ -77,13 +78,15 @@ def record(step: LoweredStep, compiled: Compiled, target: Slice) -> dict[str, An
         moved = priced.hbm_bytes / target.bytes_per_s
         traffic += moved
         estimate = priced.cycles / times / clock if priced.cycles else None
-        products = priced.flops / times / target.flops_per_s
+        products = priced.flops / priced.fill / times / target.flops_per_s
         for event in events[before:]:
             event.times = times
             if priced.kind != "collective" and event.link in ("", "sparse core"):
                 event.work = priced.kind, estimate, products, moved / times
             elif event.does == "run":
                 event.link = "slice"
+            if event.link == "slice":
+                event.seconds *= PRICES.links
     return {"events": _merge(events), "traffic": traffic}
 
 
@@ -123,7 +126,6 @@ def predict_seconds(events: Iterable[Event], traffic: float, prices: Prices) -> 
         prices: the prices.
     """
     timelines: dict[int, Timeline] = collections.defaultdict(Timeline)
-    slower = {"": 1.0, "slice": PRICES.links / prices.links}
     one_by_one = 0.0
     for event in events:
         timeline = timelines[event.timeline]
@@ -133,7 +135,7 @@ def predict_seconds(events: Iterable[Event], traffic: float, prices: Prices) -> 
         if event.work:
             seconds = prices.estimate_seconds(*event.work)
         else:
-            seconds = event.seconds * slower.get(event.link, 1.0)
+            seconds = event.seconds / (prices.links if event.link == "slice" else 1.0)
         if event.does == "run":
             timeline.run(seconds)
             one_by_one += event.times * seconds
