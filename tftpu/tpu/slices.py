@@ -47,7 +47,6 @@ class Generation:
         core_gbps: bandwidth between the two devices of a chip in one direction, GB/s; infinite
             where it is not known.
         host_gb: memory of a host for each of its chips, GB; None where no source was found.
-        unit_width: rows and columns of a matrix unit.
     """
 
     name: str
@@ -69,7 +68,6 @@ class Generation:
     supports_tensorflow: bool = True
     core_gbps: float = math.inf
     host_gb: float | None = None
-    unit_width: int = 128
 
 
 def _to_gib(value: float) -> int:
@@ -127,14 +125,12 @@ GENERATIONS = {
             *("v6e", 1, 1, 1.75, 918, 1638, _to_gib(31.24), 100, 16, 12.5, 32, 2.70, None, _LITE),
             *(8,),
             host_gb=176,
-            unit_width=256,
         ),
         Generation(
             *("tpu7x", 2, 2, 2.20, 2307, 7380, _to_gib(94.74), 100, 4, 12.5, 32, 12.00, None),
             _CUBES,
             supports_tensorflow=False,
             core_gbps=600,  # "six times faster" than a link
-            unit_width=256,
         ),
     )
 }

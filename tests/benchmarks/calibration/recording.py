@@ -78,7 +78,7 @@ def record(step: LoweredStep, compiled: Compiled, target: Slice) -> dict[str, An
         moved = priced.hbm_bytes / target.bytes_per_s
         traffic += moved
         estimate = priced.cycles / times / clock if priced.cycles else None
-        products = priced.flops / priced.fill / times / target.flops_per_s
+        products = priced.flops / times / target.flops_per_s
         for event in events[before:]:
             event.times = times
             if priced.kind != "collective" and event.link in ("", "sparse core"):

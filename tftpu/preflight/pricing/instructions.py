@@ -16,7 +16,7 @@ from tftpu.preflight.program.asynchronous import (
     is_on_sparse_core,
 )
 from tftpu.preflight.program.hlo import COPIES, FREE, Computation, Instruction, Module
-from tftpu.preflight.program.kernels import count_kernel_flops, measure_fill
+from tftpu.preflight.program.kernels import count_kernel_flops
 from tftpu.tpu.slices import Slice
 
 # Matches a convolution with groups of channels, or the gradient of its kernel.
@@ -42,7 +42,6 @@ class Priced:
         flops: FLOPs of dots and convolutions.
         hbm_bytes: bytes read from and written to HBM.
         overlaps: whether it is an asynchronous copy that overlaps with other instructions.
-        fill: share of the matrix units that a kernel's products fill.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Priced:
     flops: int
     hbm_bytes: int
     overlaps: bool = False
-    fill: float = 1.0
 
 
 def is_free(module: Module, instruction: Instruction, computation: Computation) -> bool:
@@ -123,9 +121,7 @@ class Pricing:
             if counted is None:
                 self.silent.add(find_layer(instruction, self._step))
             flops = counted or 0
-        width = self._target.generation.unit_width
-        fill = measure_fill(instruction, width) if kind == "kernel" else 1.0
-        seconds = self._price_work(kind, instruction, flops / fill, moved)
+        seconds = self._price_work(kind, instruction, flops, moved)
         overlaps = instruction.opcode in (*COPIES, "async-start")
         timeline = self._timelines[id(computation)]
         if any(collectives.is_collective(inside) for inside, _ in within):
@@ -157,10 +153,9 @@ class Pricing:
             flops=flops * times,
             hbm_bytes=moved * times,
             overlaps=overlaps,
-            fill=fill,
         )
 
-    def _price_work(self, kind: Kind, instruction: Instruction, flops: float, moved: int) -> float:
+    def _price_work(self, kind: Kind, instruction: Instruction, flops: int, moved: int) -> float:
         """Returns the seconds of an instruction that exchanges nothing."""
         target, cycles = self._target, instruction.cycles
         estimate = None if cycles is None else cycles / (target.generation.clock_ghz * 1e9)

@@ -4,12 +4,10 @@ A call of a kernel carries the code that a core runs at each point of the kernel
 """
 
 import base64
-import contextlib
 import functools
 import math
 import operator
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from tftpu.preflight.compiling.jax_internals import load_internals
@@ -37,64 +35,17 @@ def count_kernel_flops(instruction: Instruction) -> int | None:
     return _count_body(body) if body else None
 
 
-def measure_fill(instruction: Instruction, width: int) -> float:
-    """Returns the share of a matrix unit that a kernel's products fill; 1.0 if that is unknown.
-
-    A unit holds a square of one operand. Attention with heads of 128 fills half of one of 256: the
-    heads are the depth of the products with keys, and the columns of those with values.
-
-    Args:
-        instruction: the call of the kernel.
-        width: of the unit.
-    """
-    body = instruction.match_attribute(r'"body":"([^"]*)"')
-    products = _list_products(body) if body else ()
-    filled = sum(rows * depth * columns for rows, depth, columns in products)
-    taken = sum(
-        rows * width * math.ceil(depth / width) * width * math.ceil(columns / width)
-        for rows, depth, columns in products
-    )
-    return filled / taken if taken else 1.0
-
-
 @functools.lru_cache(maxsize=256)
 def _count_body(body: str) -> int | None:
     jax = load_internals()
     try:
-        with _parsing(body) as module:
+        with jax.mlir.make_ir_context() as context:
+            jax.mosaic.register_dialect(context)
+            context.allow_unregistered_dialects = True
+            module = jax.ir.Module.parse(base64.b64decode(body))
             return sum(_count_points(f) * _count_flops(f) for f in module.body.operations)
     except (_UnknownError, jax.ir.MLIRError):
         return None
-
-
-@functools.lru_cache(maxsize=256)
-def _list_products(body: str) -> tuple[tuple[int, int, int], ...]:
-    """Returns (rows, depth, columns) of each product in a kernel's code, however often it runs."""
-    jax = load_internals()
-    found = []
-
-    def visit(op: Any) -> Any:
-        if op.name.endswith("tpu.matmul"):
-            rows, columns = op.results[0].type.shape[-2:]
-            found.append((rows, _measure_depth(op), columns))
-        return jax.ir.WalkResult.ADVANCE
-
-    try:
-        with _parsing(body) as module:
-            module.operation.walk(visit)
-    except (_UnknownError, jax.ir.MLIRError):
-        return ()
-    return tuple(found)
-
-
-@contextlib.contextmanager
-def _parsing(body: str) -> Iterator[Any]:
-    """Yields the module of a kernel's code."""
-    jax = load_internals()
-    with jax.mlir.make_ir_context() as context:
-        jax.mosaic.register_dialect(context)
-        context.allow_unregistered_dialects = True
-        yield jax.ir.Module.parse(base64.b64decode(body))
 
 
 def _count_points(function: Any) -> int:
@@ -124,16 +75,12 @@ def _count_flops(op: Any) -> int:
 
 
 def _count_product(op: Any) -> int:
-    return 2 * math.prod(op.results[0].type.shape) * _measure_depth(op)
-
-
-def _measure_depth(product: Any) -> int:
-    """Returns the length of what a product sums over."""
-    left = product.operands[0].type.shape
-    contracted = _CONTRACTED.search(str(product.attributes["dimension_numbers"]))
+    left = op.operands[0].type.shape
+    contracted = _CONTRACTED.search(str(op.attributes["dimension_numbers"]))
     if contracted is None:
         raise _UnknownError
-    return math.prod(left[int(d)] for d in contracted[1].split(",") if d.strip())
+    depth = math.prod(left[int(d)] for d in contracted[1].split(",") if d.strip())
+    return 2 * math.prod(op.results[0].type.shape) * depth
 
 
 def _count_trips(loop: Any) -> int:
