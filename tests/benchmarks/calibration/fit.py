@@ -25,9 +25,9 @@ _TRIED = {
 }
 # What the first calibration found, with ResNet-50 alone. The rows are few, and say little of one
 # price beside another: each moves from here only as far as the rows show.
-_PRIOR = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5, links=0.9)
+_PRIOR = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5, links=1.0)
 _PULL = 1e-4  # loss for a price that is 0.1 away from there
-_USUAL, _FEW = 1.5, 2.5  # half of a range, in mean errors: of two models or more, and of fewer
+_FEW = 1.5  # how much wider a range is for a generation of fewer than two models
 
 
 def predict_ms(row: Row, prices: Prices) -> float:
@@ -93,25 +93,29 @@ def _compute_distance(prices: Prices) -> float:
 def compute_bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Basis]:
     """Returns what predictions for each generation rest on.
 
-    The range holds the errors of models left out of the fit that the generation has, and is no
-    narrower than one and a half times the root of the mean square over all of them; for a
-    generation of fewer than two models, two and a half times.
+    The range holds nine in ten of the rows of all generations, at the errors of models left out
+    of the fit, and nine in ten of the generation's own; for a generation of fewer than two models
+    it is wider by half.
 
     Args:
         rows: published step times.
         errors: of each row, as `PriceFit.compute_left_out_errors` returns them.
     """
     off = {name: abs(1 / (1 + error) - 1) for name, error in errors.items()}
-    usual = math.sqrt(sum(value**2 for value in off.values()) / len(off))
     found = {}
     for generation in BASES:
         own = [row for row in rows if _find_generation(row) == generation]
         models = {row["model"] for row in own}
-        width = (_USUAL if len(models) > 1 else _FEW) * usual
-        width = max([width, *(off[row["name"]] for row in own)])
-        width = math.ceil(100 * width + 1) / 100
+        width = _hold_most([*off.values()]) * (1 if len(models) > 1 else _FEW)
+        width = max(width, _hold_most([off[row["name"]] for row in own]))
+        width = math.ceil(100 * width) / 100
         found[generation] = Basis(len(own), len(models), round(1 - width, 2), round(1 + width, 2))
     return found
+
+
+def _hold_most(values: Sequence[float]) -> float:
+    """Returns the least of these values that nine in ten do not exceed; 0 of none."""
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1] if values else 0.0
 
 
 def _find_generation(row: Row) -> str:
