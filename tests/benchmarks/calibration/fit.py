@@ -94,28 +94,26 @@ def compute_bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Ba
     """Returns what predictions for each generation rest on.
 
     The range holds nine in ten of the rows of all generations, at the errors of models left out
-    of the fit, and nine in ten of the generation's own; for a generation of fewer than two models
-    it is wider by half.
+    of the fit; for a generation of fewer than two models it is wider by half. A generation has too
+    few rows for a range of its own.
 
     Args:
         rows: published step times.
         errors: of each row, as `PriceFit.compute_left_out_errors` returns them.
     """
-    off = {name: abs(1 / (1 + error) - 1) for name, error in errors.items()}
+    usual = _hold_most([abs(1 / (1 + error) - 1) for error in errors.values()])
     found = {}
     for generation in BASES:
         own = [row for row in rows if _find_generation(row) == generation]
         models = {row["model"] for row in own}
-        width = _hold_most([*off.values()]) * (1 if len(models) > 1 else _FEW)
-        width = max(width, _hold_most([off[row["name"]] for row in own]))
-        width = math.ceil(100 * width) / 100
+        width = math.ceil(100 * usual * (1 if len(models) > 1 else _FEW)) / 100
         found[generation] = Basis(len(own), len(models), round(1 - width, 2), round(1 + width, 2))
     return found
 
 
 def _hold_most(values: Sequence[float]) -> float:
-    """Returns the least of these values that nine in ten do not exceed; 0 of none."""
-    return sorted(values)[math.ceil(0.9 * len(values)) - 1] if values else 0.0
+    """Returns the least of these values that nine in ten do not exceed."""
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
 def _find_generation(row: Row) -> str:
