@@ -7,7 +7,7 @@ Each row compiles the step of a published run with the installed TPU compiler, a
 models but one, for each of the models: how far the prediction of that one is off says how far to
 trust predictions of a model that nobody has published.
 
-The first run takes about an hour on two cores; later runs use the cached programs.
+The first run takes two to three hours on two cores; later runs use the cached programs.
 """
 
 import os

@@ -7,16 +7,14 @@ from tests.benchmarks.calibration import workloads
 from tests.benchmarks.calibration.workloads import ArrayCopy, Exchange, MatrixProduct, Workload
 from tftpu.tpu.slices import parse_slice
 
-_MLPERF = "MLPerf training v{}, Google's results"
-_CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
-_FUSED = "EfficientNetV2, Table 3 (arXiv:2104.00298)"
+_MLPERF = "MLPerf training v{}"  # Google's results
+_CHAT = "vorushin.github.io, 2026"  # "LLM pretraining for the TPU-poor", February 2026
+_FUSED = "EfficientNetV2, Table 3"  # arXiv:2104.00298
 _QK = "no norm of queries and keys, no soft cap; tftpu's kernel for attention"
-_MAXTEXT = "MaxText, configs/tpu/{}/README.md"
-_RS = "tensorflow/tpu, models/official/resnet/resnet_rs/README.md"
-_RECIPES = "AI-Hypercomputer/tpu-recipes, {}"
+_MAXTEXT = "MaxText, configs/tpu/{}/README.md"  # https://github.com/AI-Hypercomputer/maxtext
+_RS = "tensorflow/tpu, resnet_rs/README.md"
+_RECIPES = "tpu-recipes, {}"  # https://github.com/AI-Hypercomputer/tpu-recipes
 _WIDER_MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
-_IRONWOOD = "AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood/README.md"
-_LLAMA_8B = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "hidden": 14336}
 _LLAMA_32B = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
 _LLAMA_70B = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
 _LLAMA_405B = {"layers": 126, "width": 16384, "heads": 128, "kv_heads": 8, "hidden": 53248}
@@ -160,7 +158,7 @@ def _build_resnet_rs_row(depth: int, pixels: int, ms: float, blocks: Sequence[in
 def _build_product_row(width: int, tflops: float) -> Row:
     """Returns a row of a product of square matrices on each device, given a device's TFLOP/s.
 
-    Products of 2,048 columns and fewer, also published, take microseconds, much of them to begin.
+    Products of 1,024 columns and fewer, also published, take microseconds, most of them to begin.
     """
     return Row(
         name=f"product_{width}-tpu7x-8",
@@ -168,7 +166,7 @@ def _build_product_row(width: int, tflops: float) -> Row:
         slice="tpu7x-8",
         workload=MatrixProduct(width),
         step_ms=2 * width**3 / tflops / 1e9,
-        source=_IRONWOOD,
+        source=_RECIPES.format("microbenchmarks/ironwood/README.md"),
     )
 
 
@@ -246,21 +244,24 @@ ROWS = (
     Row("product-v6e-1", "product", "v6e-1", MatrixProduct(8192), 1.72, _CHAT),
     Row(
         *("product_vmem-v6e-1", "product", "v6e-1", MatrixProduct(8192, _WIDER_MEMORY), 1.3288),
-        _RECIPES.format("microbenchmarks"),
+        _RECIPES.format("microbenchmarks/README.md"),
     ),
     Row(
         *("copy-v6e-1", "copy", "v6e-1", ArrayCopy(33_554_432), 0.0494),
-        _RECIPES.format("microbenchmarks"),
+        _RECIPES.format("microbenchmarks/README.md"),
     ),
     _build_resnet_rs_row(50, 160, 70, (3, 4, 6, 3)),
     _build_resnet_rs_row(101, 192, 170, (3, 4, 23, 3)),
     _build_resnet_rs_row(152, 192, 240, (3, 8, 36, 3)),
     _build_resnet_rs_row(152, 256, 410, (3, 8, 36, 3)),
+    _build_product_row(2048, 679.3),
     _build_product_row(4096, 892.9),
     _build_product_row(16384, 950.1),
     _build_product_row(32768, 956.4),
     _build_copy_row(1 << 25, 3009.8),
+    _build_copy_row(1 << 26, 3097.2),
     _build_copy_row(1 << 28, 3167.1),
+    _build_copy_row(1 << 30, 3198.4),
     _build_copy_row(1 << 33, 3210.5),
     *(
         _build_gather_row(slice_name, elements, gbps)
@@ -329,40 +330,6 @@ ROWS = (
         "what the backward pass recomputes",
         remat="block",
         **_LLAMA_405B,
-    ),
-    *(
-        _build_recipe_row(
-            *("llama_8b", f"v6e-{chips}", seconds, examples),
-            *("trillium/Llama3.1-8B-MaxText", _KEPT),
-            **_LLAMA_8B,
-        )
-        for chips, seconds, examples in (
-            *((8, 3.443, 3), (16, 3.393, 3), (32, 3.495, 3)),
-            *((64, 5.652, 5), (128, 4.602, 4), (256, 4.546, 4)),
-        )
-    ),
-    _build_recipe_row(
-        *("mistral_7b", "v6e-8", 6.320, 6, "trillium/Mistral-7B-MaxText", _KEPT),
-        vocabulary=32000,
-        **_LLAMA_8B,
-    ),
-    *(
-        _build_recipe_row(
-            *("llama3_70b", f"v6e-{chips}", seconds, examples),
-            *("trillium/Llama3.1-70B-MaxText", _KEPT),
-            **_LLAMA_70B,
-        )
-        for chips, seconds, examples in (
-            *((32, 17.790, 2), (64, 18.688, 2), (128, 34.786, 4), (256, 42.656, 5)),
-        )
-    ),
-    _build_recipe_row(
-        *("llama_70b", "v6e-256", 9.052, 2, "trillium/Llama2-70B-MaxText"),
-        "what the backward pass recomputes",
-        remat="block",
-        tokens=4096,
-        vocabulary=32000,
-        **_LLAMA_70B,
     ),
     Row(
         *("gpt3_175b-v6e-256", "gpt3_175b", "v6e-256", workloads.build_gpt3(3), 17182),
