@@ -106,16 +106,20 @@ def _merge(events: list[Event]) -> list[Event]:
     whole = sum(event.times * event.seconds for event in events if event.does == "run")
     found: list[Event] = []
     for event in events:
-        negligible = event.times * event.seconds < _NEGLIGIBLE * whole
-        if event.does == "run" and event.work and negligible:
+        if event.work and event.times * event.seconds < _NEGLIGIBLE * whole:
             event.work = None
-            last = found[-1] if found else None
-            mergeable = last and last.does == "run" and not last.work and not last.link
-            if mergeable and (last.timeline, last.times) == (event.timeline, event.times):
+        if found and _is_fixed(found[-1]) and _is_fixed(event):
+            last = found[-1]
+            if (last.timeline, last.times) == (event.timeline, event.times):
                 last.seconds += event.seconds
                 continue
         found.append(event)
     return found
+
+
+def _is_fixed(event: Event) -> bool:
+    """Returns whether an event is work that keeps its price."""
+    return event.does == "run" and not event.work and not event.link
 
 
 def predict_seconds(events: Iterable[Event], traffic: float, prices: Prices) -> float:

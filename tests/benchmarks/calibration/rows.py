@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from tests.benchmarks.calibration import workloads
 from tests.benchmarks.calibration.workloads import ArrayCopy, Exchange, MatrixProduct, Workload
@@ -15,9 +16,11 @@ _MAXTEXT = "MaxText, configs/tpu/{}/README.md"  # https://github.com/AI-Hypercom
 _RS = "tensorflow/tpu, resnet_rs/README.md"
 _RECIPES = "tpu-recipes, {}"  # https://github.com/AI-Hypercomputer/tpu-recipes
 _WIDER_MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
-_LLAMA_32B = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
-_LLAMA_70B = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
-_LLAMA_405B = {"layers": 126, "width": 16384, "heads": 128, "kv_heads": 8, "hidden": 53248}
+_Sizes = dict[str, Any]
+_LLAMA_22B: _Sizes = {"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384}
+_LLAMA_32B: _Sizes = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
+_LLAMA_70B: _Sizes = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
+_LLAMA_405B: _Sizes = {"layers": 126, "width": 16384, "heads": 128, "kv_heads": 8, "hidden": 53248}
 _KEPT = "queries, keys and values are computed again, which they kept"
 
 
@@ -67,7 +70,7 @@ def _build_maxtext_row(
     differs: str,
     mesh: str = "fsdp:-1",
     shares: int | None = None,
-    **sizes: int,
+    **sizes: Any,
 ) -> Row:
     """Returns a row of a decoder, given its TFLOP/s a chip as MaxText counted them.
 
@@ -113,7 +116,7 @@ def _build_recipe_row(
     remat: str = "offload",
     tokens: int = 8192,
     vocabulary: int = 128256,
-    **sizes: int,
+    **sizes: Any,
 ) -> Row:
     """Returns a row of a decoder of Google's recipes, divided by `fsdp`, given its step's time.
 
@@ -280,7 +283,7 @@ ROWS = (
     _build_maxtext_row(
         *("llama_22b", "v4-128", 156, 13, 2048, "block"),
         "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
-        **{"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384},
+        **_LLAMA_22B,
         vocabulary=32000,
     ),
     *(
@@ -288,7 +291,7 @@ ROWS = (
             *("llama_22b", f"{slices}xv4-128", tflops, 13, 2048, "block"),
             "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
             mesh=f"data:{slices},fsdp:-1",
-            **{"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384},
+            **_LLAMA_22B,
             vocabulary=32000,
         )
         for slices, tflops in ((2, 152), (4, 149), (8, 146))
