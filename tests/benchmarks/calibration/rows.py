@@ -20,6 +20,9 @@ _Sizes = dict[str, Any]
 _LLAMA_22B: _Sizes = {"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384}
 _LLAMA_32B: _Sizes = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
 _LLAMA_70B: _Sizes = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
+_LLAMA_256B: _Sizes = {
+    "layers": 64, "width": 16384, "heads": 128, "kv_heads": 128, "hidden": 57344
+}  # fmt: skip
 _LLAMA_405B: _Sizes = {"layers": 126, "width": 16384, "heads": 128, "kv_heads": 8, "hidden": 53248}
 _KEPT = "queries, keys and values are computed again, which they kept"
 
@@ -308,12 +311,17 @@ ROWS = (
         )
         for slices, tflops in ((2, 128), (4, 126), (8, 125), (16, 123), (32, 119))
     ),
-    _build_maxtext_row(
-        *("llama_32b", "v5p-128", 328, 24, 2048, "products", ""),
-        mesh="fsdp:-1,tensor:4",
-        shares=16,
-        **_LLAMA_32B,
-        vocabulary=32000,
+    *(
+        _build_maxtext_row(
+            *("llama_32b", slice_name, tflops, 24, 2048, "products", ""),
+            mesh=f"{data}fsdp:-1,tensor:4",
+            shares=shares,
+            **_LLAMA_32B,
+            vocabulary=32000,
+        )
+        for slice_name, data, shares, tflops in (
+            *(("v5p-128", "", 16, 328), ("2xv5p-128", "data:2,", 32, 319)),
+        )
     ),
     _build_maxtext_row(
         *("llama_70b", "v5p-128", 298, 4, 4096, "block"),
@@ -322,11 +330,23 @@ ROWS = (
         vocabulary=32000,
     ),
     _build_maxtext_row(
-        *("llama_512b", "v5p-1024", 294, 16, 2048, "block", ""),
+        *("llama_256b", "v5p-1024", 308, 8, 2048, "products", ""),
         mesh="fsdp:-1,tensor:8",
         shares=64,
-        **{"layers": 128, "width": 16384, "heads": 128, "kv_heads": 128, "hidden": 57344},
+        **_LLAMA_256B,
         vocabulary=32000,
+    ),
+    *(
+        _build_maxtext_row(
+            *("llama_512b", slice_name, tflops, 16, 2048, "block", ""),
+            mesh=f"{data}fsdp:-1,tensor:8",
+            shares=shares,
+            **_LLAMA_256B | {"layers": 128},
+            vocabulary=32000,
+        )
+        for slice_name, data, shares, tflops in (
+            *(("v5p-1024", "", 64, 294), ("2xv5p-1024", "data:2,", 128, 282)),
+        )
     ),
     _build_recipe_row(
         *("llama_405b", "v5p-1024", 131.474, 2, "v5p/Llama3.1-405B-MaxText"),
