@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.benchmarks.calibration import workloads
-from tests.benchmarks.calibration.workloads import ArrayCopy, Exchange, MatrixProduct, Workload
+from tests.benchmarks.calibration.operations import ArrayCopy, Exchange, MatrixProduct
+from tests.benchmarks.calibration.workloads import Workload
 from tftpu.tpu.slices import parse_slice
 
 _MLPERF = "MLPerf training v{}"  # Google's results
@@ -20,11 +21,6 @@ _Sizes = dict[str, Any]
 _LLAMA_22B: _Sizes = {"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384}
 _LLAMA_32B: _Sizes = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
 _LLAMA_70B: _Sizes = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
-_LLAMA_256B: _Sizes = {
-    "layers": 64, "width": 16384, "heads": 128, "kv_heads": 128, "hidden": 57344
-}  # fmt: skip
-_LLAMA_405B: _Sizes = {"layers": 126, "width": 16384, "heads": 128, "kv_heads": 8, "hidden": 53248}
-_KEPT = "queries, keys and values are computed again, which they kept"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,45 +101,6 @@ def _build_maxtext_row(
         workload=workloads.build_llama(examples, tokens, remat, mesh, **sizes),
         step_ms=flops / tflops / 1e9,
         source=_MAXTEXT.format(parse_slice(slice_name).generation.name),
-        differs=differs,
-    )  # fmt: skip
-
-
-def _build_recipe_row(
-    name: str,
-    slice_name: str,
-    seconds: float,
-    examples: int,
-    recipe: str,
-    differs: str,
-    remat: str = "offload",
-    tokens: int = 8192,
-    vocabulary: int = 128256,
-    **sizes: Any,
-) -> Row:
-    """Returns a row of a decoder of Google's recipes, divided by `fsdp`, given its step's time.
-
-    Args:
-        name: of the model.
-        slice_name: of the slice.
-        seconds: of a step.
-        examples: per device.
-        recipe: folder of the recipe.
-        differs: how the workload differs from the published run.
-        remat: what the backward pass recomputes.
-        tokens: of an example.
-        vocabulary: of the model.
-        sizes: others of the model.
-    """
-    return Row(
-        name=f"{name}-{slice_name}",
-        model=name,
-        slice=slice_name,
-        workload=workloads.build_llama(
-            examples, tokens, remat, vocabulary=vocabulary, **sizes
-        ),
-        step_ms=1e3 * seconds,
-        source=_RECIPES.format(f"training/{recipe}"),
         differs=differs,
     )  # fmt: skip
 
@@ -257,9 +214,6 @@ ROWS = (
         _RECIPES.format("microbenchmarks/README.md"),
     ),
     _build_resnet_rs_row(50, 160, 70, (3, 4, 6, 3)),
-    _build_resnet_rs_row(101, 192, 170, (3, 4, 23, 3)),
-    _build_resnet_rs_row(152, 192, 240, (3, 8, 36, 3)),
-    _build_resnet_rs_row(152, 256, 410, (3, 8, 36, 3)),
     _build_product_row(2048, 679.3),
     _build_product_row(4096, 892.9),
     _build_product_row(16384, 950.1),
@@ -329,41 +283,24 @@ ROWS = (
         **_LLAMA_70B,
         vocabulary=32000,
     ),
-    _build_maxtext_row(
-        *("llama_256b", "v5p-1024", 308, 8, 2048, "products", ""),
-        mesh="fsdp:-1,tensor:8",
-        shares=64,
-        **_LLAMA_256B,
-        vocabulary=32000,
-    ),
     *(
         _build_maxtext_row(
-            *("llama_512b", slice_name, tflops, 16, 2048, "block", ""),
-            mesh=f"{data}fsdp:-1,tensor:8",
-            shares=shares,
-            **_LLAMA_256B | {"layers": 128},
+            *(name, "v5p-1024", tflops, examples, 2048, remat, ""),
+            mesh="fsdp:-1,tensor:8",
+            shares=64,
+            **{"layers": layers, "width": 16384, "heads": 128, "kv_heads": 128, "hidden": 57344},
             vocabulary=32000,
         )
-        for slice_name, data, shares, tflops in (
-            *(("v5p-1024", "", 64, 294), ("2xv5p-1024", "data:2,", 128, 282)),
+        for name, tflops, examples, remat, layers in (
+            ("llama_256b", 308, 8, "products", 64),
+            ("llama_512b", 294, 16, "block", 128),
         )
-    ),
-    _build_recipe_row(
-        *("llama_405b", "v5p-1024", 131.474, 2, "v5p/Llama3.1-405B-MaxText"),
-        "what the backward pass recomputes",
-        remat="block",
-        **_LLAMA_405B,
     ),
     Row(
-        *("gpt3_175b-v6e-256", "gpt3_175b", "v6e-256", workloads.build_gpt3(3), 17182),
-        _RECIPES.format("training/trillium/GPT3-175B-MaxText/bf16"),
-    ),
-    *(
-        _build_recipe_row(
-            *("llama3_70b", f"tpu7x-{cores}", seconds, 2, "ironwood/llama3.1-70b", _KEPT),
-            remat="block",
-            **_LLAMA_70B,
-        )
-        for cores, seconds in ((128, 12.20), (512, 12.27))
+        *("llama3_70b-tpu7x-128", "llama3_70b", "tpu7x-128"),
+        workloads.build_llama(2, 8192, "block", vocabulary=128256, **_LLAMA_70B),
+        12200,
+        _RECIPES.format("training/ironwood/llama3.1-70b"),
+        "queries, keys, values and the output of attention are computed again, which were kept",
     ),
 )

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -180,24 +180,6 @@ def build_llama(
     )
 
 
-def build_gpt3(examples: int) -> Workload:
-    """Returns GPT-3 175B (Brown et al. 2020, arXiv:2005.14165), divided by `fsdp`.
-
-    Args:
-        examples: per chip, of 2,048 tokens.
-    """
-    sizes = {"layers": 96, "width": 12288, "heads": 96, "vocabulary": 50304, "context": 2048}
-
-    def build_model() -> keras.Model:
-        model = models.build("gpt2_small", attention="flash", remat="block", **sizes)
-        model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), SmoothedCrossentropy())
-        return model
-
-    batch = _build_id_spec(examples, 2048), _build_id_spec(examples, 2048)
-    cluster = ClusterConfig(engine="jax", mesh="fsdp:-1")
-    return Workload(build_model, batch, cluster=cluster, clipnorm=1.0)
-
-
 def build_resnet_rs(blocks: Sequence[int], pixels: int) -> Workload:
     """Returns ResNet-RS (Bello et al. 2021, arXiv:2103.07579) on 128 images.
 
@@ -213,109 +195,6 @@ def build_resnet_rs(blocks: Sequence[int], pixels: int) -> Workload:
         return model
 
     return Workload(build_model, (_build_image_spec(128, pixels), _build_id_spec(128)))
-
-
-@dataclasses.dataclass(frozen=True)
-class MatrixProduct:
-    """The product of two square matrices in bfloat16, alone.
-
-    Attributes:
-        width: of the matrices.
-        options: of the compiler, that the published product was compiled with.
-    """
-
-    width: int
-    options: dict[str, str] = dataclasses.field(default_factory=dict)
-    cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
-
-    def lower(self, target: Slice) -> LoweredStep:
-        """Lowers the product for one chip."""
-        import jax
-
-        matrix = jax.ShapeDtypeStruct((self.width, self.width), "bfloat16")
-        program = jax.jit(lambda a, b: a @ b).lower(matrix, matrix).as_text().encode()
-        return LoweredStep(
-            program=program, partitioned=True, arguments=["a", "b"], precision="bfloat16"
-        )
-
-    def choose_options(self, target: Slice) -> dict[str, str]:
-        """Returns the options of the published product."""
-        return self.options
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayCopy:
-    """A copy of an array in a chip's memory, alone.
-
-    Attributes:
-        size: of the array, in bytes.
-    """
-
-    size: int
-    cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
-
-    def lower(self, target: Slice) -> LoweredStep:
-        """Lowers the copy for one chip."""
-        import jax
-
-        given = jax.ShapeDtypeStruct((self.size // 4,), "float32")
-        program = jax.jit(lambda a: a.copy()).lower(given).as_text().encode()
-        return LoweredStep(program=program, partitioned=True, arguments=["a"], precision="float32")
-
-    def choose_options(self, target: Slice) -> dict[str, str]:
-        """Returns no options."""
-        return {}
-
-
-@dataclasses.dataclass(frozen=True)
-class Exchange:
-    """A collective over the devices of a slice, alone.
-
-    Attributes:
-        collective: "all_gather" or "psum", as in `jax.lax`.
-        shape: of the array that each device has before.
-        dtype: of the array.
-        mesh: sizes of three axes of devices; those along the second exchange.
-    """
-
-    collective: Literal["all_gather", "psum"]
-    shape: tuple[int, ...]
-    dtype: str
-    mesh: tuple[int, int, int]
-    cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
-
-    def lower(self, target: Slice) -> LoweredStep:
-        """Lowers the collective for all devices of a slice."""
-        import jax
-        from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
-
-        mesh, whole = AbstractMesh(self.mesh, ("outer", "along", "inner")), PartitionSpec()
-        parted = PartitionSpec("along") if self.collective == "all_gather" else whole
-
-        def exchange(part: Any) -> Any:
-            if self.collective == "psum":
-                return jax.lax.psum(part, "along")
-            return jax.lax.all_gather(part, "along", tiled=True)
-
-        mapped = jax.shard_map(
-            exchange, mesh=mesh, in_specs=parted, out_specs=whole, check_vma=False
-        )
-        parts = self.mesh[1] if self.collective == "all_gather" else 1
-        given = jax.ShapeDtypeStruct(
-            (parts * self.shape[0], *self.shape[1:]), self.dtype,
-            sharding=NamedSharding(mesh, parted),
-        )  # fmt: skip
-        traced = jax.jit(mapped).trace(given).lower(lowering_platforms=("tpu",))
-        return LoweredStep(
-            program=traced.as_text().encode(),
-            partitioned=True,
-            arguments=["a"],
-            precision=self.dtype,
-        )
-
-    def choose_options(self, target: Slice) -> dict[str, str]:
-        """Returns no options."""
-        return {}
 
 
 # Width, blocks, kernel, stride and expansion of each stage.
