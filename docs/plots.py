@@ -38,8 +38,8 @@ def read_number(text: str) -> float:
 
 
 def read_seconds(text: str) -> float:
-    """Returns the seconds of a cell such as "216.4 ms" or "12.2 s"."""
-    return read_number(text) * (1e-3 if text.endswith("ms") else 1)
+    """Returns the seconds of a cell such as "22.7 us", "216 ms" or "12.2 s"."""
+    return read_number(text) * {"us": 1e-6, "ms": 1e-3}.get(text.split()[-1], 1)
 
 
 def same_numbers(axes: Axes) -> None:
@@ -147,7 +147,7 @@ def _draw_pairs(
 
 PLOTS: dict[str, tuple[Callable[[Axes], None], float]] = {  # with the height in inches
     "same_numbers": (same_numbers, 3.6),
-    "predicted": (predicted, 4.6),
+    "predicted": (predicted, 10.5),
     "cycles": (cycles, 4.2),
     "sharded": (sharded, 2.8),
     "trainer": (trainer, 2.8),

@@ -7,10 +7,9 @@ Each row compiles the step of a published run with the installed TPU compiler, a
 models but one, for each of the models: how far the prediction of that one is off says how far to
 trust predictions of a model that nobody has published.
 
-The first run takes about an hour on two cores; later runs use the cached programs.
+The first run takes two to three hours on two cores; later runs use the cached programs.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from tests.benchmarks.calibration import fit
+from tests.benchmarks.calibration.recording import read_rows
 
 ENGINES = ("tensorflow", "jax")
 
@@ -32,7 +32,7 @@ def main(names: list[str]) -> None:
             command = [sys.executable, "-m", program, engine, str(file)]
             environment = {**os.environ, "KERAS_BACKEND": engine, "TF_CPP_MIN_LOG_LEVEL": "3"}
             subprocess.run([*command, *names], env=environment, check=True)
-            measured += json.loads(file.read_text())
+            measured += read_rows(file)
     if names:
         fit.compare(measured, {})
     else:

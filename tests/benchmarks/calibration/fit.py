@@ -7,10 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tests.benchmarks.calibration.recording import predict_seconds
+from tftpu.amounts import format_duration
 from tftpu.preflight.pricing.prices import BASES, PRICES, Basis, Prices
 from tftpu.tpu.slices import parse_slice
 
-Row = dict[str, Any]  # as `measure.measured` returns it
+Row = dict[str, Any]  # as `measure.measure_row` returns it
 
 # Values that are tried for each price.
 _TRIED = {
@@ -18,36 +20,26 @@ _TRIED = {
     "matrix": (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7),
     "window": (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6),
     "vector": (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+    "kernel": (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7),
+    "links": (0.6, 0.7, 0.8, 0.9, 1.0),
 }
 # What the first calibration found, with ResNet-50 alone. The rows are few, and say little of one
 # price beside another: each moves from here only as far as the rows show.
-_PRIOR = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5)
+_PRIOR = Prices(bandwidth=0.8, matrix=0.5, window=0.5, vector=0.5, kernel=0.5, links=1.0)
 _PULL = 1e-4  # loss for a price that is 0.1 away from there
-_CANDIDATES = [
-    dataclasses.replace(_PRIOR, **dict(zip(_TRIED, values)))
-    for values in itertools.product(*_TRIED.values())
-]
-_NEGLIGIBLE = 1e-3  # of a step: instructions that take less keep their price while prices are tried
-_USUAL, _FEW = 1.5, 2.5  # half of a range, in mean errors: of two models or more, and of fewer
+_FEW = 1.5  # how much wider a range is for a generation of fewer than two models
 
 
 def predict_ms(row: Row, prices: Prices) -> float:
     """Returns the time of a row's step with other prices, in milliseconds."""
-    one_by_one = 0.0
-    for work in row["works"]:
-        if work["overlaps"]:
-            continue
-        fixed = work["kind"] == "collective" or work["seconds"] < _NEGLIGIBLE * row["step_ms"] / 1e3
-        given = work["estimate"], work["products"], work["traffic"]
-        one_by_one += work["seconds"] if fixed else prices.estimate_seconds(work["kind"], *given)
-    traffic = sum(work["traffic"] for work in row["works"])
-    return 1e3 * max(one_by_one, traffic / prices.bandwidth)
+    return 1e3 * predict_seconds(row["events"], row["traffic"], prices)
 
 
 class PriceFit:
     """Prices with the least error: the mean of squares over models, of logarithms.
 
-    All combinations are tried. A price of which the rows say nothing stays as it was before.
+    Two prices at a time take the best of all combinations of their values, until none improves. A
+    price of which the rows say nothing stays as it was before.
 
     Args:
         rows: published step times.
@@ -55,25 +47,31 @@ class PriceFit:
 
     def __init__(self, rows: Sequence[Row]):
         self._rows = rows
-        self._squares = {
-            row["name"]: [
-                math.log(predict_ms(row, prices) / row["step_ms"]) ** 2 for prices in _CANDIDATES
-            ]
-            for row in rows
-        }
+        self._squares: dict[Prices, list[float]] = {}
 
     def fit_prices(self, without: str = "") -> Prices:
         """Returns the prices that fit all rows but those of a model."""
+        found, before = _PRIOR, None
+        while found != before:
+            before = found
+            for names in itertools.combinations(_TRIED, 2):
+                values = itertools.product(*(_TRIED[name] for name in names))
+                tried = [dataclasses.replace(found, **dict(zip(names, pair))) for pair in values]
+                found = min([found, *tried], key=lambda p: self._compute_loss(p, without))
+        return found
+
+    def _compute_loss(self, prices: Prices, without: str) -> float:
+        """Returns the loss over all models but one, each with the mean over its rows."""
+        if prices not in self._squares:
+            self._squares[prices] = [
+                math.log(predict_ms(row, prices) / row["step_ms"]) ** 2 for row in self._rows
+            ]
         models = collections.defaultdict(list)
-        for row in self._rows:
+        for row, square in zip(self._rows, self._squares[prices], strict=True):
             if row["model"] != without:
-                models[row["model"]].append(self._squares[row["name"]])
-
-        def loss(index: int) -> float:
-            means = [sum(row[index] for row in rows) / len(rows) for rows in models.values()]
-            return sum(means) / len(means) + _PULL * _compute_distance(_CANDIDATES[index])
-
-        return _CANDIDATES[min(range(len(_CANDIDATES)), key=loss)]
+                models[row["model"]].append(square)
+        means = [_average(squares) for squares in models.values()]
+        return _average(means) + _PULL * _compute_distance(prices)
 
     def compute_left_out_errors(self) -> dict[str, float]:
         """Returns the error of each row, by name, at prices that know no row of its model."""
@@ -95,25 +93,27 @@ def _compute_distance(prices: Prices) -> float:
 def compute_bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Basis]:
     """Returns what predictions for each generation rest on.
 
-    The range holds the errors of models left out of the fit that the generation has, and is no
-    narrower than one and a half times the root of the mean square over all of them; for a
-    generation of fewer than two models, two and a half times.
+    The range holds nine in ten of the rows of all generations, at the errors of models left out
+    of the fit; for a generation of fewer than two models it is wider by half. A generation has too
+    few rows for a range of its own.
 
     Args:
         rows: published step times.
         errors: of each row, as `PriceFit.compute_left_out_errors` returns them.
     """
-    off = {name: abs(1 / (1 + error) - 1) for name, error in errors.items()}
-    usual = math.sqrt(sum(value**2 for value in off.values()) / len(off))
+    usual = _hold_most([abs(1 / (1 + error) - 1) for error in errors.values()])
     found = {}
     for generation in BASES:
         own = [row for row in rows if _find_generation(row) == generation]
         models = {row["model"] for row in own}
-        width = (_USUAL if len(models) > 1 else _FEW) * usual
-        width = max([width, *(off[row["name"]] for row in own)])
-        width = math.ceil(100 * width + 1) / 100
+        width = math.ceil(100 * usual * (1 if len(models) > 1 else _FEW)) / 100
         found[generation] = Basis(len(own), len(models), round(1 - width, 2), round(1 + width, 2))
     return found
+
+
+def _hold_most(values: Sequence[float]) -> float:
+    """Returns the least of these values that nine in ten do not exceed."""
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
 def _find_generation(row: Row) -> str:
@@ -121,25 +121,28 @@ def _find_generation(row: Row) -> str:
 
 
 def compare(rows: Sequence[Row], without: dict[str, float]) -> None:
-    """Prints the predicted and the published time of each row.
+    """Prints the predicted and the published time of each row, as a table in Markdown.
 
     Args:
         rows: published step times.
         without: errors of rows, by name, as `PriceFit.compute_left_out_errors` returns them; may
         be empty.
     """
-    print(f"{'row':26}{'published':>12}{'predicted':>12}{'error':>9}{'range':>20}{'left out':>10}")
+    print("| run | predicted | published | error | source | left out |")
+    print("|---|---|---|---|---|---|")
     for row in rows:
-        ms, basis = row["predicted_ms"], BASES[_find_generation(row)]
-        low, high = ms * basis.low, ms * basis.high
-        error = f"{without[row['name']]:+10.1%}" if without else ""
-        outside = "" if low <= row["step_ms"] <= high else " outside"
-        print(
-            f"{row['name']:26}{row['step_ms']:12.4g}{ms:12.4g}{ms / row['step_ms'] - 1:+9.1%}"
-            f"{low:10.4g} -{high:8.4g}{error}{outside}"
-        )
+        error = _format_error(row["predicted_ms"] / row["step_ms"] - 1)
+        left_out = _format_error(without[row["name"]]) if without else ""
+        times = (format_duration(row[name] / 1e3) for name in ("predicted_ms", "step_ms"))
+        cells = row["name"], *times, error, row["source"], left_out
+        print(f"| {' | '.join(cells)} |")
     for row in rows:
-        print(f"{row['name']}: {'; '.join(filter(None, (row['source'], row['differs'])))}")
+        if row["differs"]:
+            print(f"{row['name']}: {row['differs']}")
+
+
+def _format_error(error: float) -> str:
+    return f"{100 * error:+.1f} %"
 
 
 def report(rows: Sequence[Row]) -> None:
@@ -147,10 +150,22 @@ def report(rows: Sequence[Row]) -> None:
     fit = PriceFit(rows)
     without = fit.compute_left_out_errors()
     compare(rows, without)
-    errors = [abs(row["predicted_ms"] / row["step_ms"] - 1) for row in rows]
-    print(f"mean absolute error {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}, ", end="")
-    print(f"worst of a model left out {max(map(abs, without.values())):.1%}")
+    errors = {row["name"]: row["predicted_ms"] / row["step_ms"] - 1 for row in rows}
+    for text, found in (("at the prices in use", errors), ("of models left out", without)):
+        off = [abs(error) for error in found.values()]
+        print(f"{text}: mean absolute error {_average(off):.1%}, worst {max(off):.1%}")
+    inside = [_is_inside(row, errors[row["name"]]) for row in rows]
+    print(f"{sum(inside)} of {len(rows)} rows are inside their range")
     print(f"in use: {PRICES}")
     print(f"fitted: {fit.fit_prices()}")
     for name, basis in compute_bases(rows, without).items():
         print(f"{name}: in use {BASES[name]}, found {basis}")
+
+
+def _is_inside(row: Row, error: float) -> bool:
+    basis = BASES[_find_generation(row)]
+    return basis.low <= 1 / (1 + error) <= basis.high
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -4,13 +4,13 @@ python -m tests.benchmarks.calibration.measure ENGINE FILE [ROW ...]
 """
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import keras
 
+from tests.benchmarks.calibration.recording import record, write_rows
 from tests.benchmarks.calibration.rows import ROWS, Row
 from tftpu.preflight.compiling.compiler import compile_program
 from tftpu.preflight.pricing.cost import price
@@ -32,25 +32,13 @@ def measure_row(row: Row) -> dict[str, Any]:
     if compiled.error:
         raise RuntimeError(f"The step of {row.name} does not compile: {compiled.error[:500]}")
     cost = price(step, compiled, target)
-    clock = target.generation.clock_ghz * 1e9
-    works = [
-        {
-            "kind": priced.kind,
-            "estimate": priced.cycles / clock if priced.cycles else None,
-            "products": priced.flops / target.flops_per_s,
-            "traffic": priced.hbm_bytes / target.bytes_per_s,
-            "seconds": priced.seconds,
-            "overlaps": priced.overlaps,
-        }
-        for priced in cost.instructions
-        if priced.seconds
-    ]
     published = {
         field.name: getattr(row, field.name)
         for field in dataclasses.fields(row)
         if field.name != "workload"
     }
-    return published | {"predicted_ms": 1e3 * cost.seconds, "works": works}
+    recorded = record(step, compiled, target)
+    return published | {"predicted_ms": 1e3 * cost.seconds} | recorded
 
 
 def main(engine: str, file: str, *names: str) -> None:
@@ -60,7 +48,7 @@ def main(engine: str, file: str, *names: str) -> None:
         for row in ROWS
         if row.workload.cluster.engine == engine and (not names or row.name in names)
     ]
-    Path(file).write_text(json.dumps([measure_row(row) for row in chosen]))
+    write_rows([measure_row(row) for row in chosen], Path(file))
 
 
 if __name__ == "__main__":

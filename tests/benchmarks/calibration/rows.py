@@ -2,19 +2,25 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from tests.benchmarks.calibration import workloads
-from tests.benchmarks.calibration.workloads import ArrayCopy, MatrixProduct, Workload
+from tests.benchmarks.calibration.operations import ArrayCopy, Exchange, MatrixProduct
+from tests.benchmarks.calibration.workloads import Workload
+from tftpu.tpu.slices import parse_slice
 
-_MLPERF = "MLPerf training v{}, Google's results"
-_CHAT = "vorushin.github.io, LLM pretraining for the TPU-poor, February 2026"
-_FUSED = "EfficientNetV2, Table 3 (arXiv:2104.00298)"
+_MLPERF = "MLPerf training v{}"  # Google's results
+_CHAT = "vorushin.github.io, 2026"  # "LLM pretraining for the TPU-poor", February 2026
+_FUSED = "EfficientNetV2, Table 3"  # arXiv:2104.00298
 _QK = "no norm of queries and keys, no soft cap; tftpu's kernel for attention"
-_MAXTEXT = "MaxText, configs/tpu/{}/README.md"
-_RS = "tensorflow/tpu, models/official/resnet/resnet_rs/README.md"
-_RECIPES = "AI-Hypercomputer/tpu-recipes, {}"
+_MAXTEXT = "MaxText, configs/tpu/{}/README.md"  # https://github.com/AI-Hypercomputer/maxtext
+_RS = "tensorflow/tpu, resnet_rs/README.md"
+_RECIPES = "tpu-recipes, {}"  # https://github.com/AI-Hypercomputer/tpu-recipes
 _WIDER_MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
-_IRONWOOD = "AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood/README.md"
+_Sizes = dict[str, Any]
+_LLAMA_22B: _Sizes = {"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384}
+_LLAMA_32B: _Sizes = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
+_LLAMA_70B: _Sizes = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Row:
     name: str
     model: str
     slice: str
-    workload: Workload | MatrixProduct | ArrayCopy
+    workload: Workload | MatrixProduct | ArrayCopy | Exchange
     step_ms: float
     source: str
     differs: str = ""
@@ -61,24 +67,40 @@ def _build_maxtext_row(
     tokens: int,
     remat: str,
     differs: str,
-    **sizes: int,
+    mesh: str = "fsdp:-1",
+    shares: int | None = None,
+    **sizes: Any,
 ) -> Row:
     """Returns a row of a decoder, given its TFLOP/s a chip as MaxText counted them.
 
     It counts 6 FLOPs a token for each weight in a product, and attention without its mask.
+
+    Args:
+        name: of the model.
+        slice_name: of the slice.
+        tflops: a chip.
+        examples: of a share of the batch.
+        tokens: of an example.
+        remat: what the backward pass recomputes.
+        differs: how the workload differs from the published run.
+        mesh: as for `tftpu.connect`.
+        shares: of the batch, where they are fewer than the chips.
+        sizes: of the model.
     """
     width, layers = sizes["width"], sizes["layers"]
     shared = width // sizes["heads"] * sizes["kv_heads"]
     weights = layers * (2 * width**2 + 2 * width * shared + 3 * width * sizes["hidden"])
     weights += width * sizes["vocabulary"]
     flops = examples * tokens * (6 * weights + 12 * layers * tokens * width)
+    if shares is not None:
+        flops *= shares / parse_slice(slice_name).chips
     return Row(
         name=f"{name}-{slice_name}",
         model=name,
         slice=slice_name,
-        workload=workloads.build_llama(examples, tokens, remat, **sizes),
+        workload=workloads.build_llama(examples, tokens, remat, mesh, **sizes),
         step_ms=flops / tflops / 1e9,
-        source=_MAXTEXT.format(slice_name.split("-")[0]),
+        source=_MAXTEXT.format(parse_slice(slice_name).generation.name),
         differs=differs,
     )  # fmt: skip
 
@@ -99,7 +121,7 @@ def _build_resnet_rs_row(depth: int, pixels: int, ms: float, blocks: Sequence[in
 def _build_product_row(width: int, tflops: float) -> Row:
     """Returns a row of a product of square matrices on each device, given a device's TFLOP/s.
 
-    Products of 2,048 columns and fewer, also published, take microseconds, much of them to begin.
+    Products of 1,024 columns and fewer, also published, take microseconds, most of them to begin.
     """
     return Row(
         name=f"product_{width}-tpu7x-8",
@@ -107,7 +129,41 @@ def _build_product_row(width: int, tflops: float) -> Row:
         slice="tpu7x-8",
         workload=MatrixProduct(width),
         step_ms=2 * width**3 / tflops / 1e9,
-        source=_IRONWOOD,
+        source=_RECIPES.format("microbenchmarks/ironwood/README.md"),
+    )
+
+
+def _build_copy_row(size: int, gbps: float) -> Row:
+    """Returns a row of a copy on each core of a TPU7x, given the bytes read and written a second.
+
+    Copies of 16 MiB and less, also published, are mostly the time to begin.
+    """
+    return Row(
+        name=f"copy_{size >> 20}m-tpu7x-8",
+        model="copy",
+        slice="tpu7x-8",
+        workload=ArrayCopy(size),
+        step_ms=2 * size / gbps / 1e6,
+        source=_RECIPES.format("microbenchmarks/ironwood/hbm/hbm.md"),
+    )
+
+
+def _build_gather_row(slice_name: str, elements: int, gbps: float) -> Row:
+    """Returns a row of a gather by one core of each of four chips, given what leaves a chip.
+
+    Its two cores each send three quarters of what they hold in the end. Gathers of fewer elements,
+    also published, are mostly the time to begin.
+    """
+    return Row(
+        name=f"gather_{elements >> 20}m-{slice_name}",
+        model="exchange",
+        slice=slice_name,
+        workload=Exchange(
+            *("all_gather", (elements // 1024, 8, 128), "float32"),
+            mesh=(parse_slice(slice_name).replicas // 8, 4, 2),
+        ),
+        step_ms=2 * 3 * 4 * elements / gbps / 1e6,
+        source=_RECIPES.format("microbenchmarks/ironwood/collectives/all_gather.md"),
     )
 
 
@@ -151,31 +207,100 @@ ROWS = (
     Row("product-v6e-1", "product", "v6e-1", MatrixProduct(8192), 1.72, _CHAT),
     Row(
         *("product_vmem-v6e-1", "product", "v6e-1", MatrixProduct(8192, _WIDER_MEMORY), 1.3288),
-        _RECIPES.format("microbenchmarks"),
+        _RECIPES.format("microbenchmarks/README.md"),
     ),
     Row(
         *("copy-v6e-1", "copy", "v6e-1", ArrayCopy(33_554_432), 0.0494),
-        _RECIPES.format("microbenchmarks"),
+        _RECIPES.format("microbenchmarks/README.md"),
     ),
     _build_resnet_rs_row(50, 160, 70, (3, 4, 6, 3)),
+    _build_product_row(2048, 679.3),
     _build_product_row(4096, 892.9),
     _build_product_row(16384, 950.1),
     _build_product_row(32768, 956.4),
+    _build_copy_row(1 << 25, 3009.8),
+    _build_copy_row(1 << 26, 3097.2),
+    _build_copy_row(1 << 28, 3167.1),
+    _build_copy_row(1 << 30, 3198.4),
+    _build_copy_row(1 << 33, 3210.5),
+    *(
+        _build_gather_row(slice_name, elements, gbps)
+        for slice_name, elements, gbps in (
+            *(("tpu7x-8", 1 << 20, 161.90), ("tpu7x-16", 1 << 20, 162.09)),
+            *(("tpu7x-8", 1 << 22, 174.77), ("tpu7x-16", 1 << 22, 174.67)),
+            *(("tpu7x-8", 1 << 24, 178.77), ("tpu7x-16", 1 << 24, 178.76)),
+        )
+    ),
+    Row(
+        *("psum-v6e-256", "exchange", "v6e-256"),
+        Exchange("psum", (17408, 17408), "bfloat16", (1, 256, 1)),
+        2 * 255 / 256 * 2 * 17408**2 / 235.76e6,
+        _RECIPES.format("microbenchmarks/trillium/collectives/README.md"),
+    ),
     _build_maxtext_row(
         *("llama_22b", "v4-128", 156, 13, 2048, "block"),
         "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
-        **{"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, "hidden": 16384},
+        **_LLAMA_22B,
         vocabulary=32000,
     ),
+    *(
+        _build_maxtext_row(
+            *("llama_22b", f"{slices}xv4-128", tflops, 13, 2048, "block"),
+            "SwiGLU of width 16,384 for ReLU of 24,576, which has as many weights",
+            mesh=f"data:{slices},fsdp:-1",
+            **_LLAMA_22B,
+            vocabulary=32000,
+        )
+        for slices, tflops in ((2, 152), (4, 149), (8, 146))
+    ),
     _build_maxtext_row(
-        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""),
-        **{"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672},
-        vocabulary=32000,
+        *("llama_32b", "v5e-256", 132, 4, 2048, "block", ""), **_LLAMA_32B, vocabulary=32000
+    ),
+    *(
+        _build_maxtext_row(
+            *("llama_32b", f"{slices}xv5e-256", tflops, 4, 2048, "block", ""),
+            mesh=f"data:{slices},fsdp:-1",
+            **_LLAMA_32B,
+            vocabulary=32000,
+        )
+        for slices, tflops in ((2, 128), (4, 126), (8, 125), (16, 123), (32, 119))
+    ),
+    *(
+        _build_maxtext_row(
+            *("llama_32b", slice_name, tflops, 24, 2048, "products", ""),
+            mesh=f"{data}fsdp:-1,tensor:4",
+            shares=shares,
+            **_LLAMA_32B,
+            vocabulary=32000,
+        )
+        for slice_name, data, shares, tflops in (
+            *(("v5p-128", "", 16, 328), ("2xv5p-128", "data:2,", 32, 319)),
+        )
     ),
     _build_maxtext_row(
         *("llama_70b", "v5p-128", 298, 4, 4096, "block"),
         "what the backward pass recomputes",
-        **{"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672},
+        **_LLAMA_70B,
         vocabulary=32000,
+    ),
+    *(
+        _build_maxtext_row(
+            *(name, "v5p-1024", tflops, examples, 2048, remat, ""),
+            mesh="fsdp:-1,tensor:8",
+            shares=64,
+            **{"layers": layers, "width": 16384, "heads": 128, "kv_heads": 128, "hidden": 57344},
+            vocabulary=32000,
+        )
+        for name, tflops, examples, remat, layers in (
+            ("llama_256b", 308, 8, "products", 64),
+            ("llama_512b", 294, 16, "block", 128),
+        )
+    ),
+    Row(
+        *("llama3_70b-tpu7x-128", "llama3_70b", "tpu7x-128"),
+        workloads.build_llama(2, 8192, "block", vocabulary=128256, **_LLAMA_70B),
+        12200,
+        _RECIPES.format("training/ironwood/llama3.1-70b"),
+        "queries, keys, values and the output of attention are computed again, which were kept",
     ),
 )

@@ -156,13 +156,16 @@ def build_efficientnet_b4(fused_stages: int) -> Workload:
     return Workload(build_model, (_build_image_spec(128, 380), _build_id_spec(128)))
 
 
-def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Workload:
-    """Returns a Llama divided by `fsdp` over all chips of a slice, on the JAX engine.
+def build_llama(
+    examples: int, tokens: int, remat: str, mesh: str = "fsdp:-1", **fields: Any
+) -> Workload:
+    """Returns a Llama on a mesh of all devices of a slice, on the JAX engine.
 
     Args:
-        examples: per chip.
+        examples: of a share of the batch.
         tokens: of an example.
         remat: what the backward pass recomputes, as `models.config` takes it.
+        mesh: as for `tftpu.connect`.
         fields: other fields of the model.
     """
 
@@ -173,7 +176,7 @@ def build_llama(examples: int, tokens: int, remat: str, **fields: Any) -> Worklo
 
     batch = _build_id_spec(examples, tokens), _build_id_spec(examples, tokens)
     return Workload(
-        build_model, batch, cluster=ClusterConfig(engine="jax", mesh="fsdp:-1"), clipnorm=1.0
+        build_model, batch, cluster=ClusterConfig(engine="jax", mesh=mesh), clipnorm=1.0
     )
 
 
@@ -192,58 +195,6 @@ def build_resnet_rs(blocks: Sequence[int], pixels: int) -> Workload:
         return model
 
     return Workload(build_model, (_build_image_spec(128, pixels), _build_id_spec(128)))
-
-
-@dataclasses.dataclass(frozen=True)
-class MatrixProduct:
-    """The product of two square matrices in bfloat16, alone.
-
-    Attributes:
-        width: of the matrices.
-        options: of the compiler, that the published product was compiled with.
-    """
-
-    width: int
-    options: dict[str, str] = dataclasses.field(default_factory=dict)
-    cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
-
-    def lower(self, target: Slice) -> LoweredStep:
-        """Lowers the product for one chip."""
-        import jax
-
-        matrix = jax.ShapeDtypeStruct((self.width, self.width), "bfloat16")
-        program = jax.jit(lambda a, b: a @ b).lower(matrix, matrix).as_text().encode()
-        return LoweredStep(
-            program=program, partitioned=True, arguments=["a", "b"], precision="bfloat16"
-        )
-
-    def choose_options(self, target: Slice) -> dict[str, str]:
-        """Returns the options of the published product."""
-        return self.options
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayCopy:
-    """A copy of an array in a chip's memory, alone.
-
-    Attributes:
-        size: of the array, in bytes.
-    """
-
-    size: int
-    cluster: ClusterConfig = dataclasses.field(default_factory=lambda: ClusterConfig(engine="jax"))
-
-    def lower(self, target: Slice) -> LoweredStep:
-        """Lowers the copy for one chip."""
-        import jax
-
-        given = jax.ShapeDtypeStruct((self.size // 4,), "float32")
-        program = jax.jit(lambda a: a.copy()).lower(given).as_text().encode()
-        return LoweredStep(program=program, partitioned=True, arguments=["a"], precision="float32")
-
-    def choose_options(self, target: Slice) -> dict[str, str]:
-        """Returns no options."""
-        return {}
 
 
 # Width, blocks, kernel, stride and expansion of each stage.

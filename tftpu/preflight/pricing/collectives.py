@@ -15,6 +15,7 @@ import re
 
 import numpy as np
 
+from tftpu.preflight.pricing.prices import PRICES
 from tftpu.preflight.program.hlo import Computation, Instruction
 from tftpu.tpu.slices import Slice
 
@@ -131,7 +132,7 @@ def _estimate_permutation(instruction: Instruction, size: int, target: Slice) ->
     generation, turns = target.generation, _count_turns(instruction, target)
     if turns == 0:
         return size / (generation.core_gbps * 1e9) + HOP_SECONDS
-    return (turns or 1) * size / (generation.link_gbps * 1e9) + HOP_SECONDS
+    return (turns or 1) * size / _measure_links(target) + HOP_SECONDS
 
 
 def _count_turns(instruction: Instruction, target: Slice) -> int | None:
@@ -174,7 +175,12 @@ def estimate_all_reduce(size: float, target: Slice, chips: int, links: int) -> f
     """
     moved = 2 * size * (chips - 1) / chips
     hops = min(sum(target.axes), chips)
-    return moved / (links * target.generation.link_gbps * 1e9) + 2 * hops * HOP_SECONDS
+    return moved / (links * _measure_links(target)) + 2 * hops * HOP_SECONDS
+
+
+def _measure_links(target: Slice) -> float:
+    """Returns the bytes/s that a link between chips sustains in one direction."""
+    return PRICES.links * target.generation.link_gbps * 1e9
 
 
 def _estimate_between_slices(size: int, target: Slice) -> float:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import re
+from collections.abc import Callable
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.pricing import collectives, host_copies
@@ -79,12 +80,19 @@ class Pricing:
         module: the program.
         step: the step before compilation.
         target: the slice.
+        build_timeline: returns a new timeline, of which each computation has one.
     """
 
-    def __init__(self, module: Module, step: LoweredStep, target: Slice):
+    def __init__(
+        self,
+        module: Module,
+        step: LoweredStep,
+        target: Slice,
+        build_timeline: Callable[[], Timeline] = Timeline,
+    ):
         self._module, self._step, self._target = module, step, target
         self.silent: set[str] = set()  # layers whose kernels do not state their work
-        self._timelines: dict[int, Timeline] = collections.defaultdict(Timeline)
+        self._timelines: dict[int, Timeline] = collections.defaultdict(build_timeline)
 
     def price(self, instruction: Instruction, times: int, computation: Computation) -> Priced:
         """Returns the cost of an instruction.

@@ -42,6 +42,7 @@ class Prices:
         window: share for convolutions of one channel each, and for pooling.
         vector: share for everything else: elementwise work, reductions, gathers and copies.
         kernel: share of the peak that products in a kernel reach.
+        links: share of the nominal bandwidth that the links between chips sustain.
     """
 
     bandwidth: float
@@ -49,6 +50,7 @@ class Prices:
     window: float
     vector: float
     kernel: float
+    links: float
 
     def estimate_seconds(
         self, kind: str, estimate: float | None, products: float, traffic: float
@@ -68,7 +70,7 @@ class Prices:
         return max(min(estimate, max(share * estimate, products / PRODUCT)), floor)
 
 
-PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5)
+PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5, links=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +93,9 @@ class Basis:
 BASES = {
     "v2": Basis(1, 1, 0.75, 1.25),
     "v3": Basis(8, 4, 0.82, 1.18),
-    "v4": Basis(2, 2, 0.84, 1.16),
-    "v5e": Basis(2, 2, 0.84, 1.16),
-    "v5p": Basis(1, 1, 0.75, 1.25),
-    "v6e": Basis(4, 3, 0.84, 1.16),
-    "tpu7x": Basis(3, 1, 0.75, 1.25),
+    "v4": Basis(5, 2, 0.84, 1.16),
+    "v5e": Basis(7, 2, 0.84, 1.16),
+    "v5p": Basis(5, 4, 0.75, 1.25),
+    "v6e": Basis(5, 4, 0.84, 1.16),
+    "tpu7x": Basis(16, 4, 0.75, 1.25),
 }
