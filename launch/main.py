@@ -5,6 +5,7 @@ finds the file, parses its flags and runs it.
 """
 
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -97,6 +98,7 @@ def run() -> None:
         code = main(sys.argv[1:])
     finally:
         die_at_interrupt()
+        gc.freeze()  # else Python looks for garbage among all of TensorFlow, for a second or more
     sys.exit(code)
 
 

@@ -88,16 +88,23 @@ class _LossyDescriptor(io.FileIO):
             os.write(notices, text.encode())
 
 
-def reporting_if_slow(doing: str) -> contextlib.AbstractContextManager[None]:
-    """Prints what the block does, as `report_activity`, if it takes longer than some seconds."""
-    return slow.reporting_after(_SLOW, report_activity, doing)
+@contextlib.contextmanager
+def reporting_if_slow(doing: str) -> Iterator[None]:
+    """Prints what the block does, as `reporting`, if it takes longer than some seconds."""
+    with slow.reporting_after(_SLOW, report_activity, doing), _reporting_again(doing):
+        yield
 
 
 @contextlib.contextmanager
 def reporting(doing: str) -> Iterator[None]:
     """Prints what the block does, as `report_activity`, and how long it has taken, now and then."""
-
     report_activity(doing)
+    with _reporting_again(doing):
+        yield
+
+
+@contextlib.contextmanager
+def _reporting_again(doing: str) -> Iterator[None]:
     # Another descriptor, as a block may hide what libraries write to standard error.
     descriptor = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else os.dup(2)
 

@@ -13,6 +13,7 @@ from tftpu.training.trainer import Trainer
 
 _LARGE = 0.25  # share of the run that evaluation may take without a remark
 _SMALL = 0.1  # share that is advised then
+_MANY = 4  # evaluations of a run that can be fewer; the first one takes longer, as it compiles
 
 
 def format_summary(
@@ -119,7 +120,7 @@ def _list_speed_rows(
         whole = trainer.step * experiment.data.global_batch_size / training
         rows.append(("", f"{format_metric(whole)} examples/s with them, which waited for input"))
     share, every = goodput.compute_share(seconds, "evaluation"), experiment.train.eval_every
-    if share > _LARGE and 0 < every < trainer.step:
+    if share > _LARGE and 0 < every <= trainer.step / _MANY:
         fewer = share / (1 - share) * (1 - _SMALL) / _SMALL
         less = f"--config.train.eval_every={min(round(fewer * every), trainer.step)}"
         rows.append(("", f"evaluation took {share:.0%} of the run: evaluate less often, {less}"))

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_FIRST, _LONGEST = 10.0, 60.0  # seconds from a report of a block to the next
+_FIRST, _LONGEST = 5.0, 60.0  # seconds from a report of a block to the next
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def reporting_after(seconds: float, report: Callable[..., None], *arguments: Any
 def reporting_again(report: Callable[[float], None]) -> Iterator[None]:
     """Calls `report`, in a thread, with the seconds that a block takes until then.
 
-    After 10 seconds, 20, 40, 80, and then each minute.
+    After 5 seconds, 10, 20, 40, 80, and then each minute.
     """
     ended = threading.Event()
 

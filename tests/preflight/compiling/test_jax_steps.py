@@ -120,3 +120,7 @@ def test_each_device_keeps_its_part_of_the_gradients():
 def test_inputs_of_blocks_wait_on_the_host_where_that_is_asked_for():
     width, blocks, tokens = 256, 3, 2 * 512
     assert printed("offloaded") == [0, blocks * tokens * width * 2]  # bytes, of bfloat16
+
+
+def test_a_step_is_the_same_program_if_its_code_moves_in_its_file():
+    assert printed("moved") == [True, True]  # so that the cache has it; with the names of layers

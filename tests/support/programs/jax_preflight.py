@@ -93,9 +93,29 @@ def offloaded() -> list[int]:
     return found
 
 
+def moved() -> list[bool]:
+    """Returns whether a step is the same program if its code moves in its file, and has names."""
+    source = """
+def build():
+    made = keras.Sequential([keras.Input((64,)), keras.layers.Dense(8, "tanh", name="hidden")])
+    made.compile("sgd", "mse")
+    return made
+"""
+    batch = tf.TensorSpec((8, 64)), tf.TensorSpec((8, 8))
+    programs = []
+    for lines in (0, 9):
+        code: dict = {"keras": keras}
+        exec(compile("\n" * lines + source, "/own.py", "exec"), code)
+        built = JaxLowering("fsdp:8").build(
+            code["build"], batch, 8, "mixed_bfloat16", TrainConfig()
+        )
+        programs.append(built.lower().program)
+    return [programs[0] == programs[1], b"hidden/tanh" in programs[0]]
+
+
 def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
     """Prints the report, or the FLOPs, as JSON."""
-    for part in (kernels, constraints, scattered, offloaded):
+    for part in (kernels, constraints, scattered, offloaded, moved):
         if mesh == part.__name__:
             print(json.dumps(part()))
             return

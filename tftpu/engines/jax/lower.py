@@ -140,6 +140,22 @@ class JaxBuiltStep:
 
 
 @contextlib.contextmanager
+def _naming_no_lines() -> Iterator[None]:
+    """Leaves out of programs which lines of which files made them.
+
+    A program that was compiled would else be another one after every edit above these lines. The
+    names of the layers stay.
+    """
+    name = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+@contextlib.contextmanager
 def _tracing_under(precision: str) -> Iterator[None]:
     """Sets a dtype policy for the block, and explains loops that JAX cannot differentiate."""
     before = keras.config.dtype_policy()
@@ -213,7 +229,9 @@ def _lower_train_step(
         out_shardings=(state.shardings, layout.whole),
         keep_unused=True,
     )
-    lowered = jitted.trace(values, sums, number, batch).lower(lowering_platforms=("tpu",))
+    traced = jitted.trace(values, sums, number, batch)
+    with _naming_no_lines():
+        lowered = traced.lower(lowering_platforms=("tpu",))
     module: Any = lowered.compiler_ir("stablehlo")
     text: str = module.operation.get_asm(enable_debug_info=True)
     data = ["batch"] * len(jax.tree.leaves(batch))
