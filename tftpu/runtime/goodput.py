@@ -28,7 +28,7 @@ FILE = "goodput.json"
 # The parts of a run's time: their names in files, and their names for people.
 PARTS = {
     "starting": "starting",
-    "compiling": "compiling",
+    "compiling": "compiling, first steps",
     "input_wait": "input wait",
     "step": "step",
     "evaluation": "evaluation",
