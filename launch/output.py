@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -12,6 +13,7 @@ from typing import Any, TextIO
 from tftpu.runtime import slow
 
 _SLOW = 2.0  # seconds from which waiting is worth a line
+_FIRST, _LONGEST = 5.0, 60.0  # seconds to the first further line, and at most between two
 
 
 def outlive_readers() -> None:
@@ -91,7 +93,7 @@ class _LossyDescriptor(io.FileIO):
 @contextlib.contextmanager
 def reporting_if_slow(doing: str) -> Iterator[None]:
     """Prints what the block does, as `reporting`, if it takes longer than some seconds."""
-    with slow.reporting_after(_SLOW, report_activity, doing), _reporting_again(doing):
+    with slow.reporting_after(_SLOW, report_activity, doing), _reporting_seconds(doing):
         yield
 
 
@@ -99,24 +101,31 @@ def reporting_if_slow(doing: str) -> Iterator[None]:
 def reporting(doing: str) -> Iterator[None]:
     """Prints what the block does, as `report_activity`, and how long it has taken, now and then."""
     report_activity(doing)
-    with _reporting_again(doing):
+    with _reporting_seconds(doing):
         yield
 
 
 @contextlib.contextmanager
-def _reporting_again(doing: str) -> Iterator[None]:
-    # Another descriptor, as a block may hide what libraries write to standard error.
+def _reporting_seconds(doing: str) -> Iterator[None]:
+    """Prints the seconds that the block has taken: after 5, 10, 20, 40, 80, then each minute."""
+    # Another descriptor, as the block may hide what libraries write to standard error.
     descriptor = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else os.dup(2)
-
-    def report(seconds: float) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it
-            os.write(descriptor, f"{doing}: {seconds:.0f} s so far\n".encode())
-
+    ended = threading.Event()
+    arguments = (doing, descriptor, ended)
     try:
-        with slow.reporting_again(report):
-            yield
+        threading.Thread(target=_report_seconds, args=arguments, daemon=True).start()
+        yield
     finally:
-        os.close(descriptor)
+        ended.set()
+
+
+def _report_seconds(doing: str, descriptor: int, ended: threading.Event) -> None:
+    start, after = time.monotonic(), _FIRST
+    with open(descriptor, "w") as shown:  # closes it
+        while not ended.wait(start + after - time.monotonic()):
+            with contextlib.suppress(OSError):  # nobody reads it
+                print(f"{doing}: {time.monotonic() - start:.0f} s so far", file=shown, flush=True)
+            after += min(after, _LONGEST)
 
 
 def report_activity(doing: str) -> None:

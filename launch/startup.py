@@ -4,11 +4,8 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-import os
 import sys
-import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 from tftpu import installation
 from tftpu.engines import backend
@@ -29,42 +26,6 @@ def require_tensorflow() -> None:
             f"`{installation.command('gpu')}`; on a TPU VM, Colab or Kaggle "
             f"`{installation.command('tpu')}`."
         )
-
-
-_NOTES = (b"I0000 ", b"before absl::InitializeLog")
-
-
-@contextlib.contextmanager
-def without_notes(hidden: tuple[bytes, ...] = _NOTES) -> Iterator[None]:
-    """Hides notes of TensorFlow's C++ code, which ignore the log level; shows the rest.
-
-    Args:
-        hidden: parts of the lines to leave out.
-    """
-    sys.stderr.flush()
-    shown = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(shown, 2)
-            os.close(shown)
-            written.seek(0)
-            lines = [line for line in written if not any(part in line for part in hidden)]
-            os.write(2, b"".join(lines))
-
-
-def quieten_xla() -> None:
-    """Hides the note on a process's first program, by compiling an empty program."""
-    if backend.read_name() != "tensorflow":
-        return
-    import tensorflow as tf
-
-    nothing: Any = tf.function(lambda: tf.constant(0), jit_compile=True)
-    with without_notes((b"Compiled cluster", b"InitializeLog")), tf.device("CPU:0"):
-        nothing()
 
 
 def import_tensorflow() -> None:

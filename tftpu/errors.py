@@ -3,7 +3,7 @@
 import difflib
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ExitCode(enum.IntEnum):
@@ -28,6 +28,22 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         super().__init__(message.encode(errors="backslashreplace").decode())
+
+
+class NotFiniteError(UserError):
+    """A model predicts values that are not finite, so that texts cannot be continued.
+
+    Attributes:
+        rows: the places of the rows with such values, among those that were given together.
+        texts: the tokens of all rows, as far as they were written, if `tftpu.generate` raised it.
+    """
+
+    def __init__(self, rows: Sequence[int] = (), texts: Sequence[list[int]] = ()):
+        self.rows, self.texts = rows, texts
+        super().__init__(
+            "The model predicts values that are not finite, so no token can be drawn: the "
+            "cause is in its weights or its precision."
+        )
 
 
 class KerasError(UserError, ValueError):

@@ -10,7 +10,6 @@ from tftpu.inference.sampling import Sampling
 from tftpu.inference.writer import Writer
 from tftpu.input_pipelines import sources
 from tftpu.launch.run.texts import ByteCodec, has_byte_tokens
-from tftpu.launch.startup import quieten_xla
 from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
@@ -72,7 +71,6 @@ _WRITERS: weakref.WeakKeyDictionary[Executor, Writer] = weakref.WeakKeyDictionar
 def _build_writer(trainer: Trainer, context: int) -> Writer:
     executor = trainer.executor
     if executor not in _WRITERS:
-        quieten_xla()
         compiled = executor.compiled
         _WRITERS[executor] = Writer(trainer.model, context=context, compiled=compiled)
     return _WRITERS[executor]

@@ -9,7 +9,6 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.sources import Tokens
 from tftpu.launch.run import finished, texts
 from tftpu.launch.settings import own_code
-from tftpu.launch.startup import quieten_xla
 
 if TYPE_CHECKING:
     from tftpu.inference.exporting.inputs import Input
@@ -172,7 +171,6 @@ def _explain_refusal(trainer: "Trainer", experiment: Experiment) -> str | None:
         for spec in keras.tree.flatten(_describe_features(experiment.prepared_data))
     ):
         return "its features are not tokens."
-    quieten_xla()
     try:
         _build_writer(trainer, experiment)
     except UserError as error:

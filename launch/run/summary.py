@@ -6,6 +6,8 @@ from tftpu.amounts import format_duration, format_metric, format_price
 from tftpu.config import Experiment
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import result, sample
+from tftpu.models.keras_hub.config import KerasHub
+from tftpu.models.sizes import GPT, Llama
 from tftpu.observe import writers
 from tftpu.runtime import goodput
 from tftpu.storage import files, lines
@@ -93,7 +95,7 @@ def _list_next_commands(
     elif evaluates:
         output = _choose_output(workdir, "predicted")
         found.append(f"tftpu predict {run} --input=evaluation --output={output}")
-    if experiment.model.lora:
+    if experiment.model.lora and isinstance(experiment.model, KerasHub | GPT | Llama):
         output = _choose_output(workdir, "adapters")
         found.append(f"tftpu export-weights {run} --adapters --output={output}")
     return [*found, f"tftpu export {run} --output={_choose_output(workdir, 'exported')}"]

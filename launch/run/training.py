@@ -56,14 +56,14 @@ def train(
         reason = selection.find_reason_for_jax(experiment.cluster)
         why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
         print(f"{engine.description}{why}, {precision}", flush=True)
-    with output.reporting_if_slow("Opening the data"):
+    with output.reporting_if_slow("Opening the data and building the model"):
         data = build.build_training_data(experiment)
         state = input_pipelines.describe_state(data)
         evaluation = build.build_evaluation_data(experiment)
         experiment = build.resolve_length(experiment, data)
-    with output.reporting_if_slow("Building the model"), engine.scope():
-        trainer = build.build_trainer(experiment, workdir)
-        loaded = initialise(experiment, trainer)
+        with engine.scope():
+            trainer = build.build_trainer(experiment, workdir)
+            loaded = initialise(experiment, trainer)
     trainer.account.add_earlier(goodput.process_age() - trainer.account.clock.measure_wall())
     if loaded and chief:
         print(loaded, flush=True)

@@ -158,12 +158,13 @@ def test_a_maintenance_event_is_a_notice(metadata, key, value, capfd):
 
 
 def test_a_notice_says_how_many_steps_are_finished(capfd):
-    with preemption.PreemptionNotice(count_steps=lambda: 50) as notice:
+    with preemption.PreemptionNotice() as notice:
+        notice.loop_steps = 50
         signal.raise_signal(signal.SIGTERM)
         end = time.monotonic() + 10
         while notice.requested is None and time.monotonic() < end:
             time.sleep(0.01)
-    assert "finishing the current steps, up to 50, then saving" in capfd.readouterr().err
+    assert "finishing the current 50 steps, then saving" in capfd.readouterr().err
 
 
 def test_a_metadata_server_that_does_not_answer_gives_no_notice(metadata, monkeypatch):

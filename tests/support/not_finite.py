@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tftpu.inference.batch import NotFiniteError
-from tftpu.inference.generate import open_writer
+from tftpu.errors import NotFiniteError
+from tftpu.inference.generate import generate, open_writer
 from tftpu.inference.rows import build_rows
 from tftpu.inference.sampling import Sampling
 
@@ -43,5 +43,10 @@ def check_that_others_are_written(model: Any, table: Any) -> None:
     table.assign(values)
     begin = whole[0][: whole[0].index(token) + 1]
     assert write([*_PROMPTS, [token, 4]]) == ([begin, whole[1], whole[2], []], [0, 3])
+    with pytest.raises(NotFiniteError) as refused:
+        generate(
+            model, [*_PROMPTS, [token, 4]], length=_LENGTH, sampling=Sampling(0), context=_CONTEXT
+        )
+    assert refused.value.texts == [begin, whole[1], whole[2], []]
     with pytest.raises(NotFiniteError, match="not finite"):
         list(open_writer(model, None, _CONTEXT).write(build_rows([[token]], 1, Sampling(0), 0)))

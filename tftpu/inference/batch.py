@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import numpy as np
 
-from tftpu.errors import UserError
+from tftpu.errors import NotFiniteError
 from tftpu.inference.loop import EVERY
 from tftpu.inference.programs import Programs, Size
 from tftpu.inference.rows import Row, Tokens
@@ -19,21 +19,6 @@ from tftpu.tensors import Nest, ops
 _CALL_S = 0.1  # seconds of one call, in which no text can join
 _SHORT = 4  # tokens that a call writes while prompts wait to be read
 _SPARE = 16  # calls in which a smaller size was enough, before it is taken
-
-
-class NotFiniteError(UserError):
-    """A model predicts values that are not finite, so that texts cannot be continued.
-
-    Attributes:
-        rows: the places of the rows with such values, among those that were given together.
-    """
-
-    def __init__(self, rows: Sequence[int] = ()):
-        self.rows = rows
-        super().__init__(
-            "The model predicts values that are not finite, so no token can be drawn: the "
-            "cause is in its weights or its precision."
-        )
 
 
 class Part(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from tftpu.engines.functions import Compile
+from tftpu.errors import NotFiniteError
 from tftpu.inference.rows import Tokens, build_rows
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.task_writer import TaskWriter
@@ -43,13 +44,18 @@ def generate(
     Raises:
         UserError: the model does not predict the next token, or a prompt is empty or has an unknown
             token.
+        NotFiniteError: after the other rows have ended, if values of some are not finite; its
+            `texts` are the tokens of all rows, as far as they were written.
     """
     writer = open_writer(model, stop, context)
     found: list[Tokens] = [[] for _ in prompts]
     rows = build_rows(prompts, length, sampling or Sampling(), seed)
-    for parts in writer.write(rows):
-        for row, part in zip(found, parts):
-            row += part
+    try:
+        for parts in writer.write(rows):
+            for row, part in zip(found, parts):
+                row += part
+    except NotFiniteError as error:
+        raise NotFiniteError(error.rows, found) from None
     return found
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from tftpu.engines import functions
 from tftpu.engines.functions import Compile
-from tftpu.errors import UserError
-from tftpu.inference.batch import Batch, NotFiniteError, RunningBatch
+from tftpu.errors import NotFiniteError, UserError
+from tftpu.inference.batch import Batch, RunningBatch
 from tftpu.inference.decoding import Recomputed, build_decoding
 from tftpu.inference.programs import Programs
 from tftpu.inference.rows import Row, Tokens, find_tokens

@@ -189,7 +189,7 @@ class Examiner:
         longest = 0
         yield (
             "Estimate before compiling, by arithmetic: weights and optimizer's state on a device, "
-            "without gradients and activations; a step at the peak of its matrix units"
+            "without gradients and activations; the model's products at the peak of matrix units"
         )
         for target in targets:
             try:
@@ -232,7 +232,7 @@ class Examiner:
         with self.processes.progress.show_phase("counting the products of the model"):
             seconds = built.count_flops() / target.flops_per_s
         usd = 1000 * seconds * find_usd_hour(target, self.options) / 3600
-        return f"a step takes {format_duration(seconds)} or more, {format_price(usd)} per 1,000"
+        return f"at the peak {format_duration(seconds)} per step, {format_price(usd)} per 1,000"
 
     def _suggest_dividing(self, target: Slice) -> str:
         """Returns what a device holds if an engine without a mesh is replaced, "" if no help."""
@@ -308,15 +308,15 @@ class Examiner:
         wider, finer = self._try_wider_meshes(target), self._list_finer(target)
         if self.options.mesh == AUTO and (wider is not None or finer):
             return wider or finer[-1].examine(target)
-        if report.largest_per_core_batch is None:
-            self._add_fixes(report, target)
         if wider is not None:
             used = format_size(wider.hbm_bytes)
             if wider.step_ms is not None:
                 used += f", {format_duration(wider.step_ms / 1e3)} per step"
             advice = f"--config.cluster.mesh={wider.mesh} makes this batch fit: "
             advice += f"{used}, the same update."
-            report.advice.insert(0, advice)
+            report.advice.append(advice)
+        if report.largest_per_core_batch is None:
+            self._add_fixes(report, target)
         return report
 
     def examine_once(self, target: Slice) -> SliceReport:
@@ -381,6 +381,8 @@ class Examiner:
         while tried:
             [finer] = tried
             report = finer.examine_once(target)
+            if report.undecided and found is not None:
+                return found
             if report.undecided:
                 raise UserError(f"With the mesh {report.mesh}: {report.error}")
             place = candidates.index(finer)
@@ -534,10 +536,8 @@ class Examiner:
         report.largest_per_core_batch, report.smallest_failing_batch = advise.find_largest_batch(
             measure_need, per_core, needs, limit, unit
         )
-        report.advice = [
-            *self._suggest_accumulation(target, per_core),
-            *self.suggest_recomputing(target, per_core),
-        ]
+        report.advice += self._suggest_accumulation(target, per_core)
+        report.advice += self.suggest_recomputing(target, per_core)
         if not report.largest_per_core_batch and not any(" makes " in x for x in report.advice):
             state = self._shared_build(target.replicas, per_core).state_bytes
             report.advice += [

@@ -45,22 +45,17 @@ class PreemptionNotice:
     Args:
         grace_seconds: seconds from the notice to the end of the process.
         saved: returns the step of the newest checkpoint, or None, for the last message.
-        count_steps: returns the most steps that are finished before the run is saved.
 
     Attributes:
         requested: the name of the signal, or "a maintenance event"; None: no notice yet.
+        loop_steps: the steps of the device loop that runs, which the main thread sets.
     """
 
-    def __init__(
-        self,
-        grace_seconds: float = 25.0,
-        saved: Callable[[], int | None] = lambda: None,
-        count_steps: Callable[[], int] = lambda: 1,
-    ):
+    def __init__(self, grace_seconds: float = 25.0, saved: Callable[[], int | None] = lambda: None):
         self.requested: str | None = None
+        self.loop_steps = 1
         self._grace = grace_seconds
         self._saved = saved
-        self._count_steps = count_steps
         self._previous: dict[int, Any] = {}  # earlier signal handlers, by the number of the signal
         self._deadline: float | None = None
         self._warned = False
@@ -160,8 +155,8 @@ class PreemptionNotice:
         self.requested, self._since = reason, time.monotonic()
         if number != signal.SIGINT and not _is_interactive():
             self._deadline = time.monotonic() + self._grace
-        most = self._count_steps()
-        loop = f"current steps, up to {most:,}" if most > 1 else "current step"
+        most = self.loop_steps
+        loop = f"current {most:,} steps" if most > 1 else "current step"
         _print_status(
             f"{reason}: finishing the {loop}, then saving. A second signal exits at once."
         )

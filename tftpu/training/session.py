@@ -132,11 +132,7 @@ class Session:
             batches = self._open_feed(new=self._resumes)
             with (
                 self._hosts.together(),
-                PreemptionNotice(
-                    self._options.grace_seconds,
-                    self._saver.find_newest,
-                    lambda: self._timetable.find_next_stop(self._step) - self._step,
-                ) as notice,
+                PreemptionNotice(self._options.grace_seconds, self._saver.find_newest) as notice,
                 self._watchdog,
                 self._profiler.listening(),
             ):
@@ -184,6 +180,7 @@ class Session:
         epoch = self._timetable.locate(self._step)
         self._callbacks.begin_batch(self._step - epoch.first)
         count, start = stop - self._step, time.monotonic()
+        notice.loop_steps = count
         if first and self._last_finite is None:
             self._reporter.show_compiling()
         part = "compiling" if first else "profiling" if profiler.running else self._part

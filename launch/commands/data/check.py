@@ -27,7 +27,8 @@ from tftpu.launch.preflight import reports
 from tftpu.launch.run import conditions
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import ConfigOptions, flag
-from tftpu.launch.startup import import_tensorflow, without_notes
+from tftpu.launch.startup import import_tensorflow
+from tftpu.runtime.notes import without_notes
 from tftpu.storage import files
 
 SECONDS = 5.0  # seconds for which the pipeline is timed
@@ -254,12 +255,11 @@ def inspect_lengths(batches: list[Any], find_longest: Callable[[], int]) -> list
     known = [mask.astype(bool) for mask in masks if mask is not None]
     if not known:
         return []
-    positions = np.concatenate(known)
-    rows = positions.all(-1)
+    rows = np.concatenate([mask.all(-1) for mask in known])
     text = f"{rows.sum()} of {counted(rows.size, 'text')} of the first batches fill all "
-    text += f"{positions.shape[-1]} tokens"
+    text += f"{known[0].shape[-1]} tokens"
     if not rows.any():
-        padded = 1 - positions.mean()
+        padded = 1 - sum(mask.sum() for mask in known) / sum(mask.size for mask in known)
         return [Finding("ok", f"{text}; {padded:.0%} of the positions are padding")]
     text += f": what is longer is cut. The longest has {find_longest()} tokens: raise "
     return [Finding("warning", f"{text}model.sequence_length.")]

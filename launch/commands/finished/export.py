@@ -21,7 +21,7 @@ from tftpu.launch.run import finished
 from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import flag, required
-from tftpu.launch.startup import without_notes
+from tftpu.runtime.notes import without_notes
 
 if TYPE_CHECKING:
     from tftpu.inference.exporting.serving import Serving

@@ -14,12 +14,11 @@ import sys
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from tftpu.errors import UserError
+from tftpu.errors import NotFiniteError, UserError
 from tftpu.input_pipelines.formats import text_files
 from tftpu.launch import output
 from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import DeviceOptions, flag, required
-from tftpu.launch.startup import quieten_xla
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -81,7 +80,6 @@ def run(options: Options) -> None:
 
         sampling = Sampling(options.temperature, options.top_k, options.top_p, codec.size)
         context = getattr(experiment.data, "context", None)
-        quieten_xla()
         compiled = trainer.executor.compiled
         if options.base:
             models.switch_adapters_off(trainer.model)
@@ -128,12 +126,15 @@ def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> No
         # Replaces characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="replace")
     print(prompt, end="", flush=True)
-    for [part] in writer.write([row]):
-        text = decode(part)
-        print(replace_control_characters(text) if sys.stdout.isatty() else text, end="", flush=True)
-        if output.is_reader_gone():
-            return
-    print()
+    try:
+        for [part] in writer.write([row]):
+            text = decode(part)
+            shown = replace_control_characters(text) if sys.stdout.isatty() else text
+            print(shown, end="", flush=True)
+            if output.is_reader_gone():
+                return
+    finally:
+        print()
 
 
 def replace_control_characters(text: str) -> str:
@@ -144,8 +145,6 @@ def replace_control_characters(text: str) -> str:
 def _print_lines(
     writer: "Writer", codec: texts.Codec, prompts: list[str], rows: "list[Row]"
 ) -> None:
-    from tftpu.inference.batch import NotFiniteError
-
     failure: NotFiniteError | None = None
     for first in range(0, len(prompts), _TOGETHER):
         part, failed = slice(first, first + _TOGETHER), ()

@@ -172,7 +172,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
         rows.append((split, f"step {metrics['step']}  {numbers}"))
     text = [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     for index, row in enumerate(goodput.format_table(record["seconds"])):
-        text.append(f"  {'time' if index == 0 else '':12}{row}")
+        text.append(f"  {'time in all' if index == 0 else '':12}{row}")
     if record["seconds_step"] < step:
         text.append(f"  {'':12}as last written, at step {record['seconds_step']}")
     return text

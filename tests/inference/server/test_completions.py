@@ -11,8 +11,8 @@ import pytest
 
 from tests.support import serving
 from tests.support.serving import ask, running, wait_for_waiting
-from tftpu.errors import UserError
-from tftpu.inference.batch import NotFiniteError, Part
+from tftpu.errors import NotFiniteError, UserError
+from tftpu.inference.batch import Part
 from tftpu.inference.server import completions, run
 from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.text import Language
@@ -210,7 +210,7 @@ def test_a_text_with_values_that_are_not_finite_ends_alone(caplog):
         wait_for_waiting(port, 1)
         gate.set()
         status, answer = bad.result()
-        assert status == 500 and answer["error"] == "The model failed: NotFiniteError."
+        assert status == 500 and "not finite, so no token can be drawn" in answer["error"]
         status, answer = other.result()
         assert status == 200 and answer["choices"][0]["text"] == "aaaaa"
         assert failures(port) == 1

@@ -7,7 +7,7 @@ import pytest
 from tftpu.config import Experiment, TrainConfig
 from tftpu.input_pipelines.sources import Images
 from tftpu.launch.run import summary
-from tftpu.models.sizes import ResNet
+from tftpu.models.sizes import GPT, ResNet
 from tftpu.runtime.goodput import Account, Clock
 
 
@@ -50,7 +50,7 @@ def test_few_evaluations_cannot_be_less_often(tmp_path, every):
 
 
 def test_what_to_try_next_writes_where_nothing_is(tmp_path):
-    experiment = types.SimpleNamespace(model=types.SimpleNamespace(lora=4))
+    experiment = types.SimpleNamespace(model=GPT("gpt2_small", lora=4))
     (tmp_path / "adapters").mkdir()
     found = summary._list_next_commands(experiment, str(tmp_path), "--prompt=a", False)
     assert found[1:] == [

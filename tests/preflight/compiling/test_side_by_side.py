@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import keras
 import pytest
@@ -21,6 +22,7 @@ from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
 from tftpu.preflight.compiling.work_folder import open_work_folder
+from tftpu.preflight.slice_report import SliceReport
 from tftpu.tpu.slices import parse_slice
 
 V3, V5E = parse_slice("v3-8"), parse_slice("v5e-8")
@@ -210,6 +212,21 @@ def test_a_change_without_an_answer_is_not_called_a_misfit_and_costs_no_other_sl
         f"many: {late}"
     ]
     assert late in report.text() and "is not enough" not in report.text()
+
+
+def test_a_mesh_that_fits_is_kept_if_another_has_no_answer(monkeypatch):
+    fits = SliceReport("v5e-8", 8, mesh="fsdp:8", compiles=True, fits=True)
+    undecided = SliceReport("v5e-8", 8, mesh="fsdp:4", undecided=True, error="late")
+    finer = [
+        types.SimpleNamespace(examine_once=lambda _, report=report: report)
+        for report in (undecided, fits)
+    ]
+    examiner = examine.Examiner.__new__(examine.Examiner)
+    examiner._list_finer = lambda _: finer
+    assert examiner._try_wider_meshes(parse_slice("v5e-8")) is fits
+    finer.pop()
+    with pytest.raises(UserError, match="With the mesh fsdp:4: late"):
+        examiner._try_wider_meshes(parse_slice("v5e-8"))
 
 
 def test_an_interrupted_check_says_which_slices_were_finished(monkeypatch, capfd):

@@ -99,7 +99,7 @@ def test_the_estimate_comes_before_the_compiler_and_names_what_cannot_fit(monkey
     refused = "27 GiB of 15.8 GiB: does not fit"
     divided = "with --config.cluster.mesh=fsdp:-1: 3.38 GiB"
     # 64 examples by 8 devices, 6 FLOPs for each of the weights, at 459 TFLOP/s; 8 chips of $4.20.
-    step = "a step takes 253 us or more, 0.236 cents per 1,000"
+    step = "at the peak 253 us per step, 0.236 cents per 1,000"
     lines = (
         f"  v5e-1: {refused}\n  v5e-8: {refused}; {divided}\n  v5p-16: 27 GiB of 95.7 GiB; {step}\n"
     )

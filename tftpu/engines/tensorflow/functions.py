@@ -1,5 +1,6 @@
 """Compiled functions of a model outside of training: see `tftpu.engines.functions`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.step.loops import wrap_for_platform
+from tftpu.runtime.notes import without_notes
 from tftpu.tensors import Tensor
 
 
@@ -39,6 +41,8 @@ def compile_function(
     # several CPUs, XLA looks for all variables on the first one.
     on_tpu = isinstance(used, tf.distribute.TPUStrategy)
     alone = used.num_replicas_in_sync == 1 and not on_tpu
+    if alone:
+        _quieten_xla()
     if replaces_state and alone:
         return _compile_replacing(run_with_weights)
     traced = wrap_for_platform("tpu" if on_tpu else None, run_with_weights)
@@ -52,6 +56,14 @@ def compile_function(
 
     whole = internals.build_graph_function(run_on_replicas)
     return lambda *args: whole(*(_to_tensors(value) for value in args))
+
+
+@functools.cache
+def _quieten_xla() -> None:
+    """Hides the note on a process's first program, by compiling an empty one."""
+    nothing: Any = tf.function(lambda: tf.constant(0), jit_compile=True)
+    with without_notes((b"Compiled cluster", b"InitializeLog")), tf.device("CPU:0"):
+        nothing()
 
 
 def _compile_replacing(function: Callable[..., Any]) -> Callable[..., Any]:

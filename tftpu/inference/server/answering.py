@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tftpu.amounts import format_size
+from tftpu.errors import NotFiniteError
 from tftpu.inference.server import payloads
 from tftpu.inference.server.batching import Busy
 from tftpu.inference.server.counts import Counts
@@ -220,6 +221,8 @@ class Answered:
 
 def _describe_failure(error: Exception) -> str:
     """Returns what a client learns about a failure: its kind. The log has the rest."""
+    if isinstance(error, NotFiniteError):
+        return str(error)
     return f"The model failed: {type(error).__name__}."
 
 

@@ -43,7 +43,7 @@ def test_a_prompt_is_continued_and_the_same_seed_writes_the_same(run, capsys):
     words = [f"--workdir={run}", "--prompt=def f(", "--tokens=80"]
     assert main(["generate", *words]) == 0
     found, activity = capsys.readouterr()
-    assert f"Loading {run} and compiling ..." in activity  # though nobody is at a terminal
+    assert f"Loading {run} ...\nCompiling ..." in activity  # though nobody is at a terminal
     assert found.startswith("def f(") and 40 < len(found) <= 87
     assert printed(capsys, *words) == found
     assert printed(capsys, *words, "--seed=1") != found

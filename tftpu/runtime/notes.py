@@ -1,0 +1,31 @@
+"""Notes of TensorFlow's C++ code on standard error, which ignore its log level."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+_NOTES = (b"I0000 ", b"before absl::InitializeLog")
+
+
+@contextlib.contextmanager
+def without_notes(hidden: tuple[bytes, ...] = _NOTES) -> Iterator[None]:
+    """Hides notes of TensorFlow's C++ code, which ignore the log level; shows the rest.
+
+    Args:
+        hidden: parts of the lines to leave out.
+    """
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+            written.seek(0)
+            lines = [line for line in written if not any(part in line for part in hidden)]
+            os.write(2, b"".join(lines))
