@@ -99,7 +99,7 @@ class Writer:
         if any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in arrays):
             raise UserError("Give prompts as a list of rows of token ids, such as [[1, 2], [3]].")
         if not arrays or not all(array.size for array in arrays):
-            raise UserError("A prompt is empty.")
+            raise UserError("A prompt is empty: give at least one token, such as a word.")
         rows = [array.tolist() for array in arrays]
         vocabulary = self.programs.decoding.vocabulary
         unknown = {token for row in rows for token in row if not 0 <= token < vocabulary}

@@ -9,6 +9,7 @@ one token. --temperature=0 always takes the most likely token.
 
 import dataclasses
 import io
+import itertools
 import json
 import sys
 import unicodedata
@@ -94,8 +95,8 @@ def run(options: Options) -> None:
             file=sys.stderr,
             flush=True,
         )
-    output.report_activity("Compiling")
     if options.prompt is None:
+        output.report_activity("Compiling")
         _print_lines(writer, codec, prompts, rows)
     else:
         _stream(writer, codec, prompts[0], rows[0])
@@ -125,9 +126,12 @@ def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> No
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Replaces characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="replace")
+    parts = writer.write([row])
+    with output.reporting("Compiling"):
+        begin = list(itertools.islice(parts, 1))
     print(prompt, end="", flush=True)
     try:
-        for [part] in writer.write([row]):
+        for [part] in itertools.chain(begin, parts):
             text = decode(part)
             shown = replace_control_characters(text) if sys.stdout.isatty() else text
             print(shown, end="", flush=True)

@@ -83,7 +83,7 @@ def build_rows(
     """Returns a row for each prompt; see `parse_completion`."""
     most = {"max_tokens": longest}
     numbers = {
-        name: _parse_number(name, kind, given.get(name), most.get(name, _LARGEST))
+        name: _parse_number(name, kind, given.get(name), most.get(name))
         for name, kind in _NUMBERS.items()
     }
     length, seed = numbers.pop("max_tokens"), numbers.pop("seed")
@@ -105,12 +105,14 @@ def build_rows(
     return [Row(prompt, length, sampling, seed, place) for place, prompt in enumerate(tokens)]
 
 
-def _parse_number(name: str, kind: type, value: Any, most: int) -> Any:
+def _parse_number(name: str, kind: type, value: Any, most: int | None) -> Any:
     if value is None:
         return None
     allowed = (int,) if kind is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, allowed) or abs(value) > _LARGEST:
-        number = f"a whole number from 1 to {most}" if kind is int else "a number"
+        number = "a whole number" if kind is int else "a number"
+        if most is not None:
+            number += f" from 1 to {most}"
         if isinstance(value, str) and is_number(value):
             number += f', but "{value}" is a text: write it without quotes'
         raise BadRequest(f"{name} must be {number}.")
