@@ -316,6 +316,11 @@ def repeating_lost_interrupts() -> Iterator[None]:
         sys.unraisablehook = before
 
 
+def _read_notes(error: BaseException) -> list[str]:
+    """Returns the notes of an error, without the one of JAX, which is on tracebacks."""
+    return [note for note in getattr(error, "__notes__", ()) if "internal frames" not in note]
+
+
 def run_for_exit_code(work: Callable[[], None]) -> int:
     """Runs a function, prints the error if it fails, and returns the exit code."""
     try:
@@ -323,14 +328,14 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
         return int(ExitCode.DONE)
     except UserError as error:
         said = str(explain(error) if isinstance(error, OSError) else error)
-        return _end(ExitCode.USER_ERROR, "\n".join([said, *getattr(error, "__notes__", ())]))
+        return _end(ExitCode.USER_ERROR, "\n".join([said, *_read_notes(error)]))
     except Preempted as stopped:
         return _end(ExitCode.PREEMPTED, stopped)
     except HostLost as lost:
         return _end(ExitCode.HOST_LOST, lost)
     except (Exception, KeyboardInterrupt) as error:
         if was_interrupted(error):
-            said = "\n".join(["interrupted", *getattr(error, "__notes__", ())])
+            said = "\n".join(["interrupted", *_read_notes(error)])
             return _end(ExitCode.INTERRUPTED, said)
         explanation = explain(error)
         if explanation is None:

@@ -354,6 +354,12 @@ def _quantize(layer: Any, base: str) -> None:
         config = quantizers.Int8QuantizationConfig(activation_quantizer=None)
     else:
         config = quantizers.Int4QuantizationConfig()
+    if internals.replace_traced_value(internals.find_stored_matrix(layer)) and base == "int4":
+        raise UserError(
+            "model.lora_base=int4: the JAX engine cannot price it, as Keras packs 4 bits in NumPy. "
+            "Price model.lora_base=int8, whose kernels take twice as much, or without a mesh "
+            "--config.cluster.engine=tensorflow. Training works on both engines."
+        )
     layer.quantize(base, config=config)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras.src import backend
 from keras.src.backend.common import global_state, stateless_scope
 from keras.src.models import functional
@@ -60,6 +61,25 @@ def find_stored_matrix(layer: keras.Layer) -> keras.Variable:
     """
     private: Any = layer
     return private._embeddings if isinstance(layer, keras.layers.Embedding) else private._kernel
+
+
+def replace_traced_value(variable: keras.Variable) -> bool:
+    """Replaces a value that JAX traces by zeros: Keras rounds kernels in NumPy, which needs values.
+
+    While a step is only traced, for a slice that is not there, values do not matter.
+
+    Returns:
+        Whether JAX traces it.
+    """
+    if keras.config.backend() != "jax":
+        return False
+    from jax.core import Tracer
+
+    private: Any = variable
+    if not isinstance(private._value, Tracer):
+        return False
+    private._value = np.zeros(variable.shape, variable.dtype)
+    return True
 
 
 @contextlib.contextmanager

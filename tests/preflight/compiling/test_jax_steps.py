@@ -124,3 +124,10 @@ def test_inputs_of_blocks_wait_on_the_host_where_that_is_asked_for():
 
 def test_a_step_is_the_same_program_if_its_code_moves_in_its_file():
     assert printed("moved") == [True, True]  # so that the cache has it; with the names of layers
+
+
+def test_a_base_in_8_bits_is_priced_and_one_in_4_is_refused():
+    floats, rounded, refusal = printed("rounded")
+    kernels = 12 * 256**2  # of the block's dense layers, cut by eight
+    assert floats - rounded == pytest.approx(3 * kernels / 8, rel=0.05)  # and the scales
+    assert "the JAX engine cannot price it" in refusal

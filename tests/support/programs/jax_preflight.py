@@ -15,6 +15,7 @@ from tests.support.sums_over_devices import sums
 from tftpu import models, preflight
 from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering
+from tftpu.errors import UserError
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
 from tftpu.tpu.compiler_options import AUTO
@@ -118,9 +119,28 @@ def build():
     return [programs[0] == programs[1], b"own/tanh" in programs[0]]
 
 
+def rounded() -> list:
+    """Returns the bytes of weights with adapters, in floats and in 8 bits, and 4 bits' refusal."""
+    batch, found = (tf.TensorSpec((8, 512), tf.int32),) * 2, []
+    for base in ("", "int8", "int4"):
+
+        def build(base: str = base) -> keras.Model:
+            built = gpt()
+            models.enable_lora(built, 4, base=base)
+            built.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            return built
+
+        try:
+            step = JaxLowering("fsdp:8").build(build, batch, 8, "mixed_bfloat16", TrainConfig())
+            found.append(step.state_bytes.weights)
+        except UserError as error:
+            found.append(str(error))
+    return found
+
+
 def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
     """Prints the report, or the FLOPs, as JSON."""
-    for part in (kernels, constraints, scattered, offloaded, moved):
+    for part in (kernels, constraints, scattered, offloaded, moved, rounded):
         if mesh == part.__name__:
             print(json.dumps(part()))
             return
