@@ -180,5 +180,5 @@ def test_the_data_of_a_run_that_goes_on_are_named(caplog):
     trainer.fit(data(), steps=2, verbose=0)
     assert not caplog.records
     trainer.fit(data(), steps=2, verbose=0)
-    assert "already has its 2 steps: nothing is left to train" in caplog.text
+    assert "already has 2 steps, and no more are asked for: nothing is left to train" in caplog.text
     assert "fit(steps=N), continues this run for N above 2." in caplog.text

@@ -106,7 +106,7 @@ class RunProgress:
         """
         if over:
             run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
-            done, length = f"already has its {self.step} steps", self.step
+            done, length = f"already has {self.step:,} steps, and no more are asked for", self.step
             if self.ended is not None:
                 length = self.ended
                 done = f"was ended by a callback at step {self.step} of {self.ended}"

@@ -214,7 +214,7 @@ class ProgressPrinter:
         now = time.monotonic()
         if self._first is None:
             self._first, self._said = (done, now), now
-            if 0 < done < count:
+            if done:
                 print(f"{done:,} of {count:,} records are there already", flush=True)
         elif done < count and now - self._said >= _SECONDS:
             begun, since = self._first

@@ -116,7 +116,7 @@ def compile_program(
         }
         _write_json(job / "job.json", settings)
         text = text or f"compiling {target.name}"
-        expected = find_measured_seconds(instructions, folder.parent)
+        expected = find_measured_seconds(instructions, target.generation.name, folder.parent)
         failure, seconds = processes.run(job, target, time_limit, verbose, text, expected)
         if failure:  # a crash or a time-out is not cached, so that the next call compiles again
             return Compiled(failure, False, "", {}, 0.0, seconds, False, undecided=True)

@@ -150,3 +150,10 @@ def test_progress_says_what_is_there_and_what_is_left(capsys, monkeypatch):
         "100 of 1,000 records are there already",
         "650 of 1,000 records  50/s  7 s left",
     ]
+
+
+def test_complete_predictions_are_said_to_be_there(capsys):
+    predict.ProgressPrinter()(0, 5)
+    assert not capsys.readouterr().out
+    predict.ProgressPrinter()(5, 5)
+    assert capsys.readouterr().out == "5 of 5 records are there already\n"
