@@ -314,7 +314,7 @@ class Examiner:
                 used += f", {format_duration(wider.step_ms / 1e3)} per step"
             advice = f"--config.cluster.mesh={wider.mesh} makes this batch fit: "
             advice += f"{used}, the same update."
-            report.advice.append(advice)
+            report.advice.insert(0, advice)
         if report.largest_per_core_batch is None:
             self._add_fixes(report, target)
         return report
