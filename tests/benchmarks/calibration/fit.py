@@ -94,8 +94,8 @@ def compute_bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Ba
     """Returns what predictions for each generation rest on.
 
     The range holds nine in ten of the rows of all generations, at the errors of models left out
-    of the fit; for a generation of fewer than two models it is wider by half. A generation has too
-    few rows for a range of its own.
+    of the fit; for a generation of fewer than two models it is wider by half. A single
+    generation has too few rows for nine in ten of them to say much.
 
     Args:
         rows: published step times.

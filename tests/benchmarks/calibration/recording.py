@@ -1,7 +1,8 @@
-"""What a compiled step does one after another, and at once, to price it again at other prices."""
+"""Records the order and the overlap of a compiled step's work, to price it at other prices."""
 
 import collections
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.pricing.collectives import Timeline
-from tftpu.preflight.pricing.instructions import Pricing, is_free
+from tftpu.preflight.pricing.instructions import SPARSE_CORE, Pricing, is_free
 from tftpu.preflight.pricing.prices import PRICES, Prices
 from tftpu.preflight.program.hlo import Module
 from tftpu.preflight.program.loops import Runs
@@ -67,7 +68,7 @@ class _Recorder(Timeline):
 def record(step: LoweredStep, compiled: Compiled, target: Slice) -> dict[str, Any]:
     """Returns the events of a compiled step, and the seconds of its traffic at full bandwidth."""
     module = Module(compiled.text)
-    numbers, events, traffic = iter(range(10**9)), [], 0.0
+    numbers, events, traffic = itertools.count(), [], 0.0
     pricing = Pricing(module, step, target, lambda: _Recorder(next(numbers), events))
     clock = target.generation.clock_ghz * 1e9
     for instruction, times, computation in Runs(module).iterate():
@@ -81,7 +82,7 @@ def record(step: LoweredStep, compiled: Compiled, target: Slice) -> dict[str, An
         products = priced.flops / times / target.flops_per_s
         for event in events[before:]:
             event.times = times
-            if priced.kind != "collective" and event.link in ("", "sparse core"):
+            if priced.kind != "collective" and event.link in ("", SPARSE_CORE):
                 event.work = priced.kind, estimate, products, moved / times
             elif event.does == "run":
                 event.link = "slice"

@@ -22,7 +22,7 @@ from tftpu.tpu.slices import Slice
 # Matches a convolution with groups of channels, or the gradient of its kernel.
 _GROUPS = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d")
 _REST = "(rest of the step)"
-_SPARSE_CORE = "sparse core"  # it does one thing at a time: see `collectives.Timeline`
+SPARSE_CORE = "sparse core"  # it does one thing at a time: see `collectives.Timeline`
 _RUN = ("fusion", "async-start", "call", "custom-call")
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 
@@ -138,7 +138,7 @@ class Pricing:
             if instruction.opcode == "async-done":
                 seconds, overlaps = timeline.wait(start.name), False
             else:
-                timeline.start(start.name, seconds, _SPARSE_CORE)
+                timeline.start(start.name, seconds, SPARSE_CORE)
                 overlaps = True
         elif not overlaps:
             timeline.run(seconds)
