@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from tftpu.config import DataConfig, DataContext
 from tftpu.errors import UserError
+from tftpu.input_pipelines.addresses import EVALUATION
 from tftpu.input_pipelines.pipeline import Pipeline
 from tftpu.input_pipelines.tensors import Spec
-from tftpu.input_pipelines.unlabelled import EVALUATION, UnlabelledRecords, from_arrays
+from tftpu.input_pipelines.unlabelled import UnlabelledRecords, from_arrays
 
 _log = logging.getLogger(__name__)
 

@@ -338,8 +338,8 @@ class Pipeline:
             return False
         if self.data.on_bad_record == "raise":
             raise UserError(
-                f"{name} {reason}. Fix the data, or skip such records: `tftpu predict` with "
-                "--skip_bad, other commands with --config.data.on_bad_record=skip."
+                f"{name} {reason}. Fix the data; or --skip_bad of `tftpu predict` leaves such "
+                "records out, and --config.data.on_bad_record=skip of other commands does."
             )
         self.skipped[number] = reason
         _log.warning("Skipped %s, which %s (%d so far)", name, reason, len(self.skipped))

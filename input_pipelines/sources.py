@@ -52,6 +52,7 @@ class Images(DataConfig):
     eval_split: str = "test"
     # Augmentation: the most pixels by which an image is shifted; the gap is filled with zeros.
     shift: int = 0
+    address_kinds: ClassVar = ("images",)
 
     def validate(self) -> None:
         super().validate()
@@ -159,6 +160,7 @@ class StreamedImages(Streamed):
     image_dtype: str = "float32"  # dtype of the model's input; uint8 keeps pixels from 0 to 255
     # Format tfds: whether TFDS may download and prepare missing data.
     download: bool = dataclasses.field(default=False, metadata=OPERATIONAL)
+    address_kinds: ClassVar = ("images", "tfrecord")
 
     def validate(self) -> None:
         super().validate()
@@ -345,6 +347,7 @@ class Records(Streamed):
     compression: str = ""
     train_split: str = "train"
     eval_split: str = "test"
+    address_kinds: ClassVar = ("tfrecord",)
 
     @property
     def weighted(self) -> bool:

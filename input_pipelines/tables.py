@@ -1,7 +1,7 @@
 """The data sets of rows in a database that a config can name, and their options; see `sources`."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tftpu.config import DataConfig, DataContext
 from tftpu.errors import UserError
@@ -30,6 +30,7 @@ class BigQuery(DataConfig):
     features: tuple[str, ...] = ("x",)
     label: str = "y"
     snapshot: str | None = None
+    address_kinds: ClassVar = ("bigquery",)
 
     def validate(self) -> None:
         super().validate()

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tftpu.config import DataConfig, DataContext
 from tftpu.errors import UserError, did_you_mean
@@ -42,6 +42,7 @@ class Texts(DataConfig):
     prompt: str = ""
     label: str = ""
     classes: tuple[str, ...] = ()
+    address_kinds: ClassVar = ("text",)
 
     def validate(self) -> None:
         super().validate()
@@ -49,6 +50,12 @@ class Texts(DataConfig):
             raise UserError(
                 "data.train_text is empty: give patterns of files, such as texts/*.txt."
             )
+        for name in ("name", "data_dir"):
+            if getattr(self, name):
+                raise UserError(
+                    f"data.{name}={getattr(self, name)} does not work with Texts: give the paths "
+                    "of the files as data.train_text."
+                )
         if self.classes and not self.label:
             raise UserError("data.classes names classes: give the field of them as data.label.")
 
@@ -73,9 +80,9 @@ class Texts(DataConfig):
         import numpy as np
         import tensorflow as tf
 
-        from tftpu.input_pipelines import unlabelled
+        from tftpu.input_pipelines import addresses, unlabelled
 
-        kind, patterns = unlabelled.parse_address(address, type(self).__name__, ("text",))
+        kind, patterns = addresses.parse_address(address, type(self).__name__, self.address_kinds)
         alone = dataclasses.replace(self, prompt="", label="", classes=())
         rows = list(alone._read(patterns)) if patterns else self._read_split(kind)
         texts = [row[self.field] for row in rows]
@@ -126,12 +133,15 @@ class Texts(DataConfig):
         """
         from tftpu.input_pipelines.reading import listing
 
+        if self.field != type(self).field and patterns == self.train_text:
+            self._check_field(patterns)
         for pattern in filter(None, patterns.split(",")):
             paths = listing.find_matches(pattern)
             if not paths:
                 place = "" if files.is_remote(pattern) else f" in {os.getcwd()}"
                 raise UserError(
                     f"There is no file {pattern!r}{place}: give the paths of texts or tables."
+                    f"{files.suggest_existing(pattern)}"
                 )
             for path in paths:
                 for place, row in self._read_file(path):
@@ -141,6 +151,17 @@ class Texts(DataConfig):
                                 f"{place} has no field {name!r}.{did_you_mean(name, row)}"
                             )
                     yield row
+
+    def _check_field(self, patterns: str) -> None:
+        """Raises `UserError` if no file that matches patterns has fields."""
+        from tftpu.input_pipelines.reading import listing
+
+        found = [path for p in patterns.split(",") if p for path in listing.find_matches(p)]
+        if found and not any(map(text_files.is_table, found)):
+            raise UserError(
+                f"data.field={self.field!r} is the field of a table, and {found[0]} is plain text, "
+                "of which each line is a text: leave data.field out."
+            )
 
     def _read_file(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if text_files.find_suffix(path) in text_files.TABLES:

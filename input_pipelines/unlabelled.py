@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import DataContext
-from tftpu.errors import UserError, did_you_mean, find_nearest
+from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets.arrays import to_device_array
 from tftpu.input_pipelines.formats import example_proto, manifest, pillow
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
@@ -25,41 +25,10 @@ from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Tensor
 from tftpu.storage import files
 
-EVALUATION, TRAINING = "evaluation", "training"
-
 _log = logging.getLogger(__name__)
 
 Places = Callable[[range], tuple[list[str], list[int]]]
 Fields = Callable[[range, Sequence[str]], Mapping[str, Any]]
-
-
-def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]:
-    """Returns the kind of an address of records, and the path or name in it.
-
-    Args:
-        text: KIND:WHAT, or the name of a split of the run's own data.
-        data: the class of the run's data, for errors.
-        kinds: the kinds that the data can read besides their splits, such as "images".
-
-    Raises:
-        UserError: the address has none of these kinds.
-    """
-    kind, _, what = text.partition(":")
-    if (kind in kinds and what) or text in (EVALUATION, TRAINING):
-        return kind, what
-    allowed = [*(f"{name}:..." for name in kinds), EVALUATION, TRAINING]
-    hint = did_you_mean(kind, [*kinds, EVALUATION, TRAINING])
-    near = find_nearest(kind, kinds)
-    if near and what:
-        hint = f" Did you mean '{near}:{what}'?"
-    if os.path.isdir(text):
-        is_converted = os.path.exists(os.path.join(text, manifest.NAME))
-        kind = "tfrecord" if is_converted else "images"
-        hint = f" Did you mean '{kind}:{text}'?" if kind in kinds else hint
-    raise UserError(
-        f"Data of the class {data} cannot be read from the input {text!r}: use "
-        f"{', '.join(allowed)}.{hint}"
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +63,12 @@ class UnlabelledRecords:
         """
         for name in names:
             if name not in self.names:
-                has = f"it has {sorted(self.names)}" if self.names else "there are none to keep"
-                raise UserError(f"The input has no field {name!r}: {has}.")
+                has = f"it has {sorted(self.names)}" if self.names else "it has none to keep"
+                raise UserError(
+                    f"The input has no field {name!r}: {has}. TFRecord files and tables of "
+                    "BigQuery have fields; images, arrays, and what a class of your own reads have "
+                    "none."
+                )
         return self.fields(numbers, names) if self.fields and names and numbers else {}
 
 

@@ -1,5 +1,6 @@
 """The contestants of `tftpu bench`, which take turns."""
 
+import math
 import statistics
 import tempfile
 import threading
@@ -38,9 +39,9 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment.train.checkpoint_every = 0
     experiment.train.best_metric = ""  # the benchmark evaluates nothing
     # `TurnCallback` has batch methods, which would shorten device loops of no given length.
-    experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
-    # A turn lasts from one log line to the next, so that it includes everything `train` does.
-    steps = experiment.train.log_every
+    loop = experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
+    # A turn holds a log line at least, and whole loops, after which the trainer calls callbacks.
+    steps = math.ceil(experiment.train.log_every / loop) * loop
     contestants: dict[str, Contestant] = {
         "trainer": lambda turn: _run_trainer(experiment, engine, turn),
         "bare step": lambda turn: _run_bare_step(experiment, engine, turn),
@@ -142,6 +143,7 @@ class ContestantThread:
         """Counts steps that the contestant has done; waits if they were the last of its turn."""
         self._left -= steps
         if self._left <= 0:
+            _wait_for_devices()
             self._done.release()
             self._wait()
 
@@ -159,6 +161,14 @@ class ContestantThread:
         except BaseException as error:
             self._error = error
             self._done.release()
+
+
+def _wait_for_devices() -> None:
+    """Waits for what JAX still computes, as it returns from a step before that is done."""
+    if keras.config.backend() == "jax":
+        import jax
+
+        jax.block_until_ready(jax.live_arrays())
 
 
 # A function that trains until its turn raises `ContestantStopped`.

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
@@ -41,11 +42,15 @@ FIELDS = {
     "dtype": "train.precision",
     "epoch": "train.epochs",
     "max_steps": "train.steps",
+    "rank": "model.lora",
+    "lora_rank": "model.lora",
     "data": "data.data_dir",
     "dataset": "data.data_dir",
 }
 # What other tools, and other commands, call the folder of a run.
 WORKDIRS = ("output", "output_dir", "out", "logdir", "run", "run_dir", "model_dir")
+# What a person may call the flag that leaves adapters out, --base.
+ADAPTERS = ("adapters", "no_adapters", "lora", "no_lora", "without_adapters")
 
 # What other tools call values of flags and fields.
 VALUES = {
@@ -58,6 +63,8 @@ VALUES = {
     "gpu": "none",
     "cpu": "none",
 }
+# Kinds of addresses of records, which a person may take for flags.
+KINDS = ("images", "text", "tfrecord", "bigquery")
 _RUNS = 10  # most runs that a suggestion names
 
 
@@ -85,10 +92,11 @@ def correct(words: Sequence[str], message: str) -> list[str]:
     if not pieces:
         return []
 
-    def measure(pair: tuple[int, str]) -> tuple[bool, float, int]:
-        piece = pair[1]
+    def measure(pair: tuple[int, str]) -> tuple[bool, float, bool, int]:
+        place, piece = pair
         likeness = difflib.SequenceMatcher(None, piece, meant).ratio()
-        return repr(piece) in message, likeness, -len(piece)
+        is_whole = piece in (words[place], words[place].partition("=")[2])
+        return repr(piece) in message, likeness, is_whole, -len(piece)
 
     place, piece = max(pieces, key=measure)
     changed = [*words]
@@ -129,6 +137,10 @@ def suggest_folder(path: str) -> str:
         return f" Did you mean {runs[0]!r}?"
     if runs:
         return f" It holds the runs {', '.join(sorted(runs))}. Did you mean {runs[0]!r}?"
+    here = pathlib.PurePath(path)  # of a checkpoint or its file
+    above = [p.parent for p in (here, *here.parents) if p.name == "checkpoints"]
+    if run := next((str(p) for p in above if os.path.exists(p / "config.json")), None):
+        return f" Did you mean {run!r}?"
     around = dict.fromkeys([os.path.dirname(path.rstrip("/")) or ".", "runs"])
     found = {
         entry.name: os.path.normpath(entry.path)

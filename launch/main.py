@@ -9,6 +9,7 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
 import shlex
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tftpu.engines.backend import OtherBackend
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
 from tftpu.launch import completion, correction, output
@@ -29,9 +31,11 @@ from tftpu.launch.failures import (
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import ConfigOptions, Flag, Options, list_flags, takes_config
 from tftpu.launch.settings.parsing import HELP, Incomplete, parse
+from tftpu.launch.startup import build_command
 from tftpu.observe import logs
 from tftpu.version import __version__
 
+_AGAIN = "TFTPU_STARTED_AGAIN"  # set in a process that `_start_again` started
 _WIDTH = 100
 _CORRECTIONS = 3  # mistakes of one line that are corrected together
 
@@ -94,26 +98,46 @@ def run() -> None:
     completion.answer(load_commands)
     output.outlive_readers()
     logs.set_up()
+    is_again = os.environ.pop(_AGAIN, "")
     try:
-        code = main(sys.argv[1:])
+        code = main(sys.argv[1:], None if is_again else _start_again)
     finally:
         die_at_interrupt()
         gc.freeze()  # else Python looks for garbage among all of TensorFlow, for a second or more
     sys.exit(code)
 
 
-def main(arguments: Sequence[str]) -> int:
+def _start_again(backend: str) -> None:
+    """Replaces this process by one that runs the same command, with Keras on another backend."""
+    os.environ.update({"KERAS_BACKEND": backend, _AGAIN: "1"})
+    sys.stdout.flush()
+    command = build_command(sys.argv[1:])
+    os.execv(command[0], command)
+
+
+def main(arguments: Sequence[str], start_again: Callable[[str], None] | None = None) -> int:
     """Runs a command.
 
     Args:
         arguments: the words after `tftpu` on the command line.
+        start_again: a function that runs the command in a process where Keras has the given
+            backend, if a config has loaded Keras with another one; None: that is an error.
 
     Returns:
         The exit code.
     """
     logs.set_up()
+
+    def work() -> None:
+        try:
+            _dispatch(list(arguments))
+        except OtherBackend as error:
+            if start_again is None:
+                raise
+            start_again(error.wanted)
+
     with repeating_lost_interrupts():
-        return run_for_exit_code(lambda: _dispatch(list(arguments)))
+        return run_for_exit_code(work)
 
 
 def load_commands() -> dict[str, Command]:
@@ -213,12 +237,16 @@ def _correct(words: list[str], message: str) -> str:
             return ""
         try:
             name, arguments = _split_command(words)
-            options = _load(name, _find_modules()[name]).options
-            parsed = parse(name, options, [word for word in arguments if word not in HELP])
+            command = _load(name, _find_modules()[name])
+            given = [word for word in arguments if word not in HELP]
+            try:
+                parsed = parse(name, command.options, given)
+            except Incomplete:
+                asks_for_help = len(given) < len(arguments)
+                completed = _complete(command.example, name, given)
+                return shlex.join(["tftpu", *words]) if asks_for_help else completed
             if isinstance(parsed, ConfigOptions) and parsed.config:
                 parsed.load_experiment()
-            return shlex.join(["tftpu", *words])
-        except Incomplete:
             return shlex.join(["tftpu", *words])
         except UserError as error:
             message = str(error)

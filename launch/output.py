@@ -5,15 +5,13 @@ import errno
 import io
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from tftpu.runtime import slow
+from tftpu.runtime.slow import counting_seconds, report_activity
 
-_SLOW = 2.0  # seconds from which waiting is worth a line
-_FIRST, _LONGEST = 5.0, 60.0  # seconds to the first further line, and at most between two
+_SLOW = 2.0  # seconds of output after which a reader that has gone is worth a line
 
 
 def outlive_readers() -> None:
@@ -91,43 +89,8 @@ class _LossyDescriptor(io.FileIO):
 
 
 @contextlib.contextmanager
-def reporting_if_slow(doing: str) -> Iterator[None]:
-    """Prints what the block does, as `reporting`, if it takes longer than some seconds."""
-    with slow.reporting_after(_SLOW, report_activity, doing), _reporting_seconds(doing):
-        yield
-
-
-@contextlib.contextmanager
 def reporting(doing: str) -> Iterator[None]:
     """Prints what the block does, as `report_activity`, and how long it has taken, now and then."""
     report_activity(doing)
-    with _reporting_seconds(doing):
+    with counting_seconds(doing):
         yield
-
-
-@contextlib.contextmanager
-def _reporting_seconds(doing: str) -> Iterator[None]:
-    """Prints the seconds that the block has taken: after 5, 10, 20, 40, 80, then each minute."""
-    # Another descriptor, as the block may hide what libraries write to standard error.
-    descriptor = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else os.dup(2)
-    ended = threading.Event()
-    arguments = (doing, descriptor, ended)
-    try:
-        threading.Thread(target=_report_seconds, args=arguments, daemon=True).start()
-        yield
-    finally:
-        ended.set()
-
-
-def _report_seconds(doing: str, descriptor: int, ended: threading.Event) -> None:
-    start, after = time.monotonic(), _FIRST
-    with open(descriptor, "w") as shown:  # closes it
-        while not ended.wait(start + after - time.monotonic()):
-            with contextlib.suppress(OSError):  # nobody reads it
-                print(f"{doing}: {time.monotonic() - start:.0f} s so far", file=shown, flush=True)
-            after += min(after, _LONGEST)
-
-
-def report_activity(doing: str) -> None:
-    """Prints what a command is doing for some seconds; to stderr, as stdout has its results."""
-    print(f"{doing} ...", file=sys.stderr, flush=True)

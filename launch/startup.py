@@ -1,11 +1,12 @@
-"""Imports TensorFlow for the commands that need it, in half the usual time."""
+"""Starts commands: imports TensorFlow in half the usual time, and builds lines of processes."""
 
 import contextlib
 import gc
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tftpu import installation
 from tftpu.engines import backend
@@ -15,6 +16,16 @@ from tftpu.errors import UserError
 # uses: converting JAX models, plotting, notebooks, data frames, scikit-learn's interface. The
 # imports take as long as those of TensorFlow and Keras themselves.
 UNUSED = ("IPython", "jax", "matplotlib", "pandas", "scipy", "sklearn")
+
+# The working directory is added last, so that a folder `tftpu` in it does not replace the package.
+_MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
+
+
+def build_command(words: Sequence[str]) -> list[str]:
+    """Returns the command of a process that runs `tftpu` with these words as this one does."""
+    # -P, because `_MAIN` adds the working directory.
+    flags = ["-P", *["-O"] * sys.flags.optimize]
+    return [sys.executable, *flags, "-c", _MAIN, *words]
 
 
 def require_tensorflow() -> None:
@@ -40,6 +51,18 @@ def import_tensorflow() -> None:
         needed = ("jax", "scipy") if backend.read_name() == "jax" else ()
         with _hidden(tuple(name for name in UNUSED if name not in needed)), _uncollected():
             importlib.import_module("keras")
+
+
+def leave_devices_alone() -> None:
+    """Makes TensorFlow start without GPUs and JAX on the CPU: the command runs nothing on them.
+
+    GPUs that CUDA_VISIBLE_DEVICES names stay visible.
+    """
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    if "jax" in sys.modules:  # which is imported later only by what chooses the CPU itself
+        from tftpu.engines.jax.cluster import use_cpu
+
+        use_cpu()
 
 
 @contextlib.contextmanager

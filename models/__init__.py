@@ -78,6 +78,7 @@ def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
         )
     if type(model).__module__ == sizes.__name__:
         check_types("model", model)
+        _check_name(model)
         model.validate(_choose_fitting_batch(model))
     built = model.build()
     import keras
@@ -88,6 +89,28 @@ def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
             "keras.Model that is not compiled."
         )
     return built
+
+
+# Hyper-parameters that nobody changes together and keeps the name.
+_SHAPE = ("layers", "width", "blocks", "widths")
+
+
+def _check_name(model: ModelConfig) -> None:
+    """Raises `UserError` for the name of a published size without one of its hyper-parameters."""
+    published = sizes.SIZES.get(model.name)
+    if type(published) is not type(model):
+        return
+    own = [
+        field
+        for field in dataclasses.fields(model)
+        if field.name in _SHAPE and getattr(published, field.name) != field.default
+    ]
+    if own and all(getattr(model, field.name) == field.default for field in own):
+        kind = type(model).__name__
+        raise UserError(
+            f"{kind}({model.name!r}) has that name alone, not the sizes of {model.name}: write "
+            f"tftpu.models.config({model.name!r})."
+        )
 
 
 def _choose_fitting_batch(model: ModelConfig) -> PerReplicaBatch:

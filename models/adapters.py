@@ -8,6 +8,7 @@ import contextlib
 import fnmatch
 import math
 import numbers
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from keras import quantizers
 
 from tftpu import layer_internals as internals
-from tftpu.errors import UserError
+from tftpu.errors import UserError, find_nearest
 from tftpu.inference.export import check_unique_paths
 from tftpu.kernels.assignment import assign
 from tftpu.models.layers.convolution import QuantizedConvolution
@@ -25,6 +26,7 @@ from tftpu.models.layers.heads import UntiedHead
 
 BASES = ("", "int8", "int4")
 ADAPTERS = ("lora_kernel_a", "lora_kernel_b")
+_MOST = 8  # layers that a message names
 _SCALES = ("kernel_scale", "kernel_zero", "g_idx")
 
 
@@ -56,8 +58,8 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
     globs = [glob.strip() for glob in targets.split(",") if glob.strip()]
     heads = [] if globs else _find_heads(model, layers)
     adapted = _find_targets(model, layers, globs, heads)
+    _check_rank(min(adapted, key=_find_largest_rank), rank)
     for layer in adapted:  # all of them before the first one is changed
-        _check_rank(layer, rank)
         _check_base(layer, base)
     for layer in adapted:
         _adapt(layer, rank, base)
@@ -81,7 +83,8 @@ def list_adapted(model: keras.Model) -> list[Any]:
 def switch_off(model: keras.Model) -> None:
     """Sets adapters to zero, so that a model computes with the weights below them alone."""
     for layer in list_adapted(model):
-        layer.lora_kernel_b.assign(keras.ops.zeros_like(layer.lora_kernel_b))
+        second = layer.lora_kernel_b
+        second.assign(keras.ops.zeros(second.shape, second.dtype))  # JAX takes no variable
 
 
 def merge_weights(
@@ -251,15 +254,19 @@ def _check(model: keras.Model, rank: int, base: str) -> None:
 
 def _check_rank(layer: Any, rank: int) -> None:
     """Raises `UserError` for adapters that are larger than the kernels that they adapt."""
-    # The shapes of Keras's adapters are (*shape[:-1], rank) and (rank, shape[-1]).
-    shape = tuple(layer.kernel.shape)
-    most = min(math.prod(shape[:-1]), shape[-1])
+    shape, most = tuple(layer.kernel.shape), _find_largest_rank(layer)
     if rank > most:
         raise UserError(
             f"model.lora={rank}: the kernel of {layer.path!r} has the shape {shape}, so the rank "
             f"of its adapters is at most {most}. Give a lower rank, or name other layers with "
             "model.lora_targets."
         )
+
+
+def _find_largest_rank(layer: Any) -> int:
+    # The shapes of Keras's adapters are (*shape[:-1], rank) and (rank, shape[-1]).
+    shape = tuple(layer.kernel.shape)
+    return min(math.prod(shape[:-1]), shape[-1])
 
 
 def _find_heads(model: keras.Model, layers: list[Any]) -> list[Any]:
@@ -283,13 +290,15 @@ def _find_targets(
 ) -> list[Any]:
     """Returns the layers that a glob matches, or the default layers without globs."""
     kinds = keras.layers.Dense | keras.layers.EinsumDense
-    able = [v for v in layers if hasattr(v, "enable_lora") and v.built]
+    # A backbone of KerasHub has such a method, too.
+    able = [v for v in layers if hasattr(v, "enable_lora") and not isinstance(v, keras.Model)]
+    able = [v for v in able if v.built]
     able = [v for v in able if not isinstance(v, keras.layers.Embedding)]
     for glob in globs:
         if not any(fnmatch.fnmatchcase(layer.path, glob) for layer in able):
             raise UserError(
                 f"model.lora_targets: no dense layer or convolution matches {glob!r}. "
-                f"{_format_layers(model, able)}"
+                f"{_format_layers(model, able)}{_suggest_glob(glob, able)}"
             )
     if globs:
         return [v for v in able if any(fnmatch.fnmatchcase(v.path, glob) for glob in globs)]
@@ -308,8 +317,24 @@ def _find_targets(
 def _format_layers(model: keras.Model, able: list[Any]) -> str:
     if not able:
         return f"The model {model.name!r} has none that is built."
-    shown = ", ".join(layer.path for layer in able[:8])
-    return f"It has {shown}{', …' if len(able) > 8 else ''}."
+    names = [layer.path for layer in able]
+    if len(names) > _MOST:  # of equal blocks, the parts of one, as globs
+        names = list(dict.fromkeys(re.sub(".*/", "*/", name) for name in names))
+    return f"It has {', '.join(names[:_MOST])}{', …' if len(names) > _MOST else ''}."
+
+
+def _suggest_glob(glob: str, able: list[Any]) -> str:
+    """Returns a question with the glob that was meant, by parts of the layers' names; or ""."""
+    parts = [part for layer in able for part in layer.path.split("/")]
+    words = {word for part in parts for word in (part, *part.split("_"))}
+    given = max(re.split(r"[*?/_\[\]]", glob), key=len)
+    # Without those of one of many equal blocks.
+    near = find_nearest(given, [word for word in words if not re.search(r"\d", word)])
+    meant = glob.replace(given, near) if given and near else glob
+    for one in (meant, f"*/{meant}", f"*{meant}"):
+        if any(fnmatch.fnmatchcase(layer.path, one) for layer in able):
+            return f" Did you mean {one!r}?"
+    return ""
 
 
 def _adapt(layer: Any, rank: int, base: str) -> None:

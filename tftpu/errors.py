@@ -84,7 +84,7 @@ class HostLost(Exception):  # noqa: N818 (an outcome, not an error)
 
 def counted(count: int, noun: str) -> str:
     """Returns a number with its noun: "1 shard", "2,000 shards", "3 classes", "2 epochs"."""
-    ending = "" if count == 1 else "es" if noun.endswith(("s", "tch")) else "s"
+    ending = "" if count == 1 else "es" if noun.endswith(("s", "tch", "sh")) else "s"
     return f"{count:,} {noun}{ending}"
 
 

@@ -56,7 +56,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
             "convert without a runner."
         )
     if publishing.find_unfinished(conversion, reader) is None:
-        print(f"{conversion.output} is already complete.")
+        print(f"The split {conversion.split!r} of {conversion.output} is already complete.")
         return
     for line in reader.notes:
         print(f"{conversion.split}: {line}")

@@ -54,7 +54,7 @@ def run(
     if publishing.find_unfinished(conversion, reader) is None:
         # A process that was killed after it wrote the manifest may have left it.
         files.remove_tree(str(folder))
-        say(f"{conversion.output} is already complete.")
+        say(f"The split {conversion.split!r} of {conversion.output} is already complete.")
         return manifest.read(conversion.output)
     with staging.claimed(folder, say):
         if (

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tftpu.errors import UserError
+from tftpu.storage import files
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ def load_tokenizer(path: str) -> Any:
     except ImportError as error:
         raise UserError("A tokenizer needs a package: run `pip install tokenizers`.") from error
     if not os.path.isfile(path):
-        raise UserError(f"The tokenizer {path} cannot be read: there is no such file.")
+        near = files.suggest_existing(path)
+        raise UserError(f"The tokenizer {path} cannot be read: there is no such file.{near}")
     with _errors_of_the_library(path):
         return tokenizers.Tokenizer.from_file(path)
 

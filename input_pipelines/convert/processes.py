@@ -67,7 +67,7 @@ def _prepare_process(ignores: bool) -> None:
     Args:
         ignores: whether the parent ignores Ctrl-C, and so this process does.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not ignores:
         signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # its parent says what happened
     parent = multiprocessing.parent_process()

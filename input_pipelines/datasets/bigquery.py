@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.errors import UserError, did_you_mean
-from tftpu.input_pipelines import unlabelled
+from tftpu.input_pipelines import addresses, unlabelled
 from tftpu.input_pipelines.datasets import arrays, batches
 from tftpu.input_pipelines.datasets import bigquery_clients as clients
 from tftpu.input_pipelines.formats.manifest import Feature
@@ -145,10 +145,10 @@ def build_evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
 
 def build_prediction(data: "BigQuery", address: str, context: DataContext) -> UnlabelledRecords:
     """Returns rows to predict, held in memory: of a table of the run, or of another table."""
-    kind, table = unlabelled.parse_address(address, "BigQuery", ("bigquery",))
+    kind, table = addresses.parse_address(address, "BigQuery", data.address_kinds)
     snapshot = None  # a table that the run does not name is read as it is now
     if kind != "bigquery":
-        table = data.eval_table if kind == unlabelled.EVALUATION else data.train_table
+        table = data.eval_table if kind == addresses.EVALUATION else data.train_table
         snapshot = data.snapshot
     wanted = tuple(dict.fromkeys((*data.features, *context.keep)))
     rows = Table(table, wanted, snapshot).read()

@@ -4,12 +4,17 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from tftpu.errors import counted
 from tftpu.input_pipelines.augment import decode
+from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.input_pipelines.reading.listing import decode_path
 from tftpu.storage import files
+
+if TYPE_CHECKING:
+    from tftpu.input_pipelines.sources import StreamedImages
 
 _SHOWN = 20  # most classes that a line names
 MOST = 20_000  # images of a split that are decoded: some seconds on a few cores
@@ -33,6 +38,21 @@ def describe_classes(splits: Mapping[str, ImageFiles]) -> list[str]:
             listed = f"{least:,} to {most:,} of each of {len(counts):,} classes"
         lines.append(f"{split}: {counted(len(found.images), 'image')}: {listed}")
     return lines
+
+
+def describe_shards(data: "StreamedImages") -> list[str]:
+    """Returns lines about shards with a manifest: the examples of each split, and the classes."""
+    folder = data.data_dir or ""
+    if not files.exists(files.join(folder, manifest.NAME)):
+        return []
+    found = manifest.read(folder)
+    counts = [
+        f"{split}: {counted(found.count_examples(split), 'example')}" for split in found.splits
+    ]
+    names = [str(name) for name in data.classes or found.about.get("classes") or ()]
+    others = f" and {len(names) - _SHOWN:,} others" if len(names) > _SHOWN else ""
+    classes = f"{counted(len(names), 'class')}: {', '.join(names[:_SHOWN])}{others}"
+    return ["; ".join(counts), *([classes] if names else [])]
 
 
 def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.config.data import ExportInputs
-from tftpu.input_pipelines import unlabelled
+from tftpu.input_pipelines import addresses, unlabelled
 from tftpu.input_pipelines.augment import decode
 from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
@@ -47,9 +47,9 @@ def build_evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
 
 def build_prediction(data: "Images", address: str, context: DataContext) -> UnlabelledRecords:
     """Returns images to predict, of a split or of a folder. Larger images are scaled down."""
-    kind, where = unlabelled.parse_address(address, "Images", ("images",))
+    kind, where = addresses.parse_address(address, "Images", data.address_kinds)
     if kind != "images":
-        split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
+        split = data.eval_split if kind == addresses.EVALUATION else data.train_split
         examples = small.load_split(data.name, data.data_dir, split)
         images, labels = examples["image"], examples["label"]
         return unlabelled.from_arrays(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.errors import UserError
-from tftpu.input_pipelines import unlabelled
+from tftpu.input_pipelines import addresses, unlabelled
 from tftpu.input_pipelines.datasets import batches
 from tftpu.input_pipelines.formats import example_proto, manifest
 from tftpu.input_pipelines.formats.manifest import Manifest, parse_features
@@ -35,12 +35,12 @@ def build_evaluation(data: "Records", context: DataContext) -> tf.data.Dataset:
 
 def build_prediction(data: "Records", address: str, context: DataContext) -> UnlabelledRecords:
     """Returns records to predict, of a split or of other shards with the same features."""
-    kind, where = unlabelled.parse_address(address, "Records", ("tfrecord",))
+    kind, where = addresses.parse_address(address, "Records", data.address_kinds)
     if kind == "tfrecord":
         spec = parse_features(data.spec)
         found, source = unlabelled.open_shards(where, spec, data.compression)
     else:
-        split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
+        split = data.eval_split if kind == addresses.EVALUATION else data.train_split
         found = load_manifest(data, split)
         source = shards.from_manifest(found, split, cache.from_data(data))
     parse = _build_parser(found, data.features)

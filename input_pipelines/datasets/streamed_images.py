@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,8 @@ import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.config.data import ExportInputs
-from tftpu.errors import UserError
-from tftpu.input_pipelines import unlabelled
+from tftpu.errors import UserError, find_nearest
+from tftpu.input_pipelines import addresses, unlabelled
 from tftpu.input_pipelines.augment import decode, image_ops, mix
 from tftpu.input_pipelines.formats import example_proto, image_records, manifest
 from tftpu.input_pipelines.formats.image_records import ImageRecords
@@ -76,7 +77,7 @@ def build_prediction(
     data: "StreamedImages", address: str, context: DataContext
 ) -> UnlabelledRecords:
     """Returns images to predict, prepared like those of the evaluation split."""
-    kind, where = unlabelled.parse_address(address, "StreamedImages", ("images", "tfrecord"))
+    kind, where = addresses.parse_address(address, "StreamedImages", data.address_kinds)
     prepare = image_ops.build_evaluation_crop(data.augment, data.image_size, data.channels)
 
     def build_pipeline(source: RecordSource, parse: Parse) -> Pipeline:
@@ -96,7 +97,7 @@ def build_prediction(
         found, source = unlabelled.open_shards(where)
         made = build_pipeline(source, image_records.build_image_parser(found, data.image_feature))
         return unlabelled.from_shards(source, made, found.features)
-    split = data.eval_split if kind == unlabelled.EVALUATION else data.train_split
+    split = data.eval_split if kind == addresses.EVALUATION else data.train_split
     if data.format in ("folder", "index"):
         sizes = [(image.path, image.bytes) for image in _list_images(data, split).images]
         return unlabelled.from_files(sizes, build_pipeline)
@@ -257,11 +258,33 @@ def _explain_missing_split(data: "StreamedImages", split: str) -> str:
     elif os.path.isdir(files.join(folder, data.train_split)):
         others = sorted(one.name for one in os.scandir(folder) if one.is_dir())
         return f"{said} It has {', '.join(others[:10])}: set data.eval_split to one of these."
+    output = f"{folder}-shards"
+    converted = _find_converted_split(data, output)
+    if not converted and files.exists(files.join(output, manifest.NAME)):
+        output = files.suggest_path(output)
+    source, shards = shlex.quote(f"images:{folder}"), shlex.quote(output)
+    flags = (
+        f"add to your command: --config.data.format=tfrecord --config.data.data_dir={shards} "
+        f"--config.data.eval_split={shlex.quote(converted or 'validation')}"
+    )
+    if converted:
+        return f"{said} {shards} holds converted splits: {flags}"
     return (
         f"{said} To split a folder with a folder for each class: tftpu data convert "
-        f"--source=images:{folder} --output={folder}-shards --validation_fraction=0.1; then set "
-        f"data.format=tfrecord, data.data_dir={folder}-shards and data.eval_split=validation."
+        f"--source={source} --output={shards} --validation_fraction=0.1; then {flags}"
     )
+
+
+def _find_converted_split(data: "StreamedImages", folder: str) -> str | None:
+    """Returns the evaluation split of converted shards that can be trained on; None without it."""
+    try:
+        splits = manifest.read(folder).splits
+    except UserError:  # there are no shards, or they cannot be used
+        return None
+    others = [split for split in splits if split != data.train_split]
+    if len(others) == len(splits):
+        return None
+    return find_nearest(data.eval_split, others) or next(iter(others), None)
 
 
 def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -> None:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tftpu.errors import UserError, did_you_mean
+from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.storage import files
 
 NAME = "dataset.json"
@@ -124,10 +124,11 @@ class Manifest:
             UserError: there is no such split, or it has no examples.
         """
         if split not in self.splits:
+            near = find_nearest(split, self.splits) or "NAME"
             raise UserError(
                 f"The data set in {self.folder} has no split {split!r}."
-                f"{did_you_mean(split, self.splits)} Fields of a config: data.train_split and "
-                "data.eval_split."
+                f"{did_you_mean(split, self.splits)} Of a config: --config.data.train_split={near} "
+                f"for training, --config.data.eval_split={near} for evaluation."
             )
         if not self.count_examples(split):
             raise UserError(f"The split {split!r} of the data set in {self.folder} is empty.")

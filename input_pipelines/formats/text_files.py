@@ -96,6 +96,16 @@ def read_rows(path: str, skip_spaces: bool = False) -> Iterator[Row]:
         yield from _read_rows(path, file, found, 0, None, skip_spaces)
 
 
+def is_table(path: str) -> bool:
+    """Returns whether a file is a table, by its name or its content.
+
+    Args:
+        path: the path of the file, local or in a bucket.
+    """
+    with _open_file(path) as file:
+        return _detect_format(path, file) != _TEXT
+
+
 def list_columns(path: str) -> list[str]:
     """Returns the columns of a table's first record; [] for texts and arrays of JSON.
 

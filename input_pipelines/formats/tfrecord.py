@@ -271,7 +271,8 @@ def open_file(path: str) -> BinaryIO:
     try:
         return files.open_file(path)
     except MissingError as error:
-        raise UserError(f"There is no file {path}.") from error
+        near = files.suggest_existing(path)
+        raise UserError(f"There is no file {path}.{near}") from error
     except BucketError:
         raise
     except OSError as error:

@@ -76,8 +76,8 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     """
     tree = listing.scan_folder(folder, follow_links=True)
     sizes = tree.sizes
-    if not sizes and not files.is_remote(folder) and not os.path.isdir(folder):
-        raise UserError(_explain_missing_folder(folder))
+    if not sizes:
+        check_folder(folder)
     hidden = [name for name in sizes if _is_hidden(name)]
     others = [n for n in sizes if not _is_hidden(n) and not n.lower().endswith(pillow.SUFFIXES)]
     unusable = {
@@ -93,6 +93,12 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     found = {name: size for name, size in sizes.items() if name not in unused}
     listing.warn_of_links(folder, tree.links, found)
     return found, left_out
+
+
+def check_folder(folder: str) -> None:
+    """Raises `UserError` for a path that is no folder on this machine; not for one in a bucket."""
+    if not files.is_remote(folder) and not os.path.isdir(folder):
+        raise UserError(_explain_missing_folder(folder))
 
 
 def _explain_missing_folder(path: str) -> str:

@@ -31,7 +31,8 @@ class Facts:
         weights: bytes of all weights, and `trained` of those that are trained.
         blocks: whether `train.remat` can recompute blocks of the model.
         statistics: whether the model has statistics of a microbatch.
-        states: the bytes of the state on a device, by `candidates.name_state`.
+        states: the bytes of the state on a device, by `candidates.name_state`; or why the
+            model cannot be divided so, such as convolutions along `tensor`.
     """
 
     flops: int
@@ -41,7 +42,7 @@ class Facts:
     trained: int
     blocks: bool
     statistics: bool
-    states: Mapping[str, StateBytes]
+    states: Mapping[str, StateBytes | str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,7 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
     """
     sizes = mesh_sizes(candidate.mesh or None, target.replicas)
     state = facts.states[name_state(candidate.mesh, target)]
+    assert not isinstance(state, str), state
     examples = facts.examples // count_shards(candidate.mesh, target)
     # Inputs of blocks may be cut along these axes, too.
     entering = facts.input_bytes * examples // (sizes[SEQUENCE] * sizes[TENSOR])

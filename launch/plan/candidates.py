@@ -20,7 +20,7 @@ from tftpu.config.mesh import (
 from tftpu.errors import UserError
 from tftpu.kernels import ATTENTIONS, KINDS_OF_ATTENTION
 from tftpu.launch.settings import own_code
-from tftpu.tpu.slices import Slice
+from tftpu.tpu.slices import Slice, parse_slice
 
 MESH, MICROBATCHES = "cluster.mesh", "train.gradient_accumulation_steps"
 ATTENTION = "model.attention"
@@ -175,6 +175,18 @@ class Space:
             for path, value in self._list_values(candidate).items()
             if value != self._read(path)
         ]
+
+    def has_settings(self, candidate: Candidate) -> bool:
+        """Returns whether a candidate has what the config sets: `auto`, or no mesh, is any."""
+        values = self._list_values(candidate)
+        given = {path: self._read(path) for path in values}
+        if given.get(MESH) not in (None, AUTO):
+            try:
+                sizes = mesh_sizes(given[MESH], parse_slice(candidate.slice).replicas)
+            except UserError:  # a mesh for another slice
+                return False
+            given[MESH] = mesh_text(sizes)
+        return all(given[path] in (None, AUTO, value) for path, value in values.items())
 
     def _list_values(self, candidate: Candidate) -> dict[str, Any]:
         values: dict[str, Any] = {MESH: candidate.mesh} if candidate.mesh else {}

@@ -56,7 +56,7 @@ class PlanExaminer:
             known: what was measured before.
 
         Raises:
-            UserError: there is no state, as no slice divides the batch, or no model.
+            UserError: there is no state, as no slice divides the batch, or no model on any mesh.
         """
         first = keras.tree.flatten(self._batch_spec)[0]
         examples: int = first.shape[0]
@@ -65,15 +65,27 @@ class PlanExaminer:
             return known
         if not states:
             raise UserError(f"None of the slices divides the global batch of {examples} examples.")
+        first_built: tuple[BuiltStep, Slice] | None = None
         with Progress() as progress:
-            target, mesh = next(iter(states.values()))
-            one = self._build(target, mesh, progress)
-            flops = one.count_flops() * target.replicas
-            for name in states.keys() - measured.keys():
-                measured[name] = self._build(*states[name], progress).state_bytes
+            for name, (target, mesh) in states.items():
+                if first_built and name in measured:
+                    continue
+                try:
+                    built = self._build(target, mesh, progress)
+                except UserError as error:
+                    measured[name] = str(error)
+                else:
+                    measured[name] = built.state_bytes
+                    first_built = first_built or (built, target)
+        if first_built is None:
+            raise UserError(
+                f"No mesh of the slices can divide the global batch of {examples} examples, or the "
+                f"model: {next(iter(measured.values()))}"
+            )
+        one, target = first_built
         layers = flatten_layers(one.model)
         return Facts(
-            flops=flops,
+            flops=one.count_flops() * target.replicas,
             examples=examples,
             input_bytes=count_input_bytes(one.model, first.shape[1] if first.shape.rank > 1 else 1),
             weights=_count_bytes(one.model.variables),
@@ -110,11 +122,12 @@ class PlanExaminer:
             KeyboardInterrupt: by Ctrl-C; the verdicts until then are recorded.
         """
         changed, ended = threading.Condition(), threading.Event()
+        search.record_known(journal.verdicts)
 
         def choose() -> Candidate | None:
             with changed:
                 while not ended.is_set():
-                    candidate = search.choose_unknown(journal.verdicts)
+                    candidate = search.choose_next()
                     if candidate is not None or not search.left:
                         return candidate
                     changed.wait()  # for the verdict on what runs

@@ -85,7 +85,10 @@ class Journal:
             return
         if "facts" in record:
             found = record["facts"]
-            states = {name: StateBytes(*sizes) for name, sizes in found["states"].items()}
+            states = {
+                name: state if isinstance(state, str) else StateBytes(*state)
+                for name, state in found["states"].items()
+            }
             self.facts = Facts(**{**found, "states": states})
         else:
             self.verdicts[Candidate(**record["candidate"])] = Verdict(**record["verdict"])

@@ -13,8 +13,9 @@ Beside the closed forms, a verdict decides about others of the same slice:
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from tftpu.amounts import format_period, format_price
 from tftpu.blocks import REMATS
 from tftpu.config.mesh import DATA, FSDP, parse_mesh
 from tftpu.launch.plan.bounds import Estimate
@@ -28,8 +29,8 @@ STATE = "weights, optimizer's state and inputs of blocks do not fit"
 OVER_BUDGET = "over the budget even at the chip's peak"
 TOO_SLOW = "too slow even at the chip's peak"
 NO_BETTER = "no better than the best even at the chip's peak"
-NEEDS_MORE = "need more memory than one that does not fit"
-SLOWER = "do more work than one that fits"
+NEEDS_MORE = "larger than one that does not fit"
+SLOWER = "with more work than one that fits"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +51,29 @@ class Goal:
     deadline: float | None = None
 
     def rank(self, step_seconds: float, usd_hour: float) -> tuple[bool, float, float]:
-        """Returns the rank of a run, the lowest of the best: (misses the limit, first, second)."""
+        """Returns the rank of a run, the lowest of the best: (misses the limit, first, second).
+
+        Of runs that miss it, the nearest to the limit is the best.
+        """
         seconds = self.steps * step_seconds
         usd = usd_hour * seconds / 3600
         if self.budget is not None:
-            return usd > self.budget, seconds, usd
-        return self.deadline is not None and seconds > self.deadline, usd, seconds
+            return (True, usd, seconds) if usd > self.budget else (False, seconds, usd)
+        if self.deadline is not None and seconds > self.deadline:
+            return True, seconds, usd
+        return False, usd, seconds
 
     @property
     def miss(self) -> str:
         """The remark on a run that misses the limit."""
         return "too slow" if self.budget is None else "over budget"
+
+    @property
+    def limit(self) -> str:
+        """The limit as a clause, "" without one."""
+        if self.budget is not None:
+            return f" for at most {format_price(self.budget)}"
+        return "" if self.deadline is None else f" in at most {format_period(self.deadline)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +103,21 @@ class Search:
     Args:
         estimates: the candidates with their closed forms.
         goal: what is looked for.
+        own: the candidates with the config's own settings: the most promising one is tried first.
 
     Attributes:
         verdicts: the verdicts by candidate, in their order.
         pruned: why candidates were not compiled.
     """
 
-    def __init__(self, estimates: Iterable[Estimate], goal: Goal):
+    def __init__(self, estimates: Iterable[Estimate], goal: Goal, own: Collection[Candidate] = ()):
         self.goal = goal
+        self._own = set(own)  # until one of them was tried
         self._estimates = {one.candidate: one for one in estimates}
+        # The most bytes by which programs were above their closed form, or the fewest below, by
+        # `_name_memory`.
+        self._uncounted: dict[tuple[str, str, str], int] = {}
+        self._fitting_flash: set[str] = set()  # slices on which the attention kernel fits
         self._waiting = sorted(self._estimates.values(), key=self._rank_likely)
         self._running: set[Candidate] = set()
         self.verdicts: dict[Candidate, Verdict] = {}
@@ -128,18 +147,35 @@ class Search:
             return None
         self._waiting.remove(chosen)
         self._running.add(chosen.candidate)
+        if chosen.candidate in self._own:
+            self._own.clear()
+            self._waiting.sort(key=self._rank_likely)
         return chosen.candidate
 
-    def choose_unknown(self, known: Mapping[Candidate, Verdict]) -> Candidate | None:
-        """Returns the most promising candidate without a known verdict; records the known ones."""
-        while (candidate := self.choose_next()) is not None and candidate in known:
-            self.record(candidate, known[candidate])
-        return candidate
+    def record_known(self, known: Mapping[Candidate, Verdict]) -> None:
+        """Records the verdicts of an earlier plan."""
+        self._waiting = [one for one in self._waiting if one.candidate not in known]
+        if not self._own.isdisjoint(known):
+            self._own.clear()
+        for one, verdict in known.items():
+            if one in self._estimates:
+                self._note(one, verdict)
+        self._waiting.sort(key=self._rank_likely)
 
     def record(self, candidate: Candidate, verdict: Verdict) -> None:
         """Records the verdict on a candidate that was running."""
         self._running.discard(candidate)
+        self._note(candidate, verdict)
+        self._waiting.sort(key=self._rank_likely)
+
+    def _note(self, candidate: Candidate, verdict: Verdict) -> None:
         self.verdicts[candidate] = verdict
+        if verdict.fits and candidate.attention == "flash":
+            self._fitting_flash.add(candidate.slice)
+        if verdict.hbm_bytes:
+            above = verdict.hbm_bytes - self._estimates[candidate].likely_bytes
+            group, above = _name_memory(candidate), above * _count_parts(candidate)
+            self._uncounted[group] = max(self._uncounted.get(group, above), above)
 
     def has_slice(self, name: str) -> bool:
         """Returns whether there are candidates for a slice."""
@@ -167,9 +203,17 @@ class Search:
         """Returns how many candidates were pruned for each reason, the most first."""
         return dict(collections.Counter(self.pruned.values()).most_common())
 
-    def _rank_likely(self, one: Estimate) -> tuple[bool, tuple[bool, float, float], bool]:
-        likely = self.goal.rank(one.likely_seconds, one.usd_hour)
-        return one.likely_bytes > one.limit_bytes, likely, one.candidate.attention != "flash"
+    def _rank_likely(
+        self, one: Estimate
+    ) -> tuple[bool, bool, bool, bool, tuple[bool, float, float]]:
+        candidate, likely = one.candidate, self.goal.rank(one.likely_seconds, one.usd_hour)
+        # Closed forms count no scores of plain attention, which usually make it slower than a
+        # kernel that fits.
+        is_plain = candidate.attention == "plain" and candidate.slice in self._fitting_flash
+        uncounted = self._uncounted.get(_name_memory(candidate), 0) / _count_parts(candidate)
+        too_large = one.likely_bytes + uncounted > one.limit_bytes
+        changed = candidate not in self._own
+        return too_large, likely[0], changed, is_plain, likely
 
     def _prune(self) -> None:
         best = next(iter(self.list_best()), None)
@@ -219,6 +263,24 @@ class Search:
 
 def _name_group(candidate: Candidate) -> tuple[str, str, str]:
     return candidate.slice, candidate.mesh, candidate.attention
+
+
+def _name_memory(candidate: Candidate) -> tuple[str, str, str]:
+    """Returns what is likely to have as much memory that closed forms do not count.
+
+    Activations are spread over the devices of a slice, on any mesh; copies of weights depend on it.
+    """
+    place = candidate.remat if _keeps_activations(candidate) else candidate.mesh
+    return candidate.slice, place, candidate.attention
+
+
+def _count_parts(candidate: Candidate) -> int:
+    """Returns into how many parts microbatches cut this memory."""
+    return candidate.microbatches if _keeps_activations(candidate) else 1
+
+
+def _keeps_activations(candidate: Candidate) -> bool:
+    return candidate.remat in ("none", "products")
 
 
 def _keeps_less(one: Candidate, other: Candidate) -> bool:

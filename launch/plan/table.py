@@ -89,7 +89,7 @@ def format_command(
 def explain_nothing(search: Search) -> str:
     """Returns why no candidate can be shown, and what to change."""
     if search.left:
-        return "No candidate that fits is known yet: a longer --time_limit continues."
+        return "No candidate that fits is known yet."
     if any(verdict.fits for verdict in search.verdicts.values()):
         return "Of the candidates that fit, none could be priced."
     if OVER_BUDGET in search.pruned.values():
@@ -99,24 +99,30 @@ def explain_nothing(search: Search) -> str:
     return "No candidate fits: name larger --slices."
 
 
-def describe_search(search: Search, refusals: dict[str, str]) -> list[str]:
+def describe_search(
+    search: Search, refusals: dict[str, str], undivided: Sequence[str]
+) -> list[str]:
     """Returns lines about what was compiled, what was not, and why.
 
     Args:
         search: the search.
         refusals: why the config can use some slices not at all, by their names.
+        undivided: why meshes cannot divide the model, one reason for each.
     """
     failed = [v for v in search.verdicts.values() if not v.fits]
     large = sum(v.too_large for v in failed)
-    said = [f"{large} do not fit"] if large else []
+    said = [f"{large} too large"] if large else []
     if len(failed) > large:
-        said.append(f"{len(failed) - large} do not compile or run")
+        said.append(f"{len(failed) - large} not compiled or run")
     unpriced = sum(v.fits and not v.step_seconds for v in search.verdicts.values())
     said += [f"{unpriced} not priced"] if unpriced else []
-    compiled = f"{len(search.verdicts)} compiled" + (f" ({', '.join(said)})" if said else "")
-    pruned = f"{len(search.pruned)} pruned"
-    lines = [f"{counted(search.size, 'candidate')}: {compiled}, {pruned}, {search.left} left."]
+    compiled = f"{len(search.verdicts):,} compiled" + (f" ({', '.join(said)})" if said else "")
+    pruned = f"{len(search.pruned):,} pruned"
+    left = f"{search.left:,} left{': the same command continues with them' if search.left else ''}"
+    lines = [f"{counted(search.size, 'candidate')}: {compiled}, {pruned}, {left}."]
     lines += [f"  {count} {reason}" for reason, count in search.count_pruned().items()]
     errors = dict.fromkeys(v.error.splitlines()[0] for v in failed if not v.too_large and v.error)
     lines += [f"  not compiled or run: {error[:240]}" for error in list(errors)[:3]]
+    if undivided:
+        lines.append(f"  {counted(len(undivided), 'mesh')} left out: {undivided[0]}")
     return lines + [f"  {name} is left out: {reason}" for name, reason in refusals.items()]

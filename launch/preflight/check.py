@@ -3,15 +3,17 @@
 import dataclasses
 import functools
 import math
-import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError, did_you_mean
+from tftpu.launch import startup
+from tftpu.launch.preflight import reports
 from tftpu.launch.settings.own_code import failures_of_class
-from tftpu.tpu.slices import ALIASES, GENERATIONS
+from tftpu.models.keras_hub.config import KerasHub
+from tftpu.tpu.slices import ALIASES, GENERATIONS, parse_slice
 
 if TYPE_CHECKING:
     import keras
@@ -76,7 +78,9 @@ def check(
     options.verbose = verbose
     if time_limit is not None:
         options.time_limit = time_limit
-    return preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
+    report = preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
+    report.settings = reports.compute_settings(experiment, batch_spec)
+    return report
 
 
 def prepare(experiment: Experiment) -> "tuple[Experiment, Nest]":
@@ -87,7 +91,7 @@ def prepare(experiment: Experiment) -> "tuple[Experiment, Nest]":
     Raises:
         UserError: the precision is not native to TPUs, or the data cannot be described.
     """
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on this machine's GPUs
+    startup.leave_devices_alone()
     from tftpu import input_pipelines
     from tftpu.launch.run.experiment import resolve_length
 
@@ -116,9 +120,15 @@ def check_text(
         rows: the number of texts that a device writes at once.
 
     Raises:
-        UserError: as `tftpu.preflight.writing.check_writing` does.
+        UserError: as `tftpu.preflight.writing.check_writing` does; or the model is of KerasHub.
     """
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # nothing runs on this machine's GPUs
+    if isinstance(experiment.model, KerasHub):
+        raise UserError(
+            "--generate knows the price of texts of the zoo's models, such as GPT and Llama, and "
+            "of your own, but not of KerasHub's, although `tftpu generate` writes them. Leave it "
+            "out for the price of training."
+        )
+    startup.leave_devices_alone()
     from tftpu.launch.run.experiment import build_layers
     from tftpu.preflight.writing import check_writing, print_writing
 
@@ -164,7 +174,10 @@ def print_report(report: "Report", explain: bool) -> None:
         sys.stdout.flush()
         return
     hint = "" if explain else "--explain shows the time by layer and all findings; "
-    console.print(f"{hint}--price=v3=1.50 replaces a list price.", highlight=False, soft_wrap=True)
+    generation = parse_slice(report.cheapest.slice).generation
+    price = f"--price={generation.name}={generation.usd_hour:.2f}"
+    hint += f"{price} sets the dollars of a chip-hour, here to the list price."
+    console.print(hint, highlight=False, soft_wrap=True)
     sys.stdout.flush()
 
 

@@ -1,15 +1,20 @@
 """Reports that `tftpu preflight` wrote earlier, in a workdir or elsewhere."""
 
+import hashlib
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
 from tftpu.amounts import format_duration
+from tftpu.config import Experiment
+from tftpu.config.serialization import to_plain
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch.settings import config_flags
 from tftpu.storage import files, side_files
 
 if TYPE_CHECKING:
     from tftpu.preflight import Report
+    from tftpu.tensors import Nest
 
 FILE = "preflight.json"
 
@@ -49,6 +54,38 @@ def read_step_times(workdir: str, replicas: int) -> str:
         if item.get("step_ms") and item.get("replicas") == replicas
     ]
     return ", ".join(found)
+
+
+def compute_settings(experiment: Experiment, batch_spec: "Nest") -> str:
+    """Returns a digest of what most of a step's price depends on, apart from the slice.
+
+    Args:
+        experiment: the experiment.
+        batch_spec: the spec of its global batch.
+
+    Returns:
+        The digest; "" if JSON cannot hold the model's fields.
+    """
+    try:
+        model = to_plain(experiment.model.without_weights())
+    except UserError:
+        return ""
+    train, cluster = experiment.train, experiment.cluster
+    chosen = (train.precision, train.gradient_accumulation_steps, train.remat)
+    parts = [model, str(batch_spec), *chosen, cluster.engine, cluster.mesh]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def read_settings(workdir: str) -> str | None:
+    """Returns what `compute_settings` gave for the report in a workdir; None without a report."""
+    record = side_files.read(files.join(workdir, FILE), slices=list)
+    return str(record.get("settings", "")) if record else None
+
+
+def describe_other(settings: str) -> str:
+    """Returns what a report with other settings is of, after "is"."""
+    other = "of another model, batch, precision or mesh"
+    return other if settings else f"of an older tftpu, or {other}"
 
 
 def read_rates(workdir: str) -> dict[str, float]:

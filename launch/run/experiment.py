@@ -121,7 +121,11 @@ def build_trainer(
         change: a function that returns another model with the same variables, such as one with
             further outputs.
     """
-    model = change(build_model(experiment))
+    return wrap_model(experiment, change(build_model(experiment)), workdir)
+
+
+def wrap_model(experiment: Experiment, model: keras.Model, workdir: str | None) -> Trainer:
+    """Builds the trainer of an experiment around its model; see `build_trainer`."""
     return Trainer(
         model,
         workdir,

@@ -15,7 +15,7 @@ from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may
 from tftpu.launch.correction import suggest_folder
 from tftpu.launch.run import recorded_code, result
 from tftpu.launch.settings import config_flags, own_code
-from tftpu.launch.settings.options import Overrides, flag
+from tftpu.launch.settings.options import ConfigOptions, Overrides, flag, require_config
 from tftpu.launch.startup import import_tensorflow
 from tftpu.launch.tfx import examples
 from tftpu.models import sizes  # noqa: F401
@@ -48,6 +48,34 @@ class FinishedRunOptions(Overrides):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConfigOrRunOptions(ConfigOptions):
+    """The options of a command that takes a config, or a run, which knows its config."""
+
+    config: str = require_config(
+        "name of a config (`tftpu configs`), path of your own, or folder of a run"
+    )
+
+    @property
+    def default_workdir(self) -> str:
+        return self.config if is_run(self.config) else super().default_workdir
+
+    def load_experiment(self) -> Experiment:
+        """Loads the config, or that which the run was trained with, with the overrides.
+
+        Raises:
+            UserError: there is neither, or a value in it is wrong.
+        """
+        if not is_run(self.config):
+            return super().load_experiment()
+        experiment = read_recorded(self.config, how="in place of the run")
+        _warn_of_changes(self.config)
+        config_flags.apply_overrides(experiment, self.overrides)
+        _check_transform_graph(experiment, how="in place of the run")
+        own_code.validate_recorded(experiment)
+        return experiment
+
+
 class RestoredRun(NamedTuple):
     """A run with its best checkpoint.
 
@@ -78,14 +106,8 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     path = files.join(workdir, "config.json")
     check_exists(workdir)
     if files.exists(path):
-        experiment = _load_recorded(files.read(path), workdir, config)
-        changes = recorded_code.describe_changes(workdir)
-        if changes:
-            print(
-                f"tftpu: warning: {changes} since the run was trained: its model and data are "
-                "built by today's code, so numbers may differ from those of the training.",
-                file=sys.stderr,
-            )
+        experiment = read_recorded(workdir, config)
+        _warn_of_changes(workdir)
         for change in overrides:
             # Other weights below the adapters may be named: a digest tells whether they are the
             # same.
@@ -100,10 +122,11 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
         raise UserError(
             f"Give a config with the model and the data of the run in {workdir!r}, "
             "--config=FILE.py: it was made by a script with tftpu.Trainer, so no config.json "
-            f"describes them. `tftpu status {workdir}` and `tftpu plot {workdir}` work without, "
-            "and so does the script: after trainer.restore_for_evaluation(x), use "
-            "trainer.evaluate(x, y), trainer.predict(x) or trainer.export_weights(FILE); adapters "
-            "are written by tftpu.models.save_adapters(model, FILE)."
+            "describes them (docs/gallery/text.md has such a script and its config).\n"
+            f"Without a config, `tftpu status {workdir}` and `tftpu plot {workdir}` work, and in "
+            "the script, after trainer.restore_for_evaluation(x): trainer.evaluate(x, y), "
+            "trainer.predict(x), tftpu.generate(model, prompts), trainer.export_weights(FILE) and, "
+            "for adapters, tftpu.models.save_adapters(model, FILE)."
         )
     else:
         experiment = config_flags.load(config, overrides)
@@ -116,19 +139,44 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     return experiment
 
 
+def is_run(path: str) -> bool:
+    """Returns whether a path in place of a config is the folder of a run that has its config."""
+    named = path.endswith(".py") or path in config_flags.list_names()
+    wanted = [files.join(path, name) for name in ("config.json", "goodput.json")]
+    return not named and all(map(files.exists, wanted))
+
+
+def _warn_of_changes(workdir: str) -> None:
+    """Prints which files of the run's code have changed; to stderr."""
+    changes = recorded_code.describe_changes(workdir)
+    if changes:
+        print(
+            f"tftpu: warning: {changes} since the run was trained: its model and data are "
+            "built by today's code, so numbers may differ from those of the training.",
+            file=sys.stderr,
+        )
+
+
 def _list_base_flags(model: ModelConfig) -> tuple[str, ...]:
     return tuple(f"--config.model.{name}=" for name in model.base_fields)
 
 
 def check_exists(workdir: str) -> None:
     """Raises `UserError` if there is no run in a folder."""
-    if files.exists(files.join(workdir, "config.json")):
+    has_config = files.exists(files.join(workdir, "config.json"))
+    is_preset = files.exists(files.join(workdir, "task.json"))
+    if has_config and not is_preset:
         return
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
         if files.exists(files.join(workdir, "goodput.json")):
             raise UserError(
                 f"The run in {workdir!r} was stopped before it saved anything: the command that "
                 "began it starts it over."
+            )
+        if is_preset:
+            raise UserError(
+                f"{workdir!r} is a preset of KerasHub, not a run: name it in a config, "
+                "tftpu.KerasHub(preset). A run with adapters also answers without them: --base."
             )
         why = "it has no config.json" if files.exists(workdir) else "there is no such folder"
         raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
@@ -141,10 +189,40 @@ def check_unused(output: str, ending: str = "") -> None:
         raise UserError(f"{output} exists already: choose another place, such as {other}.")
 
 
+def is_export(path: str) -> bool:
+    """Returns whether there is an ONNX file or a SavedModel's folder at a path."""
+    is_onnx = path.endswith(".onnx") and not os.path.isdir(path)
+    return is_onnx or files.exists(files.join(path, "saved_model.pb"))
+
+
+def check_adapters(experiment: Experiment, workdir: str) -> None:
+    """Raises `UserError` if a run has no adapters that --base would switch off."""
+    if not experiment.model.lora:
+        raise UserError(
+            f"--base: the run in {workdir!r} has no adapters (model.lora is 0): leave it out."
+        )
+
+
+def switch_adapters_off(experiment: Experiment, trainer: "Trainer") -> "Trainer":
+    """Returns a trainer of a restored run's model, whose adapters are set to zero."""
+    from tftpu import models
+    from tftpu.launch.run import experiment as build
+
+    models.switch_adapters_off(trainer.model)
+    # Without averages of the weights, which an evaluation would take.
+    plain = dataclasses.replace(experiment.train, ema_momentum=None)
+    return build.wrap_model(dataclasses.replace(experiment, train=plain), trainer.model, None)
+
+
 def check_no_export(workdir: str) -> None:
-    """Raises `UserError` if a path in place of a run is an ONNX file or a SavedModel's folder."""
-    is_onnx = workdir.endswith(".onnx") and not os.path.isdir(workdir)
-    if is_onnx or files.exists(files.join(workdir, "saved_model.pb")):
+    """Raises `UserError` if a path in place of a run is an exported model."""
+    if workdir.endswith((".keras", ".tflite")) and files.exists(workdir):
+        raise UserError(
+            f"{workdir!r} is an exported model that is not served. Serve its run (tftpu serve RUN) "
+            "or an export of it: `tftpu export RUN --output=NAME.onnx` (or a folder, for a "
+            "SavedModel), then `tftpu serve NAME.onnx`."
+        )
+    if is_export(workdir):
         raise UserError(
             f"{workdir!r} is an exported model, not a run. Did you mean '--model={workdir}'?"
         )
@@ -273,10 +351,11 @@ def _report_best(step: int, workdir: str) -> None:
         )
 
 
-def _check_transform_graph(experiment: Experiment) -> None:
+def _check_transform_graph(experiment: Experiment, how: str = "with --config=FILE.py") -> None:
     """Checks that a config.json names no transform graph, unless the user named its config.
 
     A graph is a program that can read and write files, and anybody may have changed its path.
+    `how` is that of `read_recorded`.
 
     Raises:
         UserError: it names a transform graph.
@@ -285,13 +364,24 @@ def _check_transform_graph(experiment: Experiment) -> None:
     if isinstance(data, examples.Examples) and data.transform_graph:
         raise UserError(
             f"config.json names the transform graph {data.transform_graph!r}, a program that the "
-            "command would run. If you trust it, give the config of the run with "
-            "--config=FILE.py."
+            f"command would run. If you trust it, give the path of the run's config file {how}."
         )
 
 
-def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
-    """Returns the experiment of a config.json, after making its own code importable."""
+def read_recorded(
+    workdir: str, config: str | None = None, how: str = "with --config=FILE.py"
+) -> Experiment:
+    """Returns the experiment of a run's config.json, after making its own code importable.
+
+    Args:
+        workdir: folder of the run.
+        config: the config file that the user named; None: that which the run names, if it is known.
+        how: how the command line names that file, for the error.
+
+    Raises:
+        UserError: config.json cannot be read, or its code is not found.
+    """
+    text = files.read(files.join(workdir, "config.json"))
     try:
         recorded = json.loads(text).get("config_file", "")
     except (ValueError, AttributeError, RecursionError) as error:
@@ -316,5 +406,5 @@ def _load_recorded(text: bytes, workdir: str, config: str | None) -> Experiment:
             raise
         raise UserError(
             f"{error} The run in {workdir!r} was made with the config {recorded}, which is code. "
-            "If you trust it, give the path of that file on this machine with --config=FILE.py."
+            f"If you trust it, give the path of that file on this machine {how}."
         ) from error

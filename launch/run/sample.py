@@ -1,18 +1,26 @@
-"""Text drawn from a trained byte model."""
+"""Text drawn from a trained byte model, and prompts for other language models."""
 
+import itertools
+import shlex
 import weakref
 
-from tftpu.config import Experiment
+from tftpu.config import DataConfig, Experiment
 from tftpu.engines.engine import Executor
 from tftpu.errors import UserError
 from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.writer import Writer
 from tftpu.input_pipelines import sources
+from tftpu.input_pipelines.formats import text_files
+from tftpu.input_pipelines.reading import listing
 from tftpu.launch.run.texts import ByteCodec, has_byte_tokens
+from tftpu.storage import files
 from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
+_BEGINNING = "Once upon a time"
+_WORDS, _LONG = 4, 60  # words of a prompt, and characters that are too many
+_LARGE = 64 << 20  # bytes of a file that is not read for a prompt
 # A temperature of 0.8 babbles less than 1 and repeats less than 0. Tokens beyond those of bytes are
 # excluded: they have no meaning in a larger vocabulary.
 _SAMPLING = Sampling(0.8, tokens=ByteCodec.size)
@@ -53,7 +61,7 @@ def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
     """
     data = experiment.data
     if hasattr(trainer.model, "generate_step"):  # a language model of KerasHub
-        return "--prompt='Once upon a time'"
+        return f"--prompt={shlex.quote(find_prompt(data))}"
     if not isinstance(data, sources.Tokens) or trainer.hosts.count > 1:
         return ""
     try:
@@ -61,7 +69,30 @@ def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
         known = data.tokenizer or has_byte_tokens(data)
     except UserError:  # the user's own model cannot write text
         return ""
-    return "--prompt='Once upon a time'" + ("" if known else " --tokenizer=tokenizer.json")
+    prompt = f"--prompt={shlex.quote(find_prompt(data))}"
+    return prompt + ("" if known else " --tokenizer=tokenizer.json")
+
+
+def find_prompt(data: DataConfig) -> str:
+    """Returns the first words of a text that was trained on; others, if no file of texts is here.
+
+    Args:
+        data: the data of the run.
+    """
+    field = str(getattr(data, "prompt", "") or getattr(data, "field", ""))
+    try:
+        given = getattr(data, "train_text", "")  # of a class of one's own, anything
+        pattern = given.split(",")[0] if isinstance(given, str) else ""
+        path = next(iter(listing.find_matches(pattern)), "") if pattern else ""
+        if not path or (files.find_size(path) or _LARGE) >= _LARGE:
+            return _BEGINNING
+        texts = text_files.read_texts(path, files.read(path), field)
+        lines = (line for _, line in texts if line.strip())
+        *_, text = itertools.islice(lines, 2)  # the first one may be held out
+    except (UserError, OSError, ValueError):
+        return _BEGINNING
+    words = " ".join(text.split()[:_WORDS])
+    return words if len(words) <= _LONG and words.isprintable() else _BEGINNING
 
 
 # Keeps what is compiled for each executor, because every evaluation of a run draws a sample.

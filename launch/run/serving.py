@@ -25,10 +25,12 @@ class ServedRun(NamedTuple):
     Attributes:
         model: the model, which answers with arrays or with text.
         step: the step of its checkpoint.
+        prompt: the beginning of a text to ask for; "" of a model that writes none.
     """
 
     model: "Served | Language"
     step: int
+    prompt: str = ""
 
 
 class LanguageOptions(NamedTuple):
@@ -64,7 +66,10 @@ def restore_served_run(
     trainer, step, _ = finished.restore_without_data(experiment, workdir)
     refused = _explain_refusal(trainer, experiment)
     if refused is None:
-        return ServedRun(_build_language(trainer, experiment, for_texts), step)
+        from tftpu.launch.run import sample
+
+        prompt = sample.find_prompt(experiment.data)
+        return ServedRun(_build_language(trainer, experiment, for_texts), step, prompt)
     given = [f"--{name}" for name, value in for_texts._asdict().items() if value is not None]
     if given:
         raise UserError(
@@ -195,5 +200,10 @@ def _build_language(
     stop = texts.find_stop_tokens(experiment.data, codec, for_texts.stop, trainer.model)
     writer = _build_writer(trainer, experiment, stop)
     return Language(
-        writer, codec.encode, codec.build_decoder, codec.size, device.find_tensorflow_device()
+        writer,
+        codec.encode,
+        codec.build_decoder,
+        codec.size,
+        writer.programs.decoding.context,
+        device.find_tensorflow_device(),
     )

@@ -5,27 +5,28 @@ The options are those of `tftpu train`. A trial of a search has the same options
 
 import contextlib
 import dataclasses
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tftpu.checkpoint import manifest
 from tftpu.config import Experiment, TrainConfig, operational_fields, renamed, to_plain
 from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError, counted
-from tftpu.launch import failures, output, startup
+from tftpu.launch import failures, startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.preflight import mesh_choice
-from tftpu.launch.settings import parsing
+from tftpu.launch.run import another_run, result
+from tftpu.launch.settings import config_flags, parsing
 from tftpu.launch.settings.options import TIME, RunOptions, flag
-from tftpu.runtime import goodput
+from tftpu.runtime import goodput, slow
 from tftpu.storage import files, locks, side_files
 
-# The working directory is added last, so that a folder `tftpu` in it does not replace the package.
-_MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.getcwd()); run()"
 _LONG = 200  # characters of two lists from which a message leaves their values out
+_MOST = 5  # fields that a message names
 _GROUPS = ("model", "data", "optimizer")  # a run resumes only if these are unchanged
 
 
@@ -44,6 +45,20 @@ class Options(RunOptions):
         metavar=TIME,
         shown="never",
     )
+
+
+class _Difference(NamedTuple):
+    """A field that a run began with otherwise.
+
+    Attributes:
+        place: its path, such as "model.width".
+        was: its value in the run, as JSON.
+        text: what has changed, such as "was 8 and is 16".
+    """
+
+    place: str
+    was: Any
+    text: str
 
 
 def run_training(options: Options, experiment: Experiment, callbacks: Sequence[Any] = ()) -> None:
@@ -77,10 +92,14 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
     claimed = locks.locked(workdir) if chief else contextlib.nullcontext()
     recorded = _recording_stop(workdir) if chief else contextlib.nullcontext()
     with explained_interruption(workdir), preemption.exit_on_notice(), claimed, recorded:
-        _check_same_run(experiment, workdir, side_files.take if chief else side_files.read)
+        read = side_files.take if chief else side_files.read
+        _check_same_run(experiment, workdir, read, options)
+        said = _describe_end(workdir, experiment.train.steps) if chief else ""
+        if said:
+            print(said, flush=True)
         argv = [f"--config={options.config}", *options.overrides]
         experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, argv)
-        with output.reporting_if_slow("Loading TensorFlow"):
+        with slow.reporting_if_slow("Loading TensorFlow"):
             startup.import_tensorflow()
         from tftpu.launch.run import training
 
@@ -94,7 +113,7 @@ def load_experiment(options: Options) -> Experiment:
         explained = recorded = contextlib.nullcontext()
     else:
         explained, recorded = explained_interruption(workdir), _recording_stop(workdir)
-    with explained, recorded, output.reporting_if_slow(f"Loading {options.config}"):
+    with explained, recorded, slow.reporting_if_slow(f"Loading {options.config}"):
         return options.load_experiment()
 
 
@@ -132,13 +151,8 @@ def _supervise(options: Options, workdir: str) -> None:
     from tftpu.launch.run import supervise
 
     again = parsing.to_argv(dataclasses.replace(options, restarts=0))
-    command = [sys.executable, *_list_interpreter_flags(), "-c", _MAIN, "train", *again]
+    command = startup.build_command(["train", *again])
     sys.exit(supervise.run(command, workdir, options.restarts))
-
-
-def _list_interpreter_flags() -> list[str]:
-    """Returns this interpreter's flags and -P, because `_MAIN` adds the working directory."""
-    return ["-P", *["-O"] * sys.flags.optimize]
 
 
 def _format_length(train: TrainConfig) -> str:
@@ -151,6 +165,7 @@ def _check_same_run(
     experiment: Experiment,
     workdir: str,
     read: Callable[..., dict[str, Any] | None] = side_files.read,
+    options: Options | None = None,
 ) -> None:
     """Raises `UserError` if the workdir holds checkpoints of another model, data or objective.
 
@@ -158,34 +173,96 @@ def _check_same_run(
         experiment: the experiment to train.
         workdir: the workdir of the run.
         read: `side_files.read`, or `side_files.take` in a process that writes to the workdir.
+        options: the options of the command, for the line to type; None: there is no such line.
     """
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
         return  # nothing to resume; for example, the run diverged at once
     before = read(files.join(workdir, "config.json"), **dict.fromkeys(_GROUPS, object))
     if before is None:  # without config.json, the checkpoint itself rejects another model
         return
+    differing: dict[str, list[_Difference]] = {}
     for group in (*_GROUPS, "loss"):  # older runs recorded no loss in their configs
         now = getattr(experiment, group)
         recorded = _extract_fields(renamed.update_classes(before.get(group)))
         fields = _extract_fields(to_plain(now))
-        if dataclasses.is_dataclass(now):
-            # The run is older than some of the fields, which had their defaults.
-            recorded = _list_defaults(now) | recorded
-            for name in operational_fields(now):
-                recorded.pop(name, None)
-                fields.pop(name, None)
+        defaults = _list_defaults(now) if dataclasses.is_dataclass(now) else {}
+        # The run is older than some of the fields, which had their defaults.
+        recorded = defaults | recorded
+        for name in operational_fields(now) if dataclasses.is_dataclass(now) else ():
+            recorded.pop(name, None)
+            fields.pop(name, None)
         # A digest of these weights is compared instead of their path.
         if group == "model" and experiment.model.lora:
             elsewhere = dict.fromkeys(experiment.model.base_fields, "")
             recorded, fields = recorded | elsewhere, fields | elsewhere
-        differing = _list_differences(group, recorded, fields)
-        if differing:
-            shown = ", ".join(differing[:5]) + (", …" if differing[5:] else "")
-            raise UserError(
-                f"The workdir {workdir!r} holds a run with another {group} configuration: "
-                f"{shown}. Leave that as it was to resume the run, or give another workdir, such "
-                f"as --workdir={files.suggest_path(workdir)}."
-            )
+        if found := _list_differences(group, recorded, fields, defaults):
+            differing[group] = found
+    if differing:
+        raise _build_refusal(experiment, workdir, differing, options)
+
+
+def _build_refusal(
+    experiment: Experiment,
+    workdir: str,
+    by_group: Mapping[str, Sequence[_Difference]],
+    options: Options | None,
+) -> UserError:
+    """Returns the error of a run that would resume with other fields than it began with."""
+    differing = [one for group in by_group.values() for one in group]
+    shown = ", ".join(f"{d.place} {d.text}" for d in differing[:_MOST])
+    shown += ", …" if differing[_MOST:] else ""
+    flags = [_find_flag(experiment, one) for one in differing]
+    change = "leave that as it was"
+    typed = options.overrides if options else ()
+    data = by_group.get("data", ())
+    from_file = data and not any(_sets(word, one.place) for word in typed for one in data)
+    if from_file:
+        change = "restore it (a config may read a field from a file, which has changed then)"
+    new = another_run.suggest_run(
+        experiment, workdir, with_weights=bool(from_file) and "model" not in by_group
+    )
+    error = UserError(
+        f"The workdir {workdir!r} holds a run with another {' and '.join(by_group)} configuration: "
+        f"{shown}. That changes what a run computes, so it resumes only with what it began with: "
+        f"{change}, or begin another run, such as {new}."
+    )
+    if options and all(flags) and len(flags) <= _MOST:
+        kept = [w for w in typed if not any(_sets(w, one.place) for one in differing)]
+        again = parsing.to_argv(dataclasses.replace(options, overrides=(*kept, *flags)))
+        error.add_note(f"Type: tftpu train {shlex.join(again)}")
+    return error
+
+
+def _find_flag(experiment: Experiment, difference: _Difference) -> str:
+    """Returns the flag that sets a field to what it was; "" if the command line cannot."""
+    was = difference.was
+    text = ",".join(map(str, was)) if isinstance(was, list) else str(was)
+    flag = f"--config.{difference.place}={text.lower() if isinstance(was, bool) else text}"
+    with contextlib.suppress(UserError):
+        if len(flag) < _LONG and to_plain(config_flags.parse_override(experiment, flag)) == was:
+            return flag
+    return ""
+
+
+def _sets(override: str, place: str) -> bool:
+    return override.startswith((f"--config.{place}=", f"--config.{place}."))
+
+
+def _describe_end(workdir: str, steps: int | None) -> str:
+    """Returns at which step a run ended, before seconds of loading tell whether more is asked for.
+
+    Args:
+        workdir: the workdir of the run.
+        steps: the steps that are asked for; None: epochs are.
+
+    Returns:
+        "" if it did not end, was continued and stopped since, or more steps are asked for.
+    """
+    ended = result.read(workdir)
+    newest = max(manifest.list_steps(files.join(workdir, "checkpoints")), default=0)
+    if ended is None or ended["steps"] != newest or (steps or 0) > newest:
+        return ""
+    return f"This run ended at step {newest:,}; it is loaded, to go on if more steps are asked for."
 
 
 def _extract_fields(plain: Any) -> dict[str, Any]:
@@ -202,22 +279,25 @@ def _extract_fields(plain: Any) -> dict[str, Any]:
     return plain
 
 
-def _list_differences(group: str, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns fields that change a run's results and differ: "model.width was 8 and is 16"."""
-    found: list[str] = []
+def _list_differences(
+    group: str, before: dict[str, Any], now: dict[str, Any], defaults: dict[str, Any]
+) -> list[_Difference]:
+    """Returns fields that change a run's results and differ: "model.width", "was 8 and is 16"."""
+    found: list[_Difference] = []
     for name in now | before:
         was, is_now = before.get(name), now.get(name)
         place = f"{group}.{name}".rstrip(".")
         if isinstance(was, dict) and isinstance(is_now, dict):
-            found += _list_differences(place, was, is_now)
+            found += _list_differences(place, was, is_now, {})
         elif was != is_now:
-            found.append(f"{place} {_describe_change(was, is_now)}")
+            is_default = name in defaults and defaults[name] == was
+            found.append(_Difference(place, was, _describe_change(was, is_now, is_default)))
     return found
 
 
-def _describe_change(was: Any, now: Any) -> str:
+def _describe_change(was: Any, now: Any, is_default: bool) -> str:
     if not (isinstance(was, list) and isinstance(now, list)) or len(f"{was}{now}") < _LONG:
-        return f"was {was!r} and is {now!r}"
+        return f"was {was!r}{' by default' if is_default else ''} and is {now!r}"
     same = [one == other for one, other in zip(was, now)]
     first = same.index(False) if False in same else len(same)
     return (

@@ -1,9 +1,14 @@
 """The summary that `tftpu train` prints at the end."""
 
+import importlib.util
+import math
 import shlex
 
 from tftpu.amounts import format_duration, format_metric, format_price
-from tftpu.config import Experiment
+from tftpu.config import DataConfig, Experiment
+from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import manifest
+from tftpu.input_pipelines.sources import Images, StreamedImages
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import result, sample
 from tftpu.models.keras_hub.config import KerasHub
@@ -38,7 +43,7 @@ def format_summary(
     usd = trainer.account.facts.usd
     if usd is not None:
         rows.append(("cost", f"{format_price(usd)} at list price, on demand"))
-    over = " of all starts" if trainer.account.continues else ""
+    over = " in total" if trainer.account.continues else ""
     for index, row in enumerate(goodput.format_table(trainer.account.sum_seconds())):
         rows.append((f"time{over}" if index == 0 else "", row))
     prompt = f"--prompt='{sample.PROMPT}'" if text else sample.suggest_flags(experiment, trainer)
@@ -58,7 +63,7 @@ def _list_evaluation_rows(
     rows = [("eval, last", f"step {step:,}  {numbers}")]
     best = result.read_best(workdir)
     if best:
-        known = {best.metric: best.value} | _read_evaluation(workdir, best.step)
+        known = _read_evaluation(workdir, best.step) | {best.metric: best.value}
         text = "  ".join(f"{name} {value:.4f}" for name, value in known.items())
         others = [name for name in results if name != "loss"] if best.metric == "loss" else []
         change = f"; to choose by {others[0]}, train with " if others else ""
@@ -90,15 +95,34 @@ def _list_next_commands(
     """
     run = shlex.quote(workdir)
     found = [f"tensorboard --logdir={run}"]
+    if importlib.util.find_spec("matplotlib"):
+        found.insert(0, f"tftpu plot {run} --output={_choose_output(workdir, 'curves.png')}")
     if prompt:
-        found.append(f"tftpu generate {run} {prompt}")
+        found += [f"tftpu generate {run} {prompt}", f"tftpu serve {run}"]
     elif evaluates:
         output = _choose_output(workdir, "predicted")
-        found.append(f"tftpu predict {run} --input=evaluation --output={output}")
+        fields = _list_kept_fields(experiment.data)
+        keep = f" --keep={shlex.quote(','.join(fields))}" if fields else ""
+        found.append(f"tftpu predict {run} --input=evaluation{keep} --output={output}")
     if experiment.model.lora and isinstance(experiment.model, KerasHub | GPT | Llama):
         output = _choose_output(workdir, "adapters")
         found.append(f"tftpu export-weights {run} --adapters --output={output}")
     return [*found, f"tftpu export {run} --output={_choose_output(workdir, 'exported')}"]
+
+
+def _list_kept_fields(data: DataConfig) -> list[str]:
+    """Returns the fields that tell a person which image of the evaluation split a row is about."""
+    if isinstance(data, Images):
+        return ["label"]
+    if not isinstance(data, StreamedImages) or data.format != "tfrecord":
+        return []  # files of images have no fields, and each row names its file
+    from tftpu import input_pipelines
+
+    try:
+        known = input_pipelines.prediction(data, "evaluation").names
+    except UserError:  # the data were there while it trained
+        return []
+    return [name for name in (data.label_feature, manifest.SOURCE) if name in known]
 
 
 def _choose_output(workdir: str, name: str) -> str:
@@ -112,22 +136,35 @@ def _list_speed_rows(
 ) -> list[tuple[str, str]]:
     rate = trainer.account.clock.compute_rate()
     if not rate:  # nothing was left to train
-        rate = trainer.account.facts.examples_per_sec
-        return [("speed", f"{format_metric(rate)} examples/s in its last steps")] if rate else []
+        return []
     rows = [("speed", f"{format_metric(rate)} examples/s in training, after the first steps")]
     seconds = trainer.account.sum_seconds()
     waited = seconds["input_wait"]
     training = waited + seconds["step"]
-    if waited > training / 2:  # the first steps wait longest, and the rate leaves them out
-        whole = trainer.step * experiment.data.global_batch_size / training
+    whole = trainer.step * experiment.data.global_batch_size / training if training else rate
+    if waited > training / 2 and whole < rate:  # the first steps wait longest
         rows.append(("", f"{format_metric(whole)} examples/s with them, which waited for input"))
     share, every = goodput.compute_share(seconds, "evaluation"), experiment.train.eval_every
     if share > _LARGE and 0 < every <= trainer.step / _MANY:
         fewer = share / (1 - share) * (1 - _SMALL) / _SMALL
-        less = f"--config.train.eval_every={min(round(fewer * every), trainer.step)}"
-        rows.append(("", f"evaluation took {share:.0%} of the run: evaluate less often, {less}"))
+        longer = _divide_evenly(trainer.step, every, fewer * every)
+        less = f"evaluate less often, --config.train.eval_every={longer}"
+        rows.append(("", f"evaluation took {share:.0%} of the run: {less}"))
     predicted = reports.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:
         measured = format_duration(experiment.data.global_batch_size / rate)
         rows.append(("step", f"{measured}; preflight predicted {predicted}"))
     return rows
+
+
+def _divide_evenly(steps: int, every: int, least: float) -> int:
+    """Returns the steps from one evaluation to the next, so that they divide the run evenly.
+
+    Args:
+        steps: the steps of the run.
+        every: the steps from one evaluation to the next so far, such as those of an epoch. The
+            result is a multiple of them, or the whole run.
+        least: the least steps between two evaluations that are advised.
+    """
+    parts = max(1, int(steps / least))
+    return min(steps, math.ceil(steps / parts / every) * every)

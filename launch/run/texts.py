@@ -31,7 +31,7 @@ class TextOptions:
         None,
         "token of the tokenizer that ends a text",
         metavar="TOKEN",
-        shown="data.end_of_text of the run",
+        shown="data.end_of_text of the run, or the end tokens of KerasHub's model",
     )
 
 

@@ -1,6 +1,7 @@
 """Training of an experiment, as `tftpu train` runs it once its options are checked."""
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -15,15 +16,15 @@ from tftpu.amounts import format_metric
 from tftpu.config import Experiment, OptimizerConfig, to_json
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch import output
+from tftpu.launch.run import another_run, recorded_code, result, summary
 from tftpu.launch.run import experiment as build
-from tftpu.launch.run import recorded_code, result, summary
 from tftpu.launch.settings import keras_objects, own_code
 from tftpu.optim import schedules
-from tftpu.runtime import goodput
+from tftpu.runtime import goodput, slow
 from tftpu.storage import files, side_files
 from tftpu.storage.own_files import OwnFile
 from tftpu.tpu.compiler_options import as_text
+from tftpu.training import batch_values
 from tftpu.training.trainer import Trainer
 
 _DATA = "data.json"  # what is known of the training data, in the workdir
@@ -56,7 +57,7 @@ def train(
         reason = selection.find_reason_for_jax(experiment.cluster)
         why = f" ({reason})" if reason and experiment.cluster.engine == "auto" else ""
         print(f"{engine.description}{why}, {precision}", flush=True)
-    with output.reporting_if_slow("Opening the data and building the model"):
+    with slow.reporting_if_slow("Opening the data and building the model"):
         data = build.build_training_data(experiment)
         state = input_pipelines.describe_state(data)
         evaluation = build.build_evaluation_data(experiment)
@@ -74,7 +75,7 @@ def train(
     # run that already has its steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.list_steps(), default=0) if trainer.checkpoints else 0
     if trained < experiment.train.length:
-        _check_same_data(state, trained, workdir)
+        _check_same_data(experiment, state, trained, workdir)
     else:
         _check_not_shortened(experiment.train.length, trained, workdir)
     if chief and trained < experiment.train.length:
@@ -94,12 +95,14 @@ def train(
         config = OwnFile(workdir, "config.json")
         config.take()  # a damaged config.json is kept under another name
         config.write(text.encode())
+    # The losses of the model's outputs, which tell their classes, are known when training begins.
+    check = _AtBegin(functools.partial(_check_classes, experiment, trainer))
     history = trainer.fit(
         data,
         steps=experiment.train.length,
         validation_data=evaluation,
         eval_every=experiment.train.eval_every or None,
-        callbacks=[*experiment.callbacks, *callbacks],
+        callbacks=[check, *experiment.callbacks, *callbacks],
     )
     if chief:
         results = _find_last_evaluation(history)
@@ -108,10 +111,32 @@ def train(
         print(text, flush=True)
 
 
-def _check_same_data(state: Mapping[str, Any], step: int, workdir: str) -> None:
+class _AtBegin(keras.callbacks.Callback):
+    """A callback that calls a function when training begins."""
+
+    def __init__(self, call: Callable[[], object]):
+        super().__init__()
+        self._call = call
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._call()
+
+
+def _check_classes(experiment: Experiment, trainer: Trainer) -> None:
+    """Raises `UserError` if the config's data have more classes than its model has outputs."""
+    classes = getattr(experiment.data, "num_classes", 0)
+    spec = experiment.data.batch_spec(experiment.data.global_batch_size) if classes else None
+    if spec is not None:
+        batch_values.check_classes(trainer.model, spec, classes)
+
+
+def _check_same_data(
+    experiment: Experiment, state: Mapping[str, Any], step: int, workdir: str
+) -> None:
     """Raises `UserError` if a run would resume on other data than it began with.
 
     Args:
+        experiment: the experiment that resumes.
         state: what is known of the data now.
         step: the step at which the run resumes; 0 for a new one.
         workdir: folder of the run.
@@ -126,9 +151,8 @@ def _check_same_data(state: Mapping[str, Any], step: int, workdir: str) -> None:
             differ = f"there were {was} {unit} when it began, and there are {now} now"
     raise UserError(
         f"The training data of the run in {workdir!r} have changed: {differ}. A run resumes only "
-        "on the data that it began with: restore them, or begin another run with the weights of "
-        f"this one, --workdir={files.suggest_path(workdir)} "
-        f"--config.model.init_from={files.join(workdir, 'checkpoints', str(step))}."
+        "on the data that it began with: restore them, or begin another run, such as "
+        f"{another_run.suggest_run(experiment, workdir)}."
     )
 
 
@@ -151,8 +175,9 @@ def _check_not_shortened(asked: int, step: int, workdir: str) -> None:
     if length is not None and asked < step < length:
         raise UserError(
             f"This command asks for {asked:,} steps, but the run in {workdir!r} is at step "
-            f"{step:,} of {length:,}. The same command with --config.train.steps={length} "
-            f"continues it; --workdir={files.suggest_path(workdir)} begins another run."
+            f"{step:,} of {length:,}. The same command with --config.train.steps={length}, and "
+            "without --config.train.epochs, continues it; "
+            f"--workdir={files.suggest_path(workdir)} begins another run."
         )
 
 

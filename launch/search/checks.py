@@ -45,6 +45,7 @@ def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: 
         changes: overrides of the config in all trials.
         experiment: the config with these overrides.
     """
+    config_flags.check_lengths([*changes, *(f"--config.{one.field}=..." for one in space)])
     for dimension in space:
         if dimension.field == _BEST:
             raise UserError(

@@ -30,6 +30,7 @@ from tftpu.launch.settings.own_code import (
     import_config,
     list_modules,
 )
+from tftpu.storage import side_files
 
 # Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
@@ -63,9 +64,16 @@ def load(name: str, overrides: list[str]) -> Experiment:
     """
     code = find_code(name)
     folder = code.folder if code else CONFIGS
+    missing = UserError(
+        f"The config {name!r} has no function get_config(), which returns a tftpu.Experiment "
+        "(`tftpu init NAME` writes one). A script runs by `python`, and `tftpu.preflight.check` "
+        "prices its model."
+    )
+    if code and not any(word in code.file.read_bytes() for word in (b"get_config", b"import *")):
+        raise missing  # before it runs: it may be a script that trains
     module = _import_module(name, code)
     if not hasattr(module, "get_config"):
-        raise UserError(f"The config {name!r} has no function get_config().")
+        raise missing
     # Modules are listed before the call: a command on a workdir imports the file, but does not call
     # get_config().
     readable = list_modules(code) if code else None
@@ -75,9 +83,36 @@ def load(name: str, overrides: list[str]) -> Experiment:
     if readable:
         _check_readable(experiment, name, *readable)
     experiment.config_file = str(code.file) if code else ""
-    for change in overrides:
-        apply_override(experiment, change)
+    apply_overrides(experiment, overrides)
     return experiment
+
+
+def apply_overrides(experiment: Experiment, changes: Sequence[str]) -> None:
+    """Sets fields of an experiment in order; its error names every change that cannot be made."""
+    check_lengths(changes)
+    mistakes = []
+    for change in changes:
+        try:
+            apply_override(experiment, change)
+        except UserError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+
+
+def check_lengths(changes: Sequence[str]) -> None:
+    """Raises `UserError` if overrides give the length of the run twice, in steps and in epochs."""
+    lengths = {
+        name: change
+        for name in _LENGTHS
+        for change in changes
+        if change.startswith(f"--config.train.{name}=") and not change.lower().endswith("=none")
+    }
+    if len(lengths) > 1:
+        raise UserError(
+            f"{lengths['steps']} and {lengths['epochs']} both give the length of the run: leave "
+            "one of them out."
+        )
 
 
 def _check_readable(
@@ -149,6 +184,19 @@ def load_space(name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def find_config_of_run(folder: str, file: str) -> str | None:
+    """Returns the config that a run was trained with, as a command takes it; None if unknown.
+
+    Args:
+        folder: the folder of the run.
+        file: the file that its config.json names; "" for a config of tftpu, which has none and is
+            known by the name of the folder alone.
+    """
+    if file:
+        return os.path.relpath(file) if os.path.isfile(file) else None
+    return find_nearest(Path(folder).name, list_names())
+
+
 def _import_module(name: str, code: OwnCode | None) -> types.ModuleType:
     with failures_of(f"The config {name!r}", code.folder if code else CONFIGS):
         return import_config(code) if code else _import_bundled(name)
@@ -158,15 +206,24 @@ def _import_bundled(name: str) -> types.ModuleType:
     if name not in list_names():
         if os.path.isfile(f"{name}.py"):
             raise UserError(
-                f"There is no config {name!r}, but there is a file of that name: write "
-                f"--config={name}.py."
+                f"There is no config {name!r}, but there is a file of that name. Did you mean "
+                f"'{name}.py'?"
+            )
+        if os.path.isfile(os.path.join(name, "goodput.json")):
+            recorded = side_files.read(os.path.join(name, "config.json"), config_file=str)
+            near = find_config_of_run(name, recorded["config_file"] if recorded else "")
+            raise UserError(
+                f"{name!r} is the folder of a run: name the config that it was trained with."
+                f"{f' Did you mean {near!r}?' if near else ''}"
             )
         if name in models.names() and not find_nearest(name, list_names()):
             raise UserError(
                 f"{name!r} is a model, and a config also names data: write a file with "
                 f"model=tftpu.models.config({name!r}); `tftpu init NAME` writes one to change."
             )
-        near = find_near_file(Path(name)) if Path(name).suffix else None
+        is_file = bool(Path(name).suffix)
+        file = Path(name if is_file else f"{name}.py")
+        near = find_near_file(file) if is_file or not find_nearest(name, list_names()) else None
         hint = f" Did you mean {near!r}?" if near else did_you_mean(name, list_names())
         raise UserError(f"There is no config {name!r}.{hint}")
     return importlib.import_module(f"{configs.__name__}.{name}")
@@ -199,7 +256,7 @@ def apply_override(experiment: Experiment, change: str) -> None:
     parent: Any = functools.reduce(getattr, path[:-1], experiment)
     setattr(parent, path[-1], found)
     if parent is experiment.train and path[-1] in _LENGTHS and value.lower() != "none":
-        # The last flag gives the length of the run and replaces the config's length.
+        # The flag gives the length of the run and replaces the config's length.
         setattr(parent, _LENGTHS[path[-1]], None)
 
 

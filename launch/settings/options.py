@@ -23,6 +23,7 @@ from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.startup import import_tensorflow
 
 FOLDERS = ("DIR", "RUN")  # placeholders for a folder, local or gs://; RUN is that of a run
+ADDRESS = "KIND:WHAT"  # placeholder for the address of records, such as images:FOLDER
 TIME = "TIME"  # placeholder for a number of seconds, or a text such as "90m"
 KINDS = (bool, int, float, str)
 _SPEC = "tftpu_flag"  # the key in a field's metadata
@@ -187,6 +188,11 @@ class Overrides:
     overrides: tuple[str, ...] = ()
 
 
+def require_config(help: str) -> Any:
+    """Declares the config that a command takes as its word; `help` says what may be given."""
+    return required("CONFIG", help, hint=_format_config_hint, word=True)
+
+
 def _format_config_hint() -> str:
     return f"The configs are {', '.join(config_flags.list_names())}; or give the path of your own."
 
@@ -195,17 +201,12 @@ def _format_config_hint() -> str:
 class ConfigOptions(Overrides):
     """The options of a command that takes a config."""
 
-    config: str = required(
-        "CONFIG",
-        "name of a config (`tftpu configs`), or path of your own",
-        hint=_format_config_hint,
-        word=True,
-    )
+    config: str = require_config("name of a config (`tftpu configs`), or path of your own")
 
     @property
     def name(self) -> str:
         """The name of the config, also if it is given by its path."""
-        return os.path.basename(self.config).removesuffix(".py")
+        return os.path.basename(self.config.rstrip("/")).removesuffix(".py")
 
     @property
     def default_workdir(self) -> str:

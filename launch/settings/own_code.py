@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
 import sysconfig
 import traceback
@@ -22,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from tftpu.config import Experiment
-from tftpu.errors import UserError, find_nearest
+from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.launch import configs
 from tftpu.launch.cloud.shipping import code_imports
+from tftpu.launch.correction import FIELDS
+from tftpu.storage import files
 
 # Names that a file beside a config may not have: tftpu imports these modules, and the file would
 # replace them. `tftpu` is missing here, because it is already loaded and cannot be replaced by a
@@ -192,19 +195,32 @@ def failures_of(what: str, *folders: Path) -> Iterator[None]:
             raise
         where = f" in line {own[-1].lineno} of {Path(own[-1].filename).name}" if own else ""
         if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-            raise UserError(f"{what}{where}: {_explain_missing(error.filename)}") from error
-        raise UserError(f"{what} fails{where} with {type(error).__name__}: {error}") from error
+            raise UserError(f"{what}{where}: {explain_missing(error.filename)}") from error
+        fields = _explain_field(str(error)) if isinstance(error, TypeError) else ""
+        raise UserError(
+            f"{what} fails{where} with {type(error).__name__}: {error}{fields}"
+        ) from error
 
 
-def _explain_missing(path: str) -> str:
+def _explain_field(message: str) -> str:
+    """Returns a clause for an argument that a class of a config does not take; "" for others."""
+    found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", message)
+    if found is None or "Did you mean" in message:  # as Python 3.13 asks
+        return ""
+    # Of classes of one name, that of the user's own file came last.
+    named = [getattr(module, found[1], None) for module in reversed(list(sys.modules.values()))]
+    kind = next((one for one in named if dataclasses.is_dataclass(one)), None)
+    if kind is None:
+        return ""
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    near = FIELDS.get(found[2], "").rpartition(".")[2]
+    hint = f" Did you mean {near!r}?" if near in names else did_you_mean(found[2], names)
+    return f".{hint}"
+
+
+def explain_missing(path: str) -> str:
     """Returns a sentence on a file that does not exist, with the nearest one beside it."""
-    folder, name = os.path.split(path)
-    beside: list[str] = []
-    with contextlib.suppress(OSError):
-        beside = os.listdir(folder or ".")
-    near = find_nearest(name, beside)
-    hint = f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
-    return f"there is no file {path!r}.{hint}"
+    return f"there is no file {path!r}.{files.suggest_existing(path, folders=True)}"
 
 
 def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:

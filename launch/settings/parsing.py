@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,10 +20,19 @@ from tftpu.config import (
     read_fields,
 )
 from tftpu.errors import UserError, did_you_mean, find_nearest
-from tftpu.launch.correction import FIELDS, WORKDIRS
+from tftpu.input_pipelines import addresses
+from tftpu.launch.correction import ADAPTERS, FIELDS, KINDS, WORKDIRS
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.config_values import describe_kind
-from tftpu.launch.settings.options import FOLDERS, TIME, Flag, Options, list_flags, takes_config
+from tftpu.launch.settings.options import (
+    ADDRESS,
+    FOLDERS,
+    TIME,
+    Flag,
+    Options,
+    list_flags,
+    takes_config,
+)
 from tftpu.storage import files
 
 HELP = ("-h", "--help", "-help", "--helpfull")
@@ -108,7 +118,10 @@ def _split(
         flag = names.get(name) or _find_negated(flags, name)
         if not is_override and flag is None:
             given = [*alone, *(w.partition("=")[2] for w in named if w.startswith("--config="))]
-            near = _suggest(name, [*names], (*given, "")[0] if overridable else None)
+            near = _suggest(name, [*flags], [*names], (*given, "")[0] if overridable else None)
+            sources = [flag.name for flag in flags.values() if flag.metavar == ADDRESS]
+            if sources and value and name in KINDS:
+                near = f" Did you mean '--{sources[0]}={name}:{value}'?"
             raise UserError(
                 f"tftpu {command} has no flag --{name} (tftpu {command} --help lists its "
                 f"flags).{near}"
@@ -126,17 +139,20 @@ def _split(
     return named, overrides, alone
 
 
-def _suggest(name: str, flags: Sequence[str], config: str | None) -> str:
+def _suggest(name: str, flags: Sequence[str], known: Sequence[str], config: str | None) -> str:
     """Returns a clause with the flag, or the field of a config, that a name is nearest to.
 
     Args:
         name: the name that no flag has.
         flags: the names of the flags.
+        known: these and their other names.
         config: the name of the config, as far as it is known; None: the command takes none.
     """
-    near = find_nearest(name, flags)
+    near = find_nearest(name, known)
     if name in WORKDIRS and "workdir" in flags and near != "output":
         near = "workdir"
+    if name in ADAPTERS and "base" in flags:  # the flag leaves them out
+        near = "base"
     if config is not None:
         fields = list_config_fields(config) | FIELDS
         close = name if name in fields else None if near else find_nearest(name, fields)
@@ -171,7 +187,10 @@ def _name_words(
         names = {word.partition("=")[0].lstrip("-") for word in named}
         missing = [f.name for f in flags.values() if f.required and not f.word]
         missing = [name for name in missing if name not in names]
-        hint = f" Did you mean '--{missing[0]}={alone[-1]}'?" if missing else ""
+        value = alone[-1]
+        if missing and flags[missing[0]].metavar == ADDRESS and os.path.isdir(value):
+            value = addresses.address_of(value)
+        hint = f" Did you mean '--{missing[0]}={value}'?" if missing else ""
         if flag.metavar == "RUN" and given and alone[0].endswith(".py"):
             hint = f" A run knows its config. Type: tftpu {command} {given[0]}"
         raise UserError(

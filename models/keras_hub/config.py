@@ -22,8 +22,8 @@ class KerasHub(ModelConfig):
     Args:
         preset: a name of KerasHub such as "gemma3_1b", a local folder, or an address that begins
             with gs://, hf:// or kaggle://.
-        task: the task by the name of KerasHub's class, such as "causal_lm" or "image_classifier";
-            "": the backbone, which takes prepared arrays and needs a loss.
+        task: the task by the name of KerasHub's class in lower case, such as "causal_lm" or
+            "image_classifier"; "": the backbone, which takes prepared arrays and needs a loss.
         weights: "preset", or "none" for random ones.
         overrides: arguments of the backbone that differ from the preset's, such as {"num_layers":
             2}; only with random weights.

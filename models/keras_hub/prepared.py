@@ -13,13 +13,15 @@ import tensorflow as tf
 
 from tftpu.config import DataConfig, DataContext
 from tftpu.config.data import ExportInputs
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.models.keras_hub import presets
 from tftpu.tensors import Nest
 
 if TYPE_CHECKING:
     from tftpu.models.keras_hub.config import KerasHub
 
+_LONGEST = 8192  # tokens, more than texts are usually cut at
+_FEW = 64  # texts that are looked at
 _DTYPES = {"float64": "float32", "int64": "int32"}  # those that devices take
 
 
@@ -45,6 +47,9 @@ class PreparedData(DataConfig):
                 text += "; the task's own loss is a mean over them, padding included"
             print(text, flush=True)
         if hasattr(found, "starting_at"):
+            if preparation.length and preparation.ends_texts:
+                batch = next(found.starting_at(0).take(1).as_numpy_iterator())
+                print(_describe_cut(self.model, batch, preparation.length), end="", flush=True)
             return _PreparedPipeline(found, preparation)
         return preparation.map(found)
 
@@ -84,6 +89,32 @@ class PreparedData(DataConfig):
         return _Preparation(presets.load_preprocessor(self.model))
 
 
+def count_tokens(model: "KerasHub", raw: Nest) -> np.ndarray:
+    """Returns the tokens of the texts of a raw batch, (texts,), uncut; () if none are known.
+
+    Texts of more than `_LONGEST` tokens, and twice the model's, count as that many.
+    """
+    longest = max(_LONGEST, 2 * model.sequence_length)
+    longer = dataclasses.replace(model, sequence_length=longest)
+    made = _Preparation(presets.load_preprocessor(longer)).prepare(raw)
+    x = keras.utils.unpack_x_y_sample_weight(made)[0]
+    mask = x.get("padding_mask") if isinstance(x, dict) else None
+    return np.zeros(0, int) if mask is None else np.asarray(mask).sum(-1)
+
+
+def _describe_cut(model: "KerasHub", raw: Nest, length: int) -> str:
+    """Returns a line on the texts of a raw batch that a writing model sees cut; "" if none is."""
+    counts = count_tokens(model, tf.nest.map_structure(lambda part: part[:_FEW], raw))
+    cut = int((counts > length + 1).sum())  # the last token is predicted alone
+    if not cut:
+        return ""
+    return (
+        f"{cut} of the first {counted(counts.size, 'text')} are cut there, in the middle, and the "
+        f"model learns to end there. The longest of these has {counts.max():,} tokens: set "
+        f"--config.model.sequence_length={counts.max()} or more\n"
+    )
+
+
 class _PreparedPipeline:
     """A pipeline that can start at any step, whose batches are preprocessed."""
 
@@ -108,6 +139,8 @@ class _Preparation:
         self._preprocessor = preprocessor
         # Tokens that texts are cut or padded to; None without texts.
         self.length: int | None = getattr(preprocessor, "sequence_length", None)
+        # Whether texts get an end token, also where they are cut.
+        self.ends_texts: bool = getattr(preprocessor, "add_end_token", False)
 
     def map(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the batches of a data set as the preprocessor makes them."""
@@ -142,7 +175,7 @@ class _Preparation:
             dtype = _DTYPES.get(array.dtype.name, array.dtype)
             return tf.TensorSpec((size, *array.shape[1:]), dtype)
 
-        made = self._prepare(tf.nest.map_structure(_build_example, raw))
+        made = self.prepare(tf.nest.map_structure(_build_example, raw))
         specs = tf.nest.map_structure(describe_part, made)
         if isinstance(specs, tuple) and len(specs) == 3:  # a mask is a weight
             specs = *specs[:2], tf.TensorSpec(specs[2].shape, tf.float32)
@@ -158,9 +191,9 @@ class _Preparation:
         return len(specs) == 3 and specs[2].shape.rank == 2
 
     def _compute(self, raw: Nest) -> list[np.ndarray]:
-        return [np.asarray(part) for part in tf.nest.flatten(self._prepare(raw))]
+        return [np.asarray(part) for part in tf.nest.flatten(self.prepare(raw))]
 
-    def _prepare(self, raw: Nest) -> Nest:
+    def prepare(self, raw: Nest) -> Nest:
         """Returns a batch as the preprocessor makes it.
 
         Raises:

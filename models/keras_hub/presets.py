@@ -80,26 +80,27 @@ def _import_keras_hub() -> Any:
 
 
 def _find_task(hub: Any, name: str) -> Any:
-    """Returns the class of a task by its name, such as "causal_lm" or "CausalLM"."""
+    """Returns the class of a task by its name, such as "causal_lm" (older runs: "CausalLM").
+
+    Other spellings are refused, since a run is resumed only with the one that it recorded.
+    """
     base = hub.models.Task
     tasks = inspect.getmembers(
         hub.models, lambda kind: inspect.isclass(kind) and issubclass(kind, base)
     )
-    known = {_normalize(key): kind for key, kind in tasks if kind is not base}
-    if _normalize(name) not in known:
+    known = {_separate_words(key): kind for key, kind in tasks if kind is not base}
+    recorded = {kind.__name__: kind for kind in known.values()}
+    if name not in known | recorded:
+        same = [key for key in known if key.replace("_", "") == name.replace("_", "").lower()]
         # Tasks of single architectures, such as Gemma3CausalLM, are the others.
-        general = [key for key, kind in tasks if kind is not base and kind.backbone_cls is None]
-        general = [
-            re.sub(r"(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Z])", "_", k).lower() for k in general
-        ]
-        raise UserError(
-            f"model.task={name!r}: KerasHub has no such task.{did_you_mean(name, general)}"
-        )
-    return known[_normalize(name)]
+        general = [key for key, kind in known.items() if kind.backbone_cls is None]
+        near = f" Did you mean {same[0]!r}?" if same else did_you_mean(name, general)
+        raise UserError(f"model.task={name!r}: KerasHub has no such task.{near}")
+    return (known | recorded)[name]
 
 
-def _normalize(name: str) -> str:
-    return name.replace("_", "").lower()
+def _separate_words(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Z])", "_", name).lower()
 
 
 def _list_local_presets(preset: str) -> list[str]:

@@ -84,7 +84,8 @@ def write_safetensors(path: str, arrays: dict[str, np.ndarray]) -> None:
 def _find_in_folder(folder: str) -> str:
     if not files.exists(folder):
         here = "" if os.path.isabs(folder) or files.is_remote(folder) else f" in {os.getcwd()}"
-        raise UserError(f"There is no file or folder {folder!r}{here} with weights.")
+        near = files.suggest_existing(folder, folders=True)
+        raise UserError(f"There is no file or folder {folder!r}{here} with weights.{near}")
     names = files.list_names(folder)
     for name in (INDEX, WHOLE):
         if name in names:

@@ -62,9 +62,9 @@ def test_records_whose_outputs_are_not_finite_are_counted(tmp_path, caplog):
 
     predict(trainer, records(), dataclasses.replace(job(tmp_path / "wrong"), columns=columns))
     (said,) = caplog.messages
-    assert said.startswith(
-        "10 records that were written now have outputs that are not finite"
-    )  # 2 in each of 5 shards
+    # 2 in each of 5 shards
+    assert said.startswith("10 records that were written now have outputs that are not finite")
+    assert "first record 3 of" in said
 
 
 def test_a_disk_that_fails_at_any_shard_leaves_whole_shards_that_are_kept(tmp_path, monkeypatch):

@@ -68,6 +68,23 @@ def test_texts_to_predict_need_no_class(table, tmp_path):
     assert input_pipelines.prediction(data, f"text:{new}").identity != records.identity
 
 
+def test_a_field_is_that_of_a_table_by_name_or_content(table, tmp_path):
+    plain, rows = tmp_path / "a.txt", tmp_path / "rows.txt"
+    plain.write_text("one\ntwo\nthree")
+    rows.write_text('{"story": "four"}\n{"story": "five"}\n{"story": "six"}')
+    fields = {"field": "story", "global_batch_size": 2}
+    with pytest.raises(UserError, match=r"data.field='story' is the field of a table, .*a.txt is"):
+        input_pipelines.training(Texts(train_text=str(plain), **fields))
+    (batch,) = read_epoch(Texts(train_text=f"{plain},{rows}", **fields))[:1]
+    assert len(batch) == 2
+
+
+def test_fields_of_other_sources_are_refused():
+    for fields in ({"data_dir": "texts"}, {"name": "tales"}):
+        with pytest.raises(UserError, match=f"data.{next(iter(fields))}=.* does not work with"):
+            Texts(train_text="a.txt", **fields).validate()
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -80,3 +97,10 @@ def test_mistakes_are_explained(fields, said, table):
     data = Texts(**{"train_text": str(table), **fields})
     with pytest.raises(UserError, match=said):
         input_pipelines.training(data)
+
+
+def test_a_missing_file_is_answered_with_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tales.txt").write_text("a\n")
+    with pytest.raises(UserError, match=r"There is no file 'tale.txt' .* Did you mean 'tales.txt'"):
+        read_epoch(Texts(train_text="tale.txt", global_batch_size=1))

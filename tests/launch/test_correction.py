@@ -57,6 +57,21 @@ def test_a_line_that_would_fail_again_is_not_suggested(capsys):
     assert "Type:" not in capsys.readouterr().err
 
 
+def test_a_checkpoint_is_answered_with_its_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pets" / "checkpoints" / "30").mkdir(parents=True)
+    (tmp_path / "pets" / "config.json").touch()
+    assert main.main(["status", "pets/checkpoints/30"]) == 2
+    assert "Did you mean 'pets'?" in capsys.readouterr().err
+
+
+def test_the_config_of_another_tool_is_not_taken_for_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").touch()
+    (tmp_path / "runs" / "pets").mkdir(parents=True)
+    assert correction.suggest_folder("runs/petts") == " Did you mean 'runs/pets'?"
+
+
 def test_a_folder_of_runs_is_answered_with_its_newest_where_a_command_takes_one(
     tmp_path, monkeypatch, capsys
 ):
@@ -96,14 +111,14 @@ def test_a_misspelt_ending_is_corrected_by_a_file_that_the_command_reads(
     ("folder", "kind"), [("new", "images"), ("shards", "tfrecord")], ids=["images", "converted"]
 )
 def test_a_folder_that_is_to_be_predicted_gets_its_kind(folder, kind, tmp_path, monkeypatch):
-    from tftpu.input_pipelines import unlabelled
+    from tftpu.input_pipelines import addresses
 
     monkeypatch.chdir(tmp_path)
     for name in ("new/1.png", "shards/dataset.json"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
     with pytest.raises(UserError) as error:
-        unlabelled.parse_address(folder, "StreamedImages", ("images", "tfrecord"))
+        addresses.parse_address(folder, "StreamedImages", ("images", "tfrecord"))
     words = ["predict", "runs/a", f"--input={folder}", "--output=out"]
     corrected = [*words[:2], f"--input={kind}:{folder}", "--output=out"]
     assert correction.correct(words, str(error.value)) == corrected
@@ -128,3 +143,9 @@ def test_names_of_other_tools_are_those_of_commands_and_fields():
     commands = main.load_commands()
     assert {*correction.SYNONYMS.values()} <= {*commands}
     assert not {*correction.SYNONYMS} & {*commands}
+
+
+def test_a_whole_value_is_corrected_before_a_part_of_another():
+    message = "The input 'photos' cannot be read. Did you mean 'images:photos'?"
+    words = ["predict", "runs/photos", "--input=photos"]
+    assert correction.correct(words, message) == [*words[:2], "--input=images:photos"]

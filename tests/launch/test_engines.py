@@ -1,5 +1,6 @@
 """Commands that know one engine only, and configs that need the other."""
 
+import os
 import re
 import subprocess
 import sys
@@ -41,11 +42,16 @@ def test_a_rented_machine_installs_the_engine_that_the_config_takes(where, flags
 @pytest.mark.slow
 def test_bench_times_the_jax_engine_beside_a_bare_step_and_keras():
     command = [sys.executable, "-m", "tftpu.launch.main", "bench", "--config=digits_resnet"]
-    few = ["--config.train.log_every=2", "--config.data.global_batch_size=32"]
+    few = ["--config.train.log_every=3", "--config.train.steps_per_loop=2"]
+    few += ["--config.data.global_batch_size=32"]
     jax = [*few, "--config.cluster.engine=jax", "--config.model.norm_batch=16"]
-    done = subprocess.run([*command, *jax, "--compare"], capture_output=True, text=True)
+    compiled_well = {**os.environ, "XLA_FLAGS": ""}  # hundreds of steps run
+    done = subprocess.run(
+        [*command, *jax, "--compare"], capture_output=True, text=True, env=compiled_well
+    )
     assert done.returncode == 0, done.stderr
     assert "1 device, JAX engine" in done.stdout
+    assert "turns of 4 steps" in done.stdout  # of whole loops, with a log line at least
     rows = re.findall(r"^  (\w[\w ,]*?) +([\d.]+) ms/step", done.stdout, re.M)
     assert [name for name, _ in rows] == ["trainer", "bare step", "pipeline", "keras fit"]
     assert all(float(milliseconds) > 0 for _, milliseconds in rows)

@@ -14,11 +14,13 @@ from tests.support.fakes.fake_google_cloud import SECRET, SECRETS
 from tests.support.messages import check_message
 from tests.support.workdirs import held_by_another
 from tftpu import models
+from tftpu.checkpoint import manifest
 from tftpu.config import TrainConfig, to_json
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
 from tftpu.launch.run import start
 from tftpu.launch.settings import config_flags
+from tftpu.launch.startup import build_command
 from tftpu.storage import files, locks
 
 TRAIN = ("train", "--config=digits_resnet")
@@ -93,6 +95,7 @@ MISTAKES = [
     (["data", "check", "--config=digits_resnet", "--zone=nozone"], "--zone=nozone is not a zone"),
     (["data", "show", "--config=digits_resnet", "--output=x.jpgg"], "must end in .png"),
     (["evaluate"], "needs RUN (folder of the run"),
+    (["generate", "runs/a", "--no_adapters"], "Did you mean '--base'?"),
     (["evaluate", "--workdir=/nowhere"], "There is no run in"),
     (["evaluate", "--workdir=/nowhere", "--output=/"], "--output=/ is a folder"),
     (["evaluate", "--config=digits_resnet"], "needs RUN"),
@@ -144,6 +147,14 @@ def test_a_mistake_gives_one_clear_message_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     assert command_line.main(arguments) == 2
     check_message(capsys.readouterr().err, message)
+
+
+def test_all_mistaken_fields_are_named_at_once(capsys):
+    mistakes = ["--config.train.stepz=60", "--config.cluster.mash=data:1"]
+    assert command_line.main([*TRAIN, *mistakes]) == 2
+    said = capsys.readouterr().err
+    assert "'stepz'. Did you mean 'steps'?" in said
+    assert "'mash'. Did you mean 'mesh'?" in said
 
 
 def test_a_refused_run_leaves_no_workdir(tmp_path, capsys):
@@ -228,7 +239,7 @@ def test_a_workdir_of_another_model_fails_with_the_fields_that_differ(tmp_path, 
     run_in(tmp_path, config_flags.load("digits_resnet", ["--config.model.width=16"]))
     assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2
     said = capsys.readouterr().err
-    assert "another model configuration: model.width was 16 and is 32. Leave" in said
+    assert "another model configuration: model.width was 16 and is 32. That changes" in said
     assert f"such as --workdir={tmp_path}_2." in said
 
 
@@ -241,19 +252,19 @@ def test_of_a_group_inside_a_group_only_the_fields_that_differ_are_named(tmp_pat
     run_in(tmp_path, experiment)
     experiment.data = StreamedImages(data_dir="x", augment=Augment(crop=False))
     with pytest.raises(
-        UserError, match=r"configuration: data\.augment\.crop was True and is False\. Leave"
+        UserError, match=r"configuration: data\.augment\.crop was True and is False\. That"
     ):
         start._check_same_run(experiment, str(tmp_path))
 
 
 def test_of_long_lists_that_differ_a_message_names_the_first_difference():
     words = [f"word{n}" for n in range(100)]
-    found = start._list_differences("data", {"words": words}, {"words": [*words[:40], "other"]})
-    assert found == [
-        "data.words had 100 values and has 41, which differ from number 41 on",
-    ]
-    found = start._list_differences("data", {"words": words[:2]}, {"words": words[:1]})
-    assert found == ["data.words was ['word0', 'word1'] and is ['word0']"]
+    before, now = {"words": words}, {"words": [*words[:40], "other"]}
+    (found,) = start._list_differences("data", before, now, {})
+    assert found.place == "data.words"
+    assert found.text == "had 100 values and has 41, which differ from number 41 on"
+    (found,) = start._list_differences("data", {"words": words[:2]}, {"words": words[:1]}, {})
+    assert found.text == "was ['word0', 'word1'] and is ['word0']"
 
 
 @pytest.mark.parametrize(
@@ -365,3 +376,123 @@ def test_no_secret_of_the_environment_is_written_to_disk(tmp_path):
     assert {"config.json", "metrics.jsonl"} <= {path.name for path in written}
     assert SECRET not in first + failed
     assert not [path for path, data in written.items() if SECRET.encode() in data]
+
+
+def test_a_folder_of_a_run_leads_to_the_config_it_was_trained_with(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pets.py").write_text("from tftpu.launch.configs.digits_resnet import get_config")
+    configs = {"runs/mine": "pets.py", "runs/digits_resnet": "", "runs/x": "", "runs/y": "gone.py"}
+    for run, file in configs.items():
+        os.makedirs(run)
+        (tmp_path / run / "goodput.json").touch()
+        recorded = {"config_file": file and str(tmp_path / file)}
+        (tmp_path / run / "config.json").write_text(json.dumps(recorded))
+    for run, typed in (("runs/mine", "pets.py"), ("runs/digits_resnet/", "digits_resnet")):
+        assert command_line.main(["bench", run]) == 2
+        said = capsys.readouterr().err
+        assert f"{run!r} is the folder of a run" in said
+        assert said.splitlines()[-1] == f"Type: tftpu bench {typed}"
+    for run in ("runs/x", "runs/y"):
+        assert command_line.main(["bench", run]) == 2
+        assert capsys.readouterr().err.endswith("name the config that it was trained with.\n")
+
+
+def test_a_config_without_its_ending_leads_to_the_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos.py").write_text("from tftpu.launch.configs.digits_resnet import get_config")
+    assert command_line.main(["config", "show", "photoss"]) == 2
+    assert "There is no config 'photoss'. Did you mean 'photos.py'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ended", "newest"), [(4, 4), (4, 6), (None, 2)])
+def test_a_run_that_ended_says_so_before_it_is_loaded(tmp_path, capsys, monkeypatch, ended, newest):
+    (tmp_path / "config.json").write_text(to_json(config_flags.load("digits_resnet", [])))
+    if ended:
+        (tmp_path / "result.json").write_text(json.dumps({"steps": ended, "evaluation": {}}))
+    (tmp_path / "checkpoints" / str(newest)).mkdir(parents=True)
+    (tmp_path / "checkpoints" / str(newest) / manifest.FILE).touch()
+
+    def load():
+        raise UserError("TensorFlow is loaded")
+
+    monkeypatch.setattr(start.startup, "import_tensorflow", load)
+    assert command_line.main([*TRAIN, f"--workdir={tmp_path}", "--config.train.steps=4"]) == 2
+    assert ("This run ended at step 4" in capsys.readouterr().out) == (ended == newest)
+    more = [*TRAIN, f"--workdir={tmp_path}", "--config.train.steps=9"]
+    assert command_line.main(more) == 2
+    assert "This run ended" not in capsys.readouterr().out
+
+
+def test_the_command_starts_again_where_keras_has_another_backend_than_its_engine(tmp_path, capsys):
+    words = [*TRAIN, f"--workdir={tmp_path / 'run'}", "--config.cluster.engine=jax"]
+    wanted: list[str] = []
+    assert command_line.main(words, wanted.append) == 0
+    assert wanted == ["jax"]
+    assert command_line.main(words) == 2
+    assert "Keras is already loaded with the backend tensorflow" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("insists", [False, True])
+def test_a_config_that_loads_keras_chooses_the_engine(tmp_path, insists):
+    first = "import os; os.environ['KERAS_BACKEND'] = 'tensorflow'\n" if insists else ""
+    (tmp_path / "mine.py").write_text(
+        f"{first}import keras\nfrom tftpu.launch.configs.digits_resnet import get_config\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    words = ["train", "mine.py", "--config.train.steps=1", "--config.train.eval_every=0"]
+    words += ["--config.cluster.engine=jax"] if insists else ["--virtual_devices=2"]
+    words += [] if insists else ["--config.cluster.mesh=data:2"]
+    done = subprocess.run(
+        build_command(words), cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    if insists:
+        assert done.returncode == 2 and "set KERAS_BACKEND=jax before" in done.stderr
+    else:
+        assert done.returncode == 0 and "JAX" in done.stdout, done.stderr
+
+
+def test_a_changed_field_is_answered_with_the_line_that_resumes_the_run(tmp_path, capsys):
+    run_in(tmp_path, config_flags.load("digits_resnet", ["--config.model.blocks=(1,2)"]))
+    words = [f"--workdir={tmp_path}", "--config.model.blocks=(2,)", "--config.train.seed=3"]
+    assert command_line.main([*TRAIN, *words]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    expected = f"--workdir={tmp_path} --config.train.seed=3 --config.model.blocks=1,2"
+    assert said == f"Type: tftpu train --config=digits_resnet {expected}"
+    start._check_same_run(
+        config_flags.load("digits_resnet", ["--config.model.blocks=1,2"]), str(tmp_path)
+    )
+
+
+def test_changed_fields_of_several_groups_are_answered_with_one_line(tmp_path, capsys):
+    run_in(tmp_path, config_flags.load("digits_resnet", ["--config.model.width=16"]))
+    words = ["--config.model.width=8", "--config.data.global_batch_size=64"]
+    assert command_line.main([*TRAIN, f"--workdir={tmp_path}", *words]) == 2
+    said = capsys.readouterr().err
+    assert "another model and data configuration: model.width was 16 and is 8, data." in said
+    again = said.splitlines()[-1]
+    assert again.startswith("Type: ") and "size=64" not in again
+    changes = [word for word in again.split() if word.startswith("--config.")]
+    start._check_same_run(config_flags.load("digits_resnet", changes), str(tmp_path))
+
+
+def test_a_field_of_the_data_may_come_from_a_file(tmp_path):
+    from tftpu.input_pipelines.sources import Texts
+
+    def experiment(*classes: str):
+        made = config_flags.load("digits_resnet", [])
+        made.data = Texts(train_text="t.csv", label="kind", classes=classes)
+        return made
+
+    run_in(tmp_path, experiment("a", "b"))
+    with pytest.raises(UserError, match="a config may read a field from a file") as refused:
+        start._check_same_run(experiment("a", "b", "c"), str(tmp_path))
+    weights = f"--config.model.init_from={tmp_path}/checkpoints/5 adds the weights of this one."
+    assert f"--workdir={tmp_path}_2, where {weights}" in str(refused.value)
+
+
+def test_a_value_that_nobody_typed_is_called_a_default(tmp_path):
+    run_in(tmp_path, config_flags.load("digits_resnet", []))
+    changed = config_flags.load("digits_resnet", ["--config.model.dropout=0.5"])
+    with pytest.raises(UserError, match=r"model.dropout was 0\.0 by default and is 0\.5\."):
+        start._check_same_run(changed, str(tmp_path))

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tftpu.launch import output
+from tftpu.runtime import slow
 from tftpu.runtime.notes import without_notes
 
 # Prints as a run does: plainly, by Rich, and by a warning.
@@ -16,7 +17,7 @@ import logging, sys, time
 from rich.console import Console
 from tftpu.launch import main
 
-def print_and_work(arguments):
+def print_and_work(*_):
     for _ in range(2000):
         print("a line of 24 characters", flush=True)
         Console(file=sys.stdout).print("another")
@@ -62,7 +63,7 @@ def test_a_command_into_a_closed_pipe_prints_no_traceback():
 def test_characters_that_a_terminal_cannot_show_are_printed_as_escapes():
     code = (
         "from tftpu.launch import main\n"
-        "main.main = lambda arguments: print('wait \\u2026 \\ud800', flush=True)\n"
+        "main.main = lambda *_: print('wait \\u2026 \\ud800', flush=True)\n"
         "main.run()"
     )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -76,7 +77,7 @@ def test_lines_leave_at_once_without_a_buffer():
     code = (
         "import os, sys, warnings\n"
         "from tftpu.launch import main\n"
-        "def leave(arguments):\n"
+        "def leave(*_):\n"
         "    print('a line')\n"
         "    warnings.warn('a warning')\n"
         "    os._exit(0)\n"
@@ -89,22 +90,18 @@ def test_lines_leave_at_once_without_a_buffer():
     assert "a warning" in done.stderr
 
 
-def test_only_what_takes_long_is_said(capsys, monkeypatch):
-    monkeypatch.setattr(output, "_SLOW", 0.05)
-    with output.reporting_if_slow("Opening the data"):
-        pass
-    time.sleep(0.2)
-    assert not capsys.readouterr().err
-    with output.reporting_if_slow("Opening the data"):
-        time.sleep(0.2)
-    assert capsys.readouterr().err == "Opening the data ...\n"
-
-
 def test_a_long_block_says_now_and_then_how_long_it_has_taken(monkeypatch, capfd):
-    monkeypatch.setattr(output, "_FIRST", 0.1)
+    monkeypatch.setattr(slow, "_FIRST", 0.1)
     with output.reporting("Loading"), without_notes((b"a note",)):
         os.write(2, b"a note of a library\n")
         time.sleep(2.1)
     first, *said = capfd.readouterr().err.splitlines()
     assert first == "Loading ..." and len(said) <= 5  # after 0.1, 0.2, 0.4, 0.8 and 1.6 s
     assert said[0] == "Loading: 0 s so far" and said[-1] == "Loading: 2 s so far"
+
+
+def test_a_graph_that_stays_as_it_was_is_no_error_to_report(capfd):
+    with without_notes():
+        os.write(2, b"E0000 00:00:17.1 42 meta_optimizer.cc:967] layout failed: INVALID_ARGUMENT\n")
+        os.write(2, b"E0000 00:00:17.1 42 rendezvous.cc:10] failed: INTERNAL\n")
+    assert capfd.readouterr().err == "E0000 00:00:17.1 42 rendezvous.cc:10] failed: INTERNAL\n"

@@ -25,6 +25,7 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
     "pip uninstall -y tensorflow tensorflow-cpu",
     "pip install --no-deps keras-hub==0.32.0",
     "pip wheel --no-deps --wheel-dir=dist .",
+    "docker run -p 8501:8501 ",
     "gcloud auth application-default login",
     "gcloud compute firewall-rules create ",
     "gcloud container clusters get-credentials ",

@@ -141,6 +141,42 @@ def test_mistakes_are_said(arguments, said):
         models.enable_lora(zoo.build("gpt"), *arguments)
 
 
+def test_a_model_within_a_model_is_no_layer_to_adapt():
+    class Backbone(keras.Model):  # as KerasHub's
+        def enable_lora(self, rank):
+            raise NotImplementedError
+
+    x = keras.Input((4,))
+    inner = Backbone(x, keras.layers.Dense(4, name="hidden")(x), name="backbone")
+    model = keras.Model(x, keras.layers.Dense(2, name="classes")(inner(x)))
+    with pytest.raises(tftpu.UserError, match=r"It has hidden, classes\."):
+        models.enable_lora(model, 2, "nothing")
+    assert models.enable_lora(model, 2, "*") == ["hidden", "classes"]
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("*_atention/qkv", " Did you mean '*_attention/qkv'?"),
+        ("*qvk", " Did you mean '*qkv'?"),
+        ("qkv", " Did you mean '*/qkv'?"),
+        ("contract", " Did you mean '*contract'?"),
+        ("*none", ""),
+    ],
+)
+def test_a_glob_that_matches_nothing_is_answered_with_the_nearest(given, hint):
+    with pytest.raises(tftpu.UserError) as refused:
+        models.enable_lora(zoo.build("gpt"), 2, given)
+    assert str(refused.value).endswith(f", block2_contract.{hint}")
+
+
+def test_of_many_layers_the_parts_of_a_block_are_named_as_globs(monkeypatch):
+    monkeypatch.setattr(adapters, "_MOST", 4)
+    said = r"It has \*/out, \*/qkv, block1_expand, block1_contract, …"
+    with pytest.raises(tftpu.UserError, match=said):
+        models.enable_lora(zoo.build("gpt"), 2, "none")
+
+
 def test_models_without_dense_layers_ask_for_the_layers_to_adapt():
     with pytest.raises(tftpu.UserError, match=r"name the layers to adapt with model.lora_targets"):
         models.enable_lora(zoo.build("resnet"), 2)

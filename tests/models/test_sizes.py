@@ -203,3 +203,9 @@ def test_a_model_is_the_same_whatever_order_of_dimensions_keras_is_set_to(name):
         np.testing.assert_array_equal(model(x), expected(x))
     finally:
         keras.config.set_image_data_format(before)
+
+
+def test_a_published_name_without_its_sizes_is_refused():
+    with pytest.raises(tftpu.UserError, match=r"write tftpu.models.config\('llama_8b'\)"):
+        models.build(models.sizes.Llama("llama_8b", context=64))
+    models.build(models.sizes.ViT("vit_s16x", image_size=32, layers=1))

@@ -16,6 +16,7 @@ from rich.console import Console as RichConsole
 from tftpu.engines.tensorflow.lowering import flops
 from tftpu.observe import console
 from tftpu.observe.console import Console, LiveLine, Progress
+from tftpu.runtime import slow
 from tftpu.tpu import hardware
 from tftpu.tpu.slices import GENERATIONS
 
@@ -317,3 +318,12 @@ def test_the_only_line_of_a_run_says_that_it_is_a_mean(capsys):
             lines.write(step, "train", {"loss": 1.0})
         last = capsys.readouterr().out.splitlines()[-1]
         assert last.endswith("(means of 30 steps)") == (len(logged) == 1)
+
+
+def test_seconds_of_compiling_are_counted_without_a_terminal(monkeypatch, capfd):
+    monkeypatch.setattr(slow, "_FIRST", 0.1)
+    with Console(4).show_compiling():
+        time.sleep(0.3)
+    said = capfd.readouterr()
+    assert said.out == "Compiling the train step ...\n"
+    assert said.err.startswith("Compiling the train step: 0 s so far\n")

@@ -116,7 +116,7 @@ def test_the_log_holds_the_lines_printed_without_a_terminal(tmp_path, capsys):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data(), steps=30, validation_data=data())
     compiling, *said = capsys.readouterr().out.splitlines()
-    assert compiling == "Compiling the train step …"  # the log has the metrics alone
+    assert compiling == "Compiling the train step ..."  # the log has the metrics alone
     logged = (tmp_path / "train.log").read_text().splitlines()
     dated = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  (.*)")
     assert [dated.fullmatch(line)[1] for line in logged] == [

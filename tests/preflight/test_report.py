@@ -175,6 +175,7 @@ def test_every_claim_names_its_evidence():
     text = Report(1024, "mixed_bfloat16", None, [filled("v3-8")]).text()
     assert "Compiled with the TPU compiler, not run" in text
     assert "published runs" in text and "list price" in text
+    assert "without start-up, evaluation, checkpoints and waiting for input" in text
 
 
 def test_slices_that_were_not_compiled_are_no_evidence():

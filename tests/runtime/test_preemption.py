@@ -157,14 +157,18 @@ def test_a_maintenance_event_is_a_notice(metadata, key, value, capfd):
     assert "a maintenance event: finishing the current step, then" in capfd.readouterr().err
 
 
-def test_a_notice_says_how_many_steps_are_finished(capfd):
+@pytest.mark.parametrize(
+    ("steps", "pending"),
+    [(50, "the current 50 steps"), (0, "what runs between the steps, such as an evaluation")],
+)
+def test_a_notice_says_what_is_finished_first(steps, pending, capfd):
     with preemption.PreemptionNotice() as notice:
-        notice.loop_steps = 50
+        notice.loop_steps = steps
         signal.raise_signal(signal.SIGTERM)
         end = time.monotonic() + 10
         while notice.requested is None and time.monotonic() < end:
             time.sleep(0.01)
-    assert "finishing the current 50 steps, then saving" in capfd.readouterr().err
+    assert f"finishing {pending}, then saving" in capfd.readouterr().err
 
 
 def test_a_metadata_server_that_does_not_answer_gives_no_notice(metadata, monkeypatch):

@@ -18,6 +18,20 @@ def test_a_path_that_is_taken_gets_the_next_number(tmp_path):
     assert files.suggest_path(tmp_path / "b.onnx", ".onnx") == f"{tmp_path}/b_2.onnx"
 
 
+def test_a_missing_file_is_answered_with_the_nearest_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "tales.txt").touch()
+    (tmp_path / "photos").mkdir()
+    asked = " Did you mean"
+    said = files.suggest_existing(tmp_path / "tale.txt")
+    assert said == f"{asked} '{tmp_path}/tales.txt'?"
+    monkeypatch.chdir(tmp_path)
+    assert files.suggest_existing("tale.txt") == f"{asked} 'tales.txt'?"
+    assert files.suggest_existing("photo") == ""
+    assert files.suggest_existing("photo", folders=True) == f"{asked} 'photos'?"
+    for other in ("nowhere/tale.txt", "gs://bucket/tale.txt", "x"):
+        assert files.suggest_existing(other) == ""
+
+
 def test_a_file_that_comes_and_goes_is_there_or_missing(tmp_path):
     path, over = tmp_path / "lock", threading.Event()
 

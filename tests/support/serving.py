@@ -47,9 +47,9 @@ def letters() -> Language:
     def decoder(prompt: Any) -> Any:
         return lambda tokens: bytes(tokens).decode("ascii")
 
-    return Language(
-        Writer(model, stop=0), lambda t: list(t.encode("ascii", "replace")), decoder, 128
-    )
+    writer = Writer(model, stop=0)
+    context = writer.programs.decoding.context
+    return Language(writer, lambda t: list(t.encode("ascii", "replace")), decoder, 128, context)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def plots() -> Plots:
         RooflinePoint("fusion.1", "dense", "matrix", 10**10, 10**8, 2.0),
         RooflinePoint("fusion.2", "head", "matrix", 10**9, 0, 0.5),
     ]
-    exchanges = [Exchange("all-reduce", "(exchange between devices)", 2, 5e6, 2.0, 0.5)]
+    exchanges = [Exchange("all-reduce", "(exchange outside layers)", 2, 5e6, 2.0, 0.5)]
     return Plots(curve, points, exchanges)
 
 

@@ -74,7 +74,10 @@ def test_notes_of_tensorflow_are_hidden_unless_it_is_imported_or_the_user_says_o
     monkeypatch.setitem(sys.modules, "tensorflow", sys)
     assert quieten() == {}
     monkeypatch.delitem(sys.modules, "tensorflow")
-    assert quieten() == {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    assert quieten() == {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    with_gpu: dict[str, str] = {}
+    environment.quieten_tensorflow(with_gpu, gpu=__file__)
+    assert with_gpu == {"TF_CPP_MIN_LOG_LEVEL": "2"}
     assert quieten(TF_CPP_MIN_LOG_LEVEL="0") == {"TF_CPP_MIN_LOG_LEVEL": "0"}
 
 

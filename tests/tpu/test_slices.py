@@ -76,6 +76,7 @@ def test_a_replica_has_its_share_of_the_chip():
         ("v5lite-8", "Did you mean"),
         ("v5-e8", "Did you mean 'v5e-8'"),
         ("V5E-8", "Did you mean 'v5e-8'"),
+        ("v6e-8x", "Did you mean 'v6e-8'"),
         ("v8-8", "The generations are v2, v3"),
         ("v7x-8", "Did you mean 'tpu7x-8'"),
         ("7x-8", "Did you mean 'tpu7x-8'"),

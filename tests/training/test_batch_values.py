@@ -10,6 +10,7 @@ from tests.support.models.training import compiled, examples, make_trainer
 from tftpu import input_pipelines
 from tftpu.errors import UserError
 from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.training import batch_values
 
 X, Y = examples(64)
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -254,3 +255,24 @@ def test_a_loss_that_diverges_on_sound_data_names_the_learning_rate():
     model = compiled(optimizer=keras.optimizers.SGD(1e38), loss="mse", metrics=[])
     with pytest.raises(UserError, match=r"no longer finite .*Lower the learning rate"):
         tftpu.Trainer(model).fit(X, X[:, :4], epochs=20, verbose=0)
+
+
+@pytest.mark.parametrize("given", [as_arrays, as_batches])
+def test_texts_that_are_all_padding_are_named(given):
+    layers = [
+        keras.Input((5,), dtype="int32"),
+        keras.layers.Embedding(9, 3, mask_zero=True),
+        keras.layers.GlobalAveragePooling1D(),  # 0 / 0 of no token
+        keras.layers.Dense(4),
+    ]
+    tokens = changed(TOKENS + (TOKENS == 0), 0, 3)
+    with pytest.raises(UserError, match=r"x has only padding in the example 3 \(1 of"):
+        make_trainer(compiled(keras.Sequential(layers))).fit(**given(tokens, Y), verbose=0)
+
+
+def test_more_classes_than_outputs_are_refused_without_a_batch():
+    model = compiled(loss=SPARSE, metrics=[])
+    make_trainer(model).fit(X, Y, batch_size=16, epochs=1, verbose=0)
+    batch_values.check_classes(model, (X, Y), 4)
+    with pytest.raises(UserError, match=r"data have 5 classes, .* output has 4 classes: give the"):
+        batch_values.check_classes(model, (X, Y), 5)

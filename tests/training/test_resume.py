@@ -110,6 +110,21 @@ def test_an_evaluation_left_to_the_next_run_can_be_the_best(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_notice_during_the_evaluation_that_was_left_stops_before_the_next_step(tmp_path, capfd):
+    class AskInEvaluation(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.5)  # for the thread that receives it
+
+    with pytest.raises(Preempted):
+        fit(trainer(tmp_path, 1), [PreemptAt(10)])
+    with pytest.raises(Preempted, match="after step 10, saved: the same command"):
+        fit(trainer(tmp_path, 1), [AskInEvaluation()])
+    assert "finishing what runs between the steps" in capfd.readouterr().err
+    assert Checkpoints(str(tmp_path)).find_best() == 10
+
+
+@pytest.mark.slow
 def test_new_metrics_start_where_the_run_resumes(tmp_path, caplog):
     with pytest.raises(Preempted):
         fit(trainer(tmp_path, 1), [PreemptAt(6)])

@@ -60,6 +60,8 @@ class DataConfig:
         data_dir: folder of the prepared data; None is the cache folder.
         per_token: whether labels are tokens rather than one class for each example, which decides
             the metrics of an experiment that names no loss. Not a field.
+        address_kinds: the kinds of addresses, such as "images", that `prediction` reads besides
+            "evaluation" and "training"; (): it is not known. Not a field.
 
     Example:
 
@@ -80,6 +82,7 @@ class DataConfig:
     global_batch_size: int = 128
     data_dir: str | None = None
     per_token: ClassVar[bool] = False
+    address_kinds: ClassVar[tuple[str, ...]] = ()
 
     @property
     def weighted(self) -> bool:

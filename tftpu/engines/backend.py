@@ -17,6 +17,18 @@ _ONLY_FLOAT32 = (
 )
 
 
+class OtherBackend(UserError):  # noqa: N818 (says what is there)
+    """Keras is loaded already, with another backend than the one that is needed.
+
+    Attributes:
+        wanted: the backend that is needed.
+    """
+
+    def __init__(self, message: str, wanted: str):
+        super().__init__(message)
+        self.wanted = wanted
+
+
 def prefer_tensorflow() -> None:
     """Selects TensorFlow for Keras, which reads its backend once, unless the user chose another."""
     if not os.environ.get("KERAS_BACKEND"):
@@ -38,16 +50,17 @@ def use(wanted: str) -> None:
         wanted: "tensorflow" or "jax".
 
     Raises:
-        UserError: Keras is loaded already, with another backend.
+        OtherBackend: Keras is loaded already, with another backend.
     """
     check_keras()
     if read_name() == wanted:
         return
     if "keras" in sys.modules:
-        raise UserError(
+        raise OtherBackend(
             f"Keras is already loaded with the backend {read_name()}, but engine={wanted!r} needs "
             f"{wanted}: set KERAS_BACKEND={wanted} before Python starts, or call tftpu.connect() "
-            "before anything imports keras."
+            "before anything imports keras.",
+            wanted,
         )
     os.environ["KERAS_BACKEND"] = wanted
 

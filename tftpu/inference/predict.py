@@ -19,33 +19,19 @@ import keras
 import numpy as np
 
 from tftpu.engines.data.outputs import join_outputs
-from tftpu.errors import UserError
-from tftpu.inference.prediction import sums
+from tftpu.errors import UserError, counted
+from tftpu.inference.prediction import plans, sums
 from tftpu.inference.prediction.outputs import Columns
+from tftpu.inference.prediction.plans import MANIFEST, PLAN, SHARD
 from tftpu.inference.prediction.sums import Sums
 from tftpu.storage import files, locks
 from tftpu.tensors import Nest
 
 _log = logging.getLogger(__name__)
 
-MANIFEST, PLAN = "manifest.json", "plan.json"
 RECORDS_PER_SHARD = 4096
-_SHARD = "predictions-"  # how the names of all shards begin
 _NAMED = 20  # most damaged files that a message names
 _WAITING = 2  # shards in memory that may wait to be written
-_DIFFERENCES = {
-    "input": "they are of the input {old}, not {new}",
-    "identity": "the input's files have changed since",
-    "step": "they are of step {old} of this or another run, not of step {new}",
-    "checkpoint": "the run's checkpoint has changed since",
-    "outputs": "their outputs are {old}, not {new}",
-    "class_names": "the names of the classes have changed since",
-    "records": "they are of {old} records, not {new}",
-    "keep": "the kept fields are {old}, not {new}",
-    "format": "their format is {old}, not {new}",
-    "records_per_shard": "a file of theirs has {old} records, not {new}",
-    "machines": "they are shared by {old} machines, not {new}",
-}
 
 
 class Predictor(Protocol):
@@ -155,7 +141,7 @@ def predict(
         missing = _find_missing(job, mine, known)
         done, all_mine = (sum(len(s.numbers) for s in part) for part in (missing, mine))
         done = all_mine - done
-        wrong = 0
+        wrong: list[int] = []
         report(done, all_mine)
         written = stack.enter_context(
             contextlib.closing(_write_shards(trainer, records, job, missing, known))
@@ -165,10 +151,13 @@ def predict(
             wrong += not_finite
             report(done, all_mine)
         if wrong:
+            [file], [number] = records.places(range(wrong[0], wrong[0] + 1))
             _log.warning(
-                "%d records that were written now have outputs that are not finite (NaN or "
-                "infinity); JSON and CSV files hold them as null or nan.",
-                wrong,
+                "%s that %s written now %s outputs that are not finite (NaN or infinity), first "
+                "record %d of %s; JSON and CSV files hold them as null or nan.",
+                counted(len(wrong), "record"),
+                *(("was", "has") if len(wrong) == 1 else ("were", "have")),
+                *(number, file),
             )
         known.close()
         return _write_manifest_if_complete(job, plan, shards, known)
@@ -210,7 +199,7 @@ def _list_shards(count: int, job: Job) -> list[_Shard]:
     firsts = range(0, count, job.records_per_shard)
     return [
         _Shard(
-            f"{_SHARD}{number:05d}-of-{len(firsts):05d}.{job.format}",
+            f"{SHARD}{number:05d}-of-{len(firsts):05d}.{job.format}",
             range(first, min(first + job.records_per_shard, count)),
         )
         for number, first in enumerate(firsts)
@@ -270,39 +259,10 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
     # An equal plan without a checksum is that of an earlier version of tftpu. Other machines do not
     # hold this machine's lock, so a plan of several may be that of a process that has just begun.
     alone = plan["machines"] == found.get("machines") == 1
-    if not different or (alone and not _has_predictions(job)):
+    if not different or (alone and not plans.has_predictions(job.output)):
         files.write_whole(path, sums.seal(plan))
         return
-    raise UserError(_describe_difference(job, plan, found, different))
-
-
-def _has_predictions(job: Job) -> bool:
-    """Returns whether the folder has a shard of any predictions, or a manifest."""
-    return any(name == MANIFEST or name.startswith(_SHARD) for name in files.list_names(job.output))
-
-
-def _describe_difference(
-    job: Job, plan: Mapping[str, Any], found: Mapping[str, Any], different: Sequence[str]
-) -> str:
-    """Returns what differs between a folder's plan and the new one, and what to do."""
-    said = []
-    for name in different:
-        text = _DIFFERENCES.get(name, f"{name} = {{old!r}}; now it is {{new!r}}")
-        old, new = (
-            ", ".join(value) or "none" if isinstance(value, list) else value
-            for value in (found.get(name), plan.get(name))
-        )
-        said.append(text.format(old=old, new=new))
-    if "step" in different and "checkpoint" in different:
-        said.remove(_DIFFERENCES["checkpoint"])
-    if "identity" in different and {"input", "records"} & set(different):
-        said.remove(_DIFFERENCES["identity"])
-    if _has_predictions(job):
-        begin = f"{job.output} already holds other predictions. What differs"
-    else:
-        begin = f"Other predictions were begun in {job.output}, none is written yet. What differs"
-    other = files.suggest_path(job.output)
-    return f"{begin}: {'; '.join(said)}. Choose another output folder, such as {other}."
+    raise UserError(plans.describe_difference(job.output, plan, found, different))
 
 
 def _find_missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]:
@@ -340,7 +300,7 @@ def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
 
 def _write_shards(
     trainer: Predictor, records: Records, job: Job, missing: Sequence[_Shard], known: Sums
-) -> Generator[tuple[_Shard, int]]:
+) -> Generator[tuple[_Shard, list[int]]]:
     """Yields what `_write` returns, while the devices compute the next shard."""
     if not missing:
         return
@@ -382,8 +342,8 @@ def _compute_shards(
 
 def _write(
     records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
-) -> tuple[_Shard, int]:
-    """Writes a shard; returns it, and how many of its records have outputs that are not finite."""
+) -> tuple[_Shard, list[int]]:
+    """Writes a shard; returns it, and those of its records whose outputs are not finite."""
     places, numbers = records.places(shard.numbers)
     columns = {"file": places, "record": numbers}
     predicted = job.columns(outputs)
@@ -400,15 +360,16 @@ def _write(
     locks.check_lock(_resolve_locked_folder(job))
     files.write_whole(files.join(job.output, shard.name), content)
     known.add(shard.name, sums.sum_of(content))
-    return shard, _count_not_finite(predicted.values(), errors)
+    wrong = _find_not_finite(predicted.values(), errors)
+    return shard, [shard.numbers[place] for place in wrong]
 
 
-def _count_not_finite(columns: Iterable[Any], skipped: Collection[int]) -> int:
-    """Returns the number of records, beside the skipped ones, with a value that is not finite."""
+def _find_not_finite(columns: Iterable[Any], skipped: Collection[int]) -> list[int]:
+    """Returns the places of records, beside the skipped ones, with a value that is not finite."""
     numbers = [c for c in columns if isinstance(c, np.ndarray) and c.dtype.kind in "fV"]  # bfloat16
     wrong = [~np.isfinite(c).all(axis=tuple(range(1, c.ndim))) for c in numbers]
     found = set(np.flatnonzero(np.any(wrong, axis=0))) if wrong else set()
-    return len(found - set(skipped))
+    return sorted(int(place) for place in found - set(skipped))
 
 
 def _write_manifest_if_complete(

@@ -1,5 +1,6 @@
 """Shows the progress of a run: one live line on a terminal, plain lines elsewhere."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.observe import writers
-from tftpu.runtime import leaving
+from tftpu.runtime import leaving, slow
 
 _SHORTEST_BAR = 10
 _LONGEST_BAR = 30
@@ -82,10 +83,17 @@ class Console(writers.Writer):
             leaving.note_live_line(sys.stdout.fileno())
             self._live.start()
 
-    def show_compiling(self) -> None:
-        """Prints a line where no live line says that the train step is being compiled."""
-        if not self._live:
-            self.say("Compiling the train step …")
+    def show_compiling(self) -> contextlib.AbstractContextManager[None]:
+        """Prints, where there is no live line, that the train step is compiled in the block.
+
+        Without a terminal, the seconds of the block are counted.
+        """
+        if self._live:
+            return contextlib.nullcontext()
+        self.say("Compiling the train step ...")
+        if self._console.is_terminal:
+            return contextlib.nullcontext()
+        return slow.counting_seconds("Compiling the train step")
 
     def show_phase(self, doing: str) -> None:
         """Names the current activity of the run, such as "saving"."""

@@ -116,7 +116,7 @@ def _check(
         processes = Processes(progress)
         examiner = Examiner(model_fn, batch_spec, options, lowering, caller, processes)
         for line in examiner.estimate(targets):
-            progress.print_line(line)
+            progress.print_unless_over(line)
         left = [target.name for target in targets]
         known: dict[str, str] = {}
 
@@ -187,15 +187,16 @@ class Examiner:
         Only the thread of the caller may call this.
         """
         longest = 0
-        yield (
+        header = (
             "Estimate before compiling, by arithmetic: weights and optimizer's state on a device, "
-            "without gradients and activations; the model's products at the peak of matrix units"
+            "without gradients and activations; the model's products at the peak of matrix units\n"
         )
         for target in targets:
             try:
                 self._count_examples(target)
             except UserError as error:
-                yield f"  {target.name}: cannot be used. {error}"
+                yield f"{header}  {target.name}: cannot be used. {error}"
+                header = ""
                 continue
             tried = self._list_until_one_holds(target)
             shown = tried[-1:] if self.options.mesh == AUTO else dict.fromkeys((self, tried[-1]))
@@ -205,7 +206,8 @@ class Examiner:
             if last._holds_state(target):
                 text += f"; {last._format_least_step(target)}"
                 longest = max(longest, last._measure_state(target).weights * last._divide(target))
-            yield f"  {target.name}: {text}"
+            yield f"{header}  {target.name}: {text}"
+            header = ""
         if longest:
             yield f"  {_estimate_duration(longest)}"
 
@@ -292,7 +294,9 @@ class Examiner:
         report.hbm_bytes = found[0] if found else report.hbm_bytes
         note(report)
         progress = self.processes.progress
-        progress.print_result(f"{summarize(report)}; looking for a change that makes it fit")
+        progress.print_unless_over(
+            f"{summarize(report)}; looking for a change that makes it fit (Ctrl-C ends that)"
+        )
         try:
             return self._search_change(report, target)
         except UserError as error:
@@ -600,9 +604,9 @@ def _estimate_duration(weights: int) -> str:
 
 
 def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:
-    """Returns lines about a check of several slices that was interrupted."""
+    """Returns lines about a check that was interrupted."""
     if not known:
-        return []
+        return [f"Not known yet, but for the estimates above: {', '.join(left)}."]
     finished = ["Known before the interruption:", *(f"  {line}" for line in known)]
     return [*finished, f"Not finished: {', '.join(left)}. What was compiled comes from the cache."]
 

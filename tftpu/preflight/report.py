@@ -31,6 +31,7 @@ class Report:
         steps: steps of the run, None if its cost was not asked for.
         slices: one report per slice, in the order in which they were given.
         version: the version of tftpu that made the report.
+        settings: a digest of the config's model, batch and precision; "" if there was no config.
     """
 
     global_batch_size: int
@@ -38,6 +39,7 @@ class Report:
     steps: int | None
     slices: list[SliceReport]
     version: str = __version__
+    settings: str = ""
 
     @property
     def cheapest(self) -> SliceReport | None:
@@ -121,7 +123,8 @@ class Report:
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
             f"fitted to published runs: {_describe_runs(compiled)}; the ranges are as wide as "
-            "predictions were off for models that the fit did not know.",
+            "predictions were off for models that the fit did not know. Time and cost are those of "
+            "the steps alone, without start-up, evaluation, checkpoints and waiting for input.",
             *([_FLOAT32] if self.precision == "float32" else []),
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]

@@ -43,6 +43,7 @@ def read_report(path: str) -> Report:
             f"{path} was written by {found}, but this is {__version__}, whose predictions may "
             "differ. Run tftpu preflight again for that config."
         )
+    record.setdefault("settings", "")  # an older one has none
     try:
         report: Report = _build_value(read_type(Report), record, "the report")
         if not report.global_batch_size:

@@ -34,7 +34,7 @@ PARTS = {
     "evaluation": "evaluation",
     "checkpoint_wait": "checkpoint wait",
     "profiling": "profiling",
-    "restart": "restart and repeated work",
+    "restart": "between starts, repeats",
 }
 
 # The states of a run. If a run was preempted, failed or was killed, the time until its next start

@@ -48,7 +48,8 @@ class PreemptionNotice:
 
     Attributes:
         requested: the name of the signal, or "a maintenance event"; None: no notice yet.
-        loop_steps: the steps of the device loop that runs, which the main thread sets.
+        loop_steps: the steps of the device loop that runs, which the main thread sets; 0 between
+            two loops.
     """
 
     def __init__(self, grace_seconds: float = 25.0, saved: Callable[[], int | None] = lambda: None):
@@ -156,10 +157,9 @@ class PreemptionNotice:
         if number != signal.SIGINT and not _is_interactive():
             self._deadline = time.monotonic() + self._grace
         most = self.loop_steps
-        loop = f"current {most:,} steps" if most > 1 else "current step"
-        _print_status(
-            f"{reason}: finishing the {loop}, then saving. A second signal exits at once."
-        )
+        loop = f"the current {most:,} steps" if most > 1 else "the current step"
+        pending = loop if most else "what runs between the steps, such as an evaluation"
+        _print_status(f"{reason}: finishing {pending}, then saving. A second signal exits at once.")
 
     def _run_out(self) -> None:
         saved = self._saved()

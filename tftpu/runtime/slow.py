@@ -1,9 +1,15 @@
 """Reports on a block of code that takes long."""
 
 import contextlib
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+_SLOW = 2.0  # seconds from which waiting is worth a line
+_FIRST, _LONGEST = 5.0, 60.0  # seconds to the first line, and at most between two
 
 
 @contextlib.contextmanager
@@ -16,3 +22,38 @@ def reporting_after(seconds: float, report: Callable[..., None], *arguments: Any
         yield
     finally:
         timer.cancel()
+
+
+@contextlib.contextmanager
+def reporting_if_slow(doing: str) -> Iterator[None]:
+    """Prints what the block does if it takes longer than some seconds, and then how long."""
+    with reporting_after(_SLOW, report_activity, doing), counting_seconds(doing):
+        yield
+
+
+def report_activity(doing: str) -> None:
+    """Prints what a program is doing for some seconds; to stderr, as stdout has its results."""
+    print(f"{doing} ...", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def counting_seconds(doing: str) -> Iterator[None]:
+    """Prints the seconds that the block has taken: after 5, 10, 20, 40, 80, then each minute."""
+    # Another descriptor, as the block may hide what libraries write to standard error.
+    descriptor = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else os.dup(2)
+    ended = threading.Event()
+    arguments = (doing, descriptor, ended)
+    try:
+        threading.Thread(target=_count_seconds, args=arguments, daemon=True).start()
+        yield
+    finally:
+        ended.set()
+
+
+def _count_seconds(doing: str, descriptor: int, ended: threading.Event) -> None:
+    start, after = time.monotonic(), _FIRST
+    with open(descriptor, "w") as shown:  # closes it
+        while not ended.wait(start + after - time.monotonic()):
+            with contextlib.suppress(OSError):  # nobody reads it
+                print(f"{doing}: {time.monotonic() - start:.0f} s so far", file=shown, flush=True)
+            after += min(after, _LONGEST)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, find_nearest
 from tftpu.storage import buckets
 
 _T = TypeVar("_T")
@@ -227,6 +227,22 @@ def suggest_path(path: StrPath, ending: str = "") -> str:
     stem = str(path).rstrip("/").removesuffix(ending)
     names = (f"{stem}_{number}{ending}" for number in itertools.count(2))
     return next(name for name in names if not exists(name))
+
+
+def suggest_existing(path: StrPath, folders: bool = False) -> str:
+    """Returns a question with the file whose name is nearest to one that does not exist; or "".
+
+    Args:
+        path: a path that does not exist. In a bucket, nothing is asked for.
+        folders: whether a folder may have been meant as well.
+    """
+    folder, name = os.path.split(str(path))
+    if is_remote(path) or not os.path.isdir(folder or "."):
+        return ""
+    near = ""
+    with contextlib.suppress(OSError), os.scandir(folder or ".") as there:
+        near = find_nearest(name, [one.name for one in there if folders or one.is_file()])
+    return f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
 
 
 def find_size(path: StrPath) -> int | None:

@@ -40,17 +40,23 @@ def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> 
         environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
-def quieten_tensorflow(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Hides the notes and warnings of TensorFlow's C++ code; its errors are shown.
+def quieten_tensorflow(
+    environ: MutableMapping[str, str] = os.environ, gpu: str = "/dev/nvidiactl"
+) -> None:
+    """Hides the log lines of TensorFlow's C++ code; what fails there is raised as an exception.
 
-    It reads the variable when it is imported, so this does nothing later, and nothing if the
-    variable is already set.
+    A damaged picture, for example, would write a line each time that it is decoded. TensorFlow
+    reads the variable when it is imported, so this does nothing later, and nothing if the variable
+    is already set.
 
     Args:
         environ: the variables, changed in place.
+        gpu: the file of NVIDIA's driver. Where it is, errors are shown.
     """
     if "tensorflow" not in sys.modules:
-        environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        # Where there is a GPU, TensorFlow only logs why it does not use it.
+        level = "2" if os.path.exists(gpu) else "3"
+        environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
 
 
 def has_tpu(root: str = "/") -> bool:

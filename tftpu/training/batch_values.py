@@ -28,6 +28,7 @@ class Limit(NamedTuple):
         advice: what to do about a number outside.
         ignored: a number that is allowed nevertheless, or None.
         of_labels: whether labels with a weight or a mask of 0 may have any value.
+        masks_zero: whether 0 is the number of padding, which the model masks.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Limit(NamedTuple):
     advice: str
     ignored: int | None = None
     of_labels: bool = False
+    masks_zero: bool = False
 
 
 def find_limits(model: keras.Model, batch: Nest) -> list[Limit]:
@@ -66,6 +68,23 @@ def check_ranges(model: keras.Model, batch: Nest) -> None:
     for _, outside in compare_with_limits(model, batch):
         if outside:
             raise UserError(f"{outside}.")
+
+
+def check_classes(model: keras.Model, batch: Nest, classes: int) -> None:
+    """Raises `UserError` for a model with fewer outputs than its labels have classes.
+
+    Args:
+        model: the built model.
+        batch: the specs of a batch, `(x, y, sample_weight)` or fewer.
+        classes: the number of classes of the labels.
+    """
+    of_labels = [limit for limit in find_limits(model, batch) if limit.of_labels]
+    for limit in of_labels if len(of_labels) == 1 else ():  # of several, it is not known which
+        if limit.size < classes:
+            raise UserError(
+                f"The data have {classes} classes, data.num_classes, but {limit.owner}: give the "
+                "model's last layer more units."
+            )
 
 
 def compare_with_limits(model: keras.Model, batch: Nest) -> Iterator[tuple[Limit, str]]:
@@ -99,8 +118,23 @@ def describe_damage(model: keras.Model, batch: Nest) -> str:
         _find_holding("NaN", np.isnan, batch),
         *outside,
         _find_holding("infinite", np.isinf, batch),
+        *(_find_empty(limit) for limit in find_limits(model, batch) if limit.masks_zero),
     )
     return next(filter(None, found), "")
+
+
+def _find_empty(limit: Limit) -> str:
+    """Returns a text about the examples whose tokens are all padding; otherwise ""."""
+    shape = np.shape(limit.values)
+    if len(shape) < 2 or shape[1] == 1:  # one number is a category rather than a text
+        return ""
+    rows = np.flatnonzero(~np.any(limit.values, axis=tuple(range(1, len(shape)))))
+    if not rows.size:
+        return ""
+    return (
+        f"{limit.name} has only padding in {_format_examples(rows, len(limit.values))}, and an "
+        "average over no token, for example, is not finite; otherwise lower the learning rate"
+    )
 
 
 def _find_holding(kind: str, is_kind: Callable[[np.ndarray], np.ndarray], batch: Nest) -> str:
@@ -193,7 +227,9 @@ def _find_id_limits(model: keras.Model, x: Any) -> Iterator[Limit]:
             if values is not None:
                 advice = "the tokenizer's vocabulary may be larger than the model's"
                 owner = f"the layer {layer.name!r} has {layer.input_dim}"
-                yield Limit(name, values, layer.input_dim, owner, advice)
+                yield Limit(
+                    *(name, values, layer.input_dim, owner, advice), masks_zero=layer.mask_zero
+                )
 
 
 def _find_feature(x: Any, place: int, inputs: list[Any]) -> tuple[str, Any]:

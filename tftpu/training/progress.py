@@ -112,7 +112,8 @@ class RunProgress:
                 done = f"was ended by a callback at step {self.step} of {self.ended}"
             return (
                 f"The {run} {done}: nothing is left to train. Another {other} trains from scratch; "
-                f"--config.train.steps=N, or fit(steps=N), continues this run for N above {length}."
+                f"more than {length} steps continue this run: --config.train.steps=N, "
+                "--config.train.epochs=N or fit(steps=N)."
             )
         if restored:
             return f"Resuming from the checkpoint of step {self.step}."

@@ -29,7 +29,7 @@ HOST_EVERY = 10.0  # fewest seconds between two points of goodput and telemetry
 # Seconds that a checkpoint waits for earlier lines, so that a run that resumes from it lacks none.
 PATIENCE = 10.0
 
-_LONG = 60.0  # seconds of steps after which evaluations are unlikely to take most of the time
+_LONG = 10.0  # seconds of steps after which evaluations are unlikely to take most of the time
 
 HyperParameter = bool | int | float | str
 
@@ -181,10 +181,9 @@ class Reporter:
         with self._account.clock.spend(part):
             yield
 
-    def show_compiling(self) -> None:
-        """Prints that the train step is being compiled, which may take minutes."""
-        if self._console:
-            self._console.show_compiling()
+    def show_compiling(self) -> contextlib.AbstractContextManager[None]:
+        """Prints that the train step is compiled in the block, which may take minutes."""
+        return self._console.show_compiling() if self._console else contextlib.nullcontext()
 
     def advance(self, step: int, loss: float) -> None:
         """Updates the live line after a device loop."""

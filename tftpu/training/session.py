@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -33,7 +33,10 @@ from tftpu.training.timetable import Timetable, check_profile
 
 logger = logging.getLogger(__name__)
 
-_LESS = "Lower the learning rate, lengthen the warmup, or clip the gradient (global_clipnorm)."
+_LESS = (
+    "Lower the learning rate, lengthen the warmup, or clip the gradient "
+    "(--config.train.global_clipnorm=1.0, or TrainConfig(global_clipnorm=1.0))."
+)
 
 
 class Session:
@@ -136,7 +139,10 @@ class Session:
                 self._watchdog,
                 self._profiler.listening(),
             ):
+                notice.loop_steps = 0
                 self._evaluate()  # a run that was asked to stop may have left out this evaluation
+                if self._is_any_asking(notice) and not self.over:
+                    self._leave(notice)  # nothing was trained that could be saved
                 while not self.over:
                     if isinstance(batches, Lookahead) and batches.ended:
                         batches = self._open_feed()
@@ -156,8 +162,7 @@ class Session:
                         self._log()  # a callback may have ended the run just now
                     self._save(now=asked)
                     if asked and (self._evaluation_due or not self.over):
-                        saved = self._hosts.from_chief(self._wait_for_saves())
-                        raise Preempted(notice.requested or "another host", self._step, saved)
+                        self._leave(notice)
                 self._finish_training()  # a callback may have stopped the run between epochs
                 self._finish_saving()
             ended = goodput.FINISHED
@@ -181,11 +186,12 @@ class Session:
         self._callbacks.begin_batch(self._step - epoch.first)
         count, start = stop - self._step, time.monotonic()
         notice.loop_steps = count
-        if first and self._last_finite is None:
-            self._reporter.show_compiling()
+        begins = first and self._last_finite is None
+        shown = self._reporter.show_compiling() if begins else contextlib.nullcontext()
         part = "compiling" if first else "profiling" if profiler.running else self._part
-        with self._clock.spend(part), profiler.marker(self._step):
+        with shown, self._clock.spend(part), profiler.marker(self._step):
             result = self._loop.run(batches, count)
+        notice.loop_steps = 0
         seconds, count = time.monotonic() - start, result.steps
         profiler.note_wait(result.input_wait)
         if part in ("compiling", "step"):
@@ -268,6 +274,11 @@ class Session:
                 "A keras.utils.PyDataset or a tf.data.Dataset can begin again.",
                 step,
             )
+
+    def _leave(self, notice: PreemptionNotice) -> NoReturn:
+        """Raises `Preempted` once nothing is being saved."""
+        saved = self._hosts.from_chief(self._wait_for_saves())
+        raise Preempted(notice.requested or "another host", self._step, saved)
 
     # Tasks between device loops
 
@@ -382,7 +393,10 @@ class Session:
         """
         options = self._options
         last = self._step + steps
-        where = f"The loss is no longer finite between step {self._step + 1} and step {last}"
+        between = (
+            f"between step {self._step + 1} and step {last}" if steps > 1 else f"at step {last}"
+        )
+        where = f"The loss is no longer finite {between}"
         if self._last_finite is not None:
             finite = self._executor.train_sums.read(self._last_finite)
             seen = ", ".join(f"{k} {format_metric(v)}" for k, v in finite.items())

@@ -22,7 +22,7 @@ from tftpu.inference import export, quantizing
 from tftpu.observe import background
 from tftpu.observe.profiler import Profiler
 from tftpu.observe.writers import Writer
-from tftpu.runtime import goodput
+from tftpu.runtime import goodput, slow
 from tftpu.runtime.watchdog import Watchdog
 from tftpu.storage import locks
 from tftpu.training import arguments, data_arguments, restoring
@@ -245,7 +245,10 @@ class Trainer:
             repeats=eval_every is not None or (epochs or 1) - initial_epoch > 1,
             preprocess=preprocess,
         )
-        return self._run(dataset, length, class_weight, validation_data, listed, verbose)
+        build = functools.partial(
+            *(self._build_session, dataset, length, class_weight, validation_data, listed, verbose)
+        )
+        return self._run(build, verbose)
 
     @overload
     def evaluate(
@@ -412,69 +415,17 @@ class Trainer:
 
     # Methods for one call of `fit`
 
-    def _run(
-        self,
-        dataset: Dataset,
-        length: Length,
-        class_weight: dict[int, float] | None,
-        validation_data: Dataset,
-        callbacks: list[keras.callbacks.Callback],
-        verbose: int,
-    ) -> keras.callbacks.History:
+    def _reporting_slow_start(self, verbose: int) -> contextlib.AbstractContextManager[None]:
+        """Prints what the block prepares, and for how long, as no console is open yet."""
+        if not (verbose and self.hosts.chief):
+            return contextlib.nullcontext()
+        return slow.reporting_if_slow("Preparing the data and the train step")
+
+    def _run(self, build_session: Callable[[], Session], verbose: int) -> keras.callbacks.History:
         quantizing.refuse_quantized(self.model)
         with locks.locked(self._writes_to) if self._writes_to else contextlib.nullcontext():
-            self.account.clock.turn_to("starting")
-            epoch = None
-            if length.by_epochs:
-                epoch = self.engine.epoch(dataset, endless=length.steps_per_epoch is not None)
-            loop_steps = arguments.choose_loop_length(self.options, self.model, callbacks)
-            skips = epoch is not None or not isinstance(dataset, Stream)
-            timetable = length.build_timetable(self.options, loop_steps, epoch, skips)
-            with self.hosts.together():
-                loop, batch_size = self._programs.prepare_training(dataset, class_weight, epoch)
-                if validation_data is not None:  # finds mistakes before training
-                    before = self._programs.executor
-                    if self._programs.prepare_for_evaluation(validation_data) is not before:
-                        loop, batch_size = self._programs.prepare_training(
-                            dataset, class_weight, epoch
-                        )
-            writers = ()
-            if self._writes_to is not None:
-                writers = (*self._writers, *background.open_services(self.options, self._writes_to))
-            self._base.begin(self.model)
-            session = Session(
-                self._programs,
-                loop,
-                timetable,
-                Feed(dataset, class_weight, epoch, self._programs.open_batches),
-                validation_data,
-                Callbacks(
-                    callbacks,
-                    self.model,
-                    timetable.numbered_from + timetable.epochs,
-                    timetable.epoch_steps,
-                    loop_steps,
-                ),
-                Saver(self.checkpoints, self._base, self.hosts, timetable),
-                self.account,
-                self._profiler,
-                self._watchdog,
-                self._progress,
-                lambda start: Reporter(
-                    self._programs,
-                    self.account,
-                    loop,
-                    batch_size,
-                    timetable.steps,
-                    start,
-                    evaluates=validation_data is not None,
-                    workdir=self._writes_to,
-                    writers=writers,
-                    hyperparameters=self._hyperparameters,
-                    sample=functools.partial(self._sample, self) if self._sample else None,
-                    verbose=verbose,
-                ),
-            )
+            with self._reporting_slow_start(verbose):
+                session = build_session()
             self._done = False
             try:
                 history = session.run()
@@ -482,3 +433,63 @@ class Trainer:
             finally:
                 self._progress = session.progress
             return history
+
+    def _build_session(
+        self,
+        dataset: Dataset,
+        length: Length,
+        class_weight: dict[int, float] | None,
+        validation_data: Dataset,
+        callbacks: list[keras.callbacks.Callback],
+        verbose: int,
+    ) -> Session:
+        self.account.clock.turn_to("starting")
+        epoch = None
+        if length.by_epochs:
+            epoch = self.engine.epoch(dataset, endless=length.steps_per_epoch is not None)
+        loop_steps = arguments.choose_loop_length(self.options, self.model, callbacks)
+        skips = epoch is not None or not isinstance(dataset, Stream)
+        timetable = length.build_timetable(self.options, loop_steps, epoch, skips)
+        with self.hosts.together():
+            loop, batch_size = self._programs.prepare_training(dataset, class_weight, epoch)
+            if validation_data is not None:  # finds mistakes before training
+                before = self._programs.executor
+                if self._programs.prepare_for_evaluation(validation_data) is not before:
+                    loop, batch_size = self._programs.prepare_training(dataset, class_weight, epoch)
+        writers = ()
+        if self._writes_to is not None:
+            writers = (*self._writers, *background.open_services(self.options, self._writes_to))
+        self._base.begin(self.model)
+        return Session(
+            self._programs,
+            loop,
+            timetable,
+            Feed(dataset, class_weight, epoch, self._programs.open_batches),
+            validation_data,
+            Callbacks(
+                callbacks,
+                self.model,
+                timetable.numbered_from + timetable.epochs,
+                timetable.epoch_steps,
+                loop_steps,
+            ),
+            Saver(self.checkpoints, self._base, self.hosts, timetable),
+            self.account,
+            self._profiler,
+            self._watchdog,
+            self._progress,
+            lambda start: Reporter(
+                self._programs,
+                self.account,
+                loop,
+                batch_size,
+                timetable.steps,
+                start,
+                evaluates=validation_data is not None,
+                workdir=self._writes_to,
+                writers=writers,
+                hyperparameters=self._hyperparameters,
+                sample=functools.partial(self._sample, self) if self._sample else None,
+                verbose=verbose,
+            ),
+        )

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Iterator
 
-from tftpu.errors import UserError, find_nearest
+from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.convert.readers.reader import (
     Example,
@@ -15,7 +15,7 @@ from tftpu.input_pipelines.convert.readers.reader import (
 from tftpu.input_pipelines.formats import text_files
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.reading import listing
-from tftpu.storage import buckets
+from tftpu.storage import buckets, files
 
 PART_BYTES = 64 << 20
 
@@ -114,17 +114,8 @@ def _advise(pattern: str, prefix: str, is_there: bool) -> str:
     if is_there:
         return " The file is empty: name another one."
     if os.path.splitext(pattern)[1] and "://" not in pattern:
-        return f" There is no such file.{_suggest_file(pattern)}"
+        return f" There is no such file.{files.suggest_existing(pattern)}"
     return f" Name the files in a folder, as {prefix}{pattern.rstrip('/')}/*."
-
-
-def _suggest_file(path: str) -> str:
-    """Returns the file with the nearest name in the folder of a path, as a question, or nothing."""
-    folder, name = os.path.split(path)
-    there = os.scandir(folder or ".") if os.path.isdir(folder or ".") else ()
-    # A folder is no text: "tales" may be what an earlier command wrote.
-    near = find_nearest(name, [entry.name for entry in there if entry.is_file()])
-    return f" Did you mean {os.path.join(folder, near)!r}?" if near else ""
 
 
 def _cut_parts(sizes: dict[str, int]) -> list[Part]:

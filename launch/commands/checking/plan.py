@@ -22,17 +22,20 @@ from collections.abc import Sequence
 
 from tftpu.amounts import format_period
 from tftpu.engines import selection
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted
 from tftpu.launch import failures
 from tftpu.launch.plan import table
 from tftpu.launch.plan.bounds import Facts, estimate
-from tftpu.launch.plan.candidates import Space
+from tftpu.launch.plan.candidates import Candidate, Space, name_state
 from tftpu.launch.plan.journal import FILE, Journal, compute_key
 from tftpu.launch.plan.search import Goal, Search
 from tftpu.launch.preflight.check import build_console, parse_prices, prepare
-from tftpu.launch.settings.options import TIME, ConfigOptions, flag
+from tftpu.launch.run import finished
+from tftpu.launch.settings import config_flags
+from tftpu.launch.settings.options import TIME, flag
 from tftpu.launch.startup import import_tensorflow
 from tftpu.preflight.compiling.compiler import check_machine
+from tftpu.runtime import slow
 from tftpu.storage import files
 from tftpu.tpu.slices import PRICE_SOURCE, Slice, parse_slice
 
@@ -44,7 +47,7 @@ _SLICES = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ConfigOptions):
+class Options(finished.ConfigOrRunOptions):
     """The config, the slices, and the limit of the run."""
 
     slices: str = flag(
@@ -96,7 +99,8 @@ class Options(ConfigOptions):
 def run(options: Options) -> None:
     """Prints the best candidates, and writes the files."""
     options.validate()
-    experiment = options.load_experiment()
+    with slow.reporting_if_slow(f"Loading {options.config}"):
+        experiment = options.load_experiment()
     fixed = {word.partition("=")[0].removeprefix("--config.") for word in options.overrides}
     space = Space(experiment, fixed)
     engine = "jax" if space.has_mesh else "tensorflow"
@@ -111,10 +115,11 @@ def run(options: Options) -> None:
     if search is None:
         search = _search(options, space, targets, journal)
     else:
-        _print_answer(options, space, targets, search)
+        _print_answer(options, space, targets, search, journal)
     best = next(iter(search.list_best()), None)
     if best is None or not search.meets_goal(best):
-        raise UserError("No candidate is known to run as asked: see above.")
+        nearest = ": the first above is the nearest" if best else ", see above"
+        raise UserError(f"No candidate is known to run{search.goal.limit}{nearest}.")
 
 
 def _open_journal(options: Options, space: Space) -> Journal:
@@ -137,13 +142,15 @@ def _search_known(
     if not space.list_states(targets).keys() <= journal.facts.states.keys():
         return None
     search = _build_search(options, space, targets, journal.facts)
-    return search if search.choose_unknown(journal.verdicts) is None else None
+    search.record_known(journal.verdicts)
+    return search if search.choose_next() is None else None
 
 
 def _search(options: Options, space: Space, targets: Sequence[Slice], journal: Journal) -> Search:
     """Examines candidates, and prints the answer, also after Ctrl-C."""
     selection.choose_backend(space.plan_cluster())
-    import_tensorflow()
+    with slow.reporting_if_slow("Loading TensorFlow"):
+        import_tensorflow()
     from tftpu.launch.plan.examining import PlanExaminer
 
     prepared, batch_spec = prepare(space.experiment)
@@ -158,7 +165,7 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
     try:
         examiner.run(search, journal, options.time_limit - (time.monotonic() - start))
     finally:
-        _print_answer(options, space, targets, search)
+        _print_answer(options, space, targets, search, journal)
     return search
 
 
@@ -172,24 +179,56 @@ def _build_search(options: Options, space: Space, targets: Sequence[Slice], fact
         )
         for target in targets
         for candidate in space.list_candidates(target, facts.blocks, facts.statistics)
+        if not isinstance(facts.states[name_state(candidate.mesh, target)], str)
     ]
-    return Search(estimates, goal)
+    own = [one.candidate for one in estimates if space.has_settings(one.candidate)]
+    return Search(estimates, goal, own)
 
 
-def _print_answer(options: Options, space: Space, targets: Sequence[Slice], search: Search) -> None:
+def _describe_run(space: Space, goal: Goal) -> str:
+    engine = "JAX" if space.has_mesh else "TensorFlow"
+    batch = counted(space.experiment.data.global_batch_size, "example")
+    return f"{counted(goal.steps, 'step')} of {batch} on the {engine} engine{goal.limit}"
+
+
+def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
+    """Returns the command that trains a candidate; of a run, with what it leaves to the user."""
+    words = options.overrides, best, space
+    if not finished.is_run(options.config):
+        return [f"  {table.format_command(options.config, *words)}"]
+    file = space.experiment.config_file
+    config = config_flags.find_config_of_run(options.config, file)
+    command = table.format_command(config or "CONFIG", *words)
+    # The folder of a run of tftpu's own config may have the name of another.
+    parts = "flags" if file and config else "config and the flags"
+    return [f"  {command}", f"  with the {parts} that the run was trained with"]
+
+
+def _print_answer(
+    options: Options, space: Space, targets: Sequence[Slice], search: Search, journal: Journal
+) -> None:
     console = build_console()
     rows = table.build_rows(search, space, options.top)
+    lines: list[str] = []
     if rows:
+        console.print(_describe_run(space, search.goal), markup=False, highlight=False)
         console.print(table.build_table(rows, search.goal.miss), highlight=False)
-        best = search.list_best()[0]
-        words = options.config, options.overrides
-        lines = ["", f"On {best.slice}:", f"  {table.format_command(*words, best, space)}", ""]
+        lines, best = [""], search.list_best()[0]
+        if search.meets_goal(best):
+            lines = ["", f"On {best.slice}:", *_list_command(options, best, space), ""]
     else:
         lines = [table.explain_nothing(search)]
     refusals = {t.name: space.explain_refusal(t) for t in targets if not search.has_slice(t.name)}
-    lines += table.describe_search(search, refusals)
+    states = journal.facts.states if journal.facts else {}
+    undivided = [states[name] for name in space.list_states(targets) if name in states]
+    undivided = [reason for reason in undivided if isinstance(reason, str)]
+    lines += table.describe_search(search, refusals, undivided)
     if rows:
-        lines.append(f"Prices: {PRICE_SOURCE}, unless others were given. Compiled, not run.")
+        given = f"{options.price} dollars a chip-hour, as given; else " if options.price else ""
+        lines.append(
+            f"Prices: {given}{PRICE_SOURCE}. Compiled, not run: predictions for the steps alone, "
+            "with the ranges that `tftpu preflight` prints."
+        )
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     sys.stdout.flush()

@@ -18,6 +18,7 @@ or from a config without overrides. With --report, nothing is compiled.
 import dataclasses
 import json
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from tftpu.config import ClusterConfig
@@ -33,8 +34,10 @@ from tftpu.launch.preflight.check import (
     print_comparison,
     print_report,
 )
-from tftpu.launch.settings.options import TIME, ConfigOptions, flag
+from tftpu.launch.run.finished import ConfigOrRunOptions
+from tftpu.launch.settings.options import TIME, flag
 from tftpu.launch.startup import import_tensorflow
+from tftpu.runtime.slow import report_activity, reporting_if_slow
 from tftpu.storage import files
 from tftpu.tpu.slices import parse_slice
 
@@ -46,11 +49,14 @@ _OF_A_CHECK = ("config", "workdir", "slices", "price", "verbose", "time_limit", 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ConfigOptions):
+class Options(ConfigOrRunOptions):
     """The config to compile, and the slices; or a report to show again."""
 
     config: str = flag(
-        "", "name of a config (`tftpu configs`), or path of your own", metavar="CONFIG", word=True
+        "",
+        "name of a config (`tftpu configs`), path of your own, or folder of a run",
+        metavar="CONFIG",
+        word=True,
     )
     report: str | None = flag(
         None, "instead of a config: a report written earlier, or its folder", metavar="FILE"
@@ -136,6 +142,14 @@ def run(options: Options) -> None:
         print_comparison((str(options.compare), other), (name, report))
     text = report.to_json().encode()
     workdir = None if options.report else options.workdir or options.default_workdir
+    before = preflight_reports.read_settings(workdir) if workdir else None
+    if workdir and before not in (None, report.settings):
+        print(
+            f"{files.join(workdir, preflight_reports.FILE)} was "
+            f"{preflight_reports.describe_other(before or '')} and is replaced; --workdir=DIR "
+            "keeps both.",
+            file=sys.stderr,
+        )
     for path in {workdir and files.join(workdir, preflight_reports.FILE), options.json}:
         if path:
             _write(path, text)
@@ -188,6 +202,7 @@ def _load_other_report(options: Options) -> "Report":
         return preflight_reports.read("compare", other)
     if options.config:
         options.load_experiment()  # finds mistakes in this config before the other one is compiled
+    report_activity(f"Checking {other}, as its file is, to compare with")
     return _find_or_compile_report(dataclasses.replace(options, config=other, overrides=()))
 
 
@@ -203,7 +218,8 @@ def _find_or_compile_report(options: Options) -> "Report":
     The config is loaded right before it is compiled. Configs in two folders may import modules of
     the same name, and only those of the config that was loaded last are found.
     """
-    experiment = options.load_experiment()
+    with reporting_if_slow(f"Loading {options.config}"):
+        experiment = options.load_experiment()
     prices = parse_prices(options.price)
     name = known_reports.compute_key(options.config, experiment, options.names, prices)
     known = known_reports.find(name)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,18 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from tftpu.amounts import format_size
+from tftpu.amounts import format_duration, format_size
 from tftpu.config import Experiment
 from tftpu.engines import selection
 from tftpu.errors import UserError, counted
 from tftpu.input_pipelines.sources import StreamedImages
-from tftpu.launch.output import report_activity
+from tftpu.launch.output import reporting
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import conditions
+from tftpu.launch.run.finished import ConfigOrRunOptions
 from tftpu.launch.settings import own_code
-from tftpu.launch.settings.options import ConfigOptions, flag
-from tftpu.launch.startup import import_tensorflow
+from tftpu.launch.settings.options import flag
+from tftpu.launch.startup import import_tensorflow, leave_devices_alone
 from tftpu.runtime.notes import without_notes
+from tftpu.runtime.slow import report_activity
 from tftpu.storage import files
 
 SECONDS = 5.0  # seconds for which the pipeline is timed
@@ -37,14 +40,14 @@ _BATCHES = 3  # batches whose numbers are compared with the model's limits
 _SHOWN = 10  # most damaged images that are named
 _DECODED = 200  # images decoded between two looks at the clock
 _PROGRESS = 10.0  # seconds between two lines of progress
-_CUT = 8192  # tokens, more than texts are usually cut at
+_BRIEF = 5.0  # seconds of an epoch for which no other machine is worth its price
 _MEMORY = 0.5  # largest share of the host's memory that the pipeline may take
 
 Pipeline = Any  # of `tftpu.input_pipelines.training`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ConfigOptions):
+class Options(ConfigOrRunOptions):
     """The data to check, and the machines that will read it."""
 
     workdir: str | None = flag(
@@ -91,6 +94,7 @@ def run(options: Options) -> None:
     if own_model:  # it is built
         selection.choose_backend(experiment.cluster)
     import_tensorflow()
+    leave_devices_alone()
     errors = 0
     for finding in inspect_data(experiment, options, own_model):
         print(f"  {finding.level:9}{finding.text}", flush=True)
@@ -135,21 +139,24 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
     else:
         ignored = getattr(experiment.loss, "ignore_class", None)
         yield from inspect_values(experiment.model, batches, ignored)
-        yield from inspect_lengths(batches, lambda: find_longest(experiment, hosts))
+        yield from inspect_lengths(batches, lambda: count_tokens(experiment, hosts))
     yield from inspect_evaluation(prepared)
     yield from inspect_region(data.data_dir, options.zone)
-    workdir = options.workdir or options.default_workdir
-    needs = {"the TPU": options.need} if options.need else reports.read_rates(workdir)
-    report_activity(f"Timing the pipeline for {SECONDS:g} s")
-    yield from inspect_speed(measure_speed(pipeline, hosts), needs, hosts)
+    needs, source = read_needs(experiment, options)
+    with reporting(f"Reading a batch, then timing the pipeline for {SECONDS:g} s"):
+        speed = measure_speed(pipeline, hosts)
+    yield from inspect_speed(speed, needs, hosts, None if plain else pipeline.count, source)
 
 
 def inspect_images(data: Any) -> Iterator[Finding]:
     """Counts the classes of a folder or an index of images, and decodes the images."""
-    if not isinstance(data, StreamedImages) or data.format not in ("folder", "index"):
+    if not isinstance(data, StreamedImages) or data.format == "tfds":
         return
     from tftpu.input_pipelines.datasets import image_survey, streamed_images
 
+    if data.format == "tfrecord":
+        yield from (Finding("ok", line) for line in image_survey.describe_shards(data))
+        return
     try:
         splits = {
             split: streamed_images.list_split(data, split)
@@ -244,38 +251,43 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
     return found
 
 
-def inspect_lengths(batches: list[Any], find_longest: Callable[[], int]) -> list[Finding]:
-    """Counts the texts without padding, which the preprocessor of a KerasHub model may have cut.
+def inspect_lengths(batches: list[Any], count: Callable[[], np.ndarray]) -> list[Finding]:
+    """Counts the texts that the preprocessor of a KerasHub model cuts.
 
     Args:
         batches: the first batches.
-        find_longest: returns the tokens of their longest text.
+        count: returns the tokens of each of their texts, uncut; it is called if one may be cut.
     """
     masks = [b[0].get("padding_mask") for b in batches if _has(b, 0) and isinstance(b[0], dict)]
     known = [mask.astype(bool) for mask in masks if mask is not None]
     if not known:
         return []
-    rows = np.concatenate([mask.all(-1) for mask in known])
-    text = f"{rows.sum()} of {counted(rows.size, 'text')} of the first batches fill all "
-    text += f"{known[0].shape[-1]} tokens"
-    if not rows.any():
+    full = np.concatenate([mask.all(-1) for mask in known])
+    most = known[0].shape[-1]
+    lengths = count() if full.any() else np.zeros(0, int)
+    y = batches[0][1] if _has(batches[0], 1) else None
+    # Of texts that are predicted token by token, the last one is a label alone.
+    takes = most + (getattr(y, "shape", ())[1:] == (most,))
+    cut = int((lengths > takes).sum())
+    of = f"of {counted(full.size, 'text')} of the first batches"
+    if not cut:
         padded = 1 - sum(mask.sum() for mask in known) / sum(mask.size for mask in known)
-        return [Finding("ok", f"{text}; {padded:.0%} of the positions are padding")]
-    text += f": what is longer is cut. The longest has {find_longest()} tokens: raise "
-    return [Finding("warning", f"{text}model.sequence_length.")]
+        text = f"none {of} is cut at {most} tokens; {padded:.0%} of the positions are padding"
+        return [Finding("ok", text)]
+    text = f"{cut} {of} {'is' if cut == 1 else 'are'} cut at {most} tokens. The longest has "
+    text += f"{lengths.max()}: set --config.model.sequence_length={lengths.max()} or more."
+    return [Finding("warning", text)]
 
 
-def find_longest(experiment: Experiment, hosts: int) -> int:
-    """Returns the tokens of the longest text of the first batches of a KerasHub model.
-
-    Texts of more than `_CUT` tokens count as that many.
-    """
+def count_tokens(experiment: Experiment, hosts: int) -> np.ndarray:
+    """Returns the tokens of each text of the first batches of a KerasHub model, uncut."""
     from tftpu import input_pipelines
+    from tftpu.models.keras_hub import prepared
 
-    model: Any = dataclasses.replace(experiment.model, sequence_length=_CUT)
-    longer = dataclasses.replace(experiment, model=model)
-    pipeline = input_pipelines.training(longer.prepared_data, experiment.train.seed)
-    return max(int(b[0]["padding_mask"].sum(-1).max()) for b in read_first_batches(pipeline, hosts))
+    model: Any = experiment.model
+    pipeline = input_pipelines.training(experiment.data, experiment.train.seed)
+    batches = read_first_batches(pipeline, hosts)
+    return np.concatenate([prepared.count_tokens(model, batch) for batch in batches])
 
 
 def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Finding]:
@@ -483,30 +495,64 @@ def measure_speed(pipeline: Pipeline, hosts: int) -> float:
     return count * share / (time.perf_counter() - start)
 
 
-def inspect_speed(rate: float, needs: dict[str, float], hosts: int) -> list[Finding]:
+def read_needs(experiment: Experiment, options: Options) -> tuple[dict[str, float], str]:
+    """Returns the examples per second that slices need, and a clause on where that is from.
+
+    Args:
+        experiment: the experiment.
+        options: those of the command, with --need or the folder of a preflight.
+    """
+    from tftpu import input_pipelines
+
+    if options.need:
+        return {"the TPU": options.need}, ""
+    workdir = options.workdir or options.default_workdir
+    path, settings = files.join(workdir, reports.FILE), reports.read_settings(workdir)
+    words = ["tftpu", "preflight", options.config, *options.overrides]
+    words += [f"--workdir={options.workdir}"] if options.workdir else []
+    ask = f"to compare it with a TPU: `{shlex.join(words)}`, or --need=N"
+    if settings is None:
+        return {}, ask
+    data = experiment.data
+    with own_code.failures_of_class(data, "batch_spec"):
+        batch = input_pipelines.batch_spec(experiment.prepared_data, data.global_batch_size)
+    if not settings or settings != reports.compute_settings(experiment, batch):
+        return {}, f"{path} is {reports.describe_other(settings)}; {ask}"
+    rates = reports.read_rates(workdir)
+    return (rates, f" (by {path})") if rates else ({}, f"{path} gives no rate; {ask}")
+
+
+def inspect_speed(
+    rate: float, needs: dict[str, float], hosts: int, examples: int | None, source: str = ""
+) -> list[Finding]:
     """Checks that hosts like this one are fast enough for the TPU.
 
     Args:
         rate: examples per second of this host.
         needs: the examples per second that each slice needs, by its name.
         hosts: number of hosts.
+        examples: number of examples of the training data; None if it is not known.
+        source: a clause on where the needs are from, or without any, on how to find them.
     """
+    speed, seconds = f"this host gives {rate:,.0f} examples/s", math.inf
+    if examples and hosts == 1:
+        seconds = examples / rate
+        speed = f"an epoch of {counted(examples, 'example')} takes this host "
+        speed += f"{format_duration(seconds)} ({rate:,.0f} examples/s)"
     if not needs:
-        text = (
-            f"this host gives {rate:,.0f} examples/s; give --need=N, or run `tftpu preflight` for "
-            "this config, to see whether that is enough"
-        )
-        return [Finding("ok", text)]
+        return [Finding("ok", f"{speed}; {source}" if source else speed)]
     found = []
     for name, need in needs.items():
         wanted = max(1, math.ceil(need / rate))
-        text = f"this host gives {rate:,.0f} examples/s, {name} needs {need:,.0f}"
+        text = f"{speed}; {name} needs {need:,.0f}{source}"
         if wanted <= hosts:
             text += f": {hosts} host{'s are' if hosts > 1 else ' is'} enough"
             found.append(Finding("ok", text))
+        elif seconds <= _BRIEF:
+            found.append(Finding("ok", f"{text}: for epochs this short, this host is enough"))
         else:
             text += (
-                f": {wanted} hosts like this one, or other machines that prepare the data "
+                f": {wanted:,} hosts like this one, or other machines that prepare the data "
                 "(data.service)"
             )
             found.append(Finding("warning", text))

@@ -7,11 +7,13 @@ each with a folder for each class, is converted with all its splits.
 """
 
 import dataclasses
+import json
 import shlex
 
 from tftpu.errors import UserError
 from tftpu.launch.settings.options import flag, required
 from tftpu.launch.startup import import_tensorflow
+from tftpu.runtime.slow import reporting_if_slow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,8 @@ def run(options: Options) -> None:
         raise UserError(
             "--beam_options needs --runner=NAME, such as DirectRunner or DataflowRunner."
         )
-    import_tensorflow()
+    with reporting_if_slow("Loading TensorFlow"):
+        import_tensorflow()
     from tftpu.input_pipelines.convert import converter, splits
     from tftpu.input_pipelines.convert.conversion import Conversion
     from tftpu.input_pipelines.convert.readers.reader import ReadOptions
@@ -120,6 +123,13 @@ def run(options: Options) -> None:
             beam.run(one, [f"--runner={options.runner}", *shlex.split(options.beam_options)])
         else:
             converter.run(one, options.workers, options.staging)
+    if options.validation_fraction and options.source.startswith("images:"):
+        print(
+            "To train on it: --config.data.format=tfrecord --config.data.data_dir="
+            f"{shlex.quote(conversion.output)} --config.data.eval_split=validation\n"
+            'Or in the config, for all commands: StreamedImages(format="tfrecord", '
+            f'data_dir={json.dumps(conversion.output)}, eval_split="validation", ...)'
+        )
 
 
 def _split_names(text: str) -> tuple[str, ...]:

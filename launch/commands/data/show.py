@@ -16,11 +16,13 @@ from tftpu.config import DataConfig
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.convert import packing
-from tftpu.launch.output import report_activity, reporting_if_slow
+from tftpu.launch.output import reporting
 from tftpu.launch.run import texts
+from tftpu.launch.run.finished import ConfigOrRunOptions
 from tftpu.launch.settings import own_code
-from tftpu.launch.settings.options import ConfigOptions, flag
+from tftpu.launch.settings.options import flag
 from tftpu.launch.startup import import_tensorflow
+from tftpu.runtime.slow import reporting_if_slow
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ Batch = Any  # NumPy arrays, nested as the model takes them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(ConfigOptions):
+class Options(ConfigOrRunOptions):
     """The examples to show."""
 
     output: str | None = flag(
@@ -60,11 +62,12 @@ def run(options: Options) -> None:
         raise UserError("--output works only with images, because text is printed: leave it out.")
     if output and not output.lower().endswith(".png"):
         raise UserError(f"--output={output} must end in .png.")
-    report_activity(f"Reading examples from step {step:,} on")
-    import_tensorflow()
-    batch = read_examples(
-        data, experiment.train.seed, step, examples or (IMAGES if drawn else ROWS)
-    )
+    with reporting_if_slow("Loading TensorFlow"):
+        import_tensorflow()
+    with reporting(f"Reading examples from step {step:,} on"):
+        prepared = experiment.prepared_data
+        count = examples or (IMAGES if drawn else ROWS)
+        batch = read_examples(data if drawn else prepared, experiment.train.seed, step, count)
     if drawn:
         path = output or f"{options.name}_examples.png"
         title = f"{options.name}: training examples from step {step} on, as the model sees them"
@@ -75,6 +78,8 @@ def run(options: Options) -> None:
         print("\n".join(format_documents(data, batch)))
     else:
         print("\n".join([*format_ranges(batch), *format_first(data, batch)]))
+        if prepared is not data:
+            print("\n".join(format_prepared(experiment.model, batch)))
 
 
 def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
@@ -87,7 +92,7 @@ def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
     # else is decoded.
     shares = [n for n in range(min(count, whole), whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
-    with own_code.failures_of_class(data, "training"):
+    with own_code.failures_of_class(getattr(data, "source", data), "training"):
         pipeline = input_pipelines.training(data, seed)
     batches = input_pipelines.starting_at(pipeline, step, 0, hosts)
     read = list(batches.take(-(-count // whole)).as_numpy_iterator())
@@ -199,6 +204,26 @@ def format_documents(data: DataConfig, batch: Batch) -> list[str]:
             text = text if len(text) <= _CHARACTERS + len(more) else text[:_CHARACTERS] + more
             lines.append(f"  document {segment}, {len(own):,} tokens")
             lines += [f"    | {line}" for line in text.splitlines()]
+    return lines
+
+
+def format_prepared(model: Any, batch: Batch) -> list[str]:
+    """Returns lines with the texts that a preprocessor has cut, or filled with padding.
+
+    Args:
+        model: the KerasHub model of the config.
+        batch: what its preprocessor made, which has no texts if it has no tokens.
+    """
+    from tftpu.models.keras_hub import presets
+
+    x = batch[0] if isinstance(batch, tuple) else batch
+    if not isinstance(x, dict) or not {"token_ids", "padding_mask"} <= x.keys():
+        return []
+    tokenizer, lines = presets.load_preprocessor(model).tokenizer, []
+    for number, (ids, mask) in enumerate(zip(x["token_ids"], x["padding_mask"])):
+        known = ids[mask.astype(bool)]
+        lines.append(f"text {number}, {len(known):,} of {len(ids):,} tokens, without special ones:")
+        lines += [f"    | {line}" for line in tokenizer.detokenize(known).splitlines()]
     return lines
 
 

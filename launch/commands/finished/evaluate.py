@@ -28,6 +28,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
     output: str | None = flag(
         None, "file for the same numbers, as JSON, local or gs://", metavar="FILE"
     )
+    base: bool = flag(False, "of a run with adapters: evaluate without them")
     gate: str = flag(
         "", "fail if the metrics do not meet this, such as 'accuracy>=0.95' or 'loss<=0.3'"
     )
@@ -46,6 +47,8 @@ def run(options: Options) -> None:
     with reporting(f"Loading {options.workdir}"):
         options.split_cpu(options.config)
         experiment = finished.load_experiment(options.workdir, options)
+        if options.base:
+            finished.check_adapters(experiment, options.workdir)
         options.set_cluster(experiment.cluster)
         experiment.cluster.validate()
         if options.gate:
@@ -56,7 +59,9 @@ def run(options: Options) -> None:
             f"{type(experiment.data).__name__}.evaluation() returns None: the data of the run in "
             f"{options.workdir!r} have no evaluation split."
         )
-    with reporting(f"Evaluating step {step:,}"):
+    if options.base:
+        trainer = finished.switch_adapters_off(experiment, trainer)
+    with reporting(f"Evaluating step {step:,}{' without adapters' if options.base else ''}"):
         results = trainer.evaluate(evaluation, return_dict=True)
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     print(f"step {step}  {numbers}")

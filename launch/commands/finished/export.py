@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import os
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from tftpu.amounts import format_size
@@ -21,6 +22,7 @@ from tftpu.launch.run import finished
 from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import flag, required
+from tftpu.models.sizes import GPT, Llama
 from tftpu.runtime.notes import without_notes
 
 if TYPE_CHECKING:
@@ -99,6 +101,16 @@ def run(options: Options) -> None:
     print(f"  largest difference from {compared} {found.difference:.1e} of the largest output")
     if form == "keras":
         print(f"  read by  {_describe_reading(serving, options.output)}")
+    if form in ("onnx", "saved_model"):
+        print(f"  served   tftpu serve {shlex.quote(options.output)}")
+    if isinstance(experiment.model, GPT | Llama) or hasattr(trainer.model, "generate_step"):
+        print(f"  texts    come from the run: tftpu serve {_quote_run(options)}")
+
+
+def _quote_run(options: Options) -> str:
+    """Returns the words that name the run of these options to another command."""
+    config = [f"--config={options.config}"] if options.config else []
+    return shlex.join([options.workdir, *config, *options.overrides])
 
 
 def _describe_crop(data: Images | StreamedImages) -> str:
@@ -216,4 +228,5 @@ def _describe_reading(serving: "Serving", path: str) -> str:
     imported = ", ".join([reader, *own])
     own = [name for name in own if name != "keras_hub"]
     note = f", with {' and '.join(own)} on Python's path" if own else ""
-    return f"import {imported}; model = {reader}.load_model({path!r}){note}"
+    # The file has no loss, which Keras warns of.
+    return f"import {imported}; model = {reader}.load_model({path!r}, compile=False){note}"

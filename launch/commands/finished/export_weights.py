@@ -48,7 +48,8 @@ def run(options: Options) -> None:
         return
     if options.adapters:
         try:
-            count = _write_adapters(experiment, trainer, options.output)
+            with reporting("Writing the adapters"):
+                count = _write_adapters(experiment, trainer, options.output)
         except OSError as error:
             raise UserError(
                 f"--output={options.output} cannot be written ({error.strerror or error}): "
@@ -59,13 +60,24 @@ def run(options: Options) -> None:
         if count != trained:
             text += f" ({trained:,} are trained; PEFT's factors have other shapes)"
         print(text)
+        print(
+            f"  read by  peft.PeftModel.from_pretrained(model, {options.output!r}), where model is "
+            "that of Transformers"
+        )
         return
     from tftpu.inference import export
     from tftpu.launch.run.experiment import build_plain_model
 
-    plain = build_plain_model(experiment, trainer)
-    export.write_weights(plain, {}, options.output)
+    with reporting("Writing the weights"):
+        plain = build_plain_model(experiment, trainer)
+        export.write_weights(plain, {}, options.output)
     print(f"step {step}: {plain.count_params():,} weights in {options.output}, adapters merged")
+    if isinstance(experiment.model, KerasHub) and options.output.endswith(".h5"):
+        print(f"  read by  model.load_weights({options.output!r}) of the preset's model")
+    elif isinstance(experiment.model, KerasHub):  # by the paths of variables, as Keras reads none
+        print(
+            f"  read by  safetensors.numpy.load_file({options.output!r}); Keras reads .weights.h5"
+        )
 
 
 def _write_adapters(experiment: Experiment, trainer: "Trainer", folder: str) -> int:

@@ -15,7 +15,8 @@ import sys
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from tftpu.errors import NotFiniteError, UserError
+from tftpu.engines import selection
+from tftpu.errors import NotFiniteError, UserError, counted
 from tftpu.input_pipelines.formats import text_files
 from tftpu.launch import output
 from tftpu.launch.run import finished, texts
@@ -60,18 +61,16 @@ def run(options: Options) -> None:
     with output.reporting(f"Loading {options.workdir}"):
         options.split_cpu(options.config)
         experiment = finished.load_experiment(options.workdir, options)
+        options.set_cluster(experiment.cluster)
+        experiment.cluster.validate()
+        selection.choose_backend(experiment.cluster)  # before KerasHub's tokenizer loads Keras
         codec = texts.choose_codec(experiment, options.tokenizer)
         tokens = [codec.encode(prompt) for prompt in prompts]
         for prompt, row in zip(prompts, tokens):
             if not row:
                 raise UserError(f"The tokenizer finds no token in the prompt {prompt!r}.")
-        if options.base and not experiment.model.lora:
-            raise UserError(
-                f"--base: the run in {options.workdir!r} has no adapters (model.lora is 0): leave "
-                "it out."
-            )
-        options.set_cluster(experiment.cluster)
-        experiment.cluster.validate()
+        if options.base:
+            finished.check_adapters(experiment, options.workdir)
         trainer, _, _ = finished.restore_without_data(experiment, options.workdir)
         stop = texts.find_stop_tokens(experiment.data, codec, options.stop, trainer.model)
         from tftpu import models
@@ -96,8 +95,8 @@ def run(options: Options) -> None:
             flush=True,
         )
     if options.prompt is None:
-        output.report_activity("Compiling")
-        _print_lines(writer, codec, prompts, rows)
+        with output.reporting("Compiling and writing"):
+            _print_lines(writer, codec, prompts, rows)
     else:
         _stream(writer, codec, prompts[0], rows[0])
 
@@ -111,7 +110,8 @@ def _read_prompts(options: Options) -> list[str]:
         data = files.read(options.input)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"--input={options.input} cannot be read: {reason}.") from error
+        near = "" if files.exists(options.input) else files.suggest_existing(options.input)
+        raise UserError(f"--input={options.input} cannot be read: {reason}.{near}") from error
     found = list(text_files.read_texts(options.input, data, "prompt"))
     for place, prompt in found:
         if not prompt:
@@ -130,15 +130,20 @@ def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> No
     with output.reporting("Compiling"):
         begin = list(itertools.islice(parts, 1))
     print(prompt, end="", flush=True)
+    count = 0
     try:
         for [part] in itertools.chain(begin, parts):
+            count += len(part)
             text = decode(part)
             shown = replace_control_characters(text) if sys.stdout.isatty() else text
             print(shown, end="", flush=True)
             if output.is_reader_gone():
                 return
     finally:
-        print()
+        print(flush=True)
+    by_token = f"by its end token after {counted(count, 'token')}"
+    ended = f"at --tokens={count}" if count == row.length else by_token
+    print(f"The text ended {ended}.", file=sys.stderr, flush=True)
 
 
 def replace_control_characters(text: str) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -72,7 +73,14 @@ def run(options: Options) -> None:
         raise UserError(f"tftpu plot needs matplotlib: run `{installation.command('plot')}`.")
     if not output.endswith((".png", ".svg", ".pdf")):
         raise UserError(f"--output={output}: the file must end in .png, .svg or .pdf.")
-    runs = {name: read_curves(workdir) for name, workdir in zip(choose_labels(workdirs), workdirs)}
+    runs: dict[str, RunCurves] = {}
+    for name, workdir in zip(choose_labels(workdirs), workdirs):
+        try:
+            runs[name] = read_curves(workdir)
+        except UserError as error:
+            if workdir in options.workdirs or (workdir == workdirs[-1] and not runs):
+                raise
+            print(f"Left out: {error}", file=sys.stderr)
     draw(runs, select_metrics(runs, metrics), output, log)
     print(f"{counted(len(runs), 'run')} in {output}")
 

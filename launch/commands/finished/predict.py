@@ -2,7 +2,7 @@
 
 The input is a split of the run's own data, evaluation or training. Depending on the kind of the
 data, it may also be images:FOLDER (all images below it), tfrecord:FOLDER, tfrecord:FOLDER:SPLIT, or
-bigquery:TABLE.
+bigquery:TABLE; for data of your own class, what its prediction() reads, such as FILE.csv.
 
 The output is a folder of shards and a manifest, which is written last. Each shard has the
 predictions for a fixed range of records, with the file and the number of every record. After an
@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -28,10 +29,14 @@ import numpy as np
 from tftpu.checkpoint import manifest as checkpoint
 from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError, counted, did_you_mean
-from tftpu.launch.output import report_activity, reporting
+from tftpu.inference.prediction import plans
+from tftpu.input_pipelines import addresses
+from tftpu.input_pipelines.sources import Images, StreamedImages
+from tftpu.launch.output import reporting
 from tftpu.launch.run import finished
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import DeviceOptions, flag, required
+from tftpu.runtime.slow import report_activity
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
 _FORMATS = ("jsonl", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
 _SECONDS = 10.0  # seconds between two lines of progress
+_FIELDS = 5  # names of fields that are suggested
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,10 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
     """The run, what to predict, and how to write it."""
 
     workdir: str = required("RUN", "folder of the run, such as runs/digits_resnet", word=True)
-    input: str = required("KIND:WHAT", "records to predict, such as images:FOLDER or evaluation")
+    input: str = required(
+        "KIND:WHAT",
+        "records to predict, such as images:FOLDER or evaluation",
+    )
     output: str = required("DIR", "folder of the predictions, local or gs://")
     format: str = flag("jsonl", "jsonl, tfrecord, parquet or bigquery", metavar="NAME")
     table: str | None = flag(
@@ -96,11 +105,17 @@ def run(options: Options) -> None:
         return
     form = "parquet" if form == "bigquery" else form
     finished.check_exists(options.workdir)
+    keep = _parse_kept_fields(options)
+    known = {"input": options.input, "keep": list(keep), "format": form}
+    known |= {"records_per_shard": options.records_per_shard, "machines": machine[1]}
+    plans.check_same(options.output.rstrip("/"), known | ({"outputs": named} if named else {}))
     changed = _OutputSelector(named)
     with reporting(f"Loading {options.workdir}"):
         options.split_cpu(options.config)
         experiment = finished.load_experiment(options.workdir, options)
         data = experiment.data
+        addresses.check_address(options.input, data)
+        _check_has_fields(options.input, data, keep)
         wanted = options.batch_size or data.global_batch_size
         # A batch belongs to one shard.
         data.global_batch_size = min(wanted, options.records_per_shard)
@@ -133,22 +148,29 @@ def run(options: Options) -> None:
             "outputs": outputs,
             "class_names": names and hashlib.blake2b("\n".join(names).encode()).hexdigest()[:16],
         },
-        _parse_kept_fields(options),
+        keep,
         options.records_per_shard,
         machine,
     )
     _check_files(records.count, options)
     report_activity(f"Predicting {counted(records.count, 'record')} with step {step:,}")
     try:
-        complete = predict(trainer, records, job, ProgressPrinter())
+        complete = predict(trainer, records, job, progress := ProgressPrinter())
+    except KeyboardInterrupt as error:
+        error.add_note("The same command predicts the records that are missing.")
+        raise
     except OSError as error:
         raise UserError(
             f"{job.output} cannot be written ({error.strerror or error}): run the same command "
             "again once it can be written."
         ) from error
-    _print_summary(job, records, complete)
+    others = progress.found > 0 or machine[1] > 1  # have written some of the rows
+    _print_summary(job, records, complete, may_hold_others=options.skip_bad and others)
     if named is None:
         print(f"They hold {', '.join(outputs)}; --outputs chooses among {', '.join(_OUTPUTS)}.")
+    if records.names and not keep:
+        fields = shlex.quote(",".join(records.names[:_FIELDS]))
+        print(f"--keep={fields} writes fields of the input beside them, to another --output.")
     if complete and options.table is not None:
         _load(job, options.table)
 
@@ -204,16 +226,21 @@ class _OutputSelector:
 
 
 class ProgressPrinter:
-    """Prints lines that say how far a prediction is."""
+    """Prints lines that say how far a prediction is.
+
+    Attributes:
+        found: the number of records that were predicted before.
+    """
 
     def __init__(self) -> None:
+        self.found = 0
         self._first: tuple[int, float] | None = None
         self._said = 0.0
 
     def __call__(self, done: int, count: int) -> None:
         now = time.monotonic()
         if self._first is None:
-            self._first, self._said = (done, now), now
+            self._first, self._said, self.found = (done, now), now, done
             if done:
                 print(f"{done:,} of {count:,} records are there already", flush=True)
         elif done < count and now - self._said >= _SECONDS:
@@ -224,7 +251,17 @@ class ProgressPrinter:
             self._said = now
 
 
-def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> None:
+def _print_summary(
+    job: "Job", records: "UnlabelledRecords", complete: bool, may_hold_others: bool
+) -> None:
+    """Prints how many predictions and errors are where.
+
+    Args:
+        job: what was predicted.
+        records: the records, with those that this process could not read.
+        complete: whether the predictions of all machines are there.
+        may_hold_others: whether there may be errors that this process does not know.
+    """
     machine, machines = job.machine
     if records.skipped:
         print(
@@ -236,11 +273,27 @@ def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool) -> 
         shards = -(-records.count // job.records_per_shard)
         number = "00000" if shards == 1 else "*"
         name = f"predictions-{number}-of-{shards:05d}.{job.format}"
-        print(f"{records.count:,} predictions in {files.join(job.output, name)}")
+        errors = len(records.skipped)
+        said = counted(records.count - errors, "prediction")
+        said += f" and {counted(errors, 'error')}" if errors else ""
+        said = f"{records.count:,} predictions or errors" if may_hold_others else said
+        print(f"{said} in {files.join(job.output, name)}")
     else:
         print(
             f"the predictions of machine {machine} of {machines} are in {job.output}; those of "
             "others are missing"
+        )
+
+
+def _check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> None:
+    """Raises `UserError` for fields of files of images, before anything is loaded."""
+    if type(data) not in (Images, StreamedImages):  # another class may read anything
+        return
+    of_files = getattr(data, "format", "") in ("folder", "index")
+    if keep and (address.partition(":")[0] == "images" or (":" not in address and of_files)):
+        raise UserError(
+            f"--keep={','.join(keep)}: pictures in files have no fields, and each row names its "
+            "file: leave out --keep."
         )
 
 
@@ -275,11 +328,10 @@ def _check_table(form: str, options: Options) -> None:
 
 
 def _load(job: "Job", table: str) -> None:
-    from tftpu.inference.predict import MANIFEST
     from tftpu.inference.prediction.sums import remove_sums
     from tftpu.input_pipelines.datasets import bigquery_load
 
-    manifest = remove_sums(json.loads(files.read(files.join(job.output, MANIFEST))))
+    manifest = remove_sums(json.loads(files.read(files.join(job.output, plans.MANIFEST))))
     uris = [files.join(job.output, shard["name"]) for shard in manifest["shards"]]
     # If another process or version writes the same rows again, they get the same job and are loaded
     # once.
@@ -311,9 +363,18 @@ def _open_records(data: DataConfig, options: Options) -> tuple["UnlabelledRecord
     from tftpu import input_pipelines
 
     with own_code.failures_of_class(data, "prediction"):
-        records = input_pipelines.prediction(
-            data, options.input, options.skip_bad, _parse_kept_fields(options)
-        )
+        try:
+            records = input_pipelines.prediction(
+                data, options.input, options.skip_bad, _parse_kept_fields(options)
+            )
+        except FileNotFoundError as error:
+            # Not every library names the file apart from its message.
+            path = str(error.filename or error)
+            what = options.input.rpartition(":")[2]
+            if what not in path:  # a file of the class itself
+                raise
+            missing = own_code.explain_missing(str(error.filename or what))
+            raise UserError(f"--input={options.input}: {missing}") from error
     return records, records.features([range(1)])
 
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
-from tftpu.launch.output import report_activity, reporting
+from tftpu.launch.output import reporting
 from tftpu.launch.run import finished
 from tftpu.launch.settings.options import DeviceOptions, required
+from tftpu.runtime.slow import report_activity
 
 if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer

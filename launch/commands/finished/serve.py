@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from tftpu.errors import UserError
 from tftpu.installation import command
-from tftpu.launch.output import report_activity, reporting
+from tftpu.launch.output import reporting
 from tftpu.launch.run import finished, texts
 from tftpu.launch.settings.options import TIME, flag
 from tftpu.runtime import leaving
+from tftpu.runtime.slow import report_activity
 from tftpu.storage import files
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Options(texts.TextOptions, finished.FinishedRunOptions):
     """The model, the address, and the limits of a request."""
 
     workdir: str | None = flag(
-        None, "folder of the run, local or gs://; or give --model", metavar="RUN", word=True
+        None, "folder of the run, or an export, local or gs://", metavar="RUN", word=True
     )
     model: str | None = flag(
         None, "file of ONNX or folder of a SavedModel", metavar="PATH", shown="AIP_STORAGE_URI"
@@ -75,6 +76,8 @@ class Options(texts.TextOptions, finished.FinishedRunOptions):
 def run(options: Options) -> None:
     """Answers requests until the process is asked to end."""
     start = time.monotonic()
+    if options.workdir and options.model is None and finished.is_export(options.workdir):
+        options = dataclasses.replace(options, workdir=None, model=options.workdir)
     path = options.model or (None if options.workdir else os.environ.get("AIP_STORAGE_URI") or None)
     if (path is None) == (options.workdir is None):
         both = ", not both" if path else ""
@@ -105,8 +108,8 @@ def run(options: Options) -> None:
         hosts=(*origins.list_own_hosts(host), *_list_allowed_hosts(options.allow_hosts, on_vertex)),
     )
     with reporting(f"Loading {source}"):
-        model, step = _load_model(options, path)
-    about = dataclasses.replace(about, version=max(step, 1))
+        model, step, prompt = _load_model(options, path)
+    about = dataclasses.replace(about, version=max(step, 1), prompt=prompt)
     limits = Limits(
         batch=options.batch_size,
         waiting=options.waiting,
@@ -126,10 +129,12 @@ def run(options: Options) -> None:
         print(f"{source} on the {model.device}: {address}{route}", flush=True)
         took = f"{compiled - start:.1f} s, {compiled - loaded:.1f} of them to compile"
         print(f"Ready after {took}. Ask it:", flush=True)
-        print(example.build_curl(model, address, route), flush=True)
+        print(example.build_curl(model, address, route, about.prompt), flush=True)
         print("Ctrl-C ends it.", flush=True)
         if isinstance(model, Language) and model.list_further_sizes(limits.batch):
-            report_activity("Compiling for further sizes of requests between answers")
+            report_activity(
+                "Compiling for longer texts and for several at once; until then these wait"
+            )
 
     def report_compiled(count: int, seconds: float) -> None:
         print(
@@ -137,8 +142,10 @@ def run(options: Options) -> None:
         )
 
     def report_stop() -> None:
+        again = "their texts" if isinstance(model, Language) else "it at once"
         report_activity(
-            f"Stopping: the requests that it has are answered, for up to {server.GRACE_S} s"
+            f"Stopping: the requests that it has are answered, for up to {server.GRACE_S} s; "
+            f"Ctrl-C again ends {again}"
         )
 
     server.serve(model, about, limits, at, print_ready, report_stop, report_compiled)
@@ -172,11 +179,11 @@ def _read_port() -> int:
     return int(text)
 
 
-def _load_model(options: Options, path: str | None) -> "tuple[Served | Language, int]":
+def _load_model(options: Options, path: str | None) -> "tuple[Served | Language, int, str]":
     if path is not None:
         from tftpu.inference.server import served
 
-        return served.load(path), 1
+        return served.load(path), 1, ""
     from tftpu.launch.run import serving
 
     assert options.workdir is not None

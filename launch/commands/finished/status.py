@@ -8,6 +8,7 @@ It reads only the files of the workdir, and works during a run as well as after 
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from tftpu.amounts import format_clock, format_metric, format_price
@@ -22,6 +23,7 @@ from tftpu.storage import lines as line_files
 
 # Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
+_FIELDS, _LONG = 20, 40  # fields that differ, and characters of a value, that are shown
 _IN_WORDS = {
     "starting": "starting: the first step comes after compiling",
     "running": "running",
@@ -66,8 +68,34 @@ def run(options: Options) -> None:
         _print_json(found)
     elif found:
         print("\n\n".join("\n".join(format_status(record)) for record in found))
+        for line in list_differences([record["workdir"] for record in found]):
+            print(line)
     if missing:
         raise UserError(" ".join(map(str, missing)))
+
+
+def list_differences(workdirs: Sequence[str]) -> list[str]:
+    """Returns lines about the fields in which the configs of runs differ; [] if in none."""
+    read = {w: side_files.read(files.join(w, "config.json")) for w in workdirs}
+    fields = {w: _flatten(record) for w, record in read.items() if record}
+    names = dict.fromkeys(name for found in fields.values() for name in found)
+    differing = [n for n in names if len({found.get(n) for found in fields.values()}) > 1]
+    if not differing:
+        return []
+    shown = differing[:_FIELDS]
+    width = max(map(len, shown))
+    rows = (" | ".join(found.get(n, "-")[:_LONG] for found in fields.values()) for n in shown)
+    lines = ["", f"Their configs differ ({' | '.join(fields)}):"]
+    lines += [f"  {name:{width}}  {row}" for name, row in zip(shown, rows)]
+    return lines + ([f"  and {len(differing) - _FIELDS} others"] if differing[_FIELDS:] else [])
+
+
+def _flatten(value: Any, path: str = "") -> dict[str, str]:
+    """Returns the fields of a config.json as text, by their paths such as "model.width"."""
+    if not isinstance(value, dict):
+        return {path: value if isinstance(value, str) else json.dumps(value)}
+    inner = (_flatten(held, f"{path}.{name}".lstrip(".")) for name, held in value.items())
+    return {name: text for found in inner for name, text in found.items()}
 
 
 def read_status(workdir: str) -> dict[str, Any]:
@@ -172,7 +200,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
         rows.append((split, f"step {metrics['step']}  {numbers}"))
     text = [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     for index, row in enumerate(goodput.format_table(record["seconds"])):
-        text.append(f"  {'time in all' if index == 0 else '':12}{row}")
+        text.append(f"  {'time' if index == 0 else '':12}{row}")
     if record["seconds_step"] < step:
         text.append(f"  {'':12}as last written, at step {record['seconds_step']}")
     return text

@@ -22,6 +22,11 @@ _LLAMA_22B: _Sizes = {"layers": 48, "width": 6144, "heads": 24, "kv_heads": 24, 
 _LLAMA_32B: _Sizes = {"layers": 32, "width": 8192, "heads": 64, "kv_heads": 64, "hidden": 28672}
 _LLAMA_70B: _Sizes = {"layers": 80, "width": 8192, "heads": 64, "kv_heads": 8, "hidden": 28672}
 
+_MIXTRAL_8X22B = {
+    **{"layers": 56, "width": 6144, "heads": 48, "kv_heads": 8, "hidden": 16384},
+    **{"experts": 8, "vocabulary": 32768},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -302,5 +307,18 @@ ROWS = (
         12200,
         _RECIPES.format("training/ironwood/llama3.1-70b"),
         "queries, keys, values and the output of attention are computed again, which were kept",
+    ),
+    Row(
+        *("flux-v5p-8", "flux", "v5p-8", workloads.build_flux(2, "products"), 1769),
+        "MaxDiffusion, README.md",
+        "weights in float32; in the single blocks, the products before attention are kept, too",
+    ),
+    Row(
+        *("mixtral_8x22b-v6e-256", "mixtral", "v6e-256"),
+        workloads.build_mixtral(8, 4096, "offload", **_MIXTRAL_8X22B),
+        24706,
+        _RECIPES.format("training/trillium/Mixtral-8x22B-MaxText"),
+        "experts are gathered, not divided among four chips; attention and its projections are "
+        "computed again, which were kept on the host; weights in float32",
     ),
 )

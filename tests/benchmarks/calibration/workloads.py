@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.benchmarks.calibration import flux, mixture
 from tftpu import models
 from tftpu.config import ClusterConfig, OptimizerConfig, TrainConfig
 from tftpu.engines import selection
@@ -32,6 +33,8 @@ class Workload:
         microbatches: into which a step divides that share.
         cluster: the engine, and its mesh.
         clipnorm: bound of the gradients' global norm; None: they are not clipped.
+        remat: what the backward pass recomputes of a model's equal blocks, which run as a loop;
+            None: nothing, or the model says so itself.
     """
 
     model_fn: Callable[[], keras.Model]
@@ -41,12 +44,15 @@ class Workload:
         default_factory=lambda: ClusterConfig(engine="tensorflow")
     )
     clipnorm: float | None = None
+    remat: str | None = None
 
     def lower(self, target: Slice) -> LoweredStep:
         """Lowers the step for a slice."""
         options = TrainConfig(
             gradient_accumulation_steps=self.microbatches, global_clipnorm=self.clipnorm
         )
+        if self.remat:
+            options = dataclasses.replace(options, remat=self.remat, scan="block")
         lowering = selection.choose_lowering(self.cluster)
         return lowering.build(
             self.model_fn, self.batch, target.replicas, "mixed_bfloat16", options
@@ -156,6 +162,33 @@ def build_efficientnet_b4(fused_stages: int) -> Workload:
     return Workload(build_model, (_build_image_spec(128, 380), _build_id_spec(128)))
 
 
+def build_flux(images: int, remat: str) -> Workload:
+    """Returns FLUX.1's training on latents of images of 1,024 pixels, on the JAX engine.
+
+    Args:
+        images: of a share of the batch.
+        remat: what the backward pass recomputes, as `TrainConfig` takes it.
+    """
+
+    def build_model() -> keras.Model:
+        model = flux.build_flux()
+        model.compile(keras.optimizers.AdamW(1e-5), "mse")
+        return model
+
+    inputs = [
+        tf.TensorSpec((images, *shape), tf.bfloat16)
+        for shape in (
+            (flux.SIDE**2, flux.IMAGE_CHANNELS),
+            (flux.TEXT, flux.TEXT_WIDTH),
+            (flux.POOLED_WIDTH,),
+            (flux.FREQUENCIES,),
+            (flux.FREQUENCIES,),
+        )
+    ]
+    mesh = ClusterConfig(engine="jax", mesh="fsdp:-1")
+    return Workload(build_model, (inputs, inputs[0]), cluster=mesh, clipnorm=1.0, remat=remat)
+
+
 def build_llama(
     examples: int, tokens: int, remat: str, mesh: str = "fsdp:-1", **fields: Any
 ) -> Workload:
@@ -178,6 +211,26 @@ def build_llama(
     return Workload(
         build_model, batch, cluster=ClusterConfig(engine="jax", mesh=mesh), clipnorm=1.0
     )
+
+
+def build_mixtral(examples: int, tokens: int, remat: str, **sizes: int) -> Workload:
+    """Returns a decoder with a mixture of experts, on the JAX engine.
+
+    Args:
+        examples: of a share of the batch.
+        tokens: of an example.
+        remat: what the backward pass recomputes, as `TrainConfig` takes it.
+        sizes: of the model.
+    """
+
+    def build_model() -> keras.Model:
+        model = mixture.build_mixtral(tokens, **sizes)
+        model.compile(keras.optimizers.AdamW(1e-4, weight_decay=0.1), _build_crossentropy())
+        return model
+
+    batch = _build_id_spec(examples, tokens), _build_id_spec(examples, tokens)
+    mesh = ClusterConfig(engine="jax", mesh="fsdp:-1")
+    return Workload(build_model, batch, cluster=mesh, clipnorm=1.0, remat=remat)
 
 
 def build_resnet_rs(blocks: Sequence[int], pixels: int) -> Workload:

@@ -331,7 +331,7 @@ def test_a_server_that_ends_says_so_in_the_middle_of_a_text():
     gate = threading.Event()
 
     class Slow(list):
-        vocabulary = 3
+        vocabulary, context = 3, 8
 
         @property
         def writer(self) -> Any:

@@ -78,7 +78,7 @@ def language(between: Any) -> Language:
     def decoder(prompt: Any) -> Any:
         return lambda tokens: bytes(tokens).decode()
 
-    return Language(cast(Any, Written(between)), lambda t: list(t.encode()), decoder, 128)
+    return Language(cast(Any, Written(between)), lambda t: list(t.encode()), decoder, 128, 64)
 
 
 def failing(error: Exception) -> Language:
@@ -113,6 +113,14 @@ def last_error(events: bytes) -> str:
             "without quotes.",
         ),
         ({"temperature": "warm"}, "temperature must be a number."),
+        (
+            {"max_tokens": 0},
+            "max_tokens=0: give 1 to 100.",
+        ),
+        (
+            {"prompt": []},
+            "There are 0 prompts: give 1 to 4.",
+        ),
         (
             {"max_tokens": 101},
             "max_tokens=101: give 1 to 100, which the server's --tokens=N raises.",
@@ -217,6 +225,15 @@ def test_a_text_with_values_that_are_not_finite_ends_alone(caplog):
     assert "values that are not finite" in caplog.text
 
 
+def test_a_prompt_that_is_longer_than_the_context_is_refused():
+    with running(language(lambda: None)) as port:
+        asked = {"prompt": ["a", "a" * 63], "max_tokens": 1}
+        assert ask(port, "POST", "/v1/completions", asked)[0] == 200
+        asked["prompt"].append("a" * 64)
+        status, answer = ask(port, "POST", "/v1/completions", asked)
+    assert status == 400 and "has 64 tokens, and the model's context 64" in answer["error"]
+
+
 def test_a_text_that_takes_too_long_says_so():
     gate = threading.Event()
     with running(language(lambda: gate.wait(30)), seconds=0.5, waiting=1) as port:
@@ -247,7 +264,7 @@ def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
     with running(model, seconds=0.5) as port:
         status, answer = ask(port, "POST", "/v1/completions", asked)
         assert status == 504 and "It is compiling for this size of request" in answer["error"]
-        said = "Compiling for up to 4 texts at once, of up to 128 tokens with their prompts: "
+        said = "is compiled for up to 4 texts at once, of up to 128 tokens with their prompts."
         assert caplog.text.count(said) == 1
         gate.set()
         while ask(port, "POST", "/v1/completions", asked)[0] == 504:

@@ -1,6 +1,7 @@
 """The line for the shell that the server prints, run by a shell."""
 
 import json
+import shlex
 import subprocess
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.support.serving import ask, running
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.example import build_curl
 from tftpu.inference.server.served import Served
+from tftpu.inference.server.text import Language
 
 
 def served(*inputs: Input) -> Served:
@@ -31,6 +33,9 @@ def test_the_line_asks_for_a_prediction(model):
     with running(model) as port:
         line = build_curl(model, f"http://127.0.0.1:{port}", "/predict")
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith('{"predictions":[[0')
+        whole = line.removesuffix(" | (head -c 300; cat >/dev/null)")
+        done = subprocess.run(["sh", "-c", whole], capture_output=True, text=True, check=True)
     [row] = json.loads(done.stdout)["predictions"]
     assert row == np.zeros(np.shape(row)).tolist() and len(line) < 400
 
@@ -46,3 +51,15 @@ def test_a_wrong_method_is_answered_by_the_line_to_type():
         status, said = ask(port, "POST", "/health", {})
         assert status == 405
         assert said.decode().endswith(f"Use GET:\n\ncurl http://127.0.0.1:{port}/health\n")
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/predict"])
+def test_the_line_asks_for_any_text(route):
+    language = Language(None, list, lambda prompt: str, 8, 8)  # pyright: ignore[reportArgumentType]
+    line = build_curl(language, "http://127.0.0.1:80", route, 'It\'s "the" bäcker $HOME')
+    *_, body = shlex.split(line)
+    asked = json.loads(body)
+    assert asked.get("prompt", asked.get("instances")) in (
+        'It\'s "the" bäcker $HOME',
+        [{"prompt": 'It\'s "the" bäcker $HOME'}],
+    )

@@ -112,6 +112,12 @@ def test_a_share_is_held_out_of_the_training_split_of_a_folder(folder, tmp_path,
     assert "no validation split" in capsys.readouterr().err
     shutil.rmtree(folder / "val")
     assert convert(f"images:{folder}", tmp_path / "out", "--validation_fraction=0.1") == 0
+    said = capsys.readouterr().out
+    assert " --config.data.eval_split=validation\n" in said
+    written = f'format="tfrecord", data_dir="{tmp_path}/out", eval_split="validation"'
+    assert f"StreamedImages({written}, ...)" in said
+    assert convert(f"images:{folder}", tmp_path / "out", "--validation_fraction=0.1") == 0
+    assert f"The split 'train' of {tmp_path}/out is already complete." in capsys.readouterr().out
     found = manifest.read(str(tmp_path / "out"))
     counts = {split: found.count_examples(split) for split in found.splits}
     assert counts == {"train": 54, "validation": 6, "test": 20}

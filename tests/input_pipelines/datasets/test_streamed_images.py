@@ -19,6 +19,7 @@ from tftpu.engines.data.conversion import Pipeline, build_training
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import converter
 from tftpu.input_pipelines.convert.conversion import Conversion
+from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.launch import failures
@@ -153,7 +154,7 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     assert re.search(expected, str(error.value), re.DOTALL)
     line = failures.explain(error.value).splitlines()[0]
     assert line.startswith("The data cannot be read: record 3 of ")
-    assert "skip such records" in line and "--config.data.on_bad_record=skip" in line
+    assert "leaves such records out" in line and "--config.data.on_bad_record=skip" in line
 
 
 @pytest.mark.slow
@@ -445,3 +446,29 @@ def test_the_source_of_a_converted_image_can_be_kept(pictures, tmp_path):
     folders = [name.split("/")[0] for name in kept["source"]]
     assert folders == [("cat", "dog", "owl")[label] for label in kept["label"]]
     assert len(set(kept["source"])) == 60
+
+
+def test_a_folder_of_classes_is_answered_with_flags_to_paste(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    data = StreamedImages(format="folder", data_dir="photos", num_classes=1)
+    flags = "data.format=tfrecord", "data.data_dir=photos-shards", "data.eval_split=validation"
+    with pytest.raises(UserError, match="--source=images:photos --output=photos-shards") as error:
+        input_pipelines.training(data)
+    assert str(error.value).endswith(": " + " ".join(f"--config.{flag}" for flag in flags))
+    (tmp_path / "photos-shards").mkdir()
+    shards = (manifest.Shard("a", 1, 20),)
+    for names, split in (
+        (["val", "train"], "val"),
+        (["train", "test", "validation"], "validation"),
+    ):
+        manifest.write(manifest.Manifest("photos-shards", {}, dict.fromkeys(names, shards)))
+        with pytest.raises(UserError, match="photos-shards holds converted splits: add") as error:
+            input_pipelines.training(data)
+        assert "data convert" not in str(error.value)
+        assert str(error.value).endswith(f"--config.data.eval_split={split}")
+    for names in (["train"], ["val"]):  # another conversion has its place
+        manifest.write(manifest.Manifest("photos-shards", {}, dict.fromkeys(names, shards)))
+        with pytest.raises(UserError, match=r"data convert .*=photos-shards_2 ") as error:
+            input_pipelines.training(data)
+        assert "--config.data.data_dir=photos-shards_2 " in str(error.value)

@@ -104,3 +104,19 @@ def test_a_given_mesh_that_does_not_fit_a_slice_is_why_it_has_no_candidate():
     assert candidates_of(space, "v5e-1") == [] and candidates_of(space, "v5e-4")
     assert [target for target, _ in space.list_states([alone, four]).values()] == [four]
     assert "'fsdp:4' needs 4 devices" in space.explain_refusal(alone)
+
+
+def test_the_settings_of_a_config_are_found_among_candidates_where_auto_is_any():
+    def list_own(*overrides):
+        space = Space(config_flags.load("python_gpt", list(overrides)))
+        candidates = list(space.list_candidates(parse_slice("v5e-4"), True, False))
+        own = [one for one in candidates if space.has_settings(one)]
+        return own, candidates
+
+    own, candidates = list_own()
+    assert own == [one for one in candidates if one.remat == "none" and one.microbatches == 1]
+    assert {one.attention for one in own} == {"plain", "flash"}
+    given = "--config.model.remat=block", "--config.model.attention=flash"
+    [only], _ = list_own(*given, "--config.cluster.mesh=fsdp:-1")
+    assert only == Candidate("v5e-4", "fsdp:4", "block", 1, "flash")
+    assert list_own("--config.cluster.mesh=fsdp:8")[0] == []  # of another slice

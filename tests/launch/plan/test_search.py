@@ -151,5 +151,77 @@ def test_a_crash_says_nothing_about_other_candidates():
 def test_known_verdicts_are_recorded_without_examining():
     search = Search([estimate_of(ONE), estimate_of(OTHER)], Goal(3600))
     known = {ONE: Verdict(True, step_seconds=3.0)}
-    assert search.choose_unknown(known) == OTHER
-    assert search.verdicts == known
+    search.record_known({**known, Candidate("b", "", "none", 1): Verdict(False)})
+    assert search.verdicts == known and search.list_best() == [ONE] and search.left == 1
+    assert search.choose_next() == OTHER
+
+
+@pytest.mark.parametrize(
+    ("first", "alike", "other"),
+    [
+        (("data:4", "block"), ("data:4", "offload"), ("fsdp:4", "block")),
+        (("data:4", "products"), ("fsdp:4", "products"), ("data:4", "block")),
+    ],
+)
+def test_what_a_program_needs_beyond_its_closed_form_is_expected_of_others(first, alike, other):
+    first, alike, other = (Candidate("a", *one, 1) for one in (first, alike, other))
+    seconds = {first: 1.0, alike: 1.1, other: 9.0}
+    search = Search([estimate_of(one, least=seconds[one]) for one in seconds], CHEAPEST)
+    assert search.choose_next() == first
+    search.record(first, Verdict(False, hbm_bytes=LIMIT + 500, error="no"))
+    assert search.choose_next() == other
+    search.record(other, Verdict(False, error="no"))
+    assert search.choose_next() == alike
+
+
+def test_activations_beyond_the_closed_form_shrink_with_the_microbatches():
+    first, fewer, most = (Candidate("a", "data:4", "none", n) for n in (1, 2, 8))
+    other = Candidate("a", "data:4", "block", 1)
+    seconds = {first: 1.0, fewer: 1.1, most: 1.2, other: 9.0}
+    search = Search([estimate_of(one, least=seconds[one]) for one in seconds], CHEAPEST)
+    search.choose_next()
+    search.record(first, Verdict(False, hbm_bytes=2 * LIMIT, error="no"))  # 1,900 above 100
+    assert search.choose_next() == most
+
+
+def test_what_fits_with_room_to_spare_brings_others_forward():
+    first, fewer = (Candidate("a", "data:4", "products", n) for n in (2, 1))
+    other = Candidate("b", "data:4", "block", 1)
+    likely = {first: 900, fewer: 1800, other: 100}
+    seconds = {first: 1.0, fewer: 1.0, other: 2.0}
+    search = Search(
+        [Estimate(one, 50, 50, likely[one], LIMIT, 1.0, seconds[one], 1.0) for one in likely],
+        CHEAPEST,
+    )
+    assert search.choose_next() == first
+    search.record(first, Verdict(True, hbm_bytes=80, step_seconds=9.0))
+    assert search.choose_next() == fewer
+
+
+def test_the_settings_of_the_config_are_tried_first_but_for_those_that_cannot_fit():
+    own, larger = (Candidate("a", mesh, "block", 1) for mesh in ("fsdp:4", "data:4"))
+    elsewhere = Candidate("b", "fsdp:4", "block", 1)
+    other = Candidate("a", "tensor:4", "none", 1)
+    estimates = [estimate_of(other, least=0.1), estimate_of(own), estimate_of(elsewhere, least=9.0)]
+    estimates.append(Estimate(larger, 100, 100, 2 * LIMIT, LIMIT, 0.1, 0.1, 1.0))
+    search = Search(estimates, CHEAPEST, [own, larger, elsewhere])
+    assert search.choose_next() == own
+    assert search.choose_next() == other  # on another core, before there is a verdict
+
+
+def test_plain_attention_waits_where_the_kernel_fits():
+    def candidate(name, mesh, attention):
+        return Candidate(name, mesh, "block", 1, attention)
+
+    first, second = candidate("a", "data:4", "flash"), candidate("a", "fsdp:4", "flash")
+    plain, elsewhere = candidate("a", "data:4", "plain"), candidate("b", "data:4", "plain")
+    seconds = {first: 1.0, plain: 1.1, second: 2.0, elsewhere: 1.9}
+    for fits, order in ((True, [elsewhere, second, plain]), (False, [plain, elsewhere, second])):
+        search = Search([estimate_of(one, least=seconds[one]) for one in seconds], CHEAPEST)
+        search.choose_next()
+        search.record(first, Verdict(fits, error="" if fits else "no kernel of these shapes"))
+        found = []
+        while (one := search.choose_next()) is not None:
+            found.append(one)
+            search.record(one, Verdict(False, error="no"))
+        assert found == order

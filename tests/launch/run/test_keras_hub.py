@@ -118,10 +118,14 @@ def test_evaluation_exports_and_the_server_see_the_adapters(run, capsys, tmp_pat
     from tftpu.launch.run.finished import FinishedRunOptions
 
     assert main(["evaluate", str(run), "--tpu=none"]) == 0
-    assert "sparse_categorical_accuracy" in capsys.readouterr().out
+    adapted = capsys.readouterr().out
+    assert main(["evaluate", str(run), "--base", "--tpu=none"]) == 0
+    losses = [float(said.split()[-3]) for said in (adapted, capsys.readouterr().out)]
+    assert "sparse_categorical_accuracy" in adapted and losses[0] < 0.75 * losses[1]
     for name in ("exported", "exported.keras"):  # each is compared with the model
         assert main(["export", str(run), f"--output={tmp_path / name}"]) == 0
-    assert "import keras.models, keras_hub; " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "import keras.models, keras_hub; " in said and ", compile=False)" in said
     assert main(["export-weights", str(run), "--adapters", f"--output={tmp_path / 'peft'}"]) == 0
     assert json.loads((tmp_path / "peft/adapter_config.json").read_text())["r"] == 8  # two heads
     limits = serving.LanguageOptions(None, None, None)
@@ -230,16 +234,23 @@ def test_its_data_are_checked_and_shown(config, capsys):
     assert "the whole data set and 4 batches take" in said
     assert "is held out to evaluate on" in said
     assert "16 tokens; the task's own loss is a mean over them, padding included" in said
-    assert "0 of 48 texts of the first batches fill all 16 tokens; 30% of the positions" in said
+    assert "none of 48 texts of the first batches is cut at 16 tokens; 30% of the positions" in said
     assert main(["data", "check", str(config), "--config.model.sequence_length=6"]) == 0
     said = capsys.readouterr().out
-    assert "48 of 48 texts of the first batches fill all 6 tokens: what is longer is cut." in said
-    longest = re.search(r"The longest has (\d+) tokens: raise model.sequence_length", said)
+    assert said.count("Texts are cut at model.sequence_length") == 1
+    assert "48 of 48 texts of the first batches are cut at 6 tokens." in said
+    longest = re.search(r"The longest has (\d+): set --config.model.sequence_length=\1", said)
     assert longest and 6 < int(longest[1]) <= 16
     assert main(["data", "show", str(config)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[-3] == "x: text (3,)"
+    assert shown[1] == "0/padding_mask: bool (3, 16), from 0 to 1"
+    assert shown[-2].startswith("text 2, ") and "of 16 tokens" in shown[-2]
     assert shown[-1].split()[1] in WORDS
+
+
+def test_the_price_of_its_texts_is_not_known(config, capsys):
+    assert main(["preflight", str(config), "--slices=v5e-1", "--generate=2"]) == 2
+    assert "but not of KerasHub's" in capsys.readouterr().err
 
 
 def test_a_preset_that_is_not_there_is_named_with_what_lies_beside_it(config, capsys):

@@ -259,8 +259,11 @@ def test_adapters_are_not_written_over_a_file(adapted, tmp_path, capsys):
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-def test_a_file_for_peft_holds_the_adapters_by_transformers_names(adapted, tmp_path):
+def test_a_file_for_peft_holds_the_adapters_by_transformers_names(adapted, tmp_path, capsys):
     main(["export-weights", f"--workdir={adapted}", f"--to={tmp_path}/peft", "--adapters"])
+    said = capsys.readouterr()
+    assert "Writing the adapters ..." in said.err
+    assert f"read by  peft.PeftModel.from_pretrained(model, '{tmp_path}/peft')" in said.out
     arrays = load_file(tmp_path / "peft" / "adapter_model.safetensors")
     query = arrays["base_model.model.vit.layers.0.attention.q_proj.lora_B.weight"]
     ours = saved(adapted)["block1_attention/qkv/lora_kernel_b"]

@@ -11,7 +11,7 @@ from tftpu.config import Experiment
 from tftpu.engines import functions
 from tftpu.input_pipelines.formats import manifest
 from tftpu.input_pipelines.formats.manifest import Manifest
-from tftpu.input_pipelines.sources import Tokens
+from tftpu.input_pipelines.sources import Texts, Tokens
 from tftpu.launch.run import sample
 from tftpu.launch.settings import config_flags
 
@@ -65,7 +65,7 @@ def test_a_model_of_tokens_gets_the_flags_that_continue_its_texts(tmp_path):
     writer, flat = keras.layers.Dense(512), keras.layers.Flatten()
     assert sample.suggest_flags(experiment, trained(experiment, writer)) == ""  # it has a sample
     experiment.data = Tokens(context=8, train_text="a.txt", eval_text="b.txt")
-    prompt = "--prompt='Once upon a time'"
+    prompt = "--prompt='Once upon a time'"  # where the texts are not here
     trainer = trained(experiment, keras.layers.Dense(512))
     assert sample.suggest_flags(experiment, trainer) == prompt
     classifier = trained(experiment, flat, keras.layers.Dense(512))
@@ -74,3 +74,18 @@ def test_a_model_of_tokens_gets_the_flags_that_continue_its_texts(tmp_path):
     experiment.data = Tokens(context=8, data_dir=str(tmp_path))
     flags = sample.suggest_flags(experiment, trainer)
     assert flags == f"{prompt} --tokenizer=tokenizer.json"
+
+
+def test_a_prompt_is_the_beginning_of_a_text_that_was_trained_on(tmp_path):
+    path = tmp_path / "tales.txt"
+    path.write_text("The first line is held out.\n\nIt's the baker who asked about a key.\n")
+    table = tmp_path / "tales.csv"
+    table.write_text("question,story\nWho?,a\nWhat did she sing about?,b\n")
+    for data, prompt in (
+        (Texts(train_text=f"{path},nothing.txt"), "It's the baker who"),
+        (Tokens(train_text=str(path)), "It's the baker who"),
+        (Texts(train_text=str(table), field="story", prompt="question"), "What did she sing"),
+        (Texts(train_text=str(table)), "Once upon a time"),
+        (Tokens(data_dir=str(tmp_path)), "Once upon a time"),
+    ):
+        assert sample.find_prompt(data) == prompt

@@ -4,8 +4,10 @@ import types
 
 import pytest
 
+from tests.support.data import data_sets
 from tftpu.config import Experiment, TrainConfig
-from tftpu.input_pipelines.sources import Images
+from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.sources import Images, StreamedImages
 from tftpu.launch.run import summary
 from tftpu.models.sizes import GPT, ResNet
 from tftpu.runtime.goodput import Account, Clock
@@ -35,7 +37,25 @@ def test_waiting_for_input_is_named(tmp_path):
     assert lines[1:] == ["100 examples/s with them, which waited for input"]
 
 
-@pytest.mark.parametrize(("every", "less"), [(10, 90), (20, 100)])
+def test_waiting_that_slowed_nothing_is_not_named(tmp_path):
+    assert len(list_lines(tmp_path, 10, step=0.2, input_wait=0.6)) == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "least", "advised"),
+    [
+        (330, 11, 280, 330),
+        (330, 11, 100, 110),
+        (1000, 10, 81, 90),
+        (105, 10, 50, 60),
+        (9, 9, 80, 9),
+    ],
+)
+def test_the_advised_evaluations_divide_the_run_in_whole_epochs(steps, every, least, advised):
+    assert summary._divide_evenly(steps, every, least) == advised
+
+
+@pytest.mark.parametrize(("every", "less"), [(10, 100), (20, 100)])
 def test_evaluation_that_takes_a_large_share_is_named(tmp_path, every, less):
     lines = list_lines(tmp_path, every, step=5.0, evaluation=5.0)
     assert len(lines) == 2
@@ -53,8 +73,29 @@ def test_what_to_try_next_writes_where_nothing_is(tmp_path):
     experiment = types.SimpleNamespace(model=GPT("gpt2_small", lora=4))
     (tmp_path / "adapters").mkdir()
     found = summary._list_next_commands(experiment, str(tmp_path), "--prompt=a", False)
-    assert found[1:] == [
+    assert found == [
+        f"tftpu plot {tmp_path} --output={tmp_path}/curves.png",
+        f"tensorboard --logdir={tmp_path}",
         f"tftpu generate {tmp_path} --prompt=a",
+        f"tftpu serve {tmp_path}",
         f"tftpu export-weights {tmp_path} --adapters --output={tmp_path}/adapters_2",
         f"tftpu export {tmp_path} --output={tmp_path}/exported",
     ]
+
+
+def test_only_fields_that_the_records_hold_are_kept(tmp_path):
+    def keep(**fields) -> list[str]:
+        return summary._list_kept_fields(
+            StreamedImages(eval_split="train", num_classes=10, **fields)
+        )
+
+    shards = {"format": "tfrecord", "data_dir": str(tmp_path)}
+    assert keep(format="folder") == keep(**shards) == []
+    data_sets.shards(tmp_path, data_sets.IMAGES, {"train": [data_sets.pictures(1)]})
+    assert keep(**shards) == ["label"]
+    image = data_sets.pictures(1)[0] | {"source": "cups/1.jpg"}
+    data_sets.shards(
+        tmp_path, data_sets.IMAGES | {"source": Feature("string")}, {"train": [[image]]}
+    )
+    assert keep(**shards) == ["label", "source"]
+    assert summary._list_kept_fields(Images()) == ["label"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support import warm
-from tftpu.launch.run import start as starting
+from tftpu.launch import startup
 
 # Runs a script of words: "save:N" makes a checkpoint, "exit:N" ends, "kill" dies.
 CHILD = """
@@ -125,9 +125,9 @@ def test_a_supervised_run_imports_modules_of_the_working_directory(tmp_path):
     (tmp_path / "neighbour.py").write_text("print('imported')")
     (tmp_path / "tftpu").mkdir()
     (tmp_path / "tftpu/__init__.py").write_text("raise SystemExit('the wrong tftpu')")
-    code = starting._MAIN.replace("run()", "import neighbour")
+    command = [word.replace("run()", "import neighbour") for word in startup.build_command([])]
     done = subprocess.run(
-        [sys.executable, *starting._list_interpreter_flags(), "-c", code],
+        command,
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -5,7 +5,9 @@ import shlex
 
 import pytest
 
+from tests.support.data import photos
 from tftpu.launch import main as command_line
+from tftpu.runtime import slow
 
 TINY = (
     *("train", "--config=digits_resnet", "--config.train.eval_every=0", "--tpu=none"),
@@ -25,14 +27,15 @@ def test_a_run_that_has_its_steps_keeps_the_config_it_was_trained_with(tmp_path,
     assert config(2)["train"]["steps"] == 4
     said = capsys.readouterr().out
     assert "nothing is left to train" in said
-    assert "--config.train.steps=N" in said and "N above 4." in said
+    assert "more than 4 steps continue this run" in said
+    assert said.index("This run ended at step 4") < said.index("nothing is left to train")
     recorded = json.loads((tmp_path / "config.json").read_text())
     recorded["train"]["steps"] = 3000  # as if it had been stopped at step 4
     (tmp_path / "config.json").write_text(json.dumps(recorded))
     assert command_line.main([*TINY, "--config.train.steps=2", f"--workdir={tmp_path}"]) == 2
     said = capsys.readouterr().err
     assert "asks for 2 steps, but the run" in said and "is at step 4 of 3,000" in said
-    assert "--config.train.steps=3000" in said
+    assert "--config.train.steps=3000, and without --config.train.epochs, continues it" in said
 
 
 @pytest.mark.slow
@@ -50,8 +53,11 @@ def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end
     numbers = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()][-1]
     row = next(line for line in said.splitlines() if line.startswith("  eval, best"))
     assert f"{best['metric']} {best['value']:.4f}" in row and f"loss {numbers['loss']:.4f}" in row
+    assert "--input=evaluation --keep=label" in said
     commands = [line[12:].strip() for line in said[said.index("try next") :].splitlines()]
-    for command in commands[1:]:
+    plot, tensorboard, *others = commands
+    assert plot.startswith("tftpu plot ") and tensorboard.startswith("tensorboard --logdir=")
+    for command in (plot, *others):
         assert command_line.main(shlex.split(command)[1:]) == 0
     capsys.readouterr()
     # Half of a cosine: 0.5 * (1 + cos(pi / 2)) / 2
@@ -91,9 +97,49 @@ def test_a_run_does_not_resume_on_other_texts(in_scratch_project, tmp_path, monk
     assert train(4) == 2
     said = capsys.readouterr().err
     assert "have changed: as many examples are in files of other names, sizes or texts" in said
-    assert "--workdir=runs/mine_2 --config.model.init_from=runs/mine/checkpoints/3" in said
+    assert "--workdir=runs/mine_2, where --config.model.init_from=runs/mine/checkpoints/3" in said
     text.write_text("as it was " * 60)
     assert train(4) == 2
     assert "there were 59 examples when it began, and there are 71 now" in capsys.readouterr().err
     text.write_text("as it was " * 50)
     assert train(4) == 0
+
+
+OWN = """
+import dataclasses
+import tftpu
+from tftpu.input_pipelines.sources import StreamedImages
+
+@dataclasses.dataclass
+class Net(tftpu.ModelConfig):
+    classes: int = 1
+
+    def build(self):
+        import keras
+
+        last = keras.layers.Dense(self.classes)
+        return keras.Sequential([keras.Input((32, 32, 3)), keras.layers.Flatten(), last])
+
+def get_config():
+    sizes = dict(image_size=32, num_classes=2, global_batch_size=2)
+    data = StreamedImages(format="folder", data_dir="photos", eval_split="train", **sizes)
+    return tftpu.Experiment(Net(), data, "sgd", train=tftpu.TrainConfig(steps=1))
+"""
+
+
+@pytest.mark.slow
+def test_a_model_with_fewer_outputs_than_classes_is_refused_before_the_first_step(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(slow, "_SLOW", 0.01)
+    for kind in "ab":
+        (tmp_path / "photos/train" / kind).mkdir(parents=True)
+        picture = photos.encoded(photos.pixels(40, 40, seed=1))
+        (tmp_path / "photos/train" / kind / "1.jpg").write_bytes(picture)
+    (tmp_path / "own.py").write_text(OWN)
+    assert command_line.main(["train", "own.py", "--tpu=none"]) == 2
+    said = capsys.readouterr().err
+    assert "2 classes, data.num_classes, but the model's output has 1 classes" in said
+    assert "Preparing the data and the train step ..." in said
+    assert command_line.main(["train", "own.py", "--tpu=none", "--config.model.classes=2"]) == 0

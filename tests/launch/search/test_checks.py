@@ -33,6 +33,10 @@ def test_a_field_has_its_value_in_one_place():
     change = "--config.model.width=8"
     with pytest.raises(UserError, match=f"{change} sets a field of the space"):
         check("model.width=choice:8,16", changes=(change,))
+    with pytest.raises(UserError, match="both give the length of the run"):
+        check("train.epochs=choice:1,2", changes=("--config.train.steps=5",))
+    with pytest.raises(UserError, match="both give the length of the run"):
+        check("train.steps=choice:5,10", "train.epochs=choice:1,2")
 
 
 def test_a_value_that_training_takes_with_others_of_the_space_is_allowed():

@@ -116,6 +116,8 @@ def test_a_dot_in_the_name_is_refused_with_another_name(tmp_path):
             "in line 2 of model.py: there is no file '/tmp/nowhere.csv'.",
         ),
         ({"mine": "x = 1\n"}, "has no function get_config()"),
+        ({"mine": "print(1 / 0)  # is not run\n"}, "has no function get_config()"),
+        ({"mine": "from other import *\n", "other": "x = 1\n"}, "has no function get_config()"),
         ({"mine": "def get_config():\n    return 5\n"}, "returns a int"),
     ],
 )
@@ -376,7 +378,12 @@ def test_a_transform_graph_of_a_config_json_runs_where_the_config_is_named(words
         (tmp_path / "config.json").write_text(text)
         more = ["--input=evaluation", "--output=p"] if words == ["predict"] else []
         assert main([*words, *more, f"--workdir={tmp_path}"]) == 2
-        assert "names the transform graph 'graph', a program" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "names the transform graph 'graph', a program" in said
+        assert "config file with --config=FILE.py." in said
+    (tmp_path / "goodput.json").touch()
+    assert main(["config", "show", str(tmp_path)]) == 2
+    assert "config file in place of the run." in capsys.readouterr().err
     named = finished.FinishedRunOptions(config=str(path))
     (tmp_path / "config.json").write_text(known)
     assert finished.load_experiment(str(tmp_path), named).data.transform_graph == "graph"

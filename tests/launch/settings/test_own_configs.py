@@ -116,7 +116,7 @@ def test_a_run_that_holds_old_names_is_evaluated_and_resumes(tmp_path, capsys):
 def test_a_config_of_old_names_is_one_message_with_the_new_ones(tmp_path, capsys, text):
     (tmp_path / "mine.py").write_text(f"import tftpu\ndef get_config():\n    return {text}\n")
     if text.startswith("TrainOptions"):
-        (tmp_path / "mine.py").write_text("from tftpu import TrainOptions\n")
+        (tmp_path / "mine.py").write_text("from tftpu import TrainOptions\ndef get_config(): ...\n")
     assert main(["train", "--config=mine.py", "--workdir=run"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and " is now tftpu." in said
@@ -287,7 +287,7 @@ def test_wrong_flags_of_own_classes_are_named(flag, message, tmp_path):
     assert message in str(error.value)
 
 
-def test_the_last_length_on_the_command_line_wins_over_the_config(tmp_path):
+def test_a_length_on_the_command_line_wins_over_the_config(tmp_path):
     path = write(tmp_path, "train=tftpu.TrainConfig(epochs=5)")
 
     def length(*flags: str) -> tuple[int | None, int | None]:
@@ -297,10 +297,12 @@ def test_the_last_length_on_the_command_line_wins_over_the_config(tmp_path):
     assert length() == (None, 5)
     assert length("steps=7") == (7, None)
     assert length("epochs=2") == (None, 2)
-    assert length("steps=7", "epochs=2") == (None, 2)
     assert length("steps=7", "epochs=none") == (7, None)
     with pytest.raises(UserError, match="both None: set one"):
         config_flags.load(path, ["--config.train.epochs=none"]).validate()
+    given = r"--config.train.steps=7 and --config.train.epochs=2 both give the length of the run"
+    with pytest.raises(UserError, match=given):
+        length("epochs=2", "steps=7")
 
 
 @pytest.mark.parametrize(
@@ -320,11 +322,32 @@ def test_a_mistake_in_own_code_ends_with_file_and_line(files, message, tmp_path,
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("rank=8", "argument 'rank'. Did you mean 'lora'?"),
+        ("sequence_len=8", "argument 'sequence_len'. Did you mean 'sequence_length'?"),
+        ("wings=2", "argument 'wings'. Allowed: freeze"),
+    ],
+)
+def test_an_argument_that_a_class_does_not_take_is_answered_with_its_fields(given, said, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"import tftpu\n\nmodel = tftpu.KerasHub('x', 'causal_lm', {given})\n"
+        "def get_config(): ...\n"
+    )
+    with pytest.raises(UserError, match=r"line 3 of mine\.py with TypeError") as raised:
+        config_flags.load(str(path), [])
+    assert said in str(raised.value)
+
+
 @pytest.mark.parametrize("words", [["train", "--config=mine"], ["config", "show", "mine"]])
 def test_a_config_file_without_its_ending_is_pointed_to(words, tmp_path, capsys):
     write(tmp_path, "loss='mse'")
     assert main(words) == 2
-    assert "but there is a file of that name: write --config=mine.py" in (capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert "but there is a file of that name. Did you mean 'mine.py'?" in said
+    assert said.endswith(f"Type: tftpu {' '.join(words)}.py\n")
 
 
 @pytest.mark.slow
@@ -427,6 +450,17 @@ def test_the_resolved_config_is_shown(tmp_path, capsys):
     assert shown["config.train.epochs"] == "4"
     assert shown["config.loss"].startswith("losses.Scaled(")
     assert "learning_rate=0.05" in shown["config.optimizer"]
+
+
+def test_the_fields_of_a_run_are_its_own(tmp_path, capsys):
+    path, run = write(tmp_path, OBJECTS), tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    experiment = config_flags.load(path, ["--config.model.outputs=3"])
+    (run / "config.json").write_text(to_json(experiment))
+    (run / "goodput.json").touch()
+    assert main(["config", "show", str(run), "--config.train.epochs=2"]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line)
+    assert shown["config.model.outputs"] == "3" and shown["config.train.epochs"] == "2"
 
 
 def test_functions_and_objects_are_described_as_plain_data(tmp_path):

@@ -40,6 +40,29 @@ def test_random_weights_may_have_other_dimensions(gemma3):
         models.build(tftpu.KerasHub(gemma3, weights="none", overrides={"num_lairs": 1}))
 
 
+def test_a_task_has_one_spelling(gemma3):
+    for name in ("causallm", "Causal_LM"):
+        with pytest.raises(UserError, match="Did you mean 'causal_lm'"):
+            models.build(tftpu.KerasHub(gemma3, name))
+    assert models.build(tftpu.KerasHub(gemma3, "CausalLM")).generate  # as older runs say
+
+
+def test_texts_that_are_cut_are_said_with_the_length_to_set(gemma3, tmp_path, capsys):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(["the quick brown fox " * 4] * 10 + ["the quick"] * 10))
+    source = Texts(train_text=str(path), eval_text=str(path), global_batch_size=20)
+
+    def read_said(length: int) -> str:
+        model = tftpu.KerasHub(gemma3, "causal_lm", sequence_length=length)
+        input_pipelines.training(tftpu.Experiment(model, source).prepared_data)
+        return capsys.readouterr().out
+
+    said = read_said(8)
+    assert "10 of the first 20 texts are cut there, in the middle, and the model learns" in said
+    longest = int(said.rpartition("--config.model.sequence_length=")[2].split()[0])
+    assert "are cut there" not in read_said(longest) and "are cut there" in read_said(longest - 2)
+
+
 def test_the_batches_are_those_of_the_presets_preprocessor(gemma3, tmp_path):
     import keras_hub
 

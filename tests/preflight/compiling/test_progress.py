@@ -78,6 +78,14 @@ def test_lines_of_a_file_have_no_carriage_return(monkeypatch, capsys):
     assert capsys.readouterr().err == "Estimate before compiling\n"
 
 
+def test_a_last_line_is_printed_but_no_estimate_of_what_is_over(capsys):
+    with progress.Progress() as shown:
+        shown.print_unless_over("Estimate before compiling")
+        shown.print_line("v5e-8: fits")
+        shown.print_at_end(["The report is in a file."])
+    assert capsys.readouterr().err == "v5e-8: fits\nThe report is in a file.\n"
+
+
 def test_a_report_in_a_line():
     report = SliceReport(slice="v5e-8", replicas=8, compiles=True, hbm_bytes=3 * 2**30)
     assert summarize(report) == "v5e-8: does not fit, 3 GiB needed"

@@ -47,7 +47,7 @@ def test_a_page_has_every_part_of_a_slice():
     assert "A finding." in found and "A change." in found
     # Of 2 ms, 0.5 ms are waited for, of a step of 4 ms.
     assert "The step waits 500 us for them, 12.5%." in found
-    assert "all-reduce (exchange between devices) 2 5 MB 2 ms 500 us 75%".replace(" ", "") in [
+    assert "all-reduce (exchange outside layers) 2 5 MB 2 ms 500 us 75%".replace(" ", "") in [
         text.replace(" ", "") for text in found
     ]
 

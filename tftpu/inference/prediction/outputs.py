@@ -151,11 +151,11 @@ def _check_class_scores(outputs: Nest) -> np.ndarray:
 
 def _find_likeliest(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
     best = logits.argmax(-1)
-    found: Columns = {"class": best.astype(np.int32)}
+    found: Columns = {"probability": np.take_along_axis(scores, best[..., None], -1)[..., 0]}
+    unknown = np.isnan(found["probability"])  # of logits that are not finite
     if names is not None:
-        found["class_name"] = _find_names(best, names)
-    found["probability"] = np.take_along_axis(scores, best[..., None], -1)[..., 0]
-    return found
+        found = {"class_name": _find_names(np.where(unknown, -1, best), [*names, ""])} | found
+    return {"class": np.where(unknown, -1, best).astype(np.int32)} | found
 
 
 def _find_top5(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:

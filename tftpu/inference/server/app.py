@@ -41,6 +41,7 @@ class About:
         version: the model's version in these addresses, 1 or more.
         health, predict: Vertex AI's routes.
         hosts: the host names by which requests may address the server; see `origins.OwnHosts`.
+        prompt: the beginning of the text that an example asks for.
 
     Raises:
         UserError: one of the names cannot be part of an address.
@@ -51,6 +52,7 @@ class About:
     health: str = "/health"
     predict: str = "/predict"
     hosts: tuple[str, ...] = origins.LOOPBACK
+    prompt: str = "Once upon a time"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name, re.ASCII):
@@ -129,7 +131,7 @@ def build_application(
             _build_completions_route(model, work, about.name, limits, answered), "completions"
         )
         routes.append(Route("/v1/completions", complete, methods=["POST"]))
-    failures = {HTTPException: _build_refusal(routes, model)}
+    failures = {HTTPException: _build_refusal(routes, model, about.prompt)}
     own = [Middleware(origins.OwnHosts, hosts=about.hosts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures, middleware=own)
     app.router.redirect_slashes = False  # a redirect would go to the host that the client named
@@ -233,16 +235,18 @@ def _build_metadata_route(
 
 
 def _build_refusal(
-    routes: list[Route], model: Served | Language
+    routes: list[Route], model: Served | Language, prompt: str
 ) -> Callable[[Request, Exception], Response]:
-    addresses = ", ".join(route.path for route in routes)
+    # First what a person most likely wants.
+    paths = sorted((route.path for route in routes), key=lambda path: path != "/v1/completions")
+    addresses = ", ".join(paths)
 
     def _suggest_method(request: Request) -> str:
         at, path = str(request.base_url).rstrip("/"), request.url.path
         known = {route.path: route.methods or () for route in routes}
         if "POST" not in known.get(path, ()):
             return f"Use GET:\n\ncurl {at}{path}"
-        return f"Use POST:\n\n{build_curl(model, at, path)}"
+        return f"Use POST:\n\n{build_curl(model, at, path, prompt)}"
 
     def _hint_at_texts(request: Request) -> str:
         if not request.url.path.endswith("/completions") or not isinstance(model, Served):

@@ -89,9 +89,8 @@ def build_rows(
     length, seed = numbers.pop("max_tokens"), numbers.pop("seed")
     length = _TOKENS if length is None else length
     if not 1 <= length <= longest:
-        raise BadRequest(
-            f"max_tokens={length}: give 1 to {longest}, which the server's --tokens=N raises."
-        )
+        more = ", which the server's --tokens=N raises" if length > longest else ""
+        raise BadRequest(f"max_tokens={length}: give 1 to {longest}{more}.")
     seed = secrets.randbits(32) if seed is None else seed
     if seed < 0:
         raise BadRequest(f"seed={seed}: give 0 to {_LARGEST}.")
@@ -100,6 +99,12 @@ def build_rows(
         sampling = Sampling(**chosen, tokens=language.vocabulary)
         tokens = [language.encode(prompt) for prompt in prompts]
         language.writer.check(tokens, length)
+        given_tokens, context = max(map(len, tokens)), language.context
+        if given_tokens >= context:  # no token would fit behind it
+            raise UserError(
+                f"A prompt has {given_tokens:,} tokens, and the model's context {context:,}, of "
+                f"which a prompt may take {context - 1:,}: send its end alone."
+            )
     except UserError as error:
         raise BadRequest(str(error)) from error
     return [Row(prompt, length, sampling, seed, place) for place, prompt in enumerate(tokens)]
@@ -181,9 +186,8 @@ async def join_parts(
 
 
 def _explain_count(count: int, things: str, most: int) -> str:
-    return (
-        f"There are {count} {things}: give 1 to {most}, which the server's --batch_size=N raises."
-    )
+    more = ", which the server's --batch_size=N raises" if count > most else ""
+    return f"There are {count} {things}: give 1 to {most}{more}."
 
 
 def _build_choice(index: int, text: str, end: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,31 +12,35 @@ from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language
 
 _FEW = 20  # values that a line shows
-_PROMPT = "Once upon a time"
 
 
-def build_curl(model: Served | Language, address: str, route: str) -> str:
+def build_curl(model: Served | Language, address: str, route: str, prompt: str = "") -> str:
     """Returns a command that asks for a text, or for the prediction of one example of zeros.
 
     Args:
         model: the model that is served.
         address: the server's, "http://127.0.0.1:8080".
         route: that of the request, with POST.
+        prompt: the beginning of the text that a language model is asked for.
     """
     call = f"curl {address}{route} -H 'Content-Type: application/json'"
     if isinstance(model, Language):
-        return f"{call} -d '{json.dumps(_build_text_request(route))}'"
+        request = json.dumps(_build_text_request(route, prompt), ensure_ascii=False)
+        return f"{call} -d {shlex.quote(request)}"
     if sum(math.prod(given.shape) for given in model.inputs) <= _FEW:
         zeros = [json.dumps(np.zeros(given.shape, given.dtype).tolist()) for given in model.inputs]
         return f"{call} -d '{_write_instances(model.inputs, zeros)}'"
     body = _write_instances(model.inputs, [_write_zeros(given) for given in model.inputs])
-    return f"python3 -c 'import json; print(json.dumps({body}))' | {call} -d @-"
+    # The answer may be long, too: its beginning shows that it works, and the rest is read, as curl
+    # would complain otherwise.
+    shown = "(head -c 300; cat >/dev/null)"
+    return f"python3 -c 'import json; print(json.dumps({body}))' | {call} -sS -d @- | {shown}"
 
 
-def _build_text_request(route: str) -> dict[str, object]:
+def _build_text_request(route: str, prompt: str = "") -> dict[str, object]:
     if route.endswith("/completions"):
-        return {"prompt": _PROMPT, "max_tokens": 32}
-    return {"instances": [{"prompt": _PROMPT}], "parameters": {"max_tokens": 32}}
+        return {"prompt": prompt, "max_tokens": 32}
+    return {"instances": [{"prompt": prompt}], "parameters": {"max_tokens": 32}}
 
 
 def _write_instances(inputs: Sequence[Input], values: Sequence[str]) -> str:

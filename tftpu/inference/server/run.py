@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 
@@ -16,6 +17,7 @@ from tftpu.inference.server.app import About, build_application
 from tftpu.inference.server.protocol import TimeoutProtocol
 from tftpu.inference.server.served import Refused, Served, check_outputs
 from tftpu.inference.server.text import Language
+from tftpu.runtime import leaving
 
 _CONNECTIONS = 1000
 GRACE_S = 30  # seconds for running requests after the process was asked to end
@@ -54,9 +56,10 @@ def listen(at: socket.socket) -> str:
 
 
 def _explain_taken(host: str, port: int, error: Exception) -> UserError:
-    reason = getattr(error, "strerror", None) or error
+    reason = getattr(error, "strerror", None) or "ports are 0 to 65535"  # an OverflowError
     return UserError(
-        f"Nothing can be served at {host}:{port} ({reason}): choose another --port or --host."
+        f"Nothing can be served at {host}:{port} ({reason}): choose another --port (0 takes a free "
+        "one) or --host."
     )
 
 
@@ -95,13 +98,16 @@ def serve(
 ) -> None:
     """Serves a model until SIGTERM or SIGINT, and then answers the running requests.
 
+    A second SIGINT ends the texts that are written; a third one, or of arrays the second, ends the
+    process.
+
     Args:
         model: the model, which answers with arrays or with text.
         about: the model's name and routes.
         limits: the limits of requests.
         at: the socket.
         ready: a function that is called once requests are answered and signals are handled.
-        stopping: a function that is called when the server takes no more requests.
+        stopping: a function that is called when the server takes no more requests, but has some.
         compiled: see `build_application`.
     """
     server = build_server(model, about, limits, ready, stopping, compiled)
@@ -130,7 +136,7 @@ def build_server(
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_S,
     )
-    return _Server(config, app.state.stop, ready, stopping)
+    return _Server(config, app.state.stop, ready, stopping, isinstance(model, Language))
 
 
 class _Server(uvicorn.Server):
@@ -142,16 +148,34 @@ class _Server(uvicorn.Server):
         stop: Callable[[], None],
         ready: Callable[[], None],
         stopping: Callable[[], None],
+        has_texts: bool,
     ):
         super().__init__(config)
         self._stop, self._ready, self._stopping = stop, ready, stopping
+        self._loop: asyncio.AbstractEventLoop | None = None  # until the server runs
+        self._hurried = not has_texts  # whether texts were ended, or there are none
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._ready()
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Ends running texts at a second Ctrl-C, and the process at the next.
+
+        uvicorn would cancel the requests, whose clients would get no reason.
+        """
+        if sig != signal.SIGINT or not self.should_exit or self._loop is None:
+            super().handle_exit(sig, frame)
+        elif self._hurried:
+            leaving.exit_at_once(128 + sig)
+        else:
+            self._hurried = True
+            self._loop.call_soon_threadsafe(self._stop)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._stopping()
+        if self.server_state.tasks:
+            self._stopping()
         farewell = asyncio.get_running_loop().call_later(GRACE_S - _FAREWELL_S, self._stop)
         await super().shutdown(sockets)
         farewell.cancel()

@@ -93,7 +93,7 @@ def _load_onnx(path: str) -> Served:
             f"{path} needs ONNX Runtime: run `{installation.command('serve')}`."
         ) from error
     if not files.exists(path):
-        raise UserError(f"There is no file {path}.")
+        raise UserError(f"There is no file {path}.{files.suggest_existing(path)}")
     data = files.read(path)
     if not onnx_seal.is_intact(data):
         raise UserError(
@@ -102,8 +102,10 @@ def _load_onnx(path: str) -> Served:
             f"purpose must remove {onnx_seal.KEY!r} from its metadata."
         )
     try:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # what it refuses is raised as well
         session = onnxruntime.InferenceSession(
-            data, providers=onnxruntime.get_available_providers()
+            data, options, providers=onnxruntime.get_available_providers()
         )
     except Exception as error:  # the exceptions of ONNX Runtime share no base class
         raise UserError(f"ONNX Runtime cannot load {path}: {_extract_first_line(error)}") from error
@@ -197,4 +199,5 @@ def _extract_first_line(error: Exception) -> str:
     lines = [line for line in lines if line and not line.startswith("[[{{node")]
     if lines[:1] == ["Graph execution error:"]:  # a traceback of the model's code, then the reason
         lines = lines[-1:]
-    return next(iter(lines), type(error).__name__)[:300]
+    reason = next(iter(lines), type(error).__name__)
+    return reason.rpartition("Status Message: ")[2][:300]  # ONNX Runtime's, after its codes

@@ -35,6 +35,7 @@ class Language:
         encode: a function that returns the tokens of a text.
         decoder: returns, for a prompt, a function that maps the next tokens to their characters.
         vocabulary: the number of tokens.
+        context: the most tokens of a text that the model reads.
         device: "CPU" or "GPU".
     """
 
@@ -42,6 +43,7 @@ class Language:
     encode: Callable[[str], list[int]]
     decoder: Callable[[Sequence[int]], Callable[[Sequence[int]], str]]
     vocabulary: int
+    context: int
     device: str = "CPU"
 
     def list_further_sizes(self, most: int) -> "list[Size | PromptSize]":
@@ -182,7 +184,7 @@ class Texts:
 
     def _report_compiling(self, texts: str) -> None:
         self.compiling = True
-        _LOG.warning("Compiling for %s: the first of this size waits.", texts)
+        _LOG.warning("Requests wait while a program is compiled for %s.", texts)
 
     def _advance(self, loop: asyncio.AbstractEventLoop) -> None:
         """Writes on each batch for a short time; a text that has ended leaves `_running`."""

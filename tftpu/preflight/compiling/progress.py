@@ -77,6 +77,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._phases: list[Phase] = []
+        self._first_lines: list[str] = []
         self._lines: list[str] = []
         self._last_lines: list[str] = []
         self._start = time.monotonic()
@@ -91,7 +92,7 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        for line in self._last_lines:
+        for line in self._lines + self._last_lines:
             print(line, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
@@ -116,8 +117,13 @@ class Progress:
             with self._lock:
                 self._phases.remove(phase)
 
+    def print_unless_over(self, text: str) -> None:
+        """Prints a line that stays, unless the context ends at once."""
+        with self._lock:
+            self._first_lines.append(text)
+
     def print_line(self, text: str) -> None:
-        """Prints a line that stays, unless the check ends at once."""
+        """Prints a line that stays."""
         with self._lock:
             self._lines.append(text)
 
@@ -134,8 +140,8 @@ class Progress:
         live, widest = sys.stderr.isatty(), 0
         while not self._ended.wait(_EVERY):
             with self._lock:
-                phases, lines = list(self._phases), list(self._lines)
-                self._lines.clear()
+                phases, lines = list(self._phases), self._first_lines + self._lines
+                self._first_lines, self._lines = [], []
             for line in lines:
                 text = f"\r{line:{widest}}" if live else line
                 print(text, file=sys.stderr, flush=True)

@@ -220,7 +220,7 @@ def find_layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> s
     if path:
         return path
     if kind == "collective":
-        return "(exchange between devices)"
+        return "(exchange outside layers)"
     scope = step.find_scope(instruction.op_name)
     return f"({scope})" if scope else _REST
 

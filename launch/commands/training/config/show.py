@@ -1,8 +1,9 @@
-"""Shows every field of a config with its value, after the overrides of the command line.
+"""Shows every field of a config, or of a run, after the overrides of the command line.
 
 Each line is a flag of `tftpu train`, without its dashes.
 
     tftpu config show digits_resnet --config.train.steps=500
+    tftpu config show runs/digits_resnet
     tftpu config show python_gpt --sharding --config.cluster.mesh=fsdp:8
 """
 
@@ -13,17 +14,14 @@ from typing import Any
 from tftpu.config import Function, KerasObject
 from tftpu.engines import selection
 from tftpu.launch import startup
-from tftpu.launch.settings import config_flags, own_code
-from tftpu.launch.settings.options import Overrides, flag, required
+from tftpu.launch.run import finished
+from tftpu.launch.settings.options import flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options(Overrides):
+class Options(finished.ConfigOrRunOptions):
     """The config to show."""
 
-    config: str = required(
-        "CONFIG", "name of a config (`tftpu configs`), or path of your own", word=True
-    )
     sharding: bool = flag(
         False, "show the part of each variable that one device of the config's mesh holds"
     )
@@ -35,8 +33,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: there is no such config, or a value in it is wrong.
     """
-    experiment = config_flags.load(options.config, list(options.overrides))
-    own_code.validate(experiment)
+    experiment = options.load_experiment()
     if options.sharding:
         selection.choose_backend(dataclasses.replace(experiment.cluster, engine="jax"))
         startup.import_tensorflow()

@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
+
+from tftpu.launch.commands.checking import plan
 
 PLAN = ("plan", "python_gpt")
 COMMAND = [sys.executable, "-m", "tftpu.launch.main", *PLAN]
@@ -35,6 +38,18 @@ def test_a_plan_compiles_once_and_prints_the_command(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_mesh_that_cannot_divide_the_model_is_left_out(tmp_path):
+    command = [*COMMAND[:-1], "digits_resnet", "--slices=v5e-4", "--time_limit=1s"]
+    for _ in ("measured", "known"):
+        done = subprocess.run(
+            [*command, f"--workdir={tmp_path}"], capture_output=True, text=True, check=False
+        )
+        assert "3 meshes left out: The mesh has tensor:" in done.stdout
+        assert done.returncode == 2 and "0 compiled" in done.stdout
+    assert len((tmp_path / "plan.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.compiles
 def test_an_interrupted_plan_says_what_it_knows(tmp_path):
     process = subprocess.Popen(
@@ -51,5 +66,32 @@ def test_an_interrupted_plan_says_what_it_knows(tmp_path):
     process.send_signal(signal.SIGTERM)  # of `timeout`, and answered like a Ctrl-C
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "No candidate that fits is known yet: a longer --time_limit continues." in said
-    assert "48 candidates: 0 compiled, 0 pruned, 48 left." in said
+    assert "No candidate that fits is known yet." in said
+    assert (
+        "48 candidates: 0 compiled, 0 pruned, 48 left: the same command continues with them."
+        in said
+    )
+
+
+def test_the_command_for_a_run_names_its_config_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    experiment = types.SimpleNamespace()
+    space = types.SimpleNamespace(
+        experiment=experiment, list_changes=lambda _: ["cluster.mesh=data:1"]
+    )
+    for run, file, config, parts in (
+        ("runs/a", "mine.py", "mine.py", "flags"),
+        ("runs/b", "gone.py", "CONFIG", "config and the flags"),
+        ("runs/python_gpt", "", "python_gpt", "config and the flags"),
+        ("runs/c", "", "CONFIG", "config and the flags"),
+    ):
+        (tmp_path / run).mkdir(parents=True)
+        for name in ("config.json", "goodput.json"):
+            (tmp_path / run / name).write_text("{}")
+        experiment.config_file = file and str(tmp_path / file)
+        lines = plan._list_command(plan.Options(config=run), None, space)
+        assert lines[0] == f"  tftpu train {config} --config.cluster.mesh=data:1"
+        assert lines[1] == f"  with the {parts} that the run was trained with"
+    [line] = plan._list_command(plan.Options(config="python_gpt"), None, space)
+    assert line == "  tftpu train python_gpt --config.cluster.mesh=data:1"

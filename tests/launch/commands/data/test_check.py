@@ -12,10 +12,12 @@ import tensorflow as tf
 from tests.support.data import data_sets
 from tftpu import input_pipelines
 from tftpu.config import DataConfig, Experiment, ModelConfig
+from tftpu.errors import UserError
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records, StreamedImages
 from tftpu.launch import main
 from tftpu.launch.commands.data import check as data_check
+from tftpu.launch.preflight import reports
 from tftpu.models.sizes import GPT, ResNet
 from tftpu.storage import buckets
 
@@ -52,13 +54,15 @@ def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
     report = {"slices": [{"slice": "v5e-8", "examples_per_second": 1e9}, {"slice": "v2-8"}]}
     (tmp_path / "preflight.json").write_text(json.dumps(report))
     command = ["data", "check", f"--config={config}", f"--workdir={tmp_path}"]
-    assert main.main([*command, "--hosts=2"]) == 0
+    assert main.main([*command, "--hosts=2", "--need=1e9"]) == 0
     out, err = capsys.readouterr()
     assert err.startswith(f"Loading {config} and TensorFlow ...\nOpening the data ...\n")
-    assert "Timing the pipeline for 0.1 s ..." in err
+    assert "Reading a batch, then timing the pipeline for 0.1 s ..." in err
     assert "ok       a host's batch is float32[4, 3], int32[4]" in out
     assert "40 examples in 4 shards" in out and "in 4 streams" in out
-    assert "warning  this host gives" in out and "v5e-8 needs 1,000,000,000" in out
+    assert "warning  this host gives" in out and "the TPU needs 1,000,000,000" in out
+    assert main.main(command) == 0
+    assert "preflight.json is of an older tftpu, or of another model" in capsys.readouterr().out
     assert main.main([*command, "--need=1"]) == 0
     assert "the TPU needs 1: 1 host is enough" in capsys.readouterr().out
     assert "ok       the evaluation split can be read" in out
@@ -124,13 +128,31 @@ def test_the_buckets_region_is_compared_with_the_tpus(monkeypatch, where, zone, 
     assert levels(data_check.inspect_region("gs://mine/data", zone)) == [level]
 
 
+def test_no_device_of_this_machine_is_taken(monkeypatch, capsys):
+    def leave():
+        raise UserError("devices are left alone")
+
+    monkeypatch.setattr(data_check, "leave_devices_alone", leave)
+    assert main.main(["data", "check", "digits_resnet"]) == 2
+    assert "devices are left alone" in capsys.readouterr().err
+
+
 def test_a_slow_host_gives_the_number_of_hosts_needed():
-    (finding,) = data_check.inspect_speed(1900, {"a v5e-8": 7400}, hosts=1)
-    assert finding.text == (
-        "this host gives 1,900 examples/s, a v5e-8 needs 7,400: 4 hosts like this one, or "
-        "other machines that prepare the data (data.service)"
+    need = {"a v5e-8": 7400}
+    (finding,) = data_check.inspect_speed(1900, need, 1, 38000, " (by runs/a/preflight.json)")
+    assert finding == data_check.Finding(
+        "warning",
+        "an epoch of 38,000 examples takes this host 20 s (1,900 examples/s); a v5e-8 needs 7,400 "
+        "(by runs/a/preflight.json): 4 hosts like this one, or other machines that prepare the "
+        "data (data.service)",
     )
-    (finding,) = data_check.inspect_speed(1900, {"a v5e-8": 7400}, hosts=4)
+    (finding,) = data_check.inspect_speed(1900, need, hosts=1, examples=3800)
+    assert finding.level == "ok" and "epochs this short" in finding.text
+    (finding,) = data_check.inspect_speed(1900, {}, 1, 1900, "to see")
+    assert (
+        finding.text == "an epoch of 1,900 examples takes this host 1 s (1,900 examples/s); to see"
+    )
+    (finding,) = data_check.inspect_speed(1900, {"a v5e-8": 7400}, hosts=4, examples=None)
     assert finding.level == "ok"
 
 
@@ -252,3 +274,48 @@ def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_name
     assert levels(data_check.inspect_images(photos))[-1] == "warning"
     photos.eval_split = "test"
     assert levels(data_check.inspect_images(photos)) == ["error"]
+
+
+def test_the_splits_and_the_classes_of_shards_are_listed(tmp_path):
+    parts = [[{"image": b"", "label": 0}] * 3]
+    data_sets.shards(tmp_path, data_sets.IMAGES, {"train": parts, "validation": [parts[0][:1]]})
+    path = tmp_path / "dataset.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps(found | {"about": {"classes": ["cups", "plates"]}}))
+    images = StreamedImages(format="tfrecord", data_dir=str(tmp_path))
+    assert [finding.text for finding in data_check.inspect_images(images)] == [
+        "train: 3 examples; validation: 1 example",
+        "2 classes: cups, plates",
+    ]
+
+
+def test_the_price_of_another_batch_is_left_out(tmp_path, monkeypatch):
+    def refuse(text: str):
+        raise UserError(text)
+
+    def read(*overrides: str):
+        words = {"config": "digits_resnet", "workdir": str(tmp_path), "overrides": overrides}
+        options = data_check.Options(**words)
+        return data_check.read_needs(options.load_experiment(), options)
+
+    command = f"`tftpu preflight digits_resnet --config.train.steps=9 --workdir={tmp_path}`"
+    assert read("--config.train.steps=9") == (
+        {},
+        f"to compare it with a TPU: {command}, or --need=N",
+    )
+    experiment = data_check.Options(config="digits_resnet").load_experiment()
+    batch = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+    known = {"slice": "v5e-8", "step_ms": 1.5, "replicas": 8, "examples_per_second": 100.0}
+    settings = reports.compute_settings(experiment, batch)
+    (tmp_path / reports.FILE).write_text(json.dumps({"slices": [known], "settings": settings}))
+    assert read() == ({"v5e-8": 100.0}, f" (by {tmp_path}/preflight.json)")
+    needs, said = read("--config.data.global_batch_size=64")
+    assert not needs and said.startswith(f"{tmp_path}/preflight.json is of another model, batch")
+    (tmp_path / reports.FILE).write_text(json.dumps({"slices": [], "settings": settings}))
+    needs, said = read()
+    assert not needs and said.startswith(f"{tmp_path}/preflight.json gives no rate; to compare")
+    (tmp_path / reports.FILE).write_text(json.dumps({"slices": [known]}))
+    assert read()[1].startswith(f"{tmp_path}/preflight.json is of an older tftpu, or of another")
+    monkeypatch.setattr(reports, "to_plain", lambda _: refuse("JSON cannot hold this field"))
+    assert reports.compute_settings(experiment, batch) == ""
+    assert read()[0] == {}  # neither is known: they are not taken to be alike

@@ -186,6 +186,11 @@ def test_pixels_that_keras_cannot_prepare_cannot_be_in_a_keras_file(data, messag
     assert message in str(error.value) and "choose saved_model or onnx" in str(error.value)
 
 
+def test_a_command_for_the_run_repeats_its_config():
+    given = export.Options(workdir="my runs", output="a.onnx", config="b.py", overrides=("--x=1",))
+    assert export._quote_run(given) == "'my runs' --config=b.py --x=1"
+
+
 @pytest.mark.slow
 def test_plain_keras_reads_the_file_of_a_model_of_its_own_layers(tmp_path):
     own = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2)])

@@ -44,6 +44,7 @@ def test_a_prompt_is_continued_and_the_same_seed_writes_the_same(run, capsys):
     assert main(["generate", *words]) == 0
     found, activity = capsys.readouterr()
     assert f"Loading {run} ...\nCompiling ..." in activity  # though nobody is at a terminal
+    assert activity.endswith("The text ended at --tokens=80.\n")
     assert found.startswith("def f(") and 40 < len(found) <= 87
     assert printed(capsys, *words) == found
     assert printed(capsys, *words, "--seed=1") != found
@@ -74,8 +75,10 @@ def test_a_tokenizer_of_ones_own_and_its_stop(run, capsys, tmp_path):
     asked = [f"--workdir={run}", "--prompt=w1 w2", "--temperature=0", f"--tokenizer={path}"]
     found = printed(capsys, *asked, "--tokens=12").removeprefix("w1 w2 ").split()
     assert len(found) == 12 and set(found) <= set(words)
-    stopped = printed(capsys, *asked, "--tokens=12", f"--stop={found[0]}")
-    assert stopped.strip() == "w1 w2"
+    assert main(["generate", *asked, "--tokens=12", f"--stop={found[0]}"]) == 0
+    stopped = capsys.readouterr()
+    assert stopped.out.strip() == "w1 w2"
+    assert stopped.err.endswith("The text ended by its end token after 0 tokens.\n")
 
 
 @pytest.mark.slow

@@ -25,6 +25,19 @@ def test_the_curves_are_those_of_the_metrics_file(finished_run):
         found.best.step)] == best["value"]  # fmt: skip
 
 
+def test_of_a_folder_of_runs_those_without_metrics_are_left_out(finished_run, tmp_path, capsys):
+    shutil.copytree(finished_run, tmp_path / "runs/a")
+    (tmp_path / "runs/none").mkdir()
+    (tmp_path / "runs/none/goodput.json").touch()
+    output = f"--output={tmp_path}/curves.png"
+    assert command_line.main(["plot", f"{tmp_path}/runs", output]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(f"Left out: There are no metrics in '{tmp_path}/runs/none'")
+    assert "1 run in" in said.out
+    assert command_line.main(["plot", f"{tmp_path}/runs/a", f"{tmp_path}/runs/none", output]) == 2
+    assert "There are no metrics in" in capsys.readouterr().err
+
+
 def shown(runs, metrics: str, monkeypatch, tmp_path, log: bool = False) -> dict:
     """Returns the panels of a picture by their titles."""
     from matplotlib import pyplot

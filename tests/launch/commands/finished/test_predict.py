@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tftpu
+from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import small
 from tftpu.launch.commands.finished import predict
 from tftpu.launch.main import main
+from tftpu.launch.run import finished
+from tftpu.launch.settings import config_flags
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,9 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
     assert "zz.png is not an image that can be read" in said and "--skip_bad" in said
     assert "Traceback" not in said
     assert main(["predict", *given, "--skip_bad"]) == 0
+    assert "\n3 predictions and 1 error in " in f"\n{capsys.readouterr().out}"
+    assert main(["predict", *given, "--skip_bad"]) == 0  # it finds them there
+    assert "\n4 predictions or errors in " in capsys.readouterr().out
     *good, bad = (tmp_path / "out" / "predictions-00000-of-00001.jsonl").read_text().splitlines()
     assert len(good) == 3 and all("class_name" in line for line in good)
     assert set(json.loads(bad)) == {"file", "record", "error"}
@@ -81,6 +88,7 @@ def test_a_classifier_writes_classes_unless_others_are_asked_for(run, folder, tm
     shard = tmp_path / "one" / "predictions-00000-of-00001.jsonl"
     said = capsys.readouterr().out
     assert f"50 predictions in {shard}\nThey hold classes; --outputs chooses among" in said
+    assert "--keep=" not in said  # files of images have no fields
     row = json.loads(shard.read_text().splitlines()[0])
     assert list(row) == ["file", "record", "class", "class_name", "probability"]
     words = ["--outputs=logits", "--records_per_shard=20"]
@@ -140,6 +148,52 @@ def test_a_mistake_is_explained(run, tmp_path, capsys, words, message):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
+def test_an_interruption_says_how_to_continue(run, tmp_path, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    words = ["predict", run, "--input=evaluation", f"--output={tmp_path}/out"]
+    with monkeypatch.context() as patched:
+        patched.setattr(predict.ProgressPrinter, "__call__", interrupt)
+        assert main(words) == 130
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].endswith("The same command predicts the records that are missing.")
+    assert main(words) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--input=new"], "Did you mean 'images:new'?"),
+        (
+            ["--input=images:nwe"],
+            "There is no folder nwe: name a folder of images that exists. Did",
+        ),
+        (["--input=images:new", "--keep=label"], "--keep=label: pictures in files have no fields"),
+        (["--input=images:new", "--output=used"], "already holds other predictions"),
+        (["--input=evaluation", "--output=used", "--keep=label"], "the kept fields are none, not"),
+    ],
+)
+def test_what_can_be_known_is_refused_before_tensorflow_is_loaded(
+    words, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used/plan.json").write_text(
+        '{"input": "evaluation", "keep": [], "format": "jsonl"}'
+    )
+    (tmp_path / "used/predictions-00000-of-00001.jsonl").touch()
+    monkeypatch.setattr(finished, "check_exists", lambda workdir: None)
+    monkeypatch.setattr(
+        finished, "load_experiment", lambda *_: config_flags.load("digits_resnet", [])
+    )
+    monkeypatch.setattr(finished, "restore_for_records", None)
+    assert main(["predict", "runs/a", "--output=out", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_progress_says_what_is_there_and_what_is_left(capsys, monkeypatch):
     times = iter([0.0, 4.0, 11.0, 12.0])
     monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
@@ -157,3 +211,25 @@ def test_complete_predictions_are_said_to_be_there(capsys):
     assert not capsys.readouterr().out
     predict.ProgressPrinter()(5, 5)
     assert capsys.readouterr().out == "5 of 5 records are there already\n"
+
+
+@pytest.mark.parametrize(
+    ("opened", "said"),
+    [
+        ("rows.csv", "--input=rows.csv: there is no file 'rows.csv'. Did you mean 'row.csv'?"),
+        ("other", "Own.prediction() in line"),
+    ],
+)
+def test_an_input_that_does_not_exist_is_named_before_the_code_that_reads_it(
+    opened, said, tmp_path, monkeypatch
+):
+    class Own(tftpu.DataConfig):
+        def prediction(self, address, context):
+            Path(opened).read_bytes()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "row.csv").touch()
+    options = predict.Options(workdir="run", input="rows.csv", output="out")
+    with pytest.raises(UserError) as refused:
+        predict._open_records(Own(), options)
+    assert str(refused.value).startswith(said)

@@ -1,6 +1,8 @@
 """`tftpu serve` as its own process."""
 
 import contextlib
+import http.client
+import json
 import os
 import re
 import shutil
@@ -120,7 +122,7 @@ def test_a_saved_model_is_served(exported):
     given = pixels(2)
     session = onnxruntime.InferenceSession(exported["onnx"])
     [expected] = session.run(["logits"], {"images": given})
-    flags = f"--model={exported['saved_model']}", "--port=0", "--allow_hosts=a.example,b.example"
+    flags = exported["saved_model"], "--port=0", "--allow_hosts=a.example,b.example"
     with serving(*flags) as (process, port):
         path = "/v1/models/saved:predict"
         assert ask(port, "GET", path[:-8], headers={"Host": "c.example"})[0] == 403
@@ -137,7 +139,7 @@ def test_a_saved_model_is_served(exported):
         assert f"curl http://127.0.0.1:{port}/predict " in ask_it
         assert others == ["Ctrl-C ends it.", "Stopped."]
         doing = [line for line in process.stderr.read().splitlines() if line.endswith(" ...")]
-        assert [line.split()[0] for line in doing] == ["Loading", "Compiling", "Stopping:"]
+        assert [line.split()[0] for line in doing] == ["Loading", "Compiling"]
 
 
 @pytest.mark.slow
@@ -157,10 +159,21 @@ def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
     words = ["--prompt=def", "--tokens=12", "--temperature=0.5", "--seed=3"]
     assert main(["generate", texts, *words]) == 0
     written = capsys.readouterr().out.rstrip("\n")
-    with serving(texts, "--port=0", route="/v1/completions") as (_, port):
+    with serving(texts, "--port=0", route="/v1/completions") as (process, port):
         body = {"prompt": "def", "max_tokens": 12, "temperature": 0.5, "seed": 3}
         status, answer = ask(port, "POST", "/v1/completions", body)
         assert status == 200 and "def" + answer["choices"][0]["text"].rstrip("\n") == written
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        long = {"prompt": ["def"] * 64, "max_tokens": 200, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(long), JSON)
+        answered = connection.getresponse()
+        answered.readline()
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        assert b"The text ends here: the server stops." in answered.read()
+        assert process.stderr is not None
+        assert process.wait(30) == 0 and "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(

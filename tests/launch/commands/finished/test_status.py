@@ -43,6 +43,20 @@ def test_a_folder_of_runs_stands_for_its_runs(finished_run, tmp_path, capsys):
     assert named == [str(tmp_path / "ants"), str(tmp_path / "birds"), str(finished_run)]
 
 
+def test_fields_in_which_runs_differ_are_listed(finished_run, tmp_path, capsys):
+    account = (finished_run / goodput.FILE).read_bytes()
+    configs = {"a": {"width": 64, "steps": 300}, "b": {"width": 96}, "c": {"width": 64}}
+    for name, model in configs.items():
+        files.write_whole(str(tmp_path / name / goodput.FILE), account)
+        (tmp_path / name / "config.json").write_text(json.dumps({"model": model, "x": [1]}))
+    assert command_line.main(["status", f"{tmp_path}/a", f"{tmp_path}/b"]) == 0
+    said = capsys.readouterr().out.splitlines()[-3:]
+    assert said[0] == f"Their configs differ ({tmp_path}/a | {tmp_path}/b):"
+    assert said[1:] == ["  model.width  64 | 96", "  model.steps  300 | -"]
+    assert command_line.main(["status", f"{tmp_path}/c", f"{tmp_path}/c", f"{tmp_path}/c"]) == 0
+    assert "differ" not in capsys.readouterr().out
+
+
 def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_path):
     """The run is running while the lock is held, and crashed once its holder disappears."""
     with locks.locked(str(tmp_path)):

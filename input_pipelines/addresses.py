@@ -1,0 +1,63 @@
+"""Addresses of records to predict, such as images:FOLDER; read without TensorFlow."""
+
+import os
+from collections.abc import Sequence
+
+from tftpu.config import DataConfig
+from tftpu.errors import UserError, did_you_mean, find_nearest
+from tftpu.input_pipelines.formats import manifest
+
+EVALUATION, TRAINING = "evaluation", "training"
+
+
+def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]:
+    """Returns the kind of an address of records, and the path or name in it.
+
+    Args:
+        text: KIND:WHAT, or the name of a split of the run's own data.
+        data: the class of the run's data, for errors.
+        kinds: the kinds that the data can read besides their splits, such as "images".
+
+    Raises:
+        UserError: the address has none of these kinds.
+    """
+    kind, _, what = text.partition(":")
+    if (kind in kinds and what) or text in (EVALUATION, TRAINING):
+        return kind, what
+    allowed = [*(f"{name}:..." for name in kinds), EVALUATION, TRAINING]
+    hint = did_you_mean(kind, [*kinds, EVALUATION, TRAINING])
+    near = find_nearest(kind, kinds)
+    if near and what:
+        hint = f" Did you mean '{near}:{what}'?"
+    if os.path.isdir(text):
+        hint = f" Did you mean '{address_of(text)}'?" if guess_kind(text) in kinds else hint
+    raise UserError(
+        f"Data of the class {data} cannot be read from the input {text!r}: use "
+        f"{', '.join(allowed)}.{hint}"
+    )
+
+
+def check_address(text: str, data: DataConfig) -> None:
+    """Raises `UserError` for an address that the run's data can certainly not read.
+
+    Args:
+        text: the address.
+        data: the run's data; of a user's class that defines `prediction`, nothing is refused.
+    """
+    if not data.address_kinds or not type(data).prediction.__module__.startswith("tftpu."):
+        return
+    kind, what = parse_address(text, type(data).__name__, data.address_kinds)
+    if kind == "images":
+        from tftpu.input_pipelines.reading import image_files  # it imports NumPy
+
+        image_files.check_folder(what.rstrip("/"))
+
+
+def address_of(folder: str) -> str:
+    """Returns the address of the records in a local folder, such as "images:photos"."""
+    return f"{guess_kind(folder)}:{folder}"
+
+
+def guess_kind(folder: str) -> str:
+    """Returns the kind of records that a local folder holds: images, or what was converted."""
+    return "tfrecord" if os.path.exists(os.path.join(folder, manifest.NAME)) else "images"
