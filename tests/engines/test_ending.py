@@ -48,3 +48,23 @@ def test_a_process_ends_after_a_fit_that_an_error_ended(backend, devices, place)
     )
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("RuntimeError: the end")
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_script_does_not_look_for_garbage_among_all_of_tensorflow_as_it_ends(backend):
+    code = (
+        "import atexit, gc\n"
+        "before = gc.get_freeze_count()\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() - before, flush=True))\n"
+        "import tftpu\n"
+        "tftpu.connect()\n"
+        "made = [[number] for number in range(1000)]"
+    )
+    done = warm.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "KERAS_BACKEND": backend},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) > 1000, done.stderr

@@ -74,6 +74,9 @@ def test_alerts_name_the_problem_and_the_fix():
     assert "model.preprocessor = None" in found["input"] and "cache()" not in found["input"]
     found = telemetry.find_alerts({}, SECONDS | {"step": 80.0, "checkpoint_wait": 20.0})
     assert "Checkpoint wait is 20 %" in found["checkpoint"]
+    assert telemetry.find_alerts({}, SECONDS | {"step": 10.0, "evaluation": 9.0}) == {}
+    found = telemetry.find_alerts({}, SECONDS | {"step": 20.0, "evaluation": 60.0})
+    assert "Evaluation takes 75 %" in found["evaluation"]
     sample = {
         "memory_percent": 95.0,
         "process_memory_gib": 12.0,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -114,6 +115,16 @@ def test_input_wait_equals_the_time_of_a_slow_pipeline(replicas, tmp_path):
     assert 0.85 * 100 * 0.02 - seconds["step"] < seconds["input_wait"] < wall - seconds["step"]
     text = (tmp_path / "train.log").read_text()
     assert "Input wait is " in text and "`tftpu data check`" in text
+
+
+def test_evaluations_that_take_longer_than_the_steps_are_named_during_the_run(tmp_path):
+    trainer = make_trainer(compiled(), tmp_path, log_every=10)
+    trainer.fit(data().repeat(), validation_data=data().map(slowly), steps=30, eval_every=10)
+    text = (tmp_path / "train.log").read_text()
+    assert re.search(r"Note at step 30: Evaluation takes \d+ % of the time: evaluate less", text)
+    seldom = make_trainer(compiled(), tmp_path / "seldom", log_every=10)
+    seldom.fit(data().repeat(), validation_data=data().map(slowly), steps=30, eval_every=20)
+    assert "Evaluation takes" not in (tmp_path / "seldom/train.log").read_text()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from tftpu.inference.rows import Tokens, build_rows
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.task_writer import TaskWriter
 from tftpu.inference.writer import Writer
+from tftpu.runtime import slow
 
 
 def generate(
@@ -26,7 +27,8 @@ def generate(
     """Returns the tokens with which a language model continues prompts.
 
     A row depends on its prompt, its place and the seed, but not on the other prompts. If a row
-    fills the model's context or is longer, it continues from its last half context.
+    fills the model's context or is longer, it continues from its last half context. What takes
+    longer than two seconds, as the first call does, is said on standard error.
 
     Args:
         model: the zoo's GPT or Llama, or a causal language model of KerasHub, which keep keys and
@@ -51,9 +53,10 @@ def generate(
     found: list[Tokens] = [[] for _ in prompts]
     rows = build_rows(prompts, length, sampling or Sampling(), seed)
     try:
-        for parts in writer.write(rows):
-            for row, part in zip(found, parts):
-                row += part
+        with slow.reporting_if_slow("Compiling and writing"):
+            for parts in writer.write(rows):
+                for row, part in zip(found, parts):
+                    row += part
     except NotFiniteError as error:
         raise NotFiniteError(error.rows, found) from None
     return found

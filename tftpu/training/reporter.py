@@ -212,6 +212,8 @@ class Reporter:
         seconds = self._account.clock.sum_seconds()
         since = {part: s - self._seconds[part] for part, s in seconds.items()}
         self._seconds = seconds
+        if self._evaluations.last is None:  # the first one compiles, the next ones do not
+            since["evaluation"] = 0.0
         total = self._account.sum_seconds()
         host = {f"goodput/{part}": goodput.compute_share(total, part) for part in total}
         facts = {"mfu": self._facts.mfu, "usd": self._facts.usd}
