@@ -16,15 +16,17 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
+import pytest
+
 from tests.support.programs.jax_process import QUICK  # whose server of processes keeps these
+from tests.support.repository import durations
+from tftpu.quick_import import uncollected
 
 os.environ.setdefault("XLA_FLAGS", QUICK)
 
-import keras
-import pytest
-import tensorflow as tf
-
-from tests.support.repository import durations
+with uncollected():
+    import keras
+    import tensorflow as tf
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8

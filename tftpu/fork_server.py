@@ -17,10 +17,11 @@ def start(modules: Sequence[str]) -> ForkServerContext:
     """Starts the server of this process, unless it runs already; returns the context to fork from.
 
     Args:
-        modules: the modules that the server imports; one that runs already keeps its own.
+        modules: the modules that the server imports after TensorFlow and Keras; one that runs
+            already keeps its own.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(modules))
+    context.set_forkserver_preload(["tftpu.fork_preload", *modules])
     with _interrupts_ignored():
         forkserver.ensure_running()
     return context

@@ -27,7 +27,7 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     if min(workers, tasks) <= 1:
         yield lambda function, numbers: [function(number) for number in numbers]
         return
-    context = fork_server.start(["tensorflow", __name__])
+    context = fork_server.start([__name__])
     # Waits for the imports: after an interrupt, the server would still start the processes of the
     # pool, and they would not find its locks.
     first = context.Process(target=int)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tftpu import fork_server
 
-PRELOADED = ("tensorflow", "keras", "tftpu.launch.run.training", "tftpu.launch.search.child")
+PRELOADED = ("tftpu.launch.run.training", "tftpu.launch.search.child")
 PRUNE = "prune"
 DIVERGED = "diverged"
 HELD = "held"

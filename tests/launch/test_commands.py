@@ -290,13 +290,13 @@ def test_the_first_line_is_printed_before_tensorflow_is_imported(tmp_path):
 @pytest.mark.slow
 def test_packages_that_no_command_uses_are_not_imported_with_tensorflow_and_work_after():
     code = (
-        "import gc, sys\nfrom tftpu.launch import startup\n"
+        "import gc, sys\nfrom tftpu.launch import startup\nfrom tftpu.quick_import import UNUSED\n"
         "startup.import_tensorflow()\n"
         "print('keras' in sys.modules, 'tensorflow' in sys.modules)\n"
-        "print(set(startup.UNUSED) & set(sys.modules))\n"
+        "print(set(UNUSED) & set(sys.modules))\n"
         "print(gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
         "import importlib, importlib.util\n"
-        "found = [n for n in startup.UNUSED if importlib.util.find_spec(n)]\n"
+        "found = [n for n in UNUSED if importlib.util.find_spec(n)]\n"
         "print({importlib.import_module(n).__name__ for n in found} == set(found))\n"
         "import jax, sklearn.datasets\n"
         "print(len(sklearn.datasets.load_digits().data), jax.numpy.ones(3).sum())\n"

@@ -41,16 +41,33 @@ def executed(page: str) -> bool:
 
 
 TOTAL = 3000  # seconds for all pages, on cores that others use as well
-RUN = [page for page in PAGES if executed(page)]
+# Half a minute or more each. What they run has its tests, and `tests/launch/test_readme_lines.py`
+# checks their commands; `make exhaustive` runs them as a reader does.
+LONG = {
+    *("docs/gallery/keras-hub.md", "docs/gallery/sft.md", "docs/gallery/text.md"),
+    *("docs/guides/exporting.md", "docs/guides/fine-tuning.md", "docs/guides/generating.md"),
+    *("docs/guides/input-data.md", "docs/guides/larger-than-a-device.md"),
+    *("docs/guides/pipelines.md", "docs/guides/predicting.md", "docs/guides/preflight.md"),
+    *("docs/guides/searching.md", "docs/guides/serving.md", "docs/guides/watching-a-run.md"),
+    *("docs/keras-hub/guide.md", "docs/others/hugging-face.md", "docs/others/maxtext.md"),
+}
+RUN = [
+    pytest.param(page, marks=pytest.mark.exhaustive if page in LONG else pytest.mark.slow)
+    for page in PAGES
+    if executed(page)
+]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, str]:
-    """Returns the error of each page, "" if it has none; all pages run in one process."""
+def results(tmp_path_factory, request) -> dict[str, str]:
+    """Returns the error of each page that is tested, "" if it has none: one process runs them."""
     folder = tmp_path_factory.mktemp("documents")
+    tested = [item for item in request.session.items if item.path == request.path]
+    called = [item.callspec.params for item in tested if "results" in item.fixturenames]
+    pages = [params["page"] for params in called]
     with (folder / "output.txt").open("w") as output:
         subprocess.run(
-            [sys.executable, "-m", "tests.support.repository.doc_blocks", *RUN],
+            [sys.executable, "-m", "tests.support.repository.doc_blocks", *pages],
             cwd=folder,
             # Compiled well: convolutions of JAX, trained for some steps, take six times as long.
             env={**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
@@ -62,7 +79,6 @@ def results(tmp_path_factory) -> dict[str, str]:
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(TOTAL)
 @pytest.mark.parametrize("page", RUN)
 def test_the_code_of_a_page_runs(page, results):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.repository.checkout import ROOT
 
-pytestmark = pytest.mark.slow  # installs half a gigabyte
+pytestmark = pytest.mark.exhaustive  # installs half a gigabyte
 
 
 class Environment:

@@ -11,7 +11,7 @@ from tests.support.fakes import gs_proxy
 from tests.support.fakes.fake_storage import BUCKET
 from tests.support.searches import TINY, started, table
 
-KILLS, TRIALS = 10, 12
+TRIALS = 12
 WORDS = (*TINY, f"--trials={TRIALS}")
 COMPLETE, PRUNED = 1, 2  # as the journal writes them
 
@@ -40,11 +40,14 @@ def killed_within_a_trial(workdir, chance):
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.slow
-def test_workers_killed_at_random_lose_no_trial_and_run_none_twice(tmp_path):
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.exhaustive)],
+)
+def test_workers_killed_at_random_lose_no_trial_and_run_none_twice(tmp_path, kills):
     """The searches that were killed find what one that was left alone does, number for number."""
     chance, workdir = random.Random(11), tmp_path / "killed"
-    for _ in range(KILLS):  # of more trials: each time, one of them ends at most
+    for _ in range(kills):  # of more trials: each time, one of them ends at most
         killed_within_a_trial(workdir, chance)
     finished(workdir)
     killed = table(str(workdir))

@@ -14,7 +14,7 @@ import time
 import types
 from typing import Any
 
-IMPORTED = ("tensorflow", "keras", "tftpu.launch.main", "tftpu.launch.run.start")
+IMPORTED = ("tftpu.fork_preload", "tftpu.launch.main", "tftpu.launch.run.start")
 
 
 def serve(connection: socket.socket) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tftpu import quick_import
 from tftpu.errors import UserError
 from tftpu.inference.exporting import litert_model, onnx_model
 from tftpu.inference.exporting.serving import Serving
@@ -23,6 +24,7 @@ from tftpu.storage import files
 
 TOLERANCE = 1e-4  # allowed difference, as a share of the largest output
 _RUNTIMES = Path(__file__).parent / "runtimes"
+_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # takes seconds
 _BATCHES = (5, 1)
 
 
@@ -141,11 +143,15 @@ def _compare_export(
     np.savez(scratch / "in.npz", **named)
     runtime, *modules = program
     # -I hides the working directory: only installed packages can be imported
-    alone = [] if modules else ["-I"]
+    alone = "-P" if modules else "-I"
+    script, package = _RUNTIMES / runtime, _IMPORTED.get(runtime)
+    command = [sys.executable, alone, str(script)]
+    if package:
+        command = quick_import.build_command(script, package, alone)
     paths = [str(path), str(scratch / "in.npz"), str(scratch / "out.npz")]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
-        [sys.executable, *alone, str(_RUNTIMES / runtime), *paths, *modules],
+        [*command, *paths, *modules],
         capture_output=True,
         text=True,
         env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(sys.path)},
