@@ -75,8 +75,10 @@ def test_alerts_name_the_problem_and_the_fix():
     found = telemetry.find_alerts({}, SECONDS | {"step": 80.0, "checkpoint_wait": 20.0})
     assert "Checkpoint wait is 20 %" in found["checkpoint"]
     assert telemetry.find_alerts({}, SECONDS | {"step": 10.0, "evaluation": 9.0}) == {}
+    starting = SECONDS | {"starting": 30.0, "step": 1.0, "evaluation": 9.0}
+    assert telemetry.find_alerts({}, starting) == {}
     found = telemetry.find_alerts({}, SECONDS | {"step": 20.0, "evaluation": 60.0})
-    assert "Evaluation takes 75 %" in found["evaluation"]
+    assert "Evaluation took 75 % of the last 80 s" in found["evaluation"]
     sample = {
         "memory_percent": 95.0,
         "process_memory_gib": 12.0,

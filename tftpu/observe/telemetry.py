@@ -145,13 +145,13 @@ def find_alerts(
             f"Input wait is {percent:.0f} % of the step: the data are slower than the devices. "
             f"{_PREPARE_ONCE if preprocessed else _FASTER_DATA}"
         )
-    if seconds["evaluation"] > max(training, _NOTICEABLE):
-        percent = 100 * seconds["evaluation"] / (training + seconds["evaluation"])
-        found["evaluation"] = (
-            f"Evaluation takes {percent:.0f} % of the time: evaluate less often "
-            "(TrainConfig.eval_every)."
-        )
     whole = sum(seconds.values())
+    if seconds["evaluation"] > max(0.5 * whole, _NOTICEABLE):
+        percent = 100 * seconds["evaluation"] / whole
+        found["evaluation"] = (
+            f"Evaluation took {percent:.0f} % of the last {whole:.0f} s: evaluate less often "
+            "(eval_every of `fit` or of TrainConfig)."
+        )
     if seconds["checkpoint_wait"] > max(0.1 * whole, _NOTICEABLE):
         percent = 100 * seconds["checkpoint_wait"] / whole
         found["checkpoint"] = (

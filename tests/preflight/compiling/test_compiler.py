@@ -82,7 +82,7 @@ def cpu_seconds():
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_both_examples_on_two_slices_in_90_seconds_from_a_cold_cache(tmp_path):
     environment = {**os.environ, "TFTPU_CACHE": str(tmp_path / "cache")}
     start, busy = time.monotonic(), cpu_seconds()
