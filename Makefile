@@ -24,7 +24,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 
-# Everything that CI runs, in about an hour on two cores.
+# Everything that CI runs, in three quarters of an hour on two cores.
 test-all: docs test test-slow test-parity
 
 # In three parts, as a process that has traced hundreds of models holds several GB; two of them by three
@@ -63,7 +63,7 @@ audit: $(VENV)/.dev
 	$(BIN)/pip install -q pip-audit
 	$(BIN)/pip-audit --local --skip-editable
 
-# Every combination of the options of the step, not a covering set.
+# Every combination of the options of the step, not a covering set; all pages of the documentation.
 exhaustive: $(VENV)/.dev
 	$(PYTEST) -m exhaustive
 
