@@ -12,6 +12,7 @@ from tftpu.config import OPERATIONAL, DataConfig, DataContext
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError, did_you_mean
 from tftpu.input_pipelines.augment.settings import Augment
+from tftpu.input_pipelines.formats import text_files
 from tftpu.input_pipelines.formats.manifest import COMPRESSIONS, parse_features
 from tftpu.input_pipelines.reading.streamed import Streamed, check_one_of
 from tftpu.input_pipelines.tables import BigQuery
@@ -279,6 +280,8 @@ class Tokens(Streamed):
                 "Set either data.data_dir (a folder of packed shards) or data.train_text "
                 "(patterns of text files, such as texts/*.txt)."
             )
+        for name in ("train_text", "eval_text"):
+            text_files.check_not_folders(getattr(self, name), f"data.{name}=")
         if self.eval_text and not self.train_text:
             raise UserError(
                 "data.eval_text works only with data.train_text: of shards, data.eval_split names "

@@ -50,6 +50,8 @@ class Texts(DataConfig):
             raise UserError(
                 "data.train_text is empty: give patterns of files, such as texts/*.txt."
             )
+        for name in ("train_text", "eval_text"):
+            text_files.check_not_folders(getattr(self, name), f"data.{name}=")
         for name in ("name", "data_dir"):
             if getattr(self, name):
                 raise UserError(

@@ -37,6 +37,7 @@ from tftpu.version import __version__
 
 _AGAIN = "TFTPU_STARTED_AGAIN"  # set in a process that `_start_again` started
 _WIDTH = 100
+_RUNS = 2  # most runs that an example names
 _CORRECTIONS = 3  # mistakes of one line that are corrected together
 
 
@@ -212,18 +213,25 @@ def _run(name: str, arguments: list[str]) -> None:
     try:
         options = parse(name, command.options, arguments)
     except Incomplete as error:
-        error.add_note(f"For example: {_complete(command.example, name, arguments)}")
+        error.add_note(f"For example: {_complete(command, arguments)}")
         raise
     command.run(options)
 
 
-def _complete(examples: str, name: str, arguments: list[str]) -> str:
-    """Returns the arguments of a command with the words that they lack of the nearest example."""
-    lines = [shlex.split(line.removeprefix(f"tftpu {name}")) for line in examples.splitlines()]
+def _complete(command: Command, arguments: list[str]) -> str:
+    """Returns the arguments of a command with the words that they lack of the nearest example.
+
+    In place of the example's run, the newest ones in the folder `runs` are named.
+    """
+    name, examples = command.name, command.example.splitlines()
+    lines = [shlex.split(line.removeprefix(f"tftpu {name}")) for line in examples]
     words = max(lines, key=lambda line: len({*line} & {*arguments}))
     first = [] if words[0].startswith("-") else words[:1]
     if arguments and not arguments[0].startswith("-"):
         first, arguments = arguments[:1], arguments[1:]
+    elif first and command.flags[0].metavar == "RUN":
+        most = _RUNS if command.flags[0].several else 1
+        first = correction.list_runs("runs")[:most] or first
     given = {word.split("=")[0] for word in arguments}
     flags = [w for w in words if w.startswith("-") and w.split("=")[0] not in given]
     return f"tftpu {name} {shlex.join([*first, *arguments, *flags])}"
@@ -243,7 +251,7 @@ def _correct(words: list[str], message: str) -> str:
                 parsed = parse(name, command.options, given)
             except Incomplete:
                 asks_for_help = len(given) < len(arguments)
-                completed = _complete(command.example, name, given)
+                completed = _complete(command, given)
                 return shlex.join(["tftpu", *words]) if asks_for_help else completed
             if isinstance(parsed, ConfigOptions) and parsed.config:
                 parsed.load_experiment()

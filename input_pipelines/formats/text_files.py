@@ -71,6 +71,21 @@ class Row(NamedTuple):
     values: dict[str, Any]
 
 
+def check_not_folders(patterns: str, prefix: str) -> None:
+    """Raises `UserError` if one of the patterns of files is a folder on a disk.
+
+    Args:
+        patterns: patterns with commas between them.
+        prefix: what stands before them where the user typed them, such as "data.train_text=".
+    """
+    for pattern in patterns.split(","):
+        if os.path.isdir(pattern):
+            raise UserError(
+                f"{prefix}{pattern} is a folder: name the files in it, as "
+                f"{prefix}{pattern.rstrip('/')}/*."
+            )
+
+
 def find_suffix(path: str) -> str:
     """Returns the suffix that names a file's format, in lower case and without .gz."""
     return os.path.splitext(path.lower().removesuffix(".gz"))[1]

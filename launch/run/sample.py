@@ -87,12 +87,17 @@ def find_prompt(data: DataConfig) -> str:
         if not path or (files.find_size(path) or _LARGE) >= _LARGE:
             return _BEGINNING
         texts = text_files.read_texts(path, files.read(path), field)
-        lines = (line for _, line in texts if line.strip())
-        *_, text = itertools.islice(lines, 2)  # the first one may be held out
+        found = (" ".join(line.split()[:_WORDS]) for _, line in texts)
+        *_, words = itertools.islice(filter(_is_prompt, found), 2)  # the first may be held out
     except (UserError, OSError, ValueError):
         return _BEGINNING
-    words = " ".join(text.split()[:_WORDS])
-    return words if len(words) <= _LONG and words.isprintable() else _BEGINNING
+    return words
+
+
+def _is_prompt(words: str) -> bool:
+    """Returns whether words suit a command line, and are mostly letters: no rule, no table."""
+    letters = sum(map(str.isalpha, words))
+    return len(words) <= _LONG and words.isprintable() and 2 * letters > len(words)
 
 
 # Keeps what is compiled for each executor, because every evaluation of a run draws a sample.

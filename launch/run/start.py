@@ -221,12 +221,21 @@ def _build_refusal(
     new = another_run.suggest_run(
         experiment, workdir, with_weights=bool(from_file) and "model" not in by_group
     )
-    error = UserError(
-        f"The workdir {workdir!r} holds a run with another {' and '.join(by_group)} configuration: "
-        f"{shown}. That changes what a run computes, so it resumes only with what it began with: "
+    has_ended = bool(_describe_end(workdir, experiment.train.steps))
+    advice = (
+        f"This run has ended: begin another one, such as {new}."
+        if has_ended
+        else "That changes what a run computes, so it resumes only with what it began with: "
         f"{change}, or begin another run, such as {new}."
     )
-    if options and all(flags) and len(flags) <= _MOST:
+    error = UserError(
+        f"The workdir {workdir!r} holds a run with another {' and '.join(by_group)} configuration: "
+        f"{shown}. {advice}"
+    )
+    if options and has_ended:  # with what it began with, nothing would be left to train
+        again = parsing.to_argv(dataclasses.replace(options, workdir=files.suggest_path(workdir)))
+        error.add_note(f"Type: tftpu train {shlex.join(again)}")
+    elif options and all(flags) and len(flags) <= _MOST:
         kept = [w for w in typed if not any(_sets(w, one.place) for one in differing)]
         again = parsing.to_argv(dataclasses.replace(options, overrides=(*kept, *flags)))
         error.add_note(f"Type: tftpu train {shlex.join(again)}")

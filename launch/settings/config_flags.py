@@ -14,6 +14,7 @@ from tftpu.config import (
     Experiment,
     Function,
     KerasObject,
+    OptimizerConfig,
     find_unreadable,
     find_unreadable_classes,
     read_fields,
@@ -34,6 +35,14 @@ from tftpu.storage import side_files
 
 # Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
+# What Keras's optimizers set otherwise than `OptimizerConfig`, whose rate also decays by default.
+_KERAS_DEFAULTS = {
+    "adamw": ", weight_decay=0.004",
+    "lars": ", learning_rate=1.0",
+    "lion": ", beta_2=0.99",
+    "muon": ", weight_decay=0.004",
+    "sgd": ", learning_rate=0.01, momentum=0.0",
+}
 # Fields of `train`; if one is set, the other is None.
 _LENGTHS = {"steps": "epochs", "epochs": "steps"}
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -294,8 +303,12 @@ def _suggest_field(
     if parent and parent == ".".join(parents):
         return f" Did you mean {other!r}?"
     groups = list_fields(experiment)
-    if not parents and field in groups:
-        return f" Did you mean '{groups[field]}'?"
+    meant = other or field
+    if not parents and meant in groups:
+        return f" Did you mean '{groups[meant]}'?"
+    named = experiment.optimizer
+    if not parents and isinstance(named, str) and meant in read_fields(OptimizerConfig):
+        return f" Did you mean 'optimizer.{meant}'?{_describe_optimizer(named)}"
     others = _find_sources_with(field) if list(parents) == ["data"] else []
     if others:
         one = type(experiment.data).__name__
@@ -322,6 +335,16 @@ def list_fields(experiment: Experiment) -> dict[str, str]:
     }
 
 
+def _describe_optimizer(name: str) -> str:
+    """Returns a sentence with the config that equals an optimizer by name and has fields."""
+    settings = _KERAS_DEFAULTS.get(name.lower(), "")
+    but = ", except that it leaves biases and norms without weight decay" * ("weight" in settings)
+    return (
+        f' Write optimizer=tftpu.OptimizerConfig("{name}", decay="constant"{settings}) in the '
+        f"config's file, which trains as {name!r} does{but}."
+    )
+
+
 def _check_field(experiment: Experiment, path: list[str], argument: str) -> None:
     here: Any = experiment
     for depth, field in enumerate(path):
@@ -330,7 +353,7 @@ def _check_field(experiment: Experiment, path: list[str], argument: str) -> None
             shown = repr(here) if isinstance(here, str) else getattr(here, "name", here)
             advice = ""
             if path[0] == "optimizer" and isinstance(here, str):
-                advice = f" OptimizerConfig(name={here!r}) has them: set it in the config's file."
+                advice = _describe_optimizer(here)
             raise UserError(f"--{argument}: {name} is {shown}, which has no fields.{advice}")
         known = [f.name for f in dataclasses.fields(here)]
         if field not in known:

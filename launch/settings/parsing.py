@@ -131,7 +131,8 @@ def _split(
                 usage = f"--{name}={flag.metavar} ({flag.help})" if flag else f"--{name}=VALUE"
                 raise UserError(f"--{name} has no value: write {usage}.")
             equals, value = "=", rest.pop(0)
-        if equals and not value and not is_override:
+        is_text = flag is not None and flag.metavar == "TEXT"  # the command answers an empty one
+        if equals and not value and not is_override and not is_text:
             raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         if flag is not None and name in flag.aliases:
             name = flag.name

@@ -1,5 +1,7 @@
 """`Texts`: lines of files and records of tables, as they are."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,13 @@ def test_a_field_is_that_of_a_table_by_name_or_content(table, tmp_path):
         input_pipelines.training(Texts(train_text=str(plain), **fields))
     (batch,) = read_epoch(Texts(train_text=f"{plain},{rows}", **fields))[:1]
     assert len(batch) == 2
+
+
+def test_a_folder_of_texts_is_answered_with_a_pattern(tmp_path):
+    data = Texts(train_text="a.txt", eval_text=f"b.txt,{tmp_path}/")
+    pattern = re.escape(f"data.eval_text={tmp_path}/*.")
+    with pytest.raises(UserError, match=f"is a folder: name the files in it, as {pattern}"):
+        data.validate()
 
 
 def test_fields_of_other_sources_are_refused():

@@ -48,6 +48,24 @@ def _check(words):
         options.load_experiment()
 
 
+def test_an_example_names_the_newest_runs_that_are_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def say(*words: str) -> str:
+        assert main.main(words) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert say("status") == "For example: tftpu status runs/digits_resnet"
+    for age, name in enumerate(("c", "b", "a")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "goodput.json").touch()
+        os.utime(tmp_path / "runs" / name / "goodput.json", (age, age))
+    assert say("status") == "For example: tftpu status runs/a runs/b"
+    assert say("plot", "--log").startswith("For example: tftpu plot runs/a runs/b --log")
+    assert say("evaluate") == "For example: tftpu evaluate runs/a"
+    assert say("predict", "runs/b").startswith("For example: tftpu predict runs/b --input=")
+
+
 def test_there_are_as_many_lines_as_promised():
     assert len(LINES) >= 60
 

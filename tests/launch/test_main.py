@@ -464,6 +464,21 @@ def test_a_changed_field_is_answered_with_the_line_that_resumes_the_run(tmp_path
     )
 
 
+@pytest.mark.parametrize(("steps", "ends"), [(5, True), (6, False)])
+def test_a_changed_field_of_a_run_that_ended_is_answered_with_another_workdir(
+    tmp_path, capsys, steps, ends
+):
+    run_in(tmp_path, config_flags.load("digits_resnet", ["--config.model.width=16"]))
+    (tmp_path / "result.json").write_text('{"steps": 5, "evaluation": {}}')
+    words = ["--config.model.width=8", f"--config.train.steps={steps}"]
+    assert command_line.main([*TRAIN, f"--workdir={tmp_path}", *words]) == 2
+    said = capsys.readouterr().err
+    again = said.splitlines()[-1].split()
+    assert ("This run has ended: begin another one" in said) == ends
+    assert (f"--workdir={tmp_path}_2" in again) == ("--config.model.width=8" in again) == ends
+    assert f"--config.train.steps={steps}" in again
+
+
 def test_changed_fields_of_several_groups_are_answered_with_one_line(tmp_path, capsys):
     run_in(tmp_path, config_flags.load("digits_resnet", ["--config.model.width=16"]))
     words = ["--config.model.width=8", "--config.data.global_batch_size=64"]

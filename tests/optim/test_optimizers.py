@@ -48,7 +48,9 @@ def test_an_unknown_optimizer_fails_with_a_suggestion():
         optimizers.build(OptimizerConfig("adm"), 256, 100)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("adam", "Adam"), ("RMSprop", "RMSprop")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("adam", "Adam"), ("RMSprop", "RMSprop"), ("lamb", "Lamb")]
+)
 def test_a_name_alone_is_keras_optimizer_with_its_defaults(name, kind):
     ours, theirs = optimizers.build(name, 256, 100), getattr(keras.optimizers, kind)()
     assert type(ours) is type(theirs)

@@ -36,7 +36,9 @@ def build(
     if name not in OPTIMIZERS:
         raise UserError(f"There is no optimizer {name!r}.{did_you_mean(name, OPTIMIZERS)}")
     if isinstance(config, str):
-        return LARS() if name == "lars" else keras.optimizers.get(name)
+        # Keras does not find Lamb by its name, and lacks LARS.
+        own = {"lamb": keras.optimizers.Lamb, "lars": LARS}
+        return own[name]() if name in own else keras.optimizers.get(name)
     if 0 < steps <= config.warmup_steps:
         _log.warning(
             "The run ends after %d steps, before the end of its warmup of %d steps "

@@ -4,7 +4,8 @@ import functools
 import os
 from collections.abc import Iterator
 
-from tftpu.errors import UserError
+from tftpu.amounts import format_size
+from tftpu.errors import UserError, counted
 from tftpu.input_pipelines.convert import packing
 from tftpu.input_pipelines.convert.readers.reader import (
     Example,
@@ -36,6 +37,7 @@ class TextReader(OrderedReader):
     def __init__(self, patterns: str, options: ReadOptions, prefix: str = "text:"):
         if options.context < 1:
             raise UserError(f"context is {options.context}: it must be 1 or more.")
+        text_files.check_not_folders(patterns, prefix)
         self._options = options
         self._patterns = [pattern for pattern in patterns.split(",") if pattern]
         sizes: dict[str, int] = {}
@@ -61,6 +63,9 @@ class TextReader(OrderedReader):
             "end_of_text": options.end_of_text,
         }
         super().__init__(features, _cut_parts(sizes), about)
+        size, parts = format_size(sum(sizes.values())), counted(len(self.parts), "part")
+        found = f"{counted(len(sizes), 'file')} of text, {size}"
+        self.notes.append(f"{found}, to tokenize and pack in {parts}")
         self.notes += _describe_columns(next(iter(sizes)), options.field)
 
     @property

@@ -31,7 +31,7 @@ from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import flag
 from tftpu.launch.startup import import_tensorflow, leave_devices_alone
 from tftpu.runtime.notes import without_notes
-from tftpu.runtime.slow import report_activity
+from tftpu.runtime.slow import report_activity, reporting_if_slow
 from tftpu.storage import files
 
 SECONDS = 5.0  # seconds for which the pipeline is timed
@@ -86,15 +86,15 @@ def run(options: Options) -> None:
         raise UserError(f"--need is {options.need}: it must be above 0.")
     if options.zone and not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", options.zone):
         raise UserError(f"--zone={options.zone} is not a zone, such as us-west4-a.")
-    report_activity(f"Loading {options.config} and TensorFlow")
-    experiment = options.load_experiment()
-    if options.gate:
-        conditions.check("--gate", options.gate, experiment)
-    own_model = not own_code.is_of_tftpu(type(experiment.model))
-    if own_model:  # it is built
-        selection.choose_backend(experiment.cluster)
-    import_tensorflow()
-    leave_devices_alone()
+    with reporting(f"Loading {options.config} and TensorFlow"):
+        experiment = options.load_experiment()
+        if options.gate:
+            conditions.check("--gate", options.gate, experiment)
+        own_model = not own_code.is_of_tftpu(type(experiment.model))
+        if own_model:  # it is built
+            selection.choose_backend(experiment.cluster)
+        import_tensorflow()
+        leave_devices_alone()
     errors = 0
     for finding in inspect_data(experiment, options, own_model):
         print(f"  {finding.level:9}{finding.text}", flush=True)
@@ -111,17 +111,17 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
         options: those of the command.
         own: whether the model is of the user's own, and so is built.
     """
-    from tftpu import input_pipelines
-
     data, prepared, hosts = experiment.data, experiment.prepared_data, options.hosts
-    report_activity("Opening the data")
-    with own_code.failures_of_class(data, "training"):
-        pipeline = input_pipelines.training(prepared, experiment.train.seed)
-    with own_code.failures_of_class(data, "batch_spec"):
-        announced = input_pipelines.batch_spec(prepared, data.global_batch_size // hosts)
-    plain = not hasattr(pipeline, "starting_at")
-    # The trainer itself gives the batches of a plain `tf.data.Dataset` a static shape.
-    seen = announced if plain else pipeline.starting_at(0, 0, hosts).element_spec
+    with reporting("Opening the data"):
+        from tftpu import input_pipelines
+
+        with own_code.failures_of_class(data, "training"):
+            pipeline = input_pipelines.training(prepared, experiment.train.seed)
+        with own_code.failures_of_class(data, "batch_spec"):
+            announced = input_pipelines.batch_spec(prepared, data.global_batch_size // hosts)
+        plain = not hasattr(pipeline, "starting_at")
+        # The trainer itself gives the batches of a plain `tf.data.Dataset` a static shape.
+        seen = announced if plain else pipeline.starting_at(0, 0, hosts).element_spec
     shapes = inspect_shapes(seen, announced)
     yield from shapes
     images = []
@@ -132,8 +132,8 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
         return
     yield from inspect_plain(hosts) if plain else inspect_shards(pipeline, hosts)
     yield from [] if plain else inspect_memory(pipeline, hosts, read_host_memory())
-    report_activity("Reading the first batches")
-    batches = read_first_batches(pipeline, hosts)
+    with reporting("Reading the first batches"):
+        batches = read_first_batches(pipeline, hosts)
     if own:
         yield from inspect_own_values(experiment, batches)
     else:
@@ -198,14 +198,16 @@ def inspect_evaluation(data: Any) -> list[Finding]:
     """Checks that the evaluation split is there, and reads its first batch."""
     from tftpu import input_pipelines
 
-    try:
-        with own_code.failures_of_class(data, "evaluation"):
-            batches = input_pipelines.evaluation(data)
-    except UserError as error:
-        return [Finding("error", f"evaluation: {error}")]
-    if batches is None:
-        return [Finding("ok", "the data have no evaluation split")]
-    if next(iter(batches), None) is None:
+    with reporting_if_slow("Reading the evaluation split"):
+        try:
+            with own_code.failures_of_class(data, "evaluation"):
+                batches = input_pipelines.evaluation(data)
+        except UserError as error:
+            return [Finding("error", f"evaluation: {error}")]
+        if batches is None:
+            return [Finding("ok", "the data have no evaluation split")]
+        is_empty = next(iter(batches), None) is None
+    if is_empty:
         return [Finding("error", "the evaluation split is empty.")]
     return [Finding("ok", "the evaluation split can be read")]
 

@@ -104,6 +104,10 @@ def run(options: Options) -> None:
 def _read_prompts(options: Options) -> list[str]:
     if (options.prompt is None) == (options.input is None):
         raise UserError("Give either --prompt=TEXT or --input=FILE, with a prompt on each line.")
+    if options.prompt == "":
+        raise UserError(
+            "--prompt is empty, and has no token to continue: give a text, such as --prompt=The."
+        )
     if options.input is None:
         return [options.prompt or ""]
     try:

@@ -18,6 +18,7 @@ from tftpu.launch.correction import expand_folders, suggest_folder
 from tftpu.launch.run import result
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe.writers import THROUGHPUT
+from tftpu.runtime.slow import reporting_if_slow
 from tftpu.storage import files, lines
 
 # Curves that are drawn first, in this order. The others follow by name.
@@ -81,7 +82,8 @@ def run(options: Options) -> None:
             if workdir in options.workdirs or (workdir == workdirs[-1] and not runs):
                 raise
             print(f"Left out: {error}", file=sys.stderr)
-    draw(runs, select_metrics(runs, metrics), output, log)
+    with reporting_if_slow(f"Drawing {counted(len(runs), 'run')}"):
+        draw(runs, select_metrics(runs, metrics), output, log)
     print(f"{counted(len(runs), 'run')} in {output}")
 
 

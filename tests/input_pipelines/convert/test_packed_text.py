@@ -85,6 +85,11 @@ def test_mistakes_fail_with_clear_errors(folder):
         ({"context": 9}, "packed for a context of 8 tokens, .* --config.data.context=8, and"),
         ({"train_text": "*.txt"}, "Set either data.data_dir"),
         ({"data_dir": None}, "Set either data.data_dir"),
+        (
+            {"data_dir": None, "train_text": "a/*,/"},
+            r"data.train_text=/ is a folder: name the files in it, as data.train_text=/\*\.",
+        ),
+        ({"data_dir": None, "train_text": "a", "eval_text": "/"}, "data.eval_text=/ is a folder"),
         ({"eval_text": "*.txt"}, "data.eval_text works only with data.train_text"),
         (
             {"data_dir": None, "train_text": "no.txt"},

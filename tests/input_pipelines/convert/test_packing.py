@@ -97,11 +97,12 @@ def test_text_that_was_converted_with_truncation_is_not_taken_for_the_same(tmp_p
 )
 def test_a_conversion_says_which_columns_are_not_read(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    (note,) = text.TextReader(str(tmp_path / name), ReadOptions()).notes
+    (packed, note) = text.TextReader(str(tmp_path / name), ReadOptions()).notes
+    assert re.fullmatch(r"1 file of text, \d+ B, to tokenize and pack in 1 part", packed)
     assert "only 'text' is read, as tokens for a language model, not 'label'." in note
     for file, plain in (("b.csv", "text\ngood\n"), ("c.txt", "text,label\n")):
         (tmp_path / file).write_text(plain)
-        assert text.TextReader(str(tmp_path / file), ReadOptions()).notes == []
+        assert text.TextReader(str(tmp_path / file), ReadOptions()).notes[1:] == []
 
 
 def test_the_vocabulary_reaches_to_the_highest_token(tmp_path):

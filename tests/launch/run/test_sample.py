@@ -79,11 +79,17 @@ def test_a_model_of_tokens_gets_the_flags_that_continue_its_texts(tmp_path):
 def test_a_prompt_is_the_beginning_of_a_text_that_was_trained_on(tmp_path):
     path = tmp_path / "tales.txt"
     path.write_text("The first line is held out.\n\nIt's the baker who asked about a key.\n")
+    ruled = tmp_path / "ruled.txt"
+    ruled.write_text(f"Held out.\n{22 * '*'}\n-- 1 --\n{99 * 'x'}\nShe sang of the sea.\n")
+    numbers = tmp_path / "numbers.txt"
+    numbers.write_text("1 2 3\n4 5 6\n")
     table = tmp_path / "tales.csv"
     table.write_text("question,story\nWho?,a\nWhat did she sing about?,b\n")
     for data, prompt in (
         (Texts(train_text=f"{path},nothing.txt"), "It's the baker who"),
         (Tokens(train_text=str(path)), "It's the baker who"),
+        (Tokens(train_text=str(ruled)), "She sang of the"),
+        (Tokens(train_text=str(numbers)), "Once upon a time"),
         (Texts(train_text=str(table), field="story", prompt="question"), "What did she sing"),
         (Texts(train_text=str(table)), "Once upon a time"),
         (Tokens(data_dir=str(tmp_path)), "Once upon a time"),

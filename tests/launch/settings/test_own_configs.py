@@ -12,12 +12,13 @@ import tensorflow as tf
 
 import tftpu
 from tests.support import projects
-from tftpu.config import from_json, to_json
+from tftpu.config import OPTIMIZERS, from_json, to_json
 from tftpu.errors import UserError
 from tftpu.launch.commands.data import check
 from tftpu.launch.main import main
 from tftpu.launch.run import experiment
 from tftpu.launch.settings import config_flags, keras_objects, own_code
+from tftpu.optim import optimizers
 
 SGD = "optimizer=keras.optimizers.SGD(0.05, momentum=0.5)"
 OBJECTS = f"""
@@ -285,6 +286,30 @@ def test_wrong_flags_of_own_classes_are_named(flag, message, tmp_path):
     with pytest.raises(UserError) as error:
         config_flags.load(path, [f"--config.{flag}"])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_config_in_place_of_a_named_optimizer_equals_it(name, tmp_path):
+    path = write(tmp_path, f"loss='mse', optimizer={name!r}")
+    with pytest.raises(UserError, match=r"config\.optimizer is") as error:
+        config_flags.load(path, ["--config.optimizer.learning_rate=0.01"])
+    with pytest.raises(UserError) as misplaced:
+        config_flags.load(path, ["--config.lr=0.01"])
+    said = " Write optimizer=" + str(error.value).partition(" Write optimizer=")[2]
+    assert f"no field 'lr'. Did you mean 'optimizer.learning_rate'?{said}" in str(misplaced.value)
+    found = re.search(r"optimizer=(.*) in the config's file", said)
+    assert found
+    ours = optimizers.build(eval(found[1]), 16, 100)
+    theirs = optimizers.build(name, 16, 100)
+    assert type(ours) is type(theirs)
+    rate = ours._learning_rate
+    assert all(float(rate(step)) == float(theirs.learning_rate) for step in (0, 50, 99, 100))
+    settings, plain = (
+        {k: v for k, v in one.get_config().items() if k not in ("name", "learning_rate")}
+        for one in (ours, theirs)
+    )
+    assert settings == plain
+    assert bool(plain.get("weight_decay")) == ("leaves biases and norms" in said)
 
 
 def test_a_length_on_the_command_line_wins_over_the_config(tmp_path):

@@ -113,6 +113,7 @@ def test_an_index_of_images_with_class_names(pictures, tmp_path):
         ("text:/nowhere/*.txt", "There is nothing in text:/nowhere/*.txt."),
         ("text:/nowhere/a.txt", "There is nothing in text:/nowhere/a.txt. There is no such file."),
         ("text:/nowhere", "Name the files in a folder, as text:/nowhere/*."),
+        ("text:/,/nowhere/*", "text:/ is a folder: name the files in it, as text:/*."),
         ("tfds:digitz", "Did you mean 'digits'?"),
         ("tfrecord:/nowhere", "There is no data set in"),
     ],

@@ -19,6 +19,7 @@ from tftpu.launch import main
 from tftpu.launch.commands.data import check as data_check
 from tftpu.launch.preflight import reports
 from tftpu.models.sizes import GPT, ResNet
+from tftpu.runtime import slow
 from tftpu.storage import buckets
 
 IMAGE = np.zeros((2, 3), np.float32)  # of two examples
@@ -46,7 +47,7 @@ def levels(findings) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_its_findings(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(data_check, "SECONDS", 0.1)
     data(tmp_path)
     config = tmp_path / "own.py"
@@ -55,24 +56,28 @@ def test_the_command_prints_its_findings(tmp_path, monkeypatch, capsys):
     (tmp_path / "preflight.json").write_text(json.dumps(report))
     command = ["data", "check", f"--config={config}", f"--workdir={tmp_path}"]
     assert main.main([*command, "--hosts=2", "--need=1e9"]) == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert err.startswith(f"Loading {config} and TensorFlow ...\nOpening the data ...\n")
     assert "Reading a batch, then timing the pipeline for 0.1 s ..." in err
     assert "ok       a host's batch is float32[4, 3], int32[4]" in out
     assert "40 examples in 4 shards" in out and "in 4 streams" in out
     assert "warning  this host gives" in out and "the TPU needs 1,000,000,000" in out
     assert main.main(command) == 0
-    assert "preflight.json is of an older tftpu, or of another model" in capsys.readouterr().out
+    assert "preflight.json is of an older tftpu, or of another model" in capfd.readouterr().out
+    monkeypatch.setattr(slow, "_FIRST", 0.0001)
     assert main.main([*command, "--need=1"]) == 0
-    assert "the TPU needs 1: 1 host is enough" in capsys.readouterr().out
+    out, err = capfd.readouterr()
+    assert "the TPU needs 1: 1 host is enough" in out
+    for doing in (f"Loading {config} and TensorFlow", "Opening the data"):
+        assert f"{doing}: 0 s so far" in err
     assert "ok       the evaluation split can be read" in out
     without = "--config.data.eval_split=val"
     assert main.main([*command, without]) == 2
-    assert "error    evaluation: The data set in" in capsys.readouterr().out
+    assert "error    evaluation: The data set in" in capfd.readouterr().out
     assert main.main([*command, "--gate=acuracy>=0.9"]) == 2
-    assert "Did you mean 'accuracy'?" in capsys.readouterr().err
+    assert "Did you mean 'accuracy'?" in capfd.readouterr().err
     assert main.main([*command, "--hosts=3"]) == 2
-    assert "cannot be divided among 3 hosts" in capsys.readouterr().err
+    assert "cannot be divided among 3 hosts" in capfd.readouterr().err
 
 
 def test_shapes_and_dtypes_that_no_tpu_supports_are_errors():

@@ -152,6 +152,8 @@ def test_a_prompt_that_ends_in_the_sign_of_the_unfinished_is_not_repeated(tmp_pa
     ("words", "message"),
     [
         ([], "Give either --prompt=TEXT or --input=FILE"),
+        (["--prompt="], "--prompt is empty, and has no token to continue"),
+        (["--prompt", ""], "--prompt is empty, and has no token to continue"),
         (["--prompt=a", "--input=b"], "Give either --prompt=TEXT or --input=FILE"),
         (["--input=/nowhere"], "--input=/nowhere cannot be read: "),
         (["--prompt=a", "--stop=b"], "the tokens of this run are bytes"),

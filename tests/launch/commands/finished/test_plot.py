@@ -10,6 +10,7 @@ import tftpu
 from tftpu.errors import UserError
 from tftpu.launch import main as command_line
 from tftpu.launch.commands.finished import plot
+from tftpu.runtime import slow
 
 
 def test_the_curves_are_those_of_the_metrics_file(finished_run):
@@ -23,6 +24,12 @@ def test_the_curves_are_those_of_the_metrics_file(finished_run):
     assert found.best._asdict() == best
     assert found.curves["loss", "eval"].values[found.curves["loss", "eval"].steps.index(
         found.best.step)] == best["value"]  # fmt: skip
+
+
+def test_drawing_that_takes_long_is_said(finished_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(slow, "_SLOW", 0.0)
+    assert command_line.main(["plot", str(finished_run), f"--output={tmp_path}/curves.png"]) == 0
+    assert capsys.readouterr().err == "Drawing 1 run ...\n"
 
 
 def test_of_a_folder_of_runs_those_without_metrics_are_left_out(finished_run, tmp_path, capsys):
