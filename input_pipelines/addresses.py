@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from tftpu.config import DataConfig
 from tftpu.errors import UserError, did_you_mean, find_nearest
 from tftpu.input_pipelines.formats import manifest
+from tftpu.storage import files
 
 EVALUATION, TRAINING = "evaluation", "training"
 
@@ -51,6 +52,8 @@ def check_address(text: str, data: DataConfig) -> None:
         from tftpu.input_pipelines.reading import image_files  # it imports NumPy
 
         image_files.check_folder(what.rstrip("/"))
+        if not files.is_remote(what):  # listing a bucket may take minutes
+            image_files.sort_images(what.rstrip("/"))
 
 
 def address_of(folder: str) -> str:

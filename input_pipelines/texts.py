@@ -98,6 +98,10 @@ class Texts(DataConfig):
         )
         return dataclasses.replace(found, identity=hashlib.sha256(repr(texts).encode()).hexdigest())
 
+    def check_patterns(self, patterns: str) -> None:
+        """Raises `UserError` if no file matches texts to predict, or the first lacks the field."""
+        next(dataclasses.replace(self, prompt="", label="", classes=())._read(patterns), None)
+
     def batch_spec(self, examples: int) -> "Spec":
         import tensorflow as tf
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets.arrays import to_device_array
-from tftpu.input_pipelines.formats import example_proto, manifest, pillow
+from tftpu.input_pipelines.formats import example_proto, manifest
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest
 from tftpu.input_pipelines.pipeline import Parse, Pipeline, RecordSource
 from tftpu.input_pipelines.reading import counted, image_files, shards
@@ -192,9 +192,7 @@ def from_image_files(
         UserError: there are no images.
     """
     folder = folder.rstrip("/")
-    found, left_out = image_files.sort_files(folder)
-    if not found:
-        raise UserError(f"There are no images ({', '.join(pillow.SUFFIXES)}) in {folder}.")
+    found, left_out = image_files.sort_images(folder)
     for line in image_files.describe_left_out(left_out):
         _log.warning("%s: %s", folder, line)
     return from_files([(f"{folder}/{name}", size) for name, size in found.items()], pipeline)

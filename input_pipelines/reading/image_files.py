@@ -95,6 +95,14 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     return found, left_out
 
 
+def sort_images(folder: str) -> tuple[dict[str, int], LeftOut]:
+    """Returns what `sort_files` does. Raises `UserError` if there are no images."""
+    found, left_out = sort_files(folder)
+    if not found:
+        raise UserError(f"There are no images ({', '.join(pillow.SUFFIXES)}) in {folder}.")
+    return found, left_out
+
+
 def check_folder(folder: str) -> None:
     """Raises `UserError` for a path that is no folder on this machine; not for one in a bucket."""
     if not files.is_remote(folder) and not os.path.isdir(folder):

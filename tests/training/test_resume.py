@@ -18,6 +18,7 @@ from tests.support.models.training import make_trainer
 from tftpu.checkpoint.store import Checkpoints
 from tftpu.config import DataConfig
 from tftpu.errors import Preempted
+from tftpu.runtime import goodput
 
 CUTS = sorted(np.random.default_rng(20).choice(np.arange(1, STEPS - 1), 20, False).tolist())
 
@@ -107,6 +108,22 @@ def test_an_evaluation_left_to_the_next_run_can_be_the_best(tmp_path):
     with pytest.raises(CutError):
         fit(trainer(tmp_path, 1), [CutAfter(13)])
     assert Checkpoints(str(tmp_path)).find_best() == 10
+
+
+@pytest.mark.slow
+def test_the_account_is_written_at_the_notice_for_a_second_signal_may_follow(tmp_path):
+    seen = []
+
+    class Reads(PreemptAt):
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            if self.model.optimizer.iterations.numpy() == self.step:
+                seen.append(goodput.read(str(tmp_path)))
+
+    with pytest.raises(Preempted):
+        fit(trainer(tmp_path, 1), [Reads(6)])
+    assert [(record.state, record.facts.step) for record in seen] == [("running", 6)]
+    assert seen[0].seconds["step"] > 0
 
 
 @pytest.mark.slow

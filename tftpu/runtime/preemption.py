@@ -45,6 +45,7 @@ class PreemptionNotice:
     Args:
         grace_seconds: seconds from the notice to the end of the process.
         saved: returns the step of the newest checkpoint, or None, for the last message.
+        noted: called in the listening thread at the notice, as a second signal leaves no time.
 
     Attributes:
         requested: the name of the signal, or "a maintenance event"; None: no notice yet.
@@ -52,11 +53,17 @@ class PreemptionNotice:
             two loops.
     """
 
-    def __init__(self, grace_seconds: float = 25.0, saved: Callable[[], int | None] = lambda: None):
+    def __init__(
+        self,
+        grace_seconds: float = 25.0,
+        saved: Callable[[], int | None] = lambda: None,
+        noted: Callable[[], None] = lambda: None,
+    ):
         self.requested: str | None = None
         self.loop_steps = 1
         self._grace = grace_seconds
         self._saved = saved
+        self._noted = noted
         self._previous: dict[int, Any] = {}  # earlier signal handlers, by the number of the signal
         self._deadline: float | None = None
         self._warned = False
@@ -160,6 +167,7 @@ class PreemptionNotice:
         loop = f"the current {most:,} steps" if most > 1 else "the current step"
         pending = loop if most else "what runs between the steps, such as an evaluation"
         _print_status(f"{reason}: finishing {pending}, then saving. A second signal exits at once.")
+        self._noted()
 
     def _run_out(self) -> None:
         saved = self._saved()

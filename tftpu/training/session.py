@@ -135,7 +135,11 @@ class Session:
             batches = self._open_feed(new=self._resumes)
             with (
                 self._hosts.together(),
-                PreemptionNotice(self._options.grace_seconds, self._saver.find_newest) as notice,
+                PreemptionNotice(
+                    self._options.grace_seconds,
+                    self._saver.find_newest,
+                    self._reporter.write_account,
+                ) as notice,
                 self._watchdog,
                 self._profiler.listening(),
             ):

@@ -31,9 +31,9 @@ from tftpu.config import DataConfig, Experiment
 from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.inference.prediction import plans
 from tftpu.input_pipelines import addresses
-from tftpu.input_pipelines.sources import Images, StreamedImages
+from tftpu.input_pipelines.sources import Images, StreamedImages, Texts
 from tftpu.launch.output import reporting
-from tftpu.launch.run import finished
+from tftpu.launch.run import finished, result
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import DeviceOptions, flag, required
 from tftpu.runtime.slow import report_activity
@@ -108,13 +108,16 @@ def run(options: Options) -> None:
     keep = _parse_kept_fields(options)
     known = {"input": options.input, "keep": list(keep), "format": form}
     known |= {"records_per_shard": options.records_per_shard, "machines": machine[1]}
-    plans.check_same(options.output.rstrip("/"), known | ({"outputs": named} if named else {}))
+    known |= {"outputs": named} if named else {}
+    plans.check_same(options.output.rstrip("/"), known | _describe_best(options.workdir))
     changed = _OutputSelector(named)
     with reporting(f"Loading {options.workdir}"):
         options.split_cpu(options.config)
         experiment = finished.load_experiment(options.workdir, options)
         data = experiment.data
         addresses.check_address(options.input, data)
+        if type(data) is Texts and options.input.startswith("text:"):
+            data.check_patterns(options.input.removeprefix("text:"))
         _check_has_fields(options.input, data, keep)
         wanted = options.batch_size or data.global_batch_size
         # A batch belongs to one shard.
@@ -142,9 +145,7 @@ def run(options: Options) -> None:
             "input": options.input,
             "identity": records.identity,
             "step": step,
-            "checkpoint": checkpoint.compute_digest(
-                files.join(options.workdir, "checkpoints", str(step))
-            ),
+            "checkpoint": _compute_digest(options.workdir, step),
             "outputs": outputs,
             "class_names": names and hashlib.blake2b("\n".join(names).encode()).hexdigest()[:16],
         },
@@ -173,6 +174,21 @@ def run(options: Options) -> None:
         print(f"--keep={fields} writes fields of the input beside them, to another --output.")
     if complete and options.table is not None:
         _load(job, options.table)
+
+
+def _describe_best(workdir: str) -> dict[str, Any]:
+    """Returns what a plan says of the best checkpoint of a run; {} if none is marked.
+
+    Without one, the newest that is not damaged is used, which only restoring it shows.
+    """
+    best = result.read_best(workdir)
+    if best is None or best.step not in checkpoint.list_steps(files.join(workdir, "checkpoints")):
+        return {}
+    return {"step": best.step, "checkpoint": _compute_digest(workdir, best.step)}
+
+
+def _compute_digest(workdir: str, step: int) -> str:
+    return checkpoint.compute_digest(files.join(workdir, "checkpoints", str(step)))
 
 
 def _verify(output: str) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tftpu
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import small
+from tftpu.input_pipelines.sources import Texts
 from tftpu.launch.commands.finished import predict
 from tftpu.launch.main import main
 from tftpu.launch.run import finished
@@ -170,6 +171,11 @@ def test_an_interruption_says_how_to_continue(run, tmp_path, monkeypatch, capsys
             ["--input=images:nwe"],
             "There is no folder nwe: name a folder of images that exists. Did",
         ),
+        (["--input=images:empty"], "There are no images (.jpg, "),
+        (
+            ["--input=evaluation", "--output=used"],
+            "of step 5 of this or another run, not of step 7",
+        ),
         (["--input=images:new", "--keep=label"], "--keep=label: pictures in files have no fields"),
         (["--input=images:new", "--output=used"], "already holds other predictions"),
         (["--input=evaluation", "--output=used", "--keep=label"], "the kept fields are none, not"),
@@ -179,10 +185,13 @@ def test_what_can_be_known_is_refused_before_tensorflow_is_loaded(
     words, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "new").mkdir()
-    (tmp_path / "used").mkdir()
+    for folder in ("new", "used", "empty", "runs/a/checkpoints/7"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "new/a.png").touch()
+    (tmp_path / "runs/a/checkpoints/7/manifest.json").write_text("{}")
+    (tmp_path / "runs/a/checkpoints/best").write_text('{"step": 7, "metric": "loss", "value": 1.0}')
     (tmp_path / "used/plan.json").write_text(
-        '{"input": "evaluation", "keep": [], "format": "jsonl"}'
+        '{"input": "evaluation", "keep": [], "format": "jsonl", "step": 5}'
     )
     (tmp_path / "used/predictions-00000-of-00001.jsonl").touch()
     monkeypatch.setattr(finished, "check_exists", lambda workdir: None)
@@ -191,6 +200,24 @@ def test_what_can_be_known_is_refused_before_tensorflow_is_loaded(
     )
     monkeypatch.setattr(finished, "restore_for_records", None)
     assert main(["predict", "runs/a", "--output=out", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("nowhere.csv", "There is no file 'nowhere.csv'"), ("a.csv", "a.csv has no field 'text'")],
+)
+def test_texts_that_cannot_be_used_are_refused_before_tensorflow_is_loaded(
+    file, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("review\ngood\n")
+    experiment = config_flags.load("digits_resnet", [])
+    experiment.data = Texts(train_text="a.csv")
+    monkeypatch.setattr(finished, "check_exists", lambda workdir: None)
+    monkeypatch.setattr(finished, "load_experiment", lambda *_: experiment)
+    monkeypatch.setattr(finished, "restore_for_records", None)
+    assert main(["predict", "runs/a", "--output=out", f"--input=text:{file}"]) == 2
     assert message in capsys.readouterr().err
 
 
