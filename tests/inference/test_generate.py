@@ -199,7 +199,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     assert counts(top_p=0.65) == pytest.approx([0, 4000 / 7, 0, 3000 / 7], abs=1)
     assert sum(counts(top_p=0.75)) == 1000
     assert counts(top_k=9, tokens=4) == counts(tokens=4)
-    assert counts(top_p=0.4) == [0, 1000, 0, 0]
+    assert counts(top_p=0.39) == [0, 1000, 0, 0]  # at 0.4 the processor's rounding decides
     assert counts(temperature=0) == [0, 1000, 0, 0]
     assert counts(tokens=1) == [1000, 0, 0, 0]
     squares = np.array(chances) ** 2
