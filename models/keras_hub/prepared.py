@@ -225,6 +225,11 @@ class _Preparation:
             return self._preprocessor(x, y=y, sample_weight=sample_weight)
         except Exception as error:  # the preprocessor may be any, and so may the data
             kind = type(self._preprocessor).__name__
+            if isinstance(x, dict) and "prompts" in x and not self._takes_pairs:
+                raise UserError(
+                    f"The preprocessor {kind} takes texts, not prompts and responses. Join both in "
+                    "one field of the data, name it as data.field, and leave data.prompt out."
+                ) from error
             text = str(error).replace("\x1b[1m", "").replace("\x1b[0m", "")
             raise UserError(f"The data do not fit the preprocessor {kind}: {text}") from error
 

@@ -91,6 +91,15 @@ def test_no_length_above_the_table_of_positions_is_suggested_or_taken(gemma3, tm
     assert presets.find_limit(tftpu.KerasHub(gemma3, "causal_lm")) is None  # it rotates
 
 
+def test_prompts_for_a_preprocessor_of_texts_are_explained(tmp_path):
+    build_byte_gpt2().save_to_preset(str(tmp_path / "gpt2"))
+    (tmp_path / "t.csv").write_text("question,answer\na,b\nc,d\n")
+    data = Texts(str(tmp_path / "t.csv"), prompt="question", field="answer", global_batch_size=1)
+    experiment = tftpu.Experiment(tftpu.KerasHub(str(tmp_path / "gpt2"), "causal_lm"), data)
+    with pytest.raises(UserError, match="takes texts, not prompts and responses. Join both in one"):
+        input_pipelines.batch_spec(experiment.prepared_data, 1)
+
+
 def test_the_batches_are_those_of_the_presets_preprocessor(gemma3, tmp_path):
     import keras_hub
 
