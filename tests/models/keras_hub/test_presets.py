@@ -96,7 +96,7 @@ def test_prompts_for_a_preprocessor_of_texts_are_explained(tmp_path):
     (tmp_path / "t.csv").write_text("question,answer\na,b\nc,d\n")
     data = Texts(str(tmp_path / "t.csv"), prompt="question", field="answer", global_batch_size=1)
     experiment = tftpu.Experiment(tftpu.KerasHub(str(tmp_path / "gpt2"), "causal_lm"), data)
-    with pytest.raises(UserError, match="takes texts, not prompts and responses. Join both in one"):
+    with pytest.raises(UserError, match="takes texts, not prompts and responses"):
         input_pipelines.batch_spec(experiment.prepared_data, 1)
 
 
