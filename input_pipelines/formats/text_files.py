@@ -55,6 +55,10 @@ _BEGINNINGS = {
     b"PK\x03\x04": _ARCHIVE,
 }
 _OTHER_DELIMITERS = (";", "\t", "|", ",")  # delimiters of tables whose suffix promises another one
+_RENAME = (
+    "Rename the field that holds the text, or name it: --field=content for `tftpu data convert`, "
+    "--config.data.field=content for a config with Tokens."
+)
 # A quoted name with the delimiter behind it.
 _QUOTED_COLUMN = re.compile(rb'"(?:[^"]|"")*" *([;\t|,])')
 
@@ -154,19 +158,22 @@ def read_documents(
         yield from _read_documents(path, file, field, begin, end)
 
 
-def read_texts(path: str, data: bytes, field: str) -> Iterator[tuple[str, str]]:
+def read_texts(
+    path: str, data: bytes, field: str, advice: str = _RENAME
+) -> Iterator[tuple[str, str]]:
     """Yields the lines of a text file, or the texts of a table, each with its place.
 
     Args:
         path: the path of the file, whose suffix names the format.
         data: its content.
         field: the field that holds the text, in a table.
+        advice: what to do if a record has no such field.
 
     Raises:
         UserError: as for `read_documents`.
     """
     with _decompress(path, io.BufferedReader(io.BytesIO(data))) as file:
-        for place, text in _read_documents(path, file, field, 0, None):
+        for place, text in _read_documents(path, file, field, 0, None, advice):
             if place != path:
                 yield place, text
                 continue
@@ -232,7 +239,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def _read_documents(
-    path: str, file: Any, field: str, begin: int, end: int | None
+    path: str, file: Any, field: str, begin: int, end: int | None, advice: str = _RENAME
 ) -> Iterator[tuple[str, str]]:
     found = _detect_format(path, file)
     if found == _TEXT:
@@ -249,9 +256,7 @@ def _read_documents(
             )
         if not isinstance(text, str):
             raise UserError(
-                f"{place}: the record has no field {field!r}, only {sorted(row)}. Rename the "
-                "field that holds the text, or name it: --field=content for `tftpu data convert`, "
-                "--config.data.field=content for a config with Tokens."
+                f"{place}: the record has no field {field!r}, only {sorted(row)}. {advice}"
             )
         yield place, text
     if empty and not begin:

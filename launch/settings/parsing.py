@@ -117,8 +117,11 @@ def _split(
         is_override = name.startswith(OVERRIDE)
         flag = names.get(name) or _find_negated(flags, name)
         if not is_override and flag is None:
-            given = [*alone, *(w.partition("=")[2] for w in named if w.startswith("--config="))]
-            near = _suggest(name, [*flags], [*names], (*given, "")[0] if overridable else None)
+            configs = [w.partition("=")[2] for w in named if w.startswith("--config=")]
+            if not any(one.word and one.name == "workdir" for one in flags.values()):
+                configs = [*alone, *configs, ""]  # a run that has a config takes no fields
+            config = configs[0] if overridable and configs else None
+            near = _suggest(name, [*flags], [*names], config)
             sources = [flag.name for flag in flags.values() if flag.metavar == ADDRESS]
             if sources and value and name in KINDS:
                 near = f" Did you mean '--{sources[0]}={name}:{value}'?"

@@ -86,12 +86,16 @@ class PreparedData(DataConfig):
         return self.source.class_names()
 
     def _build(self) -> "_Preparation":
-        return _Preparation(presets.load_preprocessor(self.model))
+        found = _Preparation(presets.load_preprocessor(self.model))
+        if found.length:
+            presets.check_length(self.model, found.length)
+        return found
 
 
 def count_tokens(model: "KerasHub", raw: Nest) -> np.ndarray:
     """Returns the tokens of the texts of a raw batch, (texts,), uncut; () if none are known.
 
+    Tokens that begin and end a text are counted.
     Texts of more than `_LONGEST` tokens, and twice the model's, count as that many.
     """
     longest = max(_LONGEST, 2 * model.sequence_length)
@@ -110,9 +114,23 @@ def _describe_cut(model: "KerasHub", raw: Nest, length: int) -> str:
         return ""
     return (
         f"{cut} of the first {counted(counts.size, 'text')} are cut there, in the middle, and the "
-        f"model learns to end there. The longest of these has {counts.max():,} tokens: set "
-        f"--config.model.sequence_length={counts.max()} or more\n"
+        f"model learns to end there. {describe_longest(model, counts.max() - 1, length)}\n"
     )
+
+
+def describe_longest(model: "KerasHub", longest: int, length: int) -> str:
+    """Returns a sentence with the length to set for a text that is cut.
+
+    Args:
+        model: the model.
+        longest: the tokens that the model would read of the longest text.
+        length: the tokens at which texts are cut.
+    """
+    limit, flag = presets.find_limit(model), "set --config.model.sequence_length="
+    if limit is None or longest <= limit:
+        return f"The longest needs {longest:,} tokens: {flag}{longest} or more."
+    text = f"The longest needs {longest:,} tokens, and the model reads {limit:,} at most: "
+    return f"{text}{f'{flag}{limit} and ' if length < limit else ''}shorten the texts."
 
 
 class _PreparedPipeline:
@@ -207,6 +225,11 @@ class _Preparation:
             return self._preprocessor(x, y=y, sample_weight=sample_weight)
         except Exception as error:  # the preprocessor may be any, and so may the data
             kind = type(self._preprocessor).__name__
+            if isinstance(x, dict) and "prompts" in x and not self._takes_pairs:
+                raise UserError(
+                    f"The preprocessor {kind} takes texts, not prompts and responses. Join both in "
+                    "one field of the data, name it as data.field, and leave data.prompt out."
+                ) from error
             text = str(error).replace("\x1b[1m", "").replace("\x1b[0m", "")
             raise UserError(f"The data do not fit the preprocessor {kind}: {text}") from error
 

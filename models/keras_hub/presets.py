@@ -8,6 +8,7 @@ import inspect
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,41 @@ def load_preprocessor(config: "KerasHub") -> Any:
     given = {"sequence_length": config.sequence_length} if config.sequence_length else {}
     with _explaining(hub, config):
         return None if kind is None else kind.from_preset(config.preset, **given)
+
+
+def find_limit(config: "KerasHub") -> int | None:
+    """Returns the tokens that the preset's table of positions has; None without a table.
+
+    Raises:
+        UserError: as for `load_model`.
+    """
+    hub = _import_keras_hub()
+    from keras_hub.src.utils import preset_utils
+
+    tables = (hub.layers.PositionEmbedding, hub.layers.TokenAndPositionEmbedding)
+    with _explaining(hub, config):
+        loader: Any = preset_utils.get_preset_loader(config.preset)
+        modules = [sys.modules[one.__module__] for one in loader.check_backbone_class().__mro__]
+        # Rotary backbones may have a `max_sequence_length`, too, and read longer texts.
+        if not any(getattr(m, one.__name__, None) is one for m in modules for one in tables):
+            return None
+        if (given := loader.config.get("config")) is None:  # Transformers' config is converted
+            given = loader.load_backbone(dict, load_weights=False)
+    given = {**given, **config.overrides}
+    rotates = given.get("position_embedding_type") == "rotary"
+    return None if rotates else given.get("max_sequence_length")
+
+
+def check_length(config: "KerasHub", length: int) -> None:
+    """Raises `UserError` if texts of this many tokens are longer than what the model reads."""
+    limit = find_limit(config)
+    if limit is not None and length > limit:
+        whose = "" if config.sequence_length else ", as the preset's preprocessor says"
+        raise UserError(
+            f"model.sequence_length is {length:,}{whose}, but the backbone of {config.preset!r} "
+            f"reads {limit:,} tokens at most (its max_sequence_length): type "
+            f"--config.model.sequence_length={limit} or less."
+        )
 
 
 def _import_keras_hub() -> Any:

@@ -75,6 +75,22 @@ def test_a_line_that_would_fail_again_is_not_suggested(capsys):
     assert "Type:" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "r", "--field=a"],
+        ["evaluate", "r", "--checkpoint=6"],
+        ["predict", "r", "--lr=1"],
+    ],
+)
+def test_no_field_of_a_config_is_suggested_for_a_run(words, capsys):
+    assert main.main(words) == 2
+    said = capsys.readouterr().err
+    assert "Allowed: " in said and "--config." not in said
+    assert main.main(["train", "x.py", "--field=a"]) == 2
+    assert "base_fields" not in capsys.readouterr().err
+
+
 def test_a_checkpoint_is_answered_with_its_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pets" / "checkpoints" / "30").mkdir(parents=True)

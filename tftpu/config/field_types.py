@@ -4,7 +4,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from tftpu.errors import UserError
 
@@ -63,13 +63,17 @@ def read_type(declared: Any) -> FieldType:
 def read_fields(cls: type) -> dict[str, FieldType]:
     """Returns the types of a class's fields by name, also of those declared as text.
 
+    Variables of the class itself are left out.
+
     Raises:
         UserError: a declaration names something that its file does not import.
     """
     try:
-        return {name: read_type(found) for name, found in typing.get_type_hints(cls).items()}
+        found = typing.get_type_hints(cls)
     except NameError as error:
         raise UserError(
             f"The type of a field of {cls.__name__} is not defined when it is loaded ({error}): "
             "import it in that file, not under TYPE_CHECKING."
         ) from error
+    fields = {name: kind for name, kind in found.items() if typing.get_origin(kind) is not ClassVar}
+    return {name: read_type(kind) for name, kind in fields.items()}

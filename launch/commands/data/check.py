@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -139,7 +139,7 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
     else:
         ignored = getattr(experiment.loss, "ignore_class", None)
         yield from inspect_values(experiment.model, batches, ignored)
-        yield from inspect_lengths(batches, lambda: count_tokens(experiment, hosts))
+        yield from inspect_lengths(experiment, batches, hosts)
     yield from inspect_evaluation(prepared)
     yield from inspect_region(data.data_dir, options.zone)
     needs, source = read_needs(experiment, options)
@@ -253,12 +253,13 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
     return found
 
 
-def inspect_lengths(batches: list[Any], count: Callable[[], np.ndarray]) -> list[Finding]:
+def inspect_lengths(experiment: Experiment, batches: list[Any], hosts: int) -> list[Finding]:
     """Counts the texts that the preprocessor of a KerasHub model cuts.
 
     Args:
+        experiment: the experiment.
         batches: the first batches.
-        count: returns the tokens of each of their texts, uncut; it is called if one may be cut.
+        hosts: the number of hosts that share a batch.
     """
     masks = [b[0].get("padding_mask") for b in batches if _has(b, 0) and isinstance(b[0], dict)]
     known = [mask.astype(bool) for mask in masks if mask is not None]
@@ -266,18 +267,21 @@ def inspect_lengths(batches: list[Any], count: Callable[[], np.ndarray]) -> list
         return []
     full = np.concatenate([mask.all(-1) for mask in known])
     most = known[0].shape[-1]
-    lengths = count() if full.any() else np.zeros(0, int)
+    lengths = count_tokens(experiment, hosts) if full.any() else np.zeros(0, int)
     y = batches[0][1] if _has(batches[0], 1) else None
     # Of texts that are predicted token by token, the last one is a label alone.
-    takes = most + (getattr(y, "shape", ())[1:] == (most,))
-    cut = int((lengths > takes).sum())
+    lengths = lengths - (getattr(y, "shape", ())[1:] == (most,))
+    cut = int((lengths > most).sum())
     of = f"of {counted(full.size, 'text')} of the first batches"
     if not cut:
         padded = 1 - sum(mask.sum() for mask in known) / sum(mask.size for mask in known)
         text = f"none {of} is cut at {most} tokens; {padded:.0%} of the positions are padding"
         return [Finding("ok", text)]
-    text = f"{cut} {of} {'is' if cut == 1 else 'are'} cut at {most} tokens. The longest has "
-    text += f"{lengths.max()}: set --config.model.sequence_length={lengths.max()} or more."
+    from tftpu.models.keras_hub import prepared
+
+    model: Any = experiment.model
+    text = f"{cut} {of} {'is' if cut == 1 else 'are'} cut at {most} tokens. "
+    text += prepared.describe_longest(model, lengths.max(), most)
     return [Finding("warning", text)]
 
 

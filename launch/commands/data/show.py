@@ -222,7 +222,8 @@ def format_prepared(model: Any, batch: Batch) -> list[str]:
     tokenizer, lines = presets.load_preprocessor(model).tokenizer, []
     for number, (ids, mask) in enumerate(zip(x["token_ids"], x["padding_mask"])):
         known = ids[mask.astype(bool)]
-        lines.append(f"text {number}, {len(known):,} of {len(ids):,} tokens, without special ones:")
+        count = f"{len(known):,} of {len(ids):,} tokens"
+        lines.append(f"text {number}, {count}, with those that begin and end it:")
         lines += [f"    | {line}" for line in tokenizer.detokenize(known).splitlines()]
     return lines
 

@@ -116,7 +116,8 @@ def _read_prompts(options: Options) -> list[str]:
         reason = error.strerror or error
         near = "" if files.exists(options.input) else files.suggest_existing(options.input)
         raise UserError(f"--input={options.input} cannot be read: {reason}.{near}") from error
-    found = list(text_files.read_texts(options.input, data, "prompt"))
+    advice = "Rename the field that holds the prompt, or give a text file with a prompt a line."
+    found = list(text_files.read_texts(options.input, data, "prompt", advice))
     for place, prompt in found:
         if not prompt:
             raise UserError(f"--input: {place} holds no prompt.")

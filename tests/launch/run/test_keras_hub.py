@@ -239,12 +239,17 @@ def test_its_data_are_checked_and_shown(config, capsys):
     said = capsys.readouterr().out
     assert said.count("Texts are cut at model.sequence_length") == 1
     assert "48 of 48 texts of the first batches are cut at 6 tokens." in said
-    longest = re.search(r"The longest has (\d+): set --config.model.sequence_length=\1", said)
+    longest = re.search(r"needs (\d+) tokens: set --config.model.sequence_length=\1 or", said)
     assert longest and 6 < int(longest[1]) <= 16
+    assert main(["data", "check", str(config), "--config.model.sequence_length=" + longest[1]]) == 0
+    assert "is cut at" in capsys.readouterr().out
     assert main(["data", "show", str(config)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[1] == "0/padding_mask: bool (3, 16), from 0 to 1"
-    assert shown[-2].startswith("text 2, ") and "of 16 tokens" in shown[-2]
+    assert (
+        shown[-2].startswith("text 2, ")
+        and "of 16 tokens, with those that begin and end it" in shown[-2]
+    )
     assert shown[-1].split()[1] in WORDS
 
 

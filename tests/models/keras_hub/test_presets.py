@@ -1,14 +1,18 @@
 """Models and batches of small presets, compared with what KerasHub makes of them itself."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
 
 import tftpu
+from tests.support.hub.byte_gpt2 import build_byte_gpt2
 from tests.support.hub.tiny_gemma3 import build_tiny_gemma3, write_texts
 from tftpu import input_pipelines, models
 from tftpu.errors import UserError
 from tftpu.input_pipelines.sources import Texts
+from tftpu.models.keras_hub import presets
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +64,40 @@ def test_texts_that_are_cut_are_said_with_the_length_to_set(gemma3, tmp_path, ca
     said = read_said(8)
     assert "10 of the first 20 texts are cut there, in the middle, and the model learns" in said
     longest = int(said.rpartition("--config.model.sequence_length=")[2].split()[0])
-    assert "are cut there" not in read_said(longest) and "are cut there" in read_said(longest - 2)
+    assert "are cut there" not in read_said(longest) and "are cut there" in read_said(longest - 1)
+
+
+def test_no_length_above_the_table_of_positions_is_suggested_or_taken(gemma3, tmp_path, capsys):
+    preset, path = str(tmp_path / "gpt2"), tmp_path / "texts.txt"
+    build_byte_gpt2(length=256).save_to_preset(preset)
+    path.write_text("\n".join(["a" * 70, "b"] * 2))
+
+    def read(length: int, **fields: Any) -> str:
+        model = tftpu.KerasHub(preset, "causal_lm", sequence_length=length, **fields)
+        source = Texts(train_text=str(path), eval_text=str(path), global_batch_size=4)
+        input_pipelines.training(tftpu.Experiment(model, source).prepared_data)
+        return capsys.readouterr().out
+
+    needs = "The longest needs 71 tokens"
+    assert f"{needs}, and the model reads 64 at most: shorten the texts." in read(64)
+    lower = f"{needs}, and the model reads 64 at most: set --config.model.sequence_length=64 and"
+    assert lower in read(32)
+    for length, said in {72: "is 72, but", 0: "is 256, as the preset's preprocessor says,"}.items():
+        with pytest.raises(UserError, match=rf"{said}.*type --config.model.sequence_length=64 or"):
+            read(length)
+    larger = {"weights": "none", "overrides": {"max_sequence_length": 80}}
+    assert f"{needs}: set --config.model.sequence_length=71 or more." in read(32, **larger)
+    assert "are cut there" not in read(71, **larger)
+    assert presets.find_limit(tftpu.KerasHub(gemma3, "causal_lm")) is None  # it rotates
+
+
+def test_prompts_for_a_preprocessor_of_texts_are_explained(tmp_path):
+    build_byte_gpt2().save_to_preset(str(tmp_path / "gpt2"))
+    (tmp_path / "t.csv").write_text("question,answer\na,b\nc,d\n")
+    data = Texts(str(tmp_path / "t.csv"), prompt="question", field="answer", global_batch_size=1)
+    experiment = tftpu.Experiment(tftpu.KerasHub(str(tmp_path / "gpt2"), "causal_lm"), data)
+    with pytest.raises(UserError, match="takes texts, not prompts and responses"):
+        input_pipelines.batch_spec(experiment.prepared_data, 1)
 
 
 def test_the_batches_are_those_of_the_presets_preprocessor(gemma3, tmp_path):

@@ -114,7 +114,10 @@ def test_a_line_with_values_that_are_not_finite_has_an_error_of_its_own(capsys):
         ("", "line 1 of"),
         ("{", "p.jsonl is not JSON"),
         ('{"prompt": "\\ud800x"}', "p.jsonl holds half of a character"),
-        ('{"text": "x"}', "p.jsonl: the record has no field 'prompt', only ['text']"),
+        (
+            '{"text": "x"}',
+            "p.jsonl: the record has no field 'prompt', only ['text']. Rename the field that holds the prompt, or",
+        ),
     ],
 )
 def test_a_file_without_prompts_is_refused(run, capsys, tmp_path, text, message):
