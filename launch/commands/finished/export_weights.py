@@ -18,6 +18,8 @@ from tftpu.models.keras_hub.config import KerasHub
 if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
 
+_ENDINGS = (".weights.h5", ".safetensors")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(finished.FinishedRunOptions):
@@ -36,7 +38,8 @@ class Options(finished.FinishedRunOptions):
 def run(options: Options) -> None:
     """Writes the weights of the best checkpoint, or of the newest if none is best."""
     _check_place(options)
-    finished.check_unused(options.output)
+    endings = ("",) if options.adapters else _ENDINGS
+    finished.check_unused(options.output, next(e for e in endings if options.output.endswith(e)))
     finished.check_exists(options.workdir)
     with reporting(f"Loading {options.workdir}"):
         experiment = finished.load_experiment(options.workdir, options)
@@ -118,7 +121,7 @@ def _check_place(options: Options) -> None:
             "--merge and --adapters exclude each other: give --merge to write all weights into "
             "one file, or --adapters to write a folder that PEFT reads."
         )
-    if not options.adapters and not options.output.endswith((".weights.h5", ".safetensors")):
+    if not options.adapters and not options.output.endswith(_ENDINGS):
         raise UserError(
             f"--output={options.output} must end in .weights.h5 or .safetensors; with --adapters, "
             "for a run that trained some, it is a folder that PEFT reads."

@@ -116,7 +116,7 @@ def test_a_line_with_values_that_are_not_finite_has_an_error_of_its_own(capsys):
         ('{"prompt": "\\ud800x"}', "p.jsonl holds half of a character"),
         (
             '{"text": "x"}',
-            "p.jsonl: the record has no field 'prompt', only ['text']. Rename the field that holds the prompt, or",
+            "field 'prompt', only ['text']. Rename the field that holds the prompt, or",
         ),
     ],
 )
