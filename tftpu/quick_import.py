@@ -24,7 +24,7 @@ def import_keras() -> None:
         importlib.import_module("keras")
 
 
-def build_command(script: Path, package: str, *flags: str) -> list[str]:
+def build_script_command(script: Path, package: str, *flags: str) -> list[str]:
     """Returns the command of a process that runs a script, once it has imported its main package.
 
     Args:

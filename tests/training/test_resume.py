@@ -118,7 +118,12 @@ def test_the_account_is_written_at_the_notice_for_a_second_signal_may_follow(tmp
         def on_train_batch_end(self, batch, logs=None):
             super().on_train_batch_end(batch, logs)
             if self.model.optimizer.iterations.numpy() == self.step:
-                seen.append(goodput.read(str(tmp_path)))
+                end = time.monotonic() + 5  # a thread writes it; the next one would be later
+                while (found := goodput.read(str(tmp_path))) and found.facts.step < self.step:
+                    if time.monotonic() > end:
+                        break
+                    time.sleep(0.05)
+                seen.append(found)
 
     with pytest.raises(Preempted):
         fit(trainer(tmp_path, 1), [Reads(6)])

@@ -147,7 +147,7 @@ def _compare_export(
     script, package = _RUNTIMES / runtime, _IMPORTED.get(runtime)
     command = [sys.executable, alone, str(script)]
     if package:
-        command = quick_import.build_command(script, package, alone)
+        command = quick_import.build_script_command(script, package, alone)
     paths = [str(path), str(scratch / "in.npz"), str(scratch / "out.npz")]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(
