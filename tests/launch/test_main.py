@@ -186,15 +186,22 @@ def test_mistakes_are_found_before_tensorflow_is_imported(flags, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["models"], ["train", "--help"], ["--version"]])
 def test_help_answers_in_under_half_a_second(arguments):
-    def processor_seconds():  # which does not depend much on other load
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-m", "tftpu.launch.main", *arguments], check=True, capture_output=True
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    """On a machine where Python itself starts in 70 ms; on a slower one in as many such starts."""
+    command = [sys.executable, "-m", "tftpu.launch.main", *arguments]
+    starts = [
+        (_spend_processor_seconds(command), _spend_processor_seconds([sys.executable, "-c", ""]))
+        for _ in range(3)
+    ]
+    ours, bare = map(min, zip(*starts, strict=True))
+    assert ours < max(0.5, bare * 0.5 / 0.07)
 
-    assert min(processor_seconds() for _ in range(3)) < 0.5
+
+def _spend_processor_seconds(command):
+    """Runs a command; returns its processor seconds, which depend little on other load."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_configs_are_listed_one_line_each(capsys):

@@ -20,7 +20,7 @@ import google_crc32c
 from tftpu.errors import UserError
 from tftpu.storage import files
 from tftpu.storage.own_files import OwnFile
-from tftpu.storage.safetensors import cut_pieces
+from tftpu.storage.pieces import cut_pieces
 from tftpu.storage.side_files import check_seal, seal
 
 FILE = "manifest.json"

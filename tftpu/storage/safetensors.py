@@ -9,13 +9,14 @@ https://huggingface.co/docs/safetensors.
 import json
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-PIECE = 4 << 20  # bytes read or written at a time
+from tftpu.storage.pieces import cut_pieces
+
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors package
 _MOST_DIMENSIONS = 32
 _LARGEST = 1 << 62
@@ -67,18 +68,6 @@ class TensorFile:
         header = json.dumps(entries).encode()
         header += b" " * (-len(header) % 8)  # the arrays begin at a multiple of 8
         return len(header).to_bytes(8, "little") + header
-
-
-def cut_pieces(blocks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Yields the bytes of blocks, small ones joined and large ones cut."""
-    pending = bytearray()
-    for block in blocks:
-        for start in range(0, len(block), PIECE):
-            pending += block[start : start + PIECE]
-            if len(pending) >= PIECE:
-                yield bytes(pending)
-                pending.clear()
-    yield bytes(pending)
 
 
 def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:

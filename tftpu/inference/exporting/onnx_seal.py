@@ -7,7 +7,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from tftpu.storage.safetensors import cut_pieces
+from tftpu.storage.pieces import cut_pieces
 
 KEY = "crc32c"
 _BLANK = "0" * 8
