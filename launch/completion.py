@@ -50,7 +50,7 @@ def _build_parser(commands: "dict[str, Command]") -> argparse.ArgumentParser:
                 added: Any = one.add_argument(label, **kind)
                 if flag.kind is not bool:
                     added.completer = complete
-        if command.takes_config:
+        if command.overrides_help:
             for field in _list_fields():
                 one.add_argument(f"--config.{field}")
     return parser

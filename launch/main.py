@@ -67,9 +67,9 @@ class Command:
         return list_flags(self.options)
 
     @property
-    def takes_config(self) -> bool:
-        """True if `--config.GROUP.FIELD=VALUE` is allowed."""
-        return takes_config(self.options)
+    def overrides_help(self) -> str:
+        """The meaning of `--config.GROUP.FIELD=VALUE`; "": the command does not take it."""
+        return self.options.OVERRIDES_HELP if takes_config(self.options) else ""
 
     @property
     def usage(self) -> str:
@@ -86,9 +86,8 @@ class Command:
     def format_help(self) -> str:
         """Returns what `tftpu COMMAND --help` prints."""
         rows = [(flag.usage, _describe_flag(flag)) for flag in self.flags]
-        if self.takes_config:
-            text = "any field of the config, such as --config.train.steps=500"
-            rows.append(("--config.GROUP.FIELD=VALUE", text))
+        if self.overrides_help:
+            rows.append(("--config.GROUP.FIELD=VALUE", self.overrides_help))
         parts = [f"usage: {self.usage}", self.summary, self.description, _format_table(rows)]
         parts.append("example:\n" + textwrap.indent(self.example, "  "))
         return "\n\n".join(filter(None, parts))

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     description: str
     example: str
     flags: tuple[Flag, ...]
-    takes_config: bool
+    overrides_help: str
 
 
 def entries() -> list[Entry]:
@@ -55,7 +55,7 @@ def entries() -> list[Entry]:
                 Flag(flag.usage, "required" if flag.required else flag.shown, flag.help)
                 for flag in command.flags
             ),
-            command.takes_config,
+            command.overrides_help,
         )
         for group, name in ordered
         for command in [commands[name]]
@@ -84,8 +84,8 @@ def reference(commands: Iterable[Entry]) -> str:
         rows = [
             (f"`{flag.usage}`", _escaped(flag.default), _cell(flag.help)) for flag in command.flags
         ]
-        if command.takes_config:
-            meaning = "Any field of the config; see [Config fields](config.md)."
+        if command.overrides_help:
+            meaning = f"{command.overrides_help}; see [Config fields](config.md)"
             rows.append(("`--config.GROUP.FIELD=VALUE`", "", meaning))
         if not rows:
             continue

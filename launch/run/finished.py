@@ -40,6 +40,8 @@ _LENGTH = 1 << 30  # steps; any length will do, because no schedule is used
 class FinishedRunOptions(Overrides):
     """The option that names the code of a finished run."""
 
+    OVERRIDES_HELP = "field of the config that --config names; a config.json cannot be changed"
+
     config: str | None = flag(
         None,
         "config of the run, where the workdir does not say it",

@@ -15,7 +15,7 @@ import dataclasses
 import os
 import typing
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 from tftpu.amounts import format_period
 from tftpu.config import ClusterConfig, Experiment, read_fields
@@ -166,7 +166,7 @@ def list_flags(options: type[Options]) -> tuple[Flag, ...]:
     return tuple(sorted(found, key=lambda flag: not flag.word))
 
 
-def takes_config(options: type[Options]) -> bool:
+def takes_config(options: type) -> "TypeGuard[type[Overrides]]":
     """Returns whether a command takes --config and its overrides."""
     return issubclass(options, Overrides)
 
@@ -184,6 +184,8 @@ def _format_default(spec: _FlagSpec, default: Any) -> str:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Overrides:
     """Changes of a config, in the form of the command line: "--config.train.steps=500"."""
+
+    OVERRIDES_HELP: ClassVar[str] = "any field of the config, such as --config.train.steps=500"
 
     overrides: tuple[str, ...] = ()
 

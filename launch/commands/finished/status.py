@@ -8,7 +8,7 @@ It reads only the files of the workdir, and works during a run as well as after 
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tftpu.amounts import format_clock, format_metric, format_price
@@ -23,7 +23,7 @@ from tftpu.storage import lines as line_files
 
 # Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
-_FIELDS, _LONG = 20, 40  # fields that differ, and characters of a value, that are shown
+_FIELDS, _LONG = 20, 60  # fields that differ, and characters of a value, that are shown
 _IN_WORDS = {
     "starting": "starting: the first step comes after compiling",
     "running": "running",
@@ -77,25 +77,43 @@ def run(options: Options) -> None:
 def list_differences(workdirs: Sequence[str]) -> list[str]:
     """Returns lines about the fields in which the configs of runs differ; [] if in none."""
     read = {w: side_files.read(files.join(w, "config.json")) for w in workdirs}
-    fields = {w: _flatten(record) for w, record in read.items() if record}
-    names = dict.fromkeys(name for found in fields.values() for name in found)
-    differing = [n for n in names if len({found.get(n) for found in fields.values()}) > 1]
+    records = {workdir: record for workdir, record in read.items() if record}
+    differing = list(_find_differences(list(records.values()), ""))
     if not differing:
         return []
     shown = differing[:_FIELDS]
-    width = max(map(len, shown))
-    rows = (" | ".join(found.get(n, "-")[:_LONG] for found in fields.values()) for n in shown)
-    lines = ["", f"Their configs differ ({' | '.join(fields)}):"]
-    lines += [f"  {name:{width}}  {row}" for name, row in zip(shown, rows)]
+    width = max(len(name) for name, _ in shown)
+    lines = ["", f"Their configs differ ({' | '.join(records)}):"]
+    for name, values in shown:
+        cut = [v if len(v) <= _LONG else f"{v[: _LONG - 1]}…" for v in values]
+        lines.append(f"  {name:{width}}  {' | '.join(cut)}")
     return lines + ([f"  and {len(differing) - _FIELDS} others"] if differing[_FIELDS:] else [])
 
 
-def _flatten(value: Any, path: str = "") -> dict[str, str]:
-    """Returns the fields of a config.json as text, by their paths such as "model.width"."""
+def _find_differences(values: list[Any], path: str) -> Iterator[tuple[str, list[str]]]:
+    """Yields the paths of fields that differ, such as "model.width", and their values as text.
+
+    Objects of different classes are one difference, not one in each of their fields.
+    """
+    if all(isinstance(value, dict) for value in values) and len(set(map(_name_class, values))) == 1:
+        for name in dict.fromkeys(name for value in values for name in value):
+            inner = [value.get(name, "-") for value in values]
+            yield from _find_differences(inner, f"{path}.{name}".lstrip("."))
+    elif any(value != values[0] for value in values):
+        yield path, [_describe_value(value) for value in values]
+
+
+def _name_class(value: dict[str, Any]) -> str:
+    return str(value.get("class", "")).rpartition(".")[2]
+
+
+def _describe_value(value: Any) -> str:
     if not isinstance(value, dict):
-        return {path: value if isinstance(value, str) else json.dumps(value)}
-    inner = (_flatten(held, f"{path}.{name}".lstrip(".")) for name, held in value.items())
-    return {name: text for found in inner for name, text in found.items()}
+        return value if isinstance(value, str) else json.dumps(value)
+    fields = ", ".join(
+        f"{name}={_describe_value(held)}" for name, held in value.items() if name != "class"
+    )
+    return f"{_name_class(value)}({fields})"
 
 
 def read_status(workdir: str) -> dict[str, Any]:

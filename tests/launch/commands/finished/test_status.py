@@ -12,10 +12,12 @@ import pytest
 
 from tests.support.models.training import compiled, data, make_trainer
 from tests.support.workdirs import held_by_another
+from tftpu.config import OptimizerConfig, to_json
 from tftpu.launch import main as command_line
 from tftpu.launch.commands.finished import status
 from tftpu.launch.commands.finished.status import format_status
 from tftpu.launch.run import start
+from tftpu.launch.settings import config_flags
 from tftpu.runtime import goodput
 from tftpu.storage import files, locks
 
@@ -55,6 +57,17 @@ def test_fields_in_which_runs_differ_are_listed(finished_run, tmp_path, capsys):
     assert said[1:] == ["  model.width  64 | 96", "  model.steps  300 | -"]
     assert command_line.main(["status", f"{tmp_path}/c", f"{tmp_path}/c", f"{tmp_path}/c"]) == 0
     assert "differ" not in capsys.readouterr().out
+
+
+def test_objects_of_two_classes_differ_in_one_line(tmp_path):
+    for name, optimizer in {"a": OptimizerConfig("sgd", 0.1), "b": "adam"}.items():
+        experiment = config_flags.load("digits_resnet", [])
+        experiment.optimizer = optimizer
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(to_json(experiment))
+    *_, line = status.list_differences([f"{tmp_path}/a", f"{tmp_path}/b"])
+    assert line.startswith("  optimizer  OptimizerConfig(name=sgd, learning_rate=0.1, ")
+    assert line.endswith("… | adam")
 
 
 def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_path):
