@@ -516,7 +516,10 @@ def read_needs(experiment: Experiment, options: Options) -> tuple[dict[str, floa
     path, settings = files.join(workdir, reports.FILE), reports.read_settings(workdir)
     words = ["tftpu", "preflight", options.config, *options.overrides]
     words += [f"--workdir={options.workdir}"] if options.workdir else []
-    ask = f"to compare it with a TPU: `{shlex.join(words)}`, or --need=N"
+    ask = (
+        f"to compare it with a TPU: `{shlex.join(words)}`, or give the examples per second that it "
+        "needs, as in --need=1000"
+    )
     if settings is None:
         return {}, ask
     data = experiment.data

@@ -306,7 +306,8 @@ def test_the_price_of_another_batch_is_left_out(tmp_path, monkeypatch):
     command = f"`tftpu preflight digits_resnet --config.train.steps=9 --workdir={tmp_path}`"
     assert read("--config.train.steps=9") == (
         {},
-        f"to compare it with a TPU: {command}, or --need=N",
+        f"to compare it with a TPU: {command}, or give the examples per second that it needs, as "
+        "in --need=1000",
     )
     experiment = data_check.Options(config="digits_resnet").load_experiment()
     batch = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
