@@ -166,7 +166,7 @@ def run(options: Options) -> None:
             "again once it can be written."
         ) from error
     others = progress.found > 0 or machine[1] > 1  # have written some of the rows
-    _print_summary(job, records, complete, may_hold_others=options.skip_bad and others)
+    _print_summary(job, records, complete, others)
     if named is None:
         print(f"They hold {', '.join(outputs)}; --outputs chooses among {', '.join(_OUTPUTS)}.")
     if records.names and not keep:
@@ -267,16 +267,14 @@ class ProgressPrinter:
             self._said = now
 
 
-def _print_summary(
-    job: "Job", records: "UnlabelledRecords", complete: bool, may_hold_others: bool
-) -> None:
+def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, others: bool) -> None:
     """Prints how many predictions and errors are where.
 
     Args:
         job: what was predicted.
         records: the records, with those that this process could not read.
         complete: whether the predictions of all machines are there.
-        may_hold_others: whether there may be errors that this process does not know.
+        others: whether other processes wrote some of the rows; these may hold errors, too.
     """
     machine, machines = job.machine
     if records.skipped:
@@ -292,7 +290,7 @@ def _print_summary(
         errors = len(records.skipped)
         said = counted(records.count - errors, "prediction")
         said += f" and {counted(errors, 'error')}" if errors else ""
-        said = f"{records.count:,} predictions or errors" if may_hold_others else said
+        said = counted(records.count, "row") if others else said
         print(f"{said} in {files.join(job.output, name)}")
     else:
         print(

@@ -76,7 +76,7 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
     assert main(["predict", *given, "--skip_bad"]) == 0
     assert "\n3 predictions and 1 error in " in f"\n{capsys.readouterr().out}"
     assert main(["predict", *given, "--skip_bad"]) == 0  # it finds them there
-    assert "\n4 predictions or errors in " in capsys.readouterr().out
+    assert "\n4 rows in " in capsys.readouterr().out
     *good, bad = (tmp_path / "out" / "predictions-00000-of-00001.jsonl").read_text().splitlines()
     assert len(good) == 3 and all("class_name" in line for line in good)
     assert set(json.loads(bad)) == {"file", "record", "error"}
