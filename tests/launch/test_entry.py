@@ -19,9 +19,11 @@ run()
 """
 
 
-@pytest.mark.parametrize("module", ["tftpu.launch.settings", "numpy.version"])
-def test_ctrl_c_while_the_command_line_is_imported_ends_without_a_traceback(module):
+@pytest.mark.parametrize(
+    ("command", "module"), [("train", "tftpu.launch.settings"), ("predict", "numpy.version")]
+)
+def test_ctrl_c_while_the_command_line_is_imported_ends_without_a_traceback(command, module):
     """Code in C that imports NumPy raises another error in place of the interrupt."""
-    command = [sys.executable, "-c", _PROGRAM, "train", module]
-    done = subprocess.run(command, capture_output=True, text=True)
+    words = [sys.executable, "-c", _PROGRAM, command, module]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tftpu: interrupted\n")
