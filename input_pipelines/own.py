@@ -1,7 +1,5 @@
 """A user's own data, which are a `tf.data.Dataset` where built-in sources have a pipeline."""
 
-import hashlib
-import json
 import logging
 import math
 import time
@@ -14,7 +12,6 @@ import tensorflow as tf
 from tftpu.config import DataConfig, DataContext
 from tftpu.errors import UserError
 from tftpu.input_pipelines.addresses import EVALUATION
-from tftpu.input_pipelines.pipeline import Pipeline
 from tftpu.input_pipelines.tensors import Spec
 from tftpu.input_pipelines.unlabelled import UnlabelledRecords, from_arrays
 
@@ -28,11 +25,8 @@ def describe_state(pipeline: Any) -> dict[str, Any]:
     if not hasattr(pipeline, "count"):
         batches = int(pipeline.cardinality()) if isinstance(pipeline, tf.data.Dataset) else -1
         return {"batches": batches} if batches >= 0 else {}  # negative: unknown or endless
-    found = {"examples": pipeline.count}
-    if isinstance(pipeline, Pipeline):
-        text = json.dumps(pipeline.source.state).encode()
-        found["files"] = hashlib.blake2b(text, digest_size=16).hexdigest()
-    return found
+    found = pipeline.describe_files() if hasattr(pipeline, "describe_files") else {}
+    return {"examples": pipeline.count, **found}
 
 
 def check_training(data: DataConfig, found: Any) -> Any:

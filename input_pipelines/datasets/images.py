@@ -31,6 +31,7 @@ def build_training(data: "Images", context: DataContext) -> ArrayPipeline:
         global_batch_size=context.global_batch_size,
         seed=context.seed,
         prepare=prepare,
+        from_files=True,
     )
 
 

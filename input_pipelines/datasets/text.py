@@ -21,6 +21,7 @@ def build_training(data: "Text", context: DataContext) -> ArrayPipeline:
         global_batch_size=context.global_batch_size,
         seed=context.seed,
         prepare=lambda examples, seeds: _shift_windows(*examples),
+        from_files=True,
     )
 
 

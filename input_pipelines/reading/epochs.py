@@ -4,6 +4,7 @@ Starting at a step reads nothing that comes before it.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -39,17 +40,31 @@ class ArrayPipeline:
         prepare: a function that maps a batch of examples and seeds (batch, 2), int32, to a batch
             for the model. The seeds are random numbers that depend only on the run's seed, the
             epoch and the example.
+        from_files: whether files or a table gave the examples, so that others are changed data.
+            Arrays of a program may differ in rounding whenever it computes them.
     """
 
     examples: Batch
     global_batch_size: int
     seed: int
     prepare: Callable[[Batch, Tensor], Batch]
+    from_files: bool = False
 
     @property
     def count(self) -> int:
         """The number of examples of an epoch."""
         return len(tf.nest.flatten(self.examples)[0])
+
+    def describe_files(self) -> dict[str, str]:
+        """Returns a hash of the examples, if files or a table gave them."""
+        if not self.from_files:
+            return {}
+        found = hashlib.blake2b(digest_size=16)
+        for array in tf.nest.flatten(self.examples):
+            held = np.ascontiguousarray(array)
+            found.update(repr((held.dtype.str, held.shape)).encode())
+            found.update(repr(held.tolist()).encode() if held.dtype.hasobject else held.data)
+        return {"content": found.hexdigest()}
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
         """Returns the global batches from a step on, or one host's part of each.

@@ -144,7 +144,7 @@ def _check_same_data(
     before = (step and side_files.read(files.join(workdir, _DATA))) or {}
     if all(state.get(name, value) == value for name, value in before.items()):
         return
-    differ = "as many examples are in files of other names, sizes or texts"
+    differ = "there are as many examples, but in files of other names, sizes or contents"
     for unit in ("examples", "batches"):
         was, now = before.get(unit), state.get(unit)
         if was != now:

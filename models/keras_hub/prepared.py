@@ -145,6 +145,11 @@ class _PreparedPipeline:
         """Returns the global batches from a step on, or one host's part of each."""
         return self._preparation.map(self._pipeline.starting_at(step, host, hosts))
 
+    def describe_files(self) -> dict[str, str]:
+        """Returns a hash of the files or examples that are preprocessed, as far as it is known."""
+        known = hasattr(self._pipeline, "describe_files")
+        return self._pipeline.describe_files() if known else {}
+
 
 class _Preparation:
     """Maps raw batches, `x`, `(x, y)` or `(x, y, sample_weight)`, to those of a model.

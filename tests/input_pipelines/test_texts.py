@@ -42,6 +42,16 @@ def test_a_resumed_run_sees_the_same_batches(table):
     assert all(np.array_equal(a, b) for a, b in zip(whole[7:], resumed, strict=True))
 
 
+def test_other_texts_of_the_same_number_have_another_state(table):
+    data = Texts(train_text=str(table), field="review", global_batch_size=4)
+    state = input_pipelines.describe_state(input_pipelines.training(data))
+    assert state == input_pipelines.describe_state(input_pipelines.training(data, seed=1))
+    table.write_text(table.read_text().replace("text 7,", "text 8,"))
+    other = input_pipelines.describe_state(input_pipelines.training(data))
+    assert other["examples"] == state["examples"] == 38
+    assert other["content"] != state["content"]
+
+
 def test_classes_are_numbered_in_the_order_of_their_names(table):
     data = Texts(train_text=str(table), field="review", label="kind", global_batch_size=38)
     ((texts, labels),) = read_epoch(data)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -145,6 +146,21 @@ def test_adapters_above_a_rounded_base_learn_as_above_floats(config, run, tmp_pa
     assert main(["export", str(workdir), f"--output={tmp_path / 'merged.keras'}"]) == 0
     words = ["export-weights", str(workdir), "--adapters", f"--output={tmp_path / 'peft'}"]
     assert main(words) == 0
+
+
+def test_a_run_does_not_resume_on_other_texts(config, run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "run")
+    words = ["train", str(config), f"--workdir={tmp_path / 'run'}", "--tpu=none"]
+    texts = config.parent / "texts.txt"
+    first = texts.read_text()
+    texts.write_text(first.swapcase())
+    try:
+        assert main([*words, "--config.train.steps=310"]) == 2
+    finally:
+        texts.write_text(first)
+    assert "as many examples, but in files of other names, sizes or contents" in (
+        capsys.readouterr().err
+    )
 
 
 def test_mistakes_are_explained(config, tmp_path, capsys):

@@ -96,7 +96,7 @@ def test_a_run_does_not_resume_on_other_texts(in_scratch_project, tmp_path, monk
     assert train(3) == 0  # nothing is left to train
     assert train(4) == 2
     said = capsys.readouterr().err
-    assert "have changed: as many examples are in files of other names, sizes or texts" in said
+    assert "as many examples, but in files of other names, sizes or contents" in said
     assert "--workdir=runs/mine_2, where --config.model.init_from=runs/mine/checkpoints/3" in said
     text.write_text("as it was " * 60)
     assert train(4) == 2
