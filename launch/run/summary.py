@@ -20,7 +20,7 @@ from tftpu.training.trainer import Trainer
 
 _LARGE = 0.25  # share of the run that evaluation may take without a remark
 _SMALL = 0.1  # share that is advised then
-_MANY = 4  # evaluations of a run that can be fewer; the first one takes longer, as it compiles
+_FEW = 4  # evaluations to choose the best checkpoint from, which are not advised against
 
 
 def format_summary(
@@ -96,7 +96,8 @@ def _list_next_commands(
     run = shlex.quote(workdir)
     found = [f"tensorboard --logdir={run}"]
     if importlib.util.find_spec("matplotlib"):
-        found.insert(0, f"tftpu plot {run} --output={_choose_output(workdir, 'curves.png')}")
+        curves = shlex.quote(files.join(workdir, "curves.png"))  # an older one is replaced
+        found.insert(0, f"tftpu plot {run} --output={curves}")
     if prompt:
         found += [f"tftpu generate {run} {prompt}", f"tftpu serve {run}"]
     elif evaluates:
@@ -145,11 +146,12 @@ def _list_speed_rows(
     if waited > training / 2 and whole < rate:  # the first steps wait longest
         rows.append(("", f"{format_metric(whole)} examples/s with them, which waited for input"))
     share, every = goodput.compute_share(seconds, "evaluation"), experiment.train.eval_every
-    if share > _LARGE and 0 < every <= trainer.step / _MANY:
+    if share > _LARGE and every > 0:
         fewer = share / (1 - share) * (1 - _SMALL) / _SMALL
         longer = _divide_evenly(trainer.step, every, fewer * every)
-        less = f"evaluate less often, --config.train.eval_every={longer}"
-        rows.append(("", f"evaluation took {share:.0%} of the run: {less}"))
+        if longer > every:
+            less = f"less often, --config.train.eval_every={longer}, leaves fewer to choose from"
+            rows.append(("", f"evaluation took {share:.0%} of the run: {less}"))
     predicted = reports.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:
         measured = format_duration(experiment.data.global_batch_size / rate)
@@ -163,8 +165,10 @@ def _divide_evenly(steps: int, every: int, least: float) -> int:
     Args:
         steps: the steps of the run.
         every: the steps from one evaluation to the next so far, such as those of an epoch. The
-            result is a multiple of them, or the whole run.
-        least: the least steps between two evaluations that are advised.
+            result is a multiple of them.
+        least: the least steps between two evaluations that are advised, unless that leaves fewer
+            than `_FEW`.
     """
-    parts = max(1, int(steps / least))
-    return min(steps, math.ceil(steps / parts / every) * every)
+    parts = max(_FEW, int(steps / least))
+    longer = math.ceil(steps / parts / every) * every
+    return longer if math.ceil(steps / longer) >= _FEW else max(every, longer - every)

@@ -44,10 +44,10 @@ def test_waiting_that_slowed_nothing_is_not_named(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "every", "least", "advised"),
     [
-        (330, 11, 280, 330),
-        (330, 11, 100, 110),
+        (330, 11, 280, 88),
+        (330, 11, 60, 66),
         (1000, 10, 81, 90),
-        (105, 10, 50, 60),
+        (105, 10, 50, 30),
         (9, 9, 80, 9),
     ],
 )
@@ -55,16 +55,16 @@ def test_the_advised_evaluations_divide_the_run_in_whole_epochs(steps, every, le
     assert summary._divide_evenly(steps, every, least) == advised
 
 
-@pytest.mark.parametrize(("every", "less"), [(10, 100), (20, 100)])
+@pytest.mark.parametrize(("every", "less"), [(5, 25), (10, 30)])
 def test_evaluation_that_takes_a_large_share_is_named(tmp_path, every, less):
     lines = list_lines(tmp_path, every, step=5.0, evaluation=5.0)
     assert len(lines) == 2
-    said = f"of the run: evaluate less often, --config.train.eval_every={less}"
+    said = f"less often, --config.train.eval_every={less}, leaves fewer to choose from"
     assert lines[1].startswith("evaluation took 5") or lines[1].startswith("evaluation took 49")
     assert lines[1].endswith(said)
 
 
-@pytest.mark.parametrize("every", [0, 50])
+@pytest.mark.parametrize("every", [0, 20, 50])
 def test_few_evaluations_cannot_be_less_often(tmp_path, every):
     assert len(list_lines(tmp_path, every, step=1.0, evaluation=5.0)) == 1
 
