@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import StreamedImages
 
 _SHOWN = 20  # most classes that a line names
+_FEW = 100  # examples, of which each is a hundredth of an accuracy
 MOST = 20_000  # images of a split that are decoded: some seconds on a few cores
 
 
@@ -53,6 +54,27 @@ def describe_shards(data: "StreamedImages") -> list[str]:
     others = f" and {len(names) - _SHOWN:,} others" if len(names) > _SHOWN else ""
     classes = f"{counted(len(names), 'class')}: {', '.join(names[:_SHOWN])}{others}"
     return ["; ".join(counts), *([classes] if names else [])]
+
+
+def count_evaluation(data: "StreamedImages") -> int | None:
+    """Returns the examples of the evaluation split; None if that needs more than a listing."""
+    from tftpu.input_pipelines.datasets import streamed_images
+
+    if data.format in ("folder", "index"):
+        return len(streamed_images.list_split(data, data.eval_split).images)
+    folder = data.data_dir or ""
+    if data.format != "tfrecord" or not files.exists(files.join(folder, manifest.NAME)):
+        return None
+    found = manifest.read(folder)
+    return found.count_examples(data.eval_split) if data.eval_split in found.splits else None
+
+
+def describe_few(split: str, examples: int | None) -> str:
+    """Returns how coarse the accuracy of a small split is; "" for a larger one or an unknown."""
+    if not examples or examples >= _FEW:
+        return ""
+    what = counted(examples, "example")
+    return f"{split} has {what}: one more right or wrong is {1 / examples:.0%} of the accuracy"
 
 
 def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:

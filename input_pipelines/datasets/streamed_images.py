@@ -271,7 +271,7 @@ def _explain_missing_split(data: "StreamedImages", split: str) -> str:
         return f"{said} {shards} holds converted splits: {flags}"
     return (
         f"{said} To split a folder with a folder for each class: tftpu data convert "
-        f"--source={source} --output={shards} --validation_fraction=0.1; then {flags}"
+        f"--source={source} --output={shards} --validation_fraction=0.2; then {flags}"
     )
 
 

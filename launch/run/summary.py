@@ -38,6 +38,7 @@ def format_summary(
     above = [f"\nA sample of what it writes:\n{text}"] if text else []
     above.append(f"\nDone: {trainer.step:,} steps.")
     rows = _list_evaluation_rows(trainer.step, results, workdir)
+    rows += [("", few)] if results and (few := _describe_few(experiment.data)) else []
     rows += _list_speed_rows(experiment, trainer, workdir)
     rows.append(("run", workdir))
     usd = trainer.account.facts.usd
@@ -71,6 +72,18 @@ def _list_evaluation_rows(
         place = f"by {best.metric}, in checkpoints/{best.step}{change}"
         rows.append(("eval, best", f"step {best.step:,}  {text}  ({place})"))
     return rows
+
+
+def _describe_few(data: DataConfig) -> str:
+    """Returns how coarse the accuracy is; "" if it is not, or the number is not known."""
+    if not isinstance(data, StreamedImages):
+        return ""
+    from tftpu.input_pipelines.datasets import image_survey
+
+    try:
+        return image_survey.describe_few(data.eval_split, image_survey.count_evaluation(data))
+    except UserError:  # the data were there while it trained
+        return ""
 
 
 def _read_evaluation(workdir: str, step: int) -> dict[str, float]:

@@ -92,6 +92,7 @@ def train(
         recorded_code.write(workdir)
         if trained:
             _report_longer_schedule(experiment, trained, workdir)
+            _report_other_metric(experiment, workdir)
         config = OwnFile(workdir, "config.json")
         config.take()  # a damaged config.json is kept under another name
         config.write(text.encode())
@@ -202,6 +203,17 @@ def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> 
             f"The {optimizer.decay} schedule of the learning rate now ends at step {now:,}, not at "
             f"{before:,}: at step {step:,} the rate is {format_metric(is_now)}, where it was "
             f"{format_metric(was)}.",
+            flush=True,
+        )
+
+
+def _report_other_metric(experiment: Experiment, workdir: str) -> None:
+    """Prints that a run chose its best checkpoint by another metric before it was resumed."""
+    best, now = result.read_best(workdir), experiment.best_metric or "loss"
+    if best and best.metric != now:
+        print(
+            f"Step {best.step:,} is the best so far by {best.metric}; from now on {now} chooses "
+            "the best checkpoint (train.best_metric).",
             flush=True,
         )
 

@@ -150,7 +150,7 @@ def find_alerts(
         percent = 100 * seconds["evaluation"] / whole
         found["evaluation"] = (
             f"Evaluation took {percent:.0f} % of the last {whole:.0f} s: evaluate less often "
-            "(eval_every of `fit` or of TrainConfig)."
+            "(eval_every of `fit`, or --config.train.eval_every)."
         )
     if seconds["checkpoint_wait"] > max(0.1 * whole, _NOTICEABLE):
         percent = 100 * seconds["checkpoint_wait"] / whole

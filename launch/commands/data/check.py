@@ -156,6 +156,8 @@ def inspect_images(data: Any) -> Iterator[Finding]:
 
     if data.format == "tfrecord":
         yield from (Finding("ok", line) for line in image_survey.describe_shards(data))
+        if few := image_survey.describe_few(data.eval_split, image_survey.count_evaluation(data)):
+            yield Finding("warning", few)
         return
     try:
         splits = {
@@ -166,6 +168,8 @@ def inspect_images(data: Any) -> Iterator[Finding]:
         yield Finding("error", str(error))
         return
     yield from (Finding("ok", line) for line in image_survey.describe_classes(splits))
+    if few := image_survey.describe_few(data.eval_split, len(splits[data.eval_split].images)):
+        yield Finding("warning", few)
     yield from (Finding("warning", line) for line in image_survey.find_imbalance(splits))
     paths = [path for found in splits.values() for path in image_survey.sample_paths(found)]
     report_activity(f"Decoding {counted(len(paths), 'image')}")

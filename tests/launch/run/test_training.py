@@ -63,7 +63,10 @@ def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end
     # Half of a cosine: 0.5 * (1 + cos(pi / 2)) / 2
     expected = "ends at step 8, not at 4: at step 4 the rate is 0.25, where it was 0."
     assert expected in train(8, *rate)
-    assert "schedule" not in train(8, *rate)
+    said = train(8, *rate)  # nothing is left to train
+    assert "schedule" not in said and "from now on" not in said
+    said = train(9, *rate, "--config.train.best_metric=loss")
+    assert "is the best so far by accuracy; from now on loss chooses the best" in said
     constant = ("--config.optimizer.decay=constant", f"--workdir={tmp_path}/constant")
     assert "schedule" not in train(2, *constant) + train(3, *constant)
 
