@@ -24,7 +24,7 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 
-# Everything that CI runs, in three quarters of an hour on two cores.
+# Everything that CI runs, in 45 to 90 minutes on two cores.
 test-all: docs test test-slow test-parity
 
 # In three parts, as a process that has traced hundreds of models holds several GB; two of them by three
