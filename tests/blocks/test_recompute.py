@@ -108,7 +108,7 @@ def test_remat_on_another_backend_fails_with_those_that_have_it(monkeypatch):
         model(x, training=True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.compiles
 def test_remat_halves_the_memory_on_a_tpu():
     tokens = tf.TensorSpec((8 * 64, 256), tf.int32)

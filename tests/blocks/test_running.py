@@ -80,10 +80,17 @@ def test_recomputing_changes_no_number_on_tensorflow(name):
 
 
 @pytest.mark.slow
-def test_recomputing_and_loops_change_no_number_on_jax():
-    printed = jax_process.output("models.blocks")
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [
+        (("chain", "nested", "branching"), 13),
+        pytest.param(("gemma",), 7, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_recomputing_and_loops_change_no_number_on_jax(names, count):
+    printed = jax_process.output("models.blocks", *names)
     cases = [json.loads(line) for line in printed.splitlines()]
-    assert len(cases) == 20
+    assert len(cases) == count
     for case in cases:
         assert case["difference"] < 5e-6, case
         if case["scan"] == "block":  # of 9 blocks, of which 8 are 4 groups

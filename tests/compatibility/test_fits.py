@@ -8,8 +8,8 @@ from tests.compatibility import fitting
 
 ROUTES = [
     pytest.param("tensorflow", 1, id="tensorflow"),
-    pytest.param("tensorflow", 4, id="four replicas"),
-    pytest.param("jax", 1, id="jax"),
+    pytest.param("tensorflow", 4, id="four replicas", marks=pytest.mark.exhaustive),
+    pytest.param("jax", 1, id="jax", marks=pytest.mark.exhaustive),
     pytest.param("jax", 4, id="mesh of four"),
 ]
 

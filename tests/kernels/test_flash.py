@@ -273,7 +273,7 @@ def test_a_kernel_larger_than_a_cores_memory_fails_preflight_with_the_alternativ
     assert "VMEM" in item.error and "--config.model.attention=plain" in item.error
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.compiles
 def test_flash_needs_less_memory_than_the_scores():
     tokens = tf.TensorSpec((8 * 32, 1024), tf.int32)

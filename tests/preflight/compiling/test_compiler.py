@@ -107,7 +107,7 @@ def test_both_examples_on_two_slices_in_90_seconds_from_a_cold_cache(tmp_path):
     assert min(time.monotonic() - start, cpu_seconds() - busy) < 90
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_loop_of_microbatches_costs_as_much_as_the_full_batch():
     def gpt():
         sizes = GPT("tiny", vocabulary=512, context=256, layers=1, width=256, heads=2)

@@ -10,6 +10,7 @@ a gradient, relative to the plain one.
 import functools
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -182,7 +183,7 @@ def describe(name: str, remat: str, scan: str) -> tuple[int, dict[str, Any]]:
 
 
 def main() -> None:
-    for name in MODELS:
+    for name in sys.argv[1:]:
         plain, _ = describe(name, "none", "none")
         for remat, scan in itertools.product(REMATS, ("none", "block")):
             if (remat, scan) == ("none", "none") or (
