@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import NamedTuple
 
 from tftpu.errors import ExitCode, HostLost, Preempted, UserError
@@ -268,12 +269,49 @@ _NOT_A_LAYER = re.compile(
 )
 
 
+class _Interrupts:
+    """A handler of Ctrl-C that raises `KeyboardInterrupt`, as Python's own does, and notes it.
+
+    Code in C that calls Python back may raise another error in place of the interrupt: TensorFlow,
+    while it traces, says that a sequence has an item too few.
+
+    Attributes:
+        seen: whether there was one.
+    """
+
+    def __init__(self):
+        self.seen = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        signal.default_int_handler(number, frame)
+
+
+@contextlib.contextmanager
+def noting_interrupts() -> Iterator[_Interrupts]:
+    """Yields what notes a Ctrl-C in the block, if nothing else handles it."""
+    own = _Interrupts()
+    if not _raises_at_interrupt():
+        yield own
+        return
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        yield own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _raises_at_interrupt() -> bool:
+    """Returns whether a Ctrl-C would raise `KeyboardInterrupt` in this thread, the main one."""
+    handler = signal.getsignal(signal.SIGINT)
+    raises = handler is signal.default_int_handler or isinstance(handler, _Interrupts)
+    return raises and threading.current_thread() is threading.main_thread()
+
+
 @contextlib.contextmanager
 def ending_at_interrupt() -> Iterator[None]:
     """Ends the process at a Ctrl-C in the block, which only imports: NumPy would hide it."""
-    own = signal.default_int_handler
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not own:
+    if not _raises_at_interrupt():
         yield
         return
 
@@ -281,11 +319,11 @@ def ending_at_interrupt() -> Iterator[None]:
         print("tftpu: interrupted", file=sys.stderr, flush=True)
         os._exit(int(ExitCode.INTERRUPTED))
 
-    signal.signal(signal.SIGINT, end)
+    before = signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, own)
+        signal.signal(signal.SIGINT, before)
 
 
 def die_at_interrupt() -> None:
@@ -323,6 +361,11 @@ def _read_notes(error: BaseException) -> list[str]:
 
 def run_for_exit_code(work: Callable[[], None]) -> int:
     """Runs a function, prints the error if it fails, and returns the exit code."""
+    with noting_interrupts() as interrupts:
+        return _run_for_exit_code(work, interrupts)
+
+
+def _run_for_exit_code(work: Callable[[], None], interrupts: _Interrupts) -> int:
     try:
         work()
         return int(ExitCode.DONE)
@@ -334,7 +377,7 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
     except HostLost as lost:
         return _end(ExitCode.HOST_LOST, lost)
     except (Exception, KeyboardInterrupt) as error:
-        if was_interrupted(error):
+        if interrupts.seen or was_interrupted(error):
             said = "\n".join(["interrupted", *_read_notes(error)])
             return _end(ExitCode.INTERRUPTED, said)
         explanation = explain(error)
