@@ -107,7 +107,7 @@ def steps_per_epoch(data: DataConfig, pipeline: Any) -> int:
 
 
 def describe_state(pipeline: Any) -> dict[str, Any]:
-    """Returns the number of examples of a training split, and a hash of the files it reads.
+    """Returns the number of examples of a training split, and a hash of its files or content.
 
     Args:
         pipeline: the pipeline as `training` returns it; of a `tf.data.Dataset`, only its number of

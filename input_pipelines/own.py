@@ -21,7 +21,7 @@ _LONG = 10.0  # seconds of reading after which a message is logged
 
 
 def describe_state(pipeline: Any) -> dict[str, Any]:
-    """Returns what is known of the files of a training split; see `input_pipelines`."""
+    """Returns what is known of a training split; see `input_pipelines`."""
     if not hasattr(pipeline, "count"):
         batches = int(pipeline.cardinality()) if isinstance(pipeline, tf.data.Dataset) else -1
         return {"batches": batches} if batches >= 0 else {}  # negative: unknown or endless

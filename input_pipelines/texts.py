@@ -66,7 +66,9 @@ class Texts(DataConfig):
 
         examples = self._build_examples(self._read_split("training"))
         size, seed = context.global_batch_size, context.seed
-        return ArrayPipeline(examples, size, seed, lambda examples, seeds: examples, True)
+        return ArrayPipeline(
+            examples, size, seed, lambda examples, seeds: examples, from_files=True
+        )
 
     def evaluation(self, context: DataContext) -> "tf.data.Dataset":
         import tensorflow as tf

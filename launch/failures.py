@@ -4,18 +4,13 @@ There is one table for TensorFlow, JAX, XLA and libtpu. A row matches a message 
 stable across versions, and the first row that matches explains the message.
 """
 
-import _thread
-import contextlib
-import os
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tftpu.errors import ExitCode, HostLost, Preempted, UserError
+from tftpu.launch import interrupts
 
 
 class Failure(NamedTuple):
@@ -260,98 +255,12 @@ FAILURES = (
     ),
 )
 
-_SOON = 0.05  # seconds until a Ctrl-C that was lost is repeated
 _NODES = (r'op_name="([^"]+)"', r"\{\{node ([^}]+)\}\}", r"to node `([^`]+)`")
 # Parts that TensorFlow adds to a node's name: loops, calls, replicas, gradients.
 _NOT_A_LAYER = re.compile(
     r"while|body|cond|then|else|gradient_tape|gradients|(Stateful)?PartitionedCall|_\d+|"
     r"(while|cond|body|(Stateful)?PartitionedCall|replica|tpu|cluster)(_\d+)+|\w*\(.*\)"
 )
-
-
-class _Interrupts:
-    """A handler of Ctrl-C that raises `KeyboardInterrupt`, as Python's own does, and notes it.
-
-    Code in C that calls Python back may raise another error in place of the interrupt: TensorFlow,
-    while it traces, says that a sequence has an item too few.
-
-    Attributes:
-        seen: whether there was one.
-    """
-
-    def __init__(self):
-        self.seen = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
-        signal.default_int_handler(number, frame)
-
-
-@contextlib.contextmanager
-def noting_interrupts() -> Iterator[_Interrupts]:
-    """Yields what notes a Ctrl-C in the block, if nothing else handles it."""
-    own = _Interrupts()
-    if not _raises_at_interrupt():
-        yield own
-        return
-    before = signal.signal(signal.SIGINT, own)
-    try:
-        yield own
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _raises_at_interrupt() -> bool:
-    """Returns whether a Ctrl-C would raise `KeyboardInterrupt` in this thread, the main one."""
-    handler = signal.getsignal(signal.SIGINT)
-    raises = handler is signal.default_int_handler or isinstance(handler, _Interrupts)
-    return raises and threading.current_thread() is threading.main_thread()
-
-
-@contextlib.contextmanager
-def ending_at_interrupt() -> Iterator[None]:
-    """Ends the process at a Ctrl-C in the block, which only imports: NumPy would hide it."""
-    if not _raises_at_interrupt():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        print("tftpu: interrupted", file=sys.stderr, flush=True)
-        os._exit(int(ExitCode.INTERRUPTED))
-
-    before = signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def die_at_interrupt() -> None:
-    """Lets a Ctrl-C end the process at once, whose work is done: Python would print a traceback."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        print(end="", flush=True)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def repeating_lost_interrupts() -> Iterator[None]:
-    """Repeats a Ctrl-C that Python drops in the block, as it fell into a callback or a finalizer.
-
-    JAX, for example, is called back by the collection of garbage.
-    """
-    before = sys.unraisablehook
-
-    def report(unraisable: "sys.UnraisableHookArgs") -> None:
-        if unraisable.exc_type is KeyboardInterrupt:
-            threading.Timer(_SOON, _thread.interrupt_main).start()  # after the callback
-        else:
-            before(unraisable)
-
-    sys.unraisablehook = report
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 def _read_notes(error: BaseException) -> list[str]:
@@ -361,11 +270,11 @@ def _read_notes(error: BaseException) -> list[str]:
 
 def run_for_exit_code(work: Callable[[], None]) -> int:
     """Runs a function, prints the error if it fails, and returns the exit code."""
-    with noting_interrupts() as interrupts:
-        return _run_for_exit_code(work, interrupts)
+    with interrupts.noting():
+        return _run_for_exit_code(work)
 
 
-def _run_for_exit_code(work: Callable[[], None], interrupts: _Interrupts) -> int:
+def _run_for_exit_code(work: Callable[[], None]) -> int:
     try:
         work()
         return int(ExitCode.DONE)
@@ -377,29 +286,13 @@ def _run_for_exit_code(work: Callable[[], None], interrupts: _Interrupts) -> int
     except HostLost as lost:
         return _end(ExitCode.HOST_LOST, lost)
     except (Exception, KeyboardInterrupt) as error:
-        if interrupts.seen or was_interrupted(error):
+        if interrupts.was_interrupted(error):
             said = "\n".join(["interrupted", *_read_notes(error)])
             return _end(ExitCode.INTERRUPTED, said)
         explanation = explain(error)
         if explanation is None:
             raise
         return _end(ExitCode.USER_ERROR, explanation)
-
-
-@contextlib.contextmanager
-def answering_sigterm() -> Iterator[None]:
-    """Answers SIGTERM, which `timeout` sends, like a Ctrl-C within the block."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def was_interrupted(error: BaseException) -> bool:
-    """Returns whether an error is a Ctrl-C, or hides one, as NumPy's import does."""
-    cause = error.__cause__ or error.__context__
-    return isinstance(error, KeyboardInterrupt) or (cause is not None and was_interrupted(cause))
 
 
 def _end(code: int, message: object) -> int:

@@ -21,13 +21,8 @@ from typing import Any
 from tftpu.engines.backend import OtherBackend
 from tftpu.errors import UserError, did_you_mean
 from tftpu.launch import commands as package
-from tftpu.launch import completion, correction, output
-from tftpu.launch.failures import (
-    die_at_interrupt,
-    ending_at_interrupt,
-    repeating_lost_interrupts,
-    run_for_exit_code,
-)
+from tftpu.launch import completion, correction, interrupts, output
+from tftpu.launch.failures import run_for_exit_code
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import ConfigOptions, Flag, Options, list_flags, takes_config
 from tftpu.launch.settings.parsing import HELP, Incomplete, parse
@@ -102,7 +97,7 @@ def run() -> None:
     try:
         code = main(sys.argv[1:], None if is_again else _start_again)
     finally:
-        die_at_interrupt()
+        interrupts.die_at_interrupt()
         gc.freeze()  # else Python looks for garbage among all of TensorFlow, for a second or more
     sys.exit(code)
 
@@ -136,7 +131,7 @@ def main(arguments: Sequence[str], start_again: Callable[[str], None] | None = N
                 raise
             start_again(error.wanted)
 
-    with repeating_lost_interrupts():
+    with interrupts.repeating_lost_interrupts():
         return run_for_exit_code(work)
 
 
@@ -291,7 +286,7 @@ def _find_modules() -> dict[str, str]:
 
 
 def _load(name: str, module: str) -> Command:
-    with ending_at_interrupt():
+    with interrupts.ending_at_interrupt():
         code = importlib.import_module(module)
     text = _read_docstring(Path(inspect.getfile(code)))
     summary, *paragraphs = text.split("\n\n")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from tftpu.launch import interrupts
 from tftpu.runtime.slow import counting_seconds, report_activity
 
 _SLOW = 2.0  # seconds of output after which a reader that has gone is worth a line
@@ -94,3 +95,4 @@ def reporting(doing: str) -> Iterator[None]:
     report_activity(doing)
     with counting_seconds(doing):
         yield
+    interrupts.raise_lost()

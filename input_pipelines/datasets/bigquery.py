@@ -133,7 +133,11 @@ def build_training(data: "BigQuery", context: DataContext) -> ArrayPipeline:
     """Returns shuffled rows, in memory; see `epochs.Training` for the order."""
     batch = _arrange_rows(data, data.train_table)
     return ArrayPipeline(
-        batch, context.global_batch_size, context.seed, lambda examples, seeds: examples, True
+        batch,
+        context.global_batch_size,
+        context.seed,
+        lambda examples, seeds: examples,
+        from_files=True,
     )
 
 

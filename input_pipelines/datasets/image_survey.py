@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import StreamedImages
 
 _SHOWN = 20  # most classes that a line names
-_FEW = 100  # examples, of which each is a hundredth of an accuracy
+_FEW = 100  # images, of which each is a hundredth of an accuracy
 MOST = 20_000  # images of a split that are decoded: some seconds on a few cores
 
 
@@ -57,11 +57,7 @@ def describe_shards(data: "StreamedImages") -> list[str]:
 
 
 def count_evaluation(data: "StreamedImages") -> int | None:
-    """Returns the examples of the evaluation split; None if that needs more than a listing."""
-    from tftpu.input_pipelines.datasets import streamed_images
-
-    if data.format in ("folder", "index"):
-        return len(streamed_images.list_split(data, data.eval_split).images)
+    """Returns the examples of the evaluation split; None if no manifest tells them."""
     folder = data.data_dir or ""
     if data.format != "tfrecord" or not files.exists(files.join(folder, manifest.NAME)):
         return None
@@ -70,11 +66,12 @@ def count_evaluation(data: "StreamedImages") -> int | None:
 
 
 def describe_few(split: str, examples: int | None) -> str:
-    """Returns how coarse the accuracy of a small split is; "" for a larger one or an unknown."""
+    """Returns how coarse the accuracy of a split is; "" if it has many images, or is unknown."""
     if not examples or examples >= _FEW:
         return ""
-    what = counted(examples, "example")
-    return f"{split} has {what}: one more right or wrong is {1 / examples:.0%} of the accuracy"
+    images = counted(examples, "image")
+    step = f"{1 / examples:.2g}"
+    return f"{split} has {images}, so one that is right or wrong changes the accuracy by {step}"
 
 
 def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:

@@ -62,8 +62,14 @@ class ArrayPipeline:
         found = hashlib.blake2b(digest_size=16)
         for array in tf.nest.flatten(self.examples):
             held = np.ascontiguousarray(array)
-            found.update(repr((held.dtype.str, held.shape)).encode())
-            found.update(repr(held.tolist()).encode() if held.dtype.hasobject else held.data)
+            found.update(repr((held.dtype.name, held.shape)).encode())
+            if not held.dtype.hasobject:
+                found.update(held.reshape(-1).view(np.uint8))
+                continue
+            for value in held.flat:  # texts
+                text = value if isinstance(value, bytes) else str(value)
+                data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+                found.update(len(data).to_bytes(8, "little") + data)
         return {"content": found.hexdigest()}
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:

@@ -40,7 +40,10 @@ _LENGTH = 1 << 30  # steps; any length will do, because no schedule is used
 class FinishedRunOptions(Overrides):
     """The option that names the code of a finished run."""
 
-    OVERRIDES_HELP = "field of the config that --config names; a config.json cannot be changed"
+    OVERRIDES_HELP = (
+        "field of the config that --config names; of a config.json only the weights below "
+        "adapters can be changed (--config.model.init_from)"
+    )
 
     config: str | None = flag(
         None,

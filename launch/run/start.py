@@ -15,7 +15,7 @@ from tftpu.config import Experiment, TrainConfig, operational_fields, renamed, t
 from tftpu.config.mesh import AUTO
 from tftpu.engines import backend, selection
 from tftpu.errors import UserError, counted
-from tftpu.launch import failures, startup
+from tftpu.launch import interrupts, startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.preflight import mesh_choice
@@ -123,7 +123,7 @@ def explained_interruption(workdir: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if failures.was_interrupted(error):
+        if interrupts.was_interrupted(error):
             steps = manifest.list_steps(files.join(workdir, "checkpoints"))
             error.add_note(
                 f"The same command resumes from step {steps[-1]:,}."
@@ -139,7 +139,7 @@ def _recording_stop(workdir: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if failures.was_interrupted(error):
+        if interrupts.was_interrupted(error):
             # Another process may use the workdir, and this one may be unable to write there.
             with contextlib.suppress(UserError), locks.locked(workdir):
                 goodput.record_stop(workdir)

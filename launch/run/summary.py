@@ -82,7 +82,7 @@ def _describe_few(data: DataConfig) -> str:
 
     try:
         return image_survey.describe_few(data.eval_split, image_survey.count_evaluation(data))
-    except UserError:  # the data were there while it trained
+    except (UserError, OSError):  # the data were there while it trained
         return ""
 
 
@@ -163,7 +163,8 @@ def _list_speed_rows(
         fewer = share / (1 - share) * (1 - _SMALL) / _SMALL
         longer = _divide_evenly(trainer.step, every, fewer * every)
         if longer > every:
-            less = f"less often, --config.train.eval_every={longer}, leaves fewer to choose from"
+            flag = f"--config.train.eval_every={longer}"
+            less = f"{flag} evaluates less often, so there are fewer checkpoints to choose from"
             rows.append(("", f"evaluation took {share:.0%} of the run: {less}"))
     predicted = reports.read_step_times(workdir, trainer.engine.data_shards)
     if predicted:

@@ -145,7 +145,9 @@ def _check_same_data(
     before = (step and side_files.read(files.join(workdir, _DATA))) or {}
     if all(state.get(name, value) == value for name, value in before.items()):
         return
-    differ = "there are as many examples, but in files of other names, sizes or contents"
+    differ = "there are as many examples, but in files of other names or sizes"
+    if before.get("content") != state.get("content"):
+        differ = "there are as many examples, but not the same (or fields of `data` select others)"
     for unit in ("examples", "batches"):
         was, now = before.get(unit), state.get(unit)
         if was != now:
@@ -212,8 +214,8 @@ def _report_other_metric(experiment: Experiment, workdir: str) -> None:
     best, now = result.read_best(workdir), experiment.best_metric or "loss"
     if best and best.metric != now:
         print(
-            f"Step {best.step:,} is the best so far by {best.metric}; from now on {now} chooses "
-            "the best checkpoint (train.best_metric).",
+            f"Step {best.step:,} is the best so far by {best.metric}. The next evaluation takes "
+            f"its place, as {now} chooses now; --config.train.best_metric={best.metric} keeps it.",
             flush=True,
         )
 

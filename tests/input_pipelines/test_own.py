@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +13,8 @@ import tftpu
 from tftpu import input_pipelines
 from tftpu.errors import UserError
 from tftpu.input_pipelines import own
-from tftpu.input_pipelines.sources import Synthetic
+from tftpu.input_pipelines.reading.epochs import ArrayPipeline
+from tftpu.input_pipelines.sources import Images, Synthetic, Text
 
 X, Y = np.arange(20.0).reshape(10, 2), np.arange(10)
 
@@ -130,9 +132,35 @@ def test_reading_starts_at_any_step_and_repeats():
     np.testing.assert_array_equal(first[1], Y[5:])
 
 
+def read_from_files(array):
+    """Returns a pipeline of an array as the sources of files make it."""
+    return ArrayPipeline({"x": array}, 1, 0, lambda batch, seeds: batch, from_files=True)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", ml_dtypes.bfloat16, object])
+def test_the_state_tells_other_examples_of_the_same_number(dtype):
+    first, second = np.zeros((3, 2), dtype), np.zeros((3, 2), dtype)
+    assert describe_content(first) == describe_content(second)
+    second[2, 1] = 1
+    assert describe_content(first) != describe_content(second)
+    assert describe_content(first) != describe_content(first.reshape(3, 1, 2))
+
+
+def describe_content(array):
+    return input_pipelines.describe_state(read_from_files(array))["content"]
+
+
+@pytest.mark.parametrize(
+    "data", [Images(name="digits"), Text(name="python_source")], ids=["images", "text"]
+)
+def test_the_state_of_a_source_in_memory_holds_its_content(data):
+    assert "content" in input_pipelines.describe_state(input_pipelines.training(data))
+
+
 def test_the_state_of_training_data_is_as_much_as_is_known_of_them():
     numbers = tf.data.Dataset.range(10).batch(4)
     assert input_pipelines.describe_state(numbers) == {"batches": 3}
     assert input_pipelines.describe_state(numbers.repeat()) == {}
+    assert input_pipelines.describe_state(read_from_files(np.zeros(3)))["examples"] == 3
     arrays = input_pipelines.from_arrays(np.zeros((10, 2), np.float32), global_batch_size=4)
     assert input_pipelines.describe_state(arrays) == {"examples": 10}

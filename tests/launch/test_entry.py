@@ -1,13 +1,9 @@
 """The console script."""
 
-import contextlib
-import signal
 import subprocess
 import sys
 
 import pytest
-
-from tftpu.launch import failures
 
 _PROGRAM = """
 import os, signal, sys
@@ -21,28 +17,6 @@ sys.meta_path.insert(0, Interrupting())
 from tftpu.launch.entry import run
 run()
 """
-
-
-def test_an_error_that_c_code_raises_in_place_of_the_interrupt_is_the_interrupt(capsys):
-    """As TensorFlow does while it traces; without an interrupt, an error is an error."""
-
-    def hide_interrupt(is_sent: bool) -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            if is_sent:
-                signal.raise_signal(signal.SIGINT)
-        raise ValueError("Could not pack sequence. Structure had 10 atoms")
-
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )
-    try:
-        assert failures.run_for_exit_code(lambda: hide_interrupt(True)) == 130
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        with pytest.raises(ValueError, match="Could not pack sequence"):
-            failures.run_for_exit_code(lambda: hide_interrupt(False))
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr().err == "tftpu: interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,11 @@
 
 import contextlib
 import errno
-import gc
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import keras
@@ -24,9 +21,9 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import processes
 from tftpu.launch import failures, main
 from tftpu.launch.commands.training import train
-from tftpu.launch.run import finished, start
+from tftpu.launch.run import finished
 from tftpu.models.layers.normalization import GhostBatchNormalization
-from tftpu.storage import buckets, files, retry
+from tftpu.storage import buckets, retry
 
 
 def explained(name: str, message: str | BaseException) -> str:
@@ -403,67 +400,3 @@ def test_an_unknown_failure_of_a_command_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(train, "run", fail)
     with pytest.raises(KeyError):
         main.main(["train", "--config=digits_resnet"])
-
-
-def test_a_ctrl_c_that_an_import_hides_is_one(capsys, tmp_path):
-    def import_package() -> None:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt as error:
-            raise ImportError("failed to import") from error
-
-    assert failures.run_for_exit_code(import_package) == 130
-    assert capsys.readouterr().err == "tftpu: interrupted\n"
-
-    def train(workdir) -> None:
-        with start.explained_interruption(str(workdir)):
-            import_package()
-
-    assert failures.run_for_exit_code(lambda: train(tmp_path)) == 130
-    assert "No step was saved: the same command starts the run" in capsys.readouterr().err
-    files.write_whole(str(tmp_path / "checkpoints/5/manifest.json"), b"{}")
-    assert failures.run_for_exit_code(lambda: train(tmp_path)) == 130
-    assert "interrupted\nThe same command resumes from step 5.\n" in capsys.readouterr().err
-
-
-def test_a_ctrl_c_that_falls_into_a_callback_is_not_lost():
-    """Python ignores an exception of a callback of the garbage collection."""
-
-    def interrupt(*_):
-        gc.callbacks.remove(interrupt)
-        signal.raise_signal(signal.SIGINT)
-
-    gc.callbacks.append(interrupt)
-    with failures.repeating_lost_interrupts(), pytest.raises(KeyboardInterrupt):
-        gc.collect()
-        time.sleep(10)
-
-
-def test_a_ctrl_c_while_the_process_leaves_ends_it_without_a_traceback():
-    code = (
-        "import atexit, sys, time; from tftpu.launch import main\n"
-        "atexit.register(lambda: (print(file=sys.stderr, flush=True), time.sleep(20)))\n"
-        "sys.argv = ['tftpu', 'version']; main.run()"
-    )
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
-        assert process.stderr is not None
-        process.stderr.readline()  # the command has ended
-        process.send_signal(signal.SIGINT)
-        written, said = process.communicate(timeout=30)
-    assert written.startswith("tftpu ") and said == ""
-    assert process.returncode == -signal.SIGINT
-
-
-def test_other_errors_of_a_callback_are_shown_as_before(monkeypatch):
-    seen = []
-    monkeypatch.setattr(sys, "unraisablehook", seen.append)
-
-    def fail(*_):
-        gc.callbacks.remove(fail)
-        raise ValueError("of a callback")
-
-    gc.callbacks.append(fail)
-    with failures.repeating_lost_interrupts():
-        gc.collect()
-    assert [str(one.exc_value) for one in seen] == ["of a callback"]

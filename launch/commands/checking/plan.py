@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from tftpu.amounts import format_period
 from tftpu.engines import selection
 from tftpu.errors import UserError, counted
-from tftpu.launch import failures
+from tftpu.launch import interrupts
 from tftpu.launch.plan import table
 from tftpu.launch.plan.bounds import Facts, estimate
 from tftpu.launch.plan.candidates import Candidate, Space, name_state
@@ -95,7 +95,7 @@ class Options(finished.ConfigOrRunOptions):
         return list({one.name: one for one in map(parse_slice, names.split(","))}.values())
 
 
-@failures.answering_sigterm()
+@interrupts.answering_sigterm()
 def run(options: Options) -> None:
     """Prints the best candidates, and writes the files."""
     options.validate()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from tftpu.config import ClusterConfig
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch import failures
+from tftpu.launch import interrupts
 from tftpu.launch.preflight import known_reports
 from tftpu.launch.preflight import reports as preflight_reports
 from tftpu.launch.preflight.check import (
@@ -126,7 +126,7 @@ class Options(ConfigOrRunOptions):
         return [name for name in self.slices.split(",") if name]
 
 
-@failures.answering_sigterm()
+@interrupts.answering_sigterm()
 def run(options: Options) -> None:
     """Prints the report or the comparison, and writes the files."""
     options.validate()

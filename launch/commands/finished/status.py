@@ -8,7 +8,7 @@ It reads only the files of the workdir, and works during a run as well as after 
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tftpu.amounts import format_clock, format_metric, format_price
@@ -100,18 +100,30 @@ def _find_differences(values: list[Any], path: str) -> Iterator[tuple[str, list[
             inner = [value.get(name, "-") for value in values]
             yield from _find_differences(inner, f"{path}.{name}".lstrip("."))
     elif any(value != values[0] for value in values):
-        yield path, [_describe_value(value) for value in values]
+        objects = [value for value in values if isinstance(value, dict)]
+        same = _list_equal_fields(objects) if len(objects) > 1 else set()
+        yield path, [_describe_value(value, same) for value in values]
+
+
+def _list_equal_fields(objects: Sequence[dict[str, Any]]) -> set[str]:
+    """Returns the names of fields, except the class, that all objects have with equal values."""
+    first, *others = objects
+    shared = set(first) - {"class"}
+    return {n for n in shared if all(n in one and one[n] == first[n] for one in others)}
 
 
 def _name_class(value: dict[str, Any]) -> str:
     return str(value.get("class", "")).rpartition(".")[2]
 
 
-def _describe_value(value: Any) -> str:
+def _describe_value(value: Any, without: Collection[str] = ()) -> str:
+    """Returns a value of a config.json as text, an object without some of its fields."""
     if not isinstance(value, dict):
         return value if isinstance(value, str) else json.dumps(value)
     fields = ", ".join(
-        f"{name}={_describe_value(held)}" for name, held in value.items() if name != "class"
+        f"{name}={_describe_value(held)}"
+        for name, held in value.items()
+        if name not in ("class", *without)
     )
     return f"{_name_class(value)}({fields})"
 

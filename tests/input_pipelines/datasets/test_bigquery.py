@@ -99,6 +99,10 @@ def test_training_is_the_same_whatever_order_bigquery_gives_and_resumes_exactly(
     assert sorted(epoch) == list(range(ROWS))
 
 
+def test_the_state_of_training_holds_the_content_of_the_rows(service):
+    assert "content" in input_pipelines.describe_state(input_pipelines.training(data()))
+
+
 def test_batches_match_the_spec(service):
     spec = input_pipelines.batch_spec(data(), 8)
     assert spec == (tf.TensorSpec((8, 4), tf.float32), tf.TensorSpec((8,), tf.int32))

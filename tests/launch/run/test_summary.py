@@ -59,7 +59,8 @@ def test_the_advised_evaluations_divide_the_run_in_whole_epochs(steps, every, le
 def test_evaluation_that_takes_a_large_share_is_named(tmp_path, every, less):
     lines = list_lines(tmp_path, every, step=5.0, evaluation=5.0)
     assert len(lines) == 2
-    said = f"less often, --config.train.eval_every={less}, leaves fewer to choose from"
+    said = f"of the run: --config.train.eval_every={less} evaluates less often, so there are fewer "
+    said += "checkpoints to choose from"
     assert lines[1].startswith("evaluation took 5") or lines[1].startswith("evaluation took 49")
     assert lines[1].endswith(said)
 
@@ -67,6 +68,16 @@ def test_evaluation_that_takes_a_large_share_is_named(tmp_path, every, less):
 @pytest.mark.parametrize("every", [0, 20, 50])
 def test_few_evaluations_cannot_be_less_often(tmp_path, every):
     assert len(list_lines(tmp_path, every, step=1.0, evaluation=5.0)) == 1
+
+
+def test_the_coarse_accuracy_of_few_images_is_said(tmp_path):
+    parts = [[{"image": b"", "label": 0}] * 8]
+    data_sets.shards(tmp_path, data_sets.IMAGES, {"train": parts, "val": parts * 2})
+    images = StreamedImages(format="tfrecord", data_dir=str(tmp_path), eval_split="val")
+    few = "val has 16 images, so one that is right or wrong changes the accuracy by 0.062"
+    assert summary._describe_few(images) == few
+    images.data_dir = str(tmp_path / "moved")
+    assert summary._describe_few(images) == summary._describe_few(Images()) == ""
 
 
 def test_what_to_try_next_writes_where_nothing_is(tmp_path):

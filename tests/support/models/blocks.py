@@ -1,6 +1,6 @@
 """Models of others whose blocks are recomputed, or run as a loop, for `tests/models/blocks`.
 
-    KERAS_BACKEND=jax python -m tests.support.models.blocks
+    KERAS_BACKEND=jax python -m tests.support.models.blocks chain gemma
 
 prints a line of JSON for each model, `train.remat` and `train.scan`: the largest difference of
 weights and losses after a few steps from those of the plain model, and the length of the program of

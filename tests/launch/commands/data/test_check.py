@@ -261,7 +261,7 @@ def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_name
     assert texts[:4] == [
         "train: 22 images: ant 20, bee 2",
         "val: 1 image: ant 1, bee 0",
-        "val has 1 example: one more right or wrong is 100% of the accuracy",
+        "val has 1 image, so one that is right or wrong changes the accuracy by 1",
         "train has 20 images of ant, and 2 of bee: the accuracy says little about the rare class",
     ]
     assert texts[4:] == ["val has no images of bee", "23 images can be decoded"]
@@ -292,7 +292,7 @@ def test_the_splits_and_the_classes_of_shards_are_listed(tmp_path):
     assert [finding.text for finding in data_check.inspect_images(images)] == [
         "train: 3 examples; validation: 1 example",
         "2 classes: cups, plates",
-        "validation has 1 example: one more right or wrong is 100% of the accuracy",
+        "validation has 1 image, so one that is right or wrong changes the accuracy by 1",
     ]
     data_sets.shards(
         tmp_path / "b", data_sets.IMAGES, {s: [parts[0] * 40] for s in ("train", "validation")}

@@ -68,6 +68,12 @@ def test_objects_of_two_classes_differ_in_one_line(tmp_path):
     *_, line = status.list_differences([f"{tmp_path}/a", f"{tmp_path}/b"])
     assert line.startswith("  optimizer  OptimizerConfig(name=sgd, learning_rate=0.1, ")
     assert line.endswith("… | adam")
+    decayed = config_flags.load("digits_resnet", ["--config.optimizer.weight_decay=0.3"])
+    decayed.optimizer.name, decayed.optimizer.learning_rate = "sgd", 0.1
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "config.json").write_text(to_json(decayed))
+    *_, line = status.list_differences([f"{tmp_path}/{name}" for name in "acb"])
+    assert "weight_decay=0.0" in line and "weight_decay=0.3" in line and "learning_rate" not in line
 
 
 def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_path):

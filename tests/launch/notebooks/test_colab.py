@@ -17,7 +17,7 @@ from tests.support.notebooks import read_text, set_parameter
 
 pytestmark = pytest.mark.slow
 
-NOTEBOOK = Path(__file__).parent.parent.parent / "launch" / "colab.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "launch" / "colab.ipynb"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,127 @@
+"""Ctrl-C, which ends a command in one line, also where a library hides or drops it."""
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from tftpu.errors import ExitCode
+
+_SOON = 0.05  # seconds until a Ctrl-C that was lost is repeated
+
+
+class _Noting:
+    """A handler of Ctrl-C that raises `KeyboardInterrupt`, as Python's own does, and notes it.
+
+    Attributes:
+        noted: whether there was one.
+    """
+
+    def __init__(self):
+        self.noted = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.noted = True
+        signal.default_int_handler(number, frame)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[None]:
+    """Notes a Ctrl-C in the block for `was_interrupted` and `raise_lost`.
+
+    Code in C that calls Python back may drop the interrupt or raise another error in its place:
+    TensorFlow, while it traces, says that a sequence has an item too few.
+    """
+    if not _raises_at_interrupt():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _Noting())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Returns whether an error is a Ctrl-C, or hides one, as NumPy's import does."""
+    cause = error.__cause__ or error.__context__
+    is_one = isinstance(error, KeyboardInterrupt) or _is_noted()
+    return is_one or (cause is not None and was_interrupted(cause))
+
+
+def raise_lost() -> None:
+    """Raises `KeyboardInterrupt` if there was a Ctrl-C, which a library must have dropped."""
+    if _is_noted():
+        raise KeyboardInterrupt
+
+
+def _is_noted() -> bool:
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(handler, _Noting) and handler.noted
+
+
+def _raises_at_interrupt() -> bool:
+    """Returns whether a Ctrl-C would raise `KeyboardInterrupt` in this thread, the main one."""
+    handler = signal.getsignal(signal.SIGINT)
+    raises = handler is signal.default_int_handler or isinstance(handler, _Noting)
+    return raises and threading.current_thread() is threading.main_thread()
+
+
+@contextlib.contextmanager
+def ending_at_interrupt() -> Iterator[None]:
+    """Ends the process at a Ctrl-C in the block, which only imports: NumPy would hide it."""
+    if not _raises_at_interrupt():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        print("tftpu: interrupted", file=sys.stderr, flush=True)
+        os._exit(int(ExitCode.INTERRUPTED))
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def die_at_interrupt() -> None:
+    """Lets a Ctrl-C end the process at once, whose work is done: Python would print a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        print(end="", flush=True)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def repeating_lost_interrupts() -> Iterator[None]:
+    """Repeats a Ctrl-C that Python drops in the block, as it fell into a callback or a finalizer.
+
+    JAX, for example, is called back by the collection of garbage.
+    """
+    before = sys.unraisablehook
+
+    def report(unraisable: "sys.UnraisableHookArgs") -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            threading.Timer(_SOON, _thread.interrupt_main).start()  # after the callback
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextlib.contextmanager
+def answering_sigterm() -> Iterator[None]:
+    """Answers SIGTERM, which `timeout` sends, like a Ctrl-C within the block."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
