@@ -142,9 +142,11 @@ def run(options: Options) -> None:
         )
 
     def report_stop() -> None:
-        again = "their texts" if isinstance(model, Language) else "it at once"
+        writes = isinstance(model, Language)
+        seconds = server.GRACE_S - (server.FAREWELL_S if writes else 0)
+        again = "their texts" if writes else "it at once"
         report_activity(
-            f"Stopping: the requests that it has are answered, for up to {server.GRACE_S} s; "
+            f"Stopping: the requests that it has are answered, for up to {seconds} s; "
             f"Ctrl-C again ends {again}"
         )
 

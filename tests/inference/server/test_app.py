@@ -128,7 +128,8 @@ def test_it_says_what_it_serves(port):
         (
             {"instances": np.full((1, *SHAPE), 0.0).tolist()},
             "numbers are floats, such as 0.0: send whole numbers 0 to 255, in Python "
-            "array.astype('uint8').tolist() (times 255 first, if they are scaled to 0 to 1).",
+            "array.astype('uint8').tolist() (first scaled to this range: times 255 if white is 1, "
+            "times 255 / 16 if it is 16).",
         ),
         ({"instances": ["a"]}, "for each example; given was a text, 'a'."),
         ({"instances": [None]}, "for each example; given was null."),

@@ -339,7 +339,7 @@ def test_requests_of_sizes_that_were_compiled_ahead_do_not_wait(caplog):
 def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
     gate = threading.Event()
     monkeypatch.setattr(run, "GRACE_S", 5)
-    monkeypatch.setattr(run, "_FAREWELL_S", 4.5)
+    monkeypatch.setattr(run, "FAREWELL_S", 4.5)
     asked = {**STREAM, "stream": stream}
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = threading.Event()

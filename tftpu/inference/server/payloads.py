@@ -235,7 +235,11 @@ def _explain_floats(found: float, given: Input) -> str:
     whole = "whole numbers"
     if given.below is not None or given.dtype == "uint8":
         whole += f" 0 to {(given.below or 256) - 1}"
-    scaled = " (times 255 first, if they are scaled to 0 to 1)" if given.dtype == "uint8" else ""
+    scaled = ""
+    if given.dtype == "uint8":
+        scaled = (
+            " (first scaled to this range: times 255 if white is 1, times 255 / 16 if it is 16)"
+        )
     return (
         f"{_takes(given)}, but numbers are floats, such as {found}: send {whole}, in Python "
         f"array.astype({given.dtype!r}).tolist(){scaled}."

@@ -21,7 +21,7 @@ from tftpu.runtime import leaving
 
 _CONNECTIONS = 1000
 GRACE_S = 30  # seconds for running requests after the process was asked to end
-_FAREWELL_S = 5  # the last seconds of these, in which clients are told that their text ends
+FAREWELL_S = 5  # the last seconds of these, in which clients are told that their text ends
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -176,7 +176,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.server_state.tasks:
             self._stopping()
-        farewell = asyncio.get_running_loop().call_later(GRACE_S - _FAREWELL_S, self._stop)
+        farewell = asyncio.get_running_loop().call_later(GRACE_S - FAREWELL_S, self._stop)
         await super().shutdown(sockets)
         farewell.cancel()
 
