@@ -64,7 +64,7 @@ class ArrayPipeline:
             held = np.ascontiguousarray(array)
             found.update(repr((held.dtype.name, held.shape)).encode())
             if not held.dtype.hasobject:
-                found.update(held.reshape(-1).view(np.uint8))
+                found.update(held.reshape(-1).view(np.uint8).data)
                 continue
             for value in held.flat:  # texts
                 text = value if isinstance(value, bytes) else str(value)
