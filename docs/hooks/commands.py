@@ -85,7 +85,7 @@ def reference(commands: Iterable[Entry]) -> str:
             (f"`{flag.usage}`", _escaped(flag.default), _cell(flag.help)) for flag in command.flags
         ]
         if command.overrides_help:
-            meaning = f"{_cell(command.overrides_help)} See [Config fields](config.md)."
+            meaning = f"{_cell(command.overrides_help)}. See [Config fields](config.md)."
             rows.append(("`--config.GROUP.FIELD=VALUE`", "", meaning))
         if not rows:
             continue

@@ -41,8 +41,8 @@ class FinishedRunOptions(Overrides):
     """The option that names the code of a finished run."""
 
     OVERRIDES_HELP = (
-        "field of the config that --config names; of a config.json only the weights below "
-        "adapters can be changed (--config.model.init_from)"
+        "field of the config that --config names; of a config.json only "
+        "--config.model.init_from, the weights below adapters"
     )
 
     config: str | None = flag(
