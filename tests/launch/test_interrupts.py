@@ -79,7 +79,7 @@ def test_other_errors_of_a_callback_are_shown_as_before(monkeypatch):
 
 
 def test_an_error_that_c_code_raises_in_place_of_the_interrupt_is_the_interrupt(capsys):
-    """As TensorFlow does while it traces; without an interrupt, an error is an error."""
+    """TensorFlow raises one while it traces. Without an interrupt, an error is an error."""
 
     def hide_interrupt(is_sent: bool) -> None:
         with contextlib.suppress(KeyboardInterrupt):
