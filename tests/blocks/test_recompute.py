@@ -42,11 +42,9 @@ def after_a_step(family: str, remat: str, policy: str, weights: list) -> dict[st
 
 def cases() -> list:
     families = [family for family in zoo.TINY if family not in zoo.VARIANTS]
-    quick = ("resnet", "gpt")
-    float32 = [
-        pytest.param(f, "float32", marks=[] if f in quick else pytest.mark.slow) for f in families
-    ]
-    half = [pytest.param(f, "mixed_bfloat16", marks=pytest.mark.slow) for f in quick]
+    usual, rare = ("resnet", "gpt"), pytest.mark.exhaustive
+    float32 = [pytest.param(f, "float32", marks=[] if f in usual else rare) for f in families]
+    half = [pytest.param(f, "mixed_bfloat16", marks=rare) for f in usual]
     return [*float32, *half]
 
 
@@ -84,7 +82,7 @@ def test_segments_reach_the_blocks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", pytest.param("resnet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["gpt", pytest.param("resnet", marks=pytest.mark.exhaustive)])
 def test_a_model_with_remat_traces_on_a_slice(family, slice_of_eight):
     keras.config.set_dtype_policy("mixed_bfloat16")
     x, y = zoo.batch(family)

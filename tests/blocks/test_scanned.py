@@ -9,11 +9,18 @@ from tftpu import models
 from tftpu.errors import UserError
 
 
+USUAL = ("gpt", "llama", "gpt with inputs on the host")
+OTHERS = ("gpt recomputed", "gpt with its products", "bert", "vit")
+
+
 @pytest.mark.slow
-def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program():
-    printed = jax_process.output("programs.jax_scan")
+@pytest.mark.parametrize(
+    ("names", "count"), [(USUAL, 4), pytest.param(OTHERS, 4, marks=pytest.mark.exhaustive)]
+)
+def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program(names, count):
+    printed = jax_process.output("programs.jax_scan", *names)
     *found, kept, whole = [json.loads(line) for line in printed.splitlines()]
-    assert len(found) == 8
+    assert len(found) == count
     for case in found:
         assert case["difference"] < 2e-6, case
         assert case["length"] < 0.6, case  # of eight blocks, with their stacking

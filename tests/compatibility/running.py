@@ -45,7 +45,6 @@ class Script:
             the comparison is with dense ones.
         differs: why four devices compute other numbers; "": they do not.
         preflight: whether the step is compiled for a TPU as well.
-        quick: whether it runs in `make test`.
     """
 
     model: Callable[[], keras.Model]
@@ -55,7 +54,6 @@ class Script:
     sparse: bool = False
     differs: str = ""
     preflight: bool = False
-    quick: bool = False
 
     def built(self) -> keras.Model:
         """Returns the model with the same initial weights every time."""
@@ -109,19 +107,14 @@ class Differences(NamedTuple):
     trained: float
 
 
-def compare(script: Script, one_device: bool = True) -> Differences:
-    """Trains under Keras, on one device and on four; returns the differences.
-
-    Args:
-        script: the script.
-        one_device: whether to train on one device.
-    """
+def compare(script: Script) -> Differences:
+    """Trains under Keras, on one device and on four; returns the differences."""
     # Eight steps of a small model are over before it pays to optimize its graph.
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         expected = by_keras(script)
-        one = difference(by_trainer(script, 1), expected) if one_device else math.nan
+        one = difference(by_trainer(script, 1), expected)
         four = difference(by_trainer(script, 4), expected)
     finally:
         before.setdefault("disable_meta_optimizer", False)

@@ -8,36 +8,37 @@ from tests.support.repository.checkout import ROOT
 NAMES = running.names()
 SCRIPTS = {name: running.load(name) for name in NAMES}
 PREFLIGHT = [name for name, script in SCRIPTS.items() if script.preflight]
+# One of each kind of layers, of losses and of steps.
+USUAL = (
+    *("actor_critic", "batch_normalization", "convlstm", "diffusion", "distillation"),
+    *("fraud_weights", "gan", "graph_attention", "image_cnn", "lora", "multi_output"),
+    *("object_detection", "pointnet", "resnet_group_norm", "seq2seq_lstm", "siamese_triplet"),
+    *("simclr", "super_resolution", "switch_transformer", "two_tower_retrieval", "vae", "vq_vae"),
+)
+COMPILED = ("bilstm", "gan", "unet", "wide_and_deep")
 
 
-def _marked(name: str):
-    return pytest.param(name, marks=[] if SCRIPTS[name].quick else [pytest.mark.slow])
+def mostly_rare(names: list[str], usual: tuple[str, ...]) -> list:
+    """Returns names, of which CI tries the usual ones."""
+    return [n if n in usual else pytest.param(n, marks=pytest.mark.exhaustive) for n in names]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", map(_marked, NAMES))
+@pytest.mark.parametrize("name", mostly_rare(NAMES, USUAL))
 def test_trains_as_under_keras_on_one_and_on_four_devices(name):
     script = SCRIPTS[name]
-    # Four devices show more than one; where they differ, and in the quick ones, both are computed.
-    one_device = script.quick or bool(script.differs)
-    found = running.compare(script, one_device)
+    found = running.compare(script)
     assert found.trained > 1e-3  # something to compare
-    assert not one_device or found.one <= running.TOLERANCE
+    assert found.one <= running.TOLERANCE
     if script.differs:
         assert found.four > running.TOLERANCE  # the reason still holds
     else:
         assert found.four <= running.TOLERANCE
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name in NAMES if not SCRIPTS[name].quick])
-def test_trains_as_under_keras_on_one_device(name):
-    assert running.compare(SCRIPTS[name]).one <= running.TOLERANCE
-
-
 @pytest.mark.slow
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", PREFLIGHT)
+@pytest.mark.parametrize("name", mostly_rare(PREFLIGHT, COMPILED))
 def test_compiles_for_a_tpu(name):
     verdict = running.preflight(SCRIPTS[name])
     assert verdict.fits and verdict.step_ms > 0, verdict.error

@@ -25,6 +25,7 @@ from tftpu.inference.sampling import Sampling, choose, gather_rules
 from tftpu.inference.writer import Writer
 
 LIKELIEST = Sampling(0)
+FAMILIES = ["llama", pytest.param("gpt", marks=pytest.mark.exhaustive)]
 
 
 @functools.cache
@@ -38,7 +39,7 @@ def on_jax() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_likeliest_tokens_are_those_of_a_pass_over_the_whole_row(family):
     model = model_of(family)
     found = generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST)
@@ -123,7 +124,7 @@ def start_of(length: int) -> int:
     return (length - 16) // 16 * 16
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_shorter_context_than_the_models_is_kept_to():
     whole, short = model_of("llama"), language_model("llama", context=32)
     rows = [[1, 2, 3], [5] * 20]
@@ -149,7 +150,7 @@ def test_values_that_are_not_finite_are_an_error():
         generate(model, [[1]], length=3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_values_that_are_not_finite_end_their_text_alone():
     model = language_model("llama")
     not_finite.check_that_others_are_written(model, model.get_layer("tokens_embed").embeddings)
@@ -284,7 +285,7 @@ def test_models_that_cannot_write_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_products_that_a_tpu_runs_give_the_same(family):
     """There one token is eight rows, and one product serves all heads."""
     model = model_of(family)
@@ -341,7 +342,7 @@ def test_usual_sizes_are_few_and_none_is_larger_than_the_context(context, count)
     assert max(size.rows for size in few if isinstance(size, Size)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_size_that_is_compiled_ahead_is_the_one_that_rows_use():
     writer, compiled = Writer(model_of("gpt")), []
     for size in writer.programs.list_usual_sizes(2):
@@ -382,7 +383,7 @@ def test_other_lengths_compile_nothing_of_their_own():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_that_joins_others_late_is_written_as_alone(family):
     """Rows join, leave and outgrow their room at any time; one is removed."""
     writer = Writer(language_model(family, context=320))

@@ -15,6 +15,8 @@ from tftpu.inference import quantizing
 from tftpu.inference.exporting import export, serving
 
 FAMILIES = ["resnet", "convnext", "efficientnetv2", "vit", "bert", "gpt", "llama"]
+FEW = ["convnext", "llama"]
+MOSTLY_RARE = [f if f in FEW else pytest.param(f, marks=pytest.mark.exhaustive) for f in FAMILIES]
 
 
 def weight(*shape: int) -> np.ndarray:
@@ -115,7 +117,7 @@ def test_a_served_model_computes_with_the_rounded_weights(family, bits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MOSTLY_RARE)
 def test_onnx_runtime_computes_with_the_rounded_weights(family, bits, tmp_path):
     found, expected = served(family, bits)
     path = str(tmp_path / "model.onnx")
@@ -127,7 +129,7 @@ def test_onnx_runtime_computes_with_the_rounded_weights(family, bits, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MOSTLY_RARE)
 def test_litert_holds_integers_and_computes_with_the_rounded_weights(family, tmp_path):
     from ai_edge_litert.interpreter import Interpreter
 

@@ -216,9 +216,10 @@ def tiny_gpt(**fields):
     return model
 
 
+OTHERS = ("v2-8", "v3-8", "v4-8", "v5p-8", "v6e-8")
 SLICES = [
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("v2-8", "v5e-8", "v6e-8", "tpu7x-8")),
-    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("v3-8", "v4-8", "v5p-8")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("v5e-8", "tpu7x-8")),
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS),
 ]
 
 
@@ -263,7 +264,7 @@ def test_the_kernels_of_shared_keys_and_rotary_positions_compile(name):
     assert sorted(work) == [0, 0, 0, 0, 0, 2 * product, 5 * product]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.compiles
 def test_a_kernel_larger_than_a_cores_memory_fails_preflight_with_the_alternative():
     tokens = tf.TensorSpec((8, 8192), tf.int32)

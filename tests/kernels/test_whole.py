@@ -124,8 +124,11 @@ def compiled_for(name, time, width, heads, implementation="flash"):
     "name",
     [
         "v5e-8",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("v3-8", "v6e-8", "tpu7x-8")),
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("v2-8", "v4-8", "v5p-8")),
+        "tpu7x-8",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("v2-8", "v3-8", "v4-8", "v5p-8", "v6e-8")
+        ),
     ],
 )
 def test_the_step_compiles_with_the_kernels_and_prices_them_by_their_work(name):

@@ -26,14 +26,8 @@ def command(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(0, marks=pytest.mark.slow),
-        pytest.param(1, marks=pytest.mark.exhaustive),
-        pytest.param(2, marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_digits_resnet_reaches_its_accuracy_on_all_test_images(seed, tmp_path):
     said = command(
         "train",
@@ -91,12 +85,10 @@ def documents(split: str) -> list[bytes]:
     return [d["text"] for d in builder.as_dataset(split=split).as_numpy_iterator()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "steps",
-    [
-        pytest.param(150, marks=pytest.mark.slow),  # a quarter of the config's
-        pytest.param(600, marks=pytest.mark.exhaustive),
-    ],
+    [150, 600],  # a quarter of the config's, and these
 )
 def test_python_gpt_beats_the_bigram_model(steps, tmp_path):
     said = command(

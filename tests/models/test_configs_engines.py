@@ -9,7 +9,7 @@ import tftpu
 from tests.support.models import zoo_configs
 from tests.support.programs import jax_process
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive  # tests/engines/jax compares the families
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Einsu
 # The tied head of Llama makes another class of model than the untied one.
 MARKS = {
     "gpt": [],
-    **dict.fromkeys(("resnet", "vit", "bert_classes", "llama"), pytest.mark.slow),
+    **dict.fromkeys(("resnet", "vit"), pytest.mark.slow),
 }
 CASES = [
     *(

@@ -17,15 +17,9 @@ EXHAUSTIVE = pytest.mark.exhaustive
 
 
 def long(family: str, policy: str):
-    """Returns a case, quick, slow or exhaustive.
-
-    A CNN in float32 is quick; every family in float32, and a CNN and a transformer in the other
-    precisions, are slow.
-    """
-    if (family, policy) == ("resnet", "float32"):
-        return pytest.param(family, policy)
-    known = policy == "float32" or family in ("resnet", "gpt")
-    return pytest.param(family, policy, marks=pytest.mark.slow if known else EXHAUSTIVE)
+    """Returns a case; CI runs a CNN in every precision, and a transformer in bfloat16."""
+    usual = family == "resnet" or (family, policy) == ("gpt", "mixed_bfloat16")
+    return pytest.param(family, policy, marks=() if usual else EXHAUSTIVE)
 
 
 def cases() -> list:
@@ -56,7 +50,7 @@ RANDOM = {"convnext": 0.5, "efficientnetv2": 0.5, "vit": 0.5}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    [f if f in ("resnet", "gpt") else pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY],
+    [f if f in ("resnet", "gpt") else pytest.param(f, marks=EXHAUSTIVE) for f in zoo.TINY],
 )
 def test_a_training_step_traces_on_a_slice(family, slice_of_eight):
     keras.config.set_dtype_policy("mixed_bfloat16")

@@ -41,18 +41,15 @@ def executed(page: str) -> bool:
 
 
 TOTAL = 3000  # seconds for all pages, on cores that others use as well
-# Half a minute or more each. What they run has its tests, and `tests/launch/test_readme_lines.py`
-# checks their commands; `make exhaustive` runs them as a reader does.
-LONG = {
-    *("docs/gallery/keras-hub.md", "docs/gallery/sft.md", "docs/gallery/text.md"),
-    *("docs/guides/exporting.md", "docs/guides/fine-tuning.md", "docs/guides/generating.md"),
-    *("docs/guides/input-data.md", "docs/guides/larger-than-a-device.md"),
-    *("docs/guides/pipelines.md", "docs/guides/predicting.md", "docs/guides/preflight.md"),
-    *("docs/guides/searching.md", "docs/guides/serving.md", "docs/guides/watching-a-run.md"),
-    *("docs/keras-hub/guide.md", "docs/others/hugging-face.md", "docs/others/maxtext.md"),
+# The others take half a minute or more each. What they run has its tests, and
+# `tests/launch/test_readme_lines.py` checks their commands; `make exhaustive` runs them as a reader.
+USUAL = {
+    *("README.md", "CONTRIBUTING.md", "docs/coming-from-keras.md", "docs/index.md"),
+    *("docs/gallery/own-training-logic.md", "docs/guides/own-training-logic.md"),
+    *("docs/guides/launching.md", "docs/guides/pods.md", "docs/troubleshooting.md"),
 }
 RUN = [
-    pytest.param(page, marks=pytest.mark.exhaustive if page in LONG else pytest.mark.slow)
+    pytest.param(page, marks=pytest.mark.slow if page in USUAL else pytest.mark.exhaustive)
     for page in PAGES
     if executed(page)
 ]

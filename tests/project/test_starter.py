@@ -85,7 +85,7 @@ def test_it_is_compiled_for_a_slice(project):
     assert (found["slice"], found["fits"]) == ("v5e-4", True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS)
 def test_every_other_command_takes_its_config(project):
     project.run("tftpu", "status", "runs/flowers")

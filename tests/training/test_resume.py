@@ -56,10 +56,7 @@ RARE = pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cut",
-    [
-        pytest.param(cut, marks=[] if n % 8 == 0 else pytest.mark.slow if n % 2 == 0 else RARE)
-        for n, cut in enumerate(CUTS)
-    ],
+    [pytest.param(cut, marks=[] if n % 8 == 0 else RARE) for n, cut in enumerate(CUTS)],
 )
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(cut, uninterrupted, tmp_path):
     replicas = 2 if cut % 4 == 0 else 1

@@ -31,13 +31,16 @@ def test_fit_equals_keras_fit_on_one_device():
         np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
 
 
-QUICK = ("adamw", "lamb", "sgd")
+USUAL = ("adamw", "lamb", "lars", "sgd")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in OPTIMIZERS],
+    [
+        pytest.param(name, marks=[] if name in USUAL else pytest.mark.exhaustive)
+        for name in OPTIMIZERS
+    ],
 )
 def test_every_optimizer_equals_keras_fit_on_four_replicas(name):
     config = OptimizerConfig(name, learning_rate=0.02, warmup_steps=2, weight_decay=0.05)

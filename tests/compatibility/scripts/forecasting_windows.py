@@ -22,4 +22,4 @@ SERIES = np.random.default_rng(0).normal(size=(EXAMPLES + LENGTH, 2)).astype("fl
 WINDOWS = keras.utils.timeseries_dataset_from_array(
     SERIES[:-1], SERIES[LENGTH:, :1], sequence_length=LENGTH, batch_size=BATCH
 )
-SCRIPT = Script(model, WINDOWS, quick=True)
+SCRIPT = Script(model, WINDOWS)

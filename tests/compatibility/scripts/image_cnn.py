@@ -24,4 +24,4 @@ def model() -> keras.Model:
     return net
 
 
-SCRIPT = Script(model, (uniform(12, 12, 1), integers(0, 10)), quick=True)
+SCRIPT = Script(model, (uniform(12, 12, 1), integers(0, 10)))

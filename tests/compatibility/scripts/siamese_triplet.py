@@ -36,4 +36,4 @@ def model() -> keras.Model:
 
 
 TRIPLETS = tuple(uniform(8, 8, 1, seed=seed) for seed in range(3))
-SCRIPT = Script(model, (TRIPLETS, integers(0, 1)), quick=True)
+SCRIPT = Script(model, (TRIPLETS, integers(0, 1)))

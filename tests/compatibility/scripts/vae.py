@@ -45,4 +45,4 @@ def model() -> keras.Model:
     return net
 
 
-SCRIPT = Script(model, (uniform(8, 8, 1), normal(2)), loss_fn=loss, quick=True)
+SCRIPT = Script(model, (uniform(8, 8, 1), normal(2)), loss_fn=loss)

@@ -43,13 +43,16 @@ def serving(family: str, names=NAMES, **options) -> Serving:
     return Serving(model, *build_inputs(model, ROWS, given), names, **options)
 
 
-def mostly_slow(*quick: str) -> list:
-    """Returns all families, of which some are tried at every test."""
-    return [f if f in quick else pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY]
+RARE = pytest.mark.exhaustive
+
+
+def mostly_rare(*usual: str) -> list:
+    """Returns all families, of which CI tries some."""
+    return [f if f in usual else pytest.param(f, marks=RARE) for f in zoo.TINY]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", mostly_slow("resnet"))
+@pytest.mark.parametrize("family", mostly_rare("resnet", "llama"))
 def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(family, tmp_path):
     made = serving(family)
     for found in (
@@ -67,7 +70,9 @@ def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(fa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "bert", "gpt"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(family, marks=RARE) for family in ("bert", "gpt"))]
+)
 def test_documents_of_one_row_have_the_logits_of_rows_of_their_own(family, tmp_path):
     import onnxruntime
 
@@ -154,8 +159,22 @@ def test_sizes_that_a_model_leaves_open_are_those_of_its_data():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
-@pytest.mark.parametrize("mode", ["int8", "int4"])
-@pytest.mark.parametrize("family", ["efficientnetv2", "bert_classes", "gpt"])
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [
+        ("efficientnetv2", "int8"),
+        ("gpt", "int4"),
+        *(
+            pytest.param(*case, marks=RARE)
+            for case in (
+                ("efficientnetv2", "int4"),
+                ("bert_classes", "int8"),
+                ("bert_classes", "int4"),
+                ("gpt", "int8"),
+            )
+        ),
+    ],
+)
 def test_a_model_that_keras_quantized_is_the_same(family, mode, tmp_path):
     """Its activations stay floats: rounding them differs between runtimes, here and there."""
     made = serving(family)
@@ -197,7 +216,7 @@ def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", mostly_slow("vit"))
+@pytest.mark.parametrize("family", mostly_rare("vit", "gpt"))
 def test_every_family_is_the_same_model_for_litert(family, tmp_path):
     from ai_edge_litert import schema_py_generated as schema
 

@@ -87,7 +87,7 @@ def no_sync(monkeypatch):
     monkeypatch.setattr(files.os, "fsync", lambda _: None)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_byte_of_an_output_is_vouched_for(tmp_path, form, no_sync):
     predicted(tmp_path, form)
     whole, draw = content(tmp_path), random.Random(0)

@@ -276,7 +276,7 @@ def test_a_good_model_is_exported_and_one_that_is_not_is_not(folder, capfd):
     assert recorded["step"] == 6 and f"accuracy={recorded['metrics']['accuracy']}" in said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_source_is_converted_trained_and_predicted(folder):
     for split, count in (("train", 16), ("val", 8)):
         for seed, kind in enumerate(("bird", "cat", "dog")):

@@ -175,6 +175,7 @@ def test_a_run_that_was_stopped_resumes_above_the_same_base_alone(
     assert_same(run, adapted, 1e-7)
 
 
+@pytest.mark.exhaustive
 def test_a_base_that_was_moved_is_named_anew(adapted, base, tmp_path, monkeypatch, capsys):
     run, moved = tmp_path / "run", tmp_path / "moved"
     shutil.copytree(adapted, run)
@@ -192,6 +193,7 @@ def test_a_base_that_was_moved_is_named_anew(adapted, base, tmp_path, monkeypatc
     assert "cannot change it" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_embeddings_are_those_above_the_base(adapted, tmp_path):
     words = ["--input=evaluation", "--outputs=logits,embedding", f"--output={tmp_path / 'p'}"]
     assert main(["predict", f"--workdir={adapted}", *words]) == 0
@@ -207,6 +209,7 @@ def test_embeddings_are_those_above_the_base(adapted, tmp_path):
     assert relative(logits, np.array([row["logits"] for row in rows])) < 1e-5
 
 
+@pytest.mark.exhaustive
 def test_merged_weights_are_the_adapted_model(config, adapted, base, tmp_path, capsys):
     path = str(tmp_path / "merged.safetensors")
     main(["export-weights", f"--workdir={adapted}", f"--to={path}", "--merge"])

@@ -40,10 +40,8 @@ def killed_within_a_trial(workdir, chance):
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kills", [3, 10])
 def test_workers_killed_at_random_lose_no_trial_and_run_none_twice(tmp_path, kills):
     """The searches that were killed find what one that was left alone does, number for number."""
     chance, workdir = random.Random(11), tmp_path / "killed"

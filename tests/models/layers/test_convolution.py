@@ -103,12 +103,13 @@ def test_kernels_of_other_kinds_are_refused():
 
 
 FEW = ["efficientnetv2", "vit", "llama"]  # every class of attention is in one of them, or in gpt
-SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in zoo.TINY if f not in FEW]
+RARE = pytest.mark.exhaustive
+OTHERS = [pytest.param(f, marks=RARE) for f in zoo.TINY if f not in FEW]
 
 
 @pytest.mark.filterwarnings(SAID)
 @pytest.mark.parametrize("mode", ["int8", "int4"])
-@pytest.mark.parametrize("family", [*FEW, *SLOW])
+@pytest.mark.parametrize("family", [*FEW, *OTHERS])
 def test_a_quantized_model_is_saved_and_read_again(family, mode, tmp_path):
     model = built(family)
     model.quantize(mode)
@@ -123,7 +124,9 @@ def test_a_quantized_model_is_saved_and_read_again(family, mode, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["vit", "bert", "gpt", "llama"])
+@pytest.mark.parametrize(
+    "family", ["vit", *(pytest.param(f, marks=RARE) for f in ("bert", "gpt", "llama"))]
+)
 def test_adapters_above_integers_are_saved_and_read_again(family, tmp_path):
     model = built(family)
     models.enable_lora(model, 2, base="int8")

@@ -388,7 +388,7 @@ def test_another_version_of_libtpu_compiles_again(monkeypatch):
     assert len({before, now, *others}) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     sizes = {"vocabulary": 256, "context": 128, "layers": 3, "width": 128, "heads": 4}
 
@@ -408,7 +408,7 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     assert re.fullmatch(fits, said)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_blocks_of_any_model_are_advised_to_be_recomputed():
     def chain():
         model = blocks.build_chain()
@@ -432,7 +432,7 @@ def test_blocks_of_any_model_are_advised_to_be_recomputed():
     assert advise("block") == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_a_conversion_needed_is_free_for_the_compiler():
     def deep():
         layers = [keras.layers.Dense(16, "gelu") for _ in range(60)]

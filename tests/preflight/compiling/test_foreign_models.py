@@ -36,7 +36,6 @@ def gan(model: Any, batch: Any) -> int:
     )
 
 
-RARE, LONG = pytest.mark.exhaustive, ("densenet", "xception")  # half a minute each
 FAST = ("bilstm", "convlstm", "unet", "gan")  # the others have hundreds of layers
 
 
@@ -44,7 +43,7 @@ FAST = ("bilstm", "convlstm", "unet", "gan")  # the others have hundreds of laye
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in FAST else RARE if name in LONG else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in FAST else pytest.mark.exhaustive)
         for name in foreign_models.NAMES
     ],
 )

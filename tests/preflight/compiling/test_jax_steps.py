@@ -74,6 +74,7 @@ def test_a_mesh_that_a_slice_cannot_have_is_said_in_its_row():
     assert "'fsdp:4' needs 4 devices, but there are 8" in refused["error"]
 
 
+@pytest.mark.exhaustive
 def test_auto_cuts_the_model_as_little_as_the_memory_allows():
     [found] = report("auto", "wide")
     assert found["fits"] and found["mesh"] == "data:4,fsdp:2"
@@ -110,6 +111,7 @@ def test_each_device_runs_the_kernels_on_its_examples_and_heads():
     assert printed("kernels") == [2 * product, 5 * product]
 
 
+@pytest.mark.exhaustive
 def test_each_device_keeps_its_part_of_the_gradients():
     found = printed("scattered")
     parts = {shape for kind, shape in found if kind != "all-reduce"}

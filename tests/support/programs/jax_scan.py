@@ -1,14 +1,15 @@
 """Models whose blocks run as a loop, for `tests/models/blocks/test_scanned.py`.
 
-    KERAS_BACKEND=jax python -m tests.support.programs.jax_scan
+    KERAS_BACKEND=jax python -m tests.support.programs.jax_scan NAME ...
 
-For each model a line of JSON: how far outputs and gradients are from those of the same model
+For each model that is named a line of JSON: how far outputs and gradients are from those of the same model
 without a loop, relative to the largest number, and the length of its program relative to the other.
 Then a line with the numbers that a model keeps for its backward pass, by `scan` and `remat`, and
 one with the whole weights among them, of a model that is cut over four devices.
 """
 
 import json
+import sys
 from typing import Any
 
 import jax
@@ -120,7 +121,7 @@ def main() -> None:
     """Prints the comparisons."""
     # Before anything else uses JAX: it splits the CPU.
     whole = {remat: whole_weights_kept(remat) for remat in ("none", "block")}
-    for name in MODELS:
+    for name in sys.argv[1:]:
         # Only dropout differs without training.
         for training in (True, False) if name == "gpt" else (True,):
             plain, length, on_host = results(name, "none", training)

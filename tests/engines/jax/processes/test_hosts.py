@@ -87,7 +87,7 @@ def test_two_hosts_train_like_one(runs):
     assert_equal(runs[2], runs[1], MESHES)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hosts_that_share_a_model_train_like_one(tmp_path):
     """Along `tensor`, two or four hosts feed the same examples."""
     meshes = ("fsdp:2,tensor:2", "tensor:4")
@@ -202,7 +202,7 @@ def test_a_host_that_does_not_arrive_is_lost(index):
     assert f"Host {index} of 2 waited 3 s for the others" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_four_hosts_whose_chief_is_killed_resume_as_two_as_one_and_on_tensorflow(tmp_path, alone):
     workdir = tmp_path / "run"
     processes = start(workdir, 4)

@@ -74,7 +74,7 @@ def test_litert_is_as_accurate_as_quantize_measures_and_says_nothing_else(run, t
         assert np.mean(classes == examples["label"]) == pytest.approx(accuracy, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_quantize_measures_what_quantized_exports_are(run, tmp_path, capsys):
     assert main(["quantize", f"--workdir={run}"]) == 0
     said = capsys.readouterr()
@@ -123,7 +123,7 @@ def get_config():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_language_model_takes_what_its_data_are_read_with(tmp_path, capsys):
     config, workdir = tmp_path / "sentences.py", str(tmp_path / "run")
     config.write_text(SENTENCES)
