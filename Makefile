@@ -24,19 +24,16 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 
-# Everything that CI runs, in 45 to 90 minutes on two cores.
+# Everything that CI runs.
 test-all: docs test test-slow test-parity
 
-# In three parts, as a process that has traced hundreds of models holds several GB; two of them by three
-# processes, as their tests often wait for others.
-LARGE := tests/compatibility tests/models tests/kernels tests/blocks
-TRACED := tests/engines tests/inference tests/preflight tests/training
-OTHER := $(LARGE:%=--ignore=%) $(TRACED:%=--ignore=%)
+# In two parts, as a process that has traced hundreds of models holds several GB; by three processes, as
+# their tests often wait for others.
+TRACED := $(addprefix tests/,blocks compatibility engines inference kernels models preflight training)
 SLOW := -m 'slow and not exhaustive'
 test-slow: $(VENV)/.dev
-	$(PYTEST) $(SLOW) $(TWO) $(LARGE)
 	$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED)
-	$(PYTEST) $(SLOW) $(TWO:2=3) $(OTHER)
+	$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED:%=--ignore=%)
 
 # The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
@@ -45,11 +42,10 @@ test-parity: $(VENV)/.parity
 # The seconds of every test file, by which tests/conftest.py orders them: runs all of `test-all`.
 durations: $(VENV)/.parity
 	-$(PYTEST) $(TWO) --junitxml=build/fast.xml
-	-$(PYTEST) $(SLOW) $(TWO) $(LARGE) --junitxml=build/slow1.xml
-	-$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED) --junitxml=build/slow2.xml
-	-$(PYTEST) $(SLOW) $(TWO:2=3) $(OTHER) --junitxml=build/slow3.xml
+	-$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED) --junitxml=build/slow1.xml
+	-$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED:%=--ignore=%) --junitxml=build/slow2.xml
 	-$(PYTEST) -m parity $(TWO) --junitxml=build/parity.xml
-	$(BIN)/python -m tests.support.repository.durations $(addprefix build/,fast.xml slow1.xml slow2.xml slow3.xml parity.xml)
+	$(BIN)/python -m tests.support.repository.durations $(addprefix build/,fast.xml slow1.xml slow2.xml parity.xml)
 
 # Keras's own tests through `Trainer`: KERAS_TESTS is a checkout of Keras at the installed version's tag.
 peer-tests: $(VENV)/.dev
@@ -63,9 +59,9 @@ audit: $(VENV)/.dev
 	$(BIN)/pip install -q pip-audit
 	$(BIN)/pip-audit --local --skip-editable
 
-# Every combination of the options of the step, not a covering set; all pages of the documentation.
+# What repeats the slow tests for other models, options and slices; all pages of the documentation.
 exhaustive: $(VENV)/.dev
-	$(PYTEST) -m exhaustive
+	$(PYTEST) -m exhaustive $(TWO)
 
 # Damaged and drawn inputs, FUZZ_SECONDS for each test, an hour in all; `make test` tries a few of them.
 FUZZ_SECONDS ?= 130

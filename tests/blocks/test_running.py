@@ -73,6 +73,7 @@ def test_stages_of_one_class_are_blocks_where_no_graph_can_be_cut():
     check_blocks(model, "block", "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chain", "nested", "branching"])
 def test_recomputing_changes_no_number_on_tensorflow(name):
     """Nor draws of dropout, nor batch statistics, nor losses of layers."""

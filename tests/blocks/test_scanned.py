@@ -8,7 +8,6 @@ from tests.support.programs import jax_process
 from tftpu import models
 from tftpu.errors import UserError
 
-
 USUAL = ("gpt", "llama", "gpt with inputs on the host")
 OTHERS = ("gpt recomputed", "gpt with its products", "bert", "vit")
 

@@ -17,6 +17,7 @@ DIFFERENT = ("Mixtral", "ViT", "T5Gemma")
 OTHERS = ("Qwen3", "Bert", "Whisper")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "remat"), [("GPT2Backbone", "none"), ("VGGBackbone", "none"), ("VGGBackbone", "block")]
 )

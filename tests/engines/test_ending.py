@@ -50,6 +50,7 @@ def test_a_process_ends_after_a_fit_that_an_error_ended(backend, devices, place)
     assert done.stderr.rstrip().endswith("RuntimeError: the end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_script_does_not_look_for_garbage_among_all_of_tensorflow_as_it_ends(backend):
     code = (

@@ -152,6 +152,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.slow
 def test_no_command_runs_code_of_a_config_json(tmp_path, ran):
     """In fresh processes, which have not loaded anything: most is refused before TensorFlow is."""
     workdir = tmp_path / "run"

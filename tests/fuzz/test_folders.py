@@ -115,6 +115,7 @@ def named_in(said: list[str], of_splits: bool) -> set[str]:
     return named
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @fuzzed(8, drawn=folders())
 def test_every_file_of_a_folder_is_converted_or_named(tmp_path, drawn):

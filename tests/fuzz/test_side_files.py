@@ -74,6 +74,7 @@ def test_any_mark_of_the_best(run, data):
     assert checkpoints.find_best() == 2
 
 
+@pytest.mark.slow
 @fuzzed(80, data=content(ACCOUNT))
 def test_any_account(run, data):
     path = run / goodput.FILE
@@ -98,6 +99,7 @@ def test_any_metrics(run, lines):
     assert all(step <= 5 for step in steps[:-1])
 
 
+@pytest.mark.slow
 @fuzzed(80, data=content(MANIFEST))
 def test_any_manifest_of_a_checkpoint(run, data):
     (run / "checkpoints/2/manifest.json").write_bytes(data)

@@ -105,6 +105,7 @@ def served(family: str, bits: int) -> tuple[serving.Serving, np.ndarray]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_served_model_computes_with_the_rounded_weights(family, bits):

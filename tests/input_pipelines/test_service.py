@@ -97,6 +97,7 @@ def test_a_bad_record_is_named_across_the_service(tmp_path, serve):
         list(served.starting_at(0).take(8))
 
 
+@pytest.mark.slow
 def test_a_machine_that_dies_ends_the_run_with_a_clear_error(tmp_path, monkeypatch):
     write(tmp_path)
     pipeline = data(tmp_path).training(DataContext(0, 6))

@@ -195,6 +195,7 @@ step.trace(shape).lower(lowering_platforms=("tpu",)).compile()
     assert re.search(r"it needs [\d.]+G of 15\.75G", text)
 
 
+@pytest.mark.slow
 def test_a_process_of_a_conversion_that_is_killed():
     with processes.parallel_map(2, 2) as each:
         text = explained("worker-killed", raised(each, os._exit, [1, 1]))

@@ -41,8 +41,8 @@ def executed(page: str) -> bool:
 
 
 TOTAL = 3000  # seconds for all pages, on cores that others use as well
-# The others take half a minute or more each. What they run has its tests, and
-# `tests/launch/test_readme_lines.py` checks their commands; `make exhaustive` runs them as a reader.
+# The others take half a minute or more each. What they run has its tests, whose commands
+# `tests/launch/test_readme_lines.py` checks; `make exhaustive` runs them as a reader does.
 USUAL = {
     *("README.md", "CONTRIBUTING.md", "docs/coming-from-keras.md", "docs/index.md"),
     *("docs/gallery/own-training-logic.md", "docs/guides/own-training-logic.md"),

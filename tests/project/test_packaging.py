@@ -69,6 +69,7 @@ def licence_in(archive: zipfile.ZipFile) -> bytes:
     return archive.read(name)
 
 
+@pytest.mark.slow
 def test_the_wheel_that_launchers_send_is_the_one_that_pip_builds(wheel):
     """From a checkout: the same files with the same bytes, and a RECORD that is true."""
     sent = zipfile.ZipFile(io.BytesIO(own_wheel.build()))
@@ -99,6 +100,7 @@ def test_a_clone_that_is_newer_than_its_installation_sends_its_own_version(monke
     assert text == f"Metadata-Version: 2.1\nName: tftpu\nVersion: {__version__}\n"
 
 
+@pytest.mark.slow
 def test_the_wheel_that_launchers_send_needs_no_checkout(wheel, python, tmp_path):
     """From an installed wheel, twice: the same bytes, with all the files of that wheel."""
     code = (

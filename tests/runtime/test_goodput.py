@@ -117,6 +117,7 @@ def test_input_wait_equals_the_time_of_a_slow_pipeline(replicas, tmp_path):
     assert "Input wait is " in text and "`tftpu data check`" in text
 
 
+@pytest.mark.slow
 def test_evaluations_that_take_longer_than_the_steps_are_named_during_the_run(tmp_path):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data().repeat(), validation_data=data().map(slowly), steps=30, eval_every=5)

@@ -44,6 +44,7 @@ def start(busy: str, grace_seconds: float = 60.0) -> subprocess.Popen:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_recorded_and_reported(number):
     process = start(WAITING)

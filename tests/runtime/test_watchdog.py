@@ -49,6 +49,7 @@ def test_a_hang_that_holds_the_interpreter_is_ended_from_c():
     assert "most recent call first" in done.stderr
 
 
+@pytest.mark.slow
 def test_neither_compiling_nor_slow_steps_are_a_hang():
     body = (
         "time.sleep(1.2)\n"  # the first device loop: it compiles

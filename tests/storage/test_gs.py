@@ -73,6 +73,7 @@ def test_a_folder_of_texts_in_a_bucket_is_not_called_an_empty_file(service):
         addresses.build_reader(f"text:gs://{BUCKET}/empty.txt", ReadOptions())
 
 
+@pytest.mark.slow
 def test_a_data_set_is_converted_into_a_bucket_verified_and_read(service, tmp_path, monkeypatch):
     """Uploaded by Google's client, read by TensorFlow; a service that falters changes nothing."""
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path / "cache"))

@@ -239,6 +239,7 @@ def test_a_timeseries_dataset_trains_as_in_keras():
         np.testing.assert_allclose(a, e, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_last_batch_that_the_devices_cannot_share_trains_as_on_one(microbatches):
     count = 16 + (3 if microbatches == 1 else 2)

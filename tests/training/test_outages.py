@@ -43,6 +43,7 @@ class Outage(keras.callbacks.Callback):
             self._service.faults.clear()
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_while_its_bucket_is_away_and_loses_no_line(service, monkeypatch, caplog):
     """The bucket is away for 30 lines of metrics; each would have waited for all retries."""
     monkeypatch.setattr(retry, "POLICY", retry.Policy(5.0, first_wait=0.2, longest_wait=1.0))

@@ -108,6 +108,7 @@ UNDIVIDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("case", UNDIVIDED)
 def test_what_cannot_be_divided_trains_whole_or_is_refused_on_several_devices(case, count):

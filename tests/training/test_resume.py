@@ -171,6 +171,7 @@ def test_values_that_callbacks_add_to_the_logs_are_saved_with_the_history(tmp_pa
     assert history["lr"] == [1.0] * 4 and "Own" in history["note"][0]
 
 
+@pytest.mark.slow
 def test_without_a_workdir_the_steps_of_an_earlier_call_count(uninterrupted):
     here = trainer(None, 1)
     here.fit(pipeline(), steps=12)

@@ -46,6 +46,7 @@ def batches(*parts: np.ndarray) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(parts).batch(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "prepared"),
     [

@@ -21,6 +21,7 @@ def values(tmp_path_factory):
     return run("assign_values", tmp_path_factory.mktemp("values"))
 
 
+@pytest.mark.slow
 def test_no_device_holds_a_whole_array_while_weights_are_loaded(presets):
     assert len(presets) == 8  # presets by dtype, and Keras's own ways
     for name, found in presets.items():
@@ -32,6 +33,7 @@ def test_weights_that_are_loaded_are_not_drawn(presets):
     assert {name: found["drawn"] for name, found in presets.items() if found["drawn"]} == {}
 
 
+@pytest.mark.slow
 def test_an_array_of_another_shape_is_refused_as_by_keras(values):
     plain, sharded = values["errors"]
     assert plain == sharded and plain[0] == "ValueError" and "(64, 64)" in plain[1]

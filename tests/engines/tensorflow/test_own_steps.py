@@ -85,6 +85,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_device_takes_the_steps_that_keras_takes_on_one(kind):
     make, x = KINDS[kind]
@@ -111,6 +112,7 @@ def test_each_device_takes_the_steps_that_keras_takes_on_one(kind):
         np.testing.assert_allclose(a, e, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_undisturbed_one(tmp_path):
     def train(workdir, epochs):
         with tftpu.connect(virtual_devices=4).scope():
@@ -135,6 +137,7 @@ def counting(counter):
     return build(Counting, loss=None)
 
 
+@pytest.mark.slow
 def test_a_variable_outside_of_the_model_is_saved(tmp_path):
     def train(epochs):
         with tftpu.connect(virtual_devices=2).scope():
@@ -171,6 +174,7 @@ def test_what_replicas_cannot_do_in_some_steps_only_is_refused(optimizer, said):
             make_trainer(model)
 
 
+@pytest.mark.slow
 def test_batches_that_devices_cannot_share_train_as_on_one():
     def losses(count):
         with tftpu.connect(virtual_devices=count).scope():

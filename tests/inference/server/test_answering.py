@@ -76,6 +76,7 @@ def no_collector():
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["an object", "refused", "a failure", "a timeout"])
 def test_a_request_that_got_an_error_leaves_nothing_behind(no_collector, monkeypatch, fault):
     monkeypatch.setattr(payloads.gc, "enable", lambda: None)  # not by the server, either

@@ -248,6 +248,7 @@ def test_a_text_that_takes_too_long_says_so():
         gate.set()
 
 
+@pytest.mark.slow
 def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
     model, gate = serving.letters(), threading.Event()
     run.warm(model)

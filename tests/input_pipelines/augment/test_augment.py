@@ -257,6 +257,7 @@ def test_a_value_out_of_range_fails_with_its_name(field, value):
         Augment(**{field: value}).validate()
 
 
+@pytest.mark.slow
 def test_no_operation_makes_tensorflow_print_an_error_about_onednn():
     """TensorFlow prints one for each transposition of integers, although it works."""
     augment = image_ops.build_training_augmentation(

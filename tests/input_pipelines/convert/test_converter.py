@@ -58,6 +58,7 @@ def test_shards_have_the_requested_size(pictures, tmp_path):
     assert max(sizes) < 1.3 * min(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 def test_the_bytes_do_not_depend_on_the_machine_that_makes_them(pictures, tmp_path, compression):
     """One process equals a Beam job; a second run does nothing; another seed is another order."""

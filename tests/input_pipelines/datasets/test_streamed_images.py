@@ -215,6 +215,7 @@ def test_a_folder_of_one_split_is_answered_by_its_parent_or_the_command(tmp_path
         input_pipelines.training(data, seed=1)
 
 
+@pytest.mark.slow
 def test_a_skipped_image_is_decoded_and_named_once(tmp_path, capfd, caplog):
     as_files(tmp_path, "folder")
     damaged = next((tmp_path / "train").glob("*/*.jpg"))
@@ -229,6 +230,7 @@ def test_a_skipped_image_is_decoded_and_named_once(tmp_path, capfd, caplog):
     assert sum("Skipped" in line for line in caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_too_many_skipped_records_stop_the_run(tmp_path):
     bad = {f"n{n}": {"image": b"hello", "label": 1} for n in range(5, 9)}
     data = settings(bad_folder(tmp_path, **bad), on_bad_record="skip", max_bad_records=3)
@@ -371,6 +373,7 @@ class TwoLabels(tfds.core.GeneratorBasedBuilder):
         raise NotImplementedError
 
 
+@pytest.mark.slow
 def test_a_tfds_data_set_by_the_advice_of_its_errors(tmp_path):
     data = settings(tmp_path, format="tfds", name="two_labels")
     with pytest.raises(UserError, match="is not prepared in") as error:

@@ -95,6 +95,7 @@ def tokenizer_of_words(folder: Path) -> str:
     return str(folder / "tokenizer.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workdir", ["subclass"], indirect=True)
 def test_a_subclass_of_keras_model_answers_with_arrays(workdir):
     model = answering(workdir)

@@ -215,6 +215,7 @@ def test_a_search_that_is_asked_to_stop_saves_its_trials_and_resumes_them(number
     again.communicate(timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_all_its_processes_stops_a_search_that_has_just_begun(number, tmp_path):
     """The terminal's Ctrl-C arrives while the server of the trials imports TensorFlow."""

@@ -151,6 +151,7 @@ def test_a_model_brings_loss_functions_of_its_own(tmp_path, capsys):
     assert "so leave out the experiment's loss" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_callbacks_of_a_config_end_the_run(tmp_path):
     class_ = """
 import keras
@@ -445,6 +446,7 @@ def test_a_workdir_from_elsewhere_imports_no_file_that_was_not_named(tmp_path, c
     assert main(["evaluate", "--workdir=run"]) == 0
 
 
+@pytest.mark.slow
 def test_data_without_an_evaluation_split_train_and_export(tmp_path, capsys):
     text = projects.DATA.replace("def evaluation", "def unused")
     path = write(tmp_path, "loss='mse', train=tftpu.TrainConfig(steps=6)", data=text)
@@ -494,6 +496,7 @@ def test_functions_and_objects_are_described_as_plain_data(tmp_path):
     assert made["dense"](np.ones((2, 1)), np.zeros((2, 1))).numpy().tolist() == [0.5, 0.5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("named", "marking"), [("acc", "accuracy"), ("accuracy", "acc")])
 def test_the_best_checkpoint_is_marked_by_accuracy_however_it_is_spelled(named, marking, tmp_path):
     rest = f"loss='mse', metrics='mae', train=tftpu.TrainConfig(steps=6, best_metric={marking!r})"

@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=jax python -m tests.support.programs.jax_scan NAME ...
 
-For each model that is named a line of JSON: how far outputs and gradients are from those of the same model
+For each named model a line of JSON: how far outputs and gradients are from those of the same model
 without a loop, relative to the largest number, and the length of its program relative to the other.
 Then a line with the numbers that a model keeps for its backward pass, by `scan` and `remat`, and
 one with the whole weights among them, of a model that is cut over four devices.

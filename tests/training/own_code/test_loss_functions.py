@@ -257,6 +257,7 @@ def test_a_compute_loss_that_is_one_number_warns_and_equals_keras_on_one_device(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("loss", [keras.losses.Dice(), keras.losses.Tversky()])
 def test_losses_of_keras_that_are_one_number_are_those_of_the_whole_batch(loss, replicas):

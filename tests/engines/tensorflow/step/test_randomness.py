@@ -38,6 +38,7 @@ def masks(
     return np.stack(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [(1, 1), (8, 1), (1, 4), (4, 4)], ids=str)
 def test_no_two_examples_share_a_mask_and_the_keep_rate_is_right(parts):
     found = masks(*parts, steps=2).reshape(-1, FEATURES)

@@ -320,6 +320,7 @@ def test_a_slice_that_is_kept_is_not_deleted(machine):
     assert not machine.lines("called")
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_is_stopped(machine):
     machine.tftpu('trap "echo stopped; exit 75" TERM; while true; do /bin/sleep 0.1; done')
     (machine.home / "ends").write_text(str(int(time.time()) + 4))

@@ -112,6 +112,7 @@ def read_image(tmp_path_factory):
     return runpy.run_path(str(path))["read_image"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "size", "mode"), [(0.8, 64, "RGB"), (0.875, 33, "L")])
 def test_the_function_of_the_guide_gives_the_pixels_of_evaluation(
     share, size, mode, pictures, read_image

@@ -248,6 +248,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path, capsys):
     assert "ONNX Runtime cannot load" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_bit_that_flipped_in_an_onnx_file_is_found(exported, tmp_path):
     """ONNX Runtime itself computes other numbers with it."""
     with open(exported["onnx"], "rb") as file:
