@@ -205,20 +205,13 @@ edge_text = classifier(
 WORDS = tf.TensorSpec((8 * 24_576, 256), tf.int32), tf.TensorSpec((8 * 24_576,), tf.int32)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("model_fn", "spec", "unit"),
     [
-        pytest.param(
-            edge_mlp, classified(8 * 384 * 1024, 1024), 16 * 1024, id="mlp", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            edge_cnn,
-            classified(8 * 96 * 1024, 64, 64, 3),
-            4096,
-            id="cnn",
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(edge_text, WORDS, 1024, id="text", marks=pytest.mark.exhaustive),
+        pytest.param(edge_mlp, classified(8 * 384 * 1024, 1024), 16 * 1024, id="mlp"),
+        pytest.param(edge_cnn, classified(8 * 96 * 1024, 64, 64, 3), 4096, id="cnn"),
+        pytest.param(edge_text, WORDS, 1024, id="text"),
     ],
 )
 def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn, spec, unit):
@@ -272,8 +265,10 @@ def test_a_layer_that_no_tpu_can_run_is_named_with_its_op():
         preflight.check(model_fn, classified(64, 32, 32, 3), ["v3-8"])
 
 
-@pytest.mark.parametrize("slice_name", ["v3-8", "v5e-8"])
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "slice_name", [pytest.param("v3-8", marks=pytest.mark.exhaustive), "v5e-8"]
+)
 def test_random_numbers_are_priced_as_the_tpu_draws_them(slice_name):
     """The arithmetic of a CPU's generator would take twelve times the rest of the step on v5e."""
 
