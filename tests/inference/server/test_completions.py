@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import threading
+import time
 import types
 from collections.abc import Iterator
 from typing import Any, cast
@@ -104,8 +105,8 @@ def last_error(events: bytes) -> str:
         ({"promt": "a"}, "There is no field 'promt'. Did you mean 'prompt'?"),
         (
             {"zzz": 1},
-            "There is no field 'zzz'. Allowed: max_tokens, model, prompt, seed, stream, "
-            "temperature, top_k, top_p.",
+            "There is no field 'zzz'. Allowed: max_tokens, model, prompt, seed, stop, stream, "
+            "stream_options, temperature, top_k, top_p.",
         ),
         (
             {"max_tokens": "5"},
@@ -129,10 +130,24 @@ def last_error(events: bytes) -> str:
             {"prompt": ["a"] * 5},
             "There are 5 prompts: give 1 to 4, which the server's --batch_size=N raises.",
         ),
-        (
-            {"stop": "."},
-            "There is no field 'stop'. Allowed: max_tokens, model, prompt, seed, stream, "
-            "temperature, top_k, top_p.",
+        *(
+            (
+                {"stop": stop},
+                "stop must be a text of 1 to 256 characters, or a list of up to 4.",
+            )
+            for stop in ("", 5, {"a": 1}, ["a", ""], list("abcde"), "a" * 257)
+        ),
+        *(
+            (
+                {"stream_options": options, "stream": stream},
+                'stream_options must be {"include_usage": true} or false, beside "stream": true.',
+            )
+            for options, stream in (
+                ({"include_usage": True}, False),
+                ({"include_usage": 1}, True),
+                ({"include": True}, True),
+                ([], True),
+            )
         ),
     ],
 )
@@ -358,3 +373,73 @@ def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
         assert status == 200 and last_error(answer) == "The text ends here: the server stops."
     else:
         assert status == 503 and answer["error"] == "the server stops"
+
+
+@pytest.mark.parametrize(
+    ("parts", "stops", "texts", "ended"),
+    [
+        (["one tw", "o three"], ("two",), ["one ", ""], True),
+        (["one tw", "ice"], ("two",), ["one ", "twice"], False),
+        (["a.", "b.c"], ("b.", "."), ["a"], True),
+        (["xa", "ab"], ("aab",), ["x", ""], True),
+        (["xaa", "ab"], ("aab",), ["x", "a"], True),
+        (["end"], (), ["end"], False),
+        (["end"], ("d?",), ["en", "d"], False),
+    ],
+)
+def test_a_text_ends_before_the_first_stop_however_it_is_divided(parts, stops, texts, ended):
+    ending, found, stopped = completions.Ending(stops), [], False
+    for part in parts:
+        text, stopped = ending.add(part)
+        found.append(text)
+        if stopped:
+            break
+    if not stopped and ending.finish():
+        found.append(ending.finish())
+    assert (found, stopped) == (texts, ended)
+    whole = "".join(parts)
+    assert "".join(found) == min((whole.split(stop)[0] for stop in stops), key=len, default=whole)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stop_ends_the_answer_and_the_text(stream):
+    """One of two prompts has it; what the other writes is whole."""
+    model = serving.letters()
+    asked = {"prompt": ["ab", "b"], "max_tokens": 30, "seed": 1}
+    with running(model) as port:
+        whole = ask(port, "POST", "/v1/completions", asked)[1]["choices"]
+        first, second = (choice["text"] for choice in whole)
+        stop = next(t for n in range(3) for t in [first[2 : 4 + n]] if t not in second)
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        status, answer = ask(port, "POST", "/v1/completions", {**asked, "stop": stop, **options})
+        assert status == 200
+    if stream:
+        *lines, last = answer.decode().strip().split("\n\n")
+        assert last == "data: [DONE]"
+        turns = [json.loads(line.removeprefix("data: ")) for line in lines]
+        usage, choices = turns.pop()["usage"], [turn["choices"][0] for turn in turns]
+        found = ["".join(c["text"] for c in choices if c["index"] == n) for n in (0, 1)]
+        ends = [c["finish_reason"] for c in choices if c["finish_reason"]]
+    else:
+        usage, found = answer["usage"], [choice["text"] for choice in answer["choices"]]
+        ends = [choice["finish_reason"] for choice in answer["choices"]]
+    assert found == [first.split(stop)[0], second]
+    assert ends == ["stop", "length"]
+    assert usage["prompt_tokens"] == 3
+    assert 30 < usage["completion_tokens"] < 60
+
+
+def test_a_text_that_has_its_stop_is_not_written_on():
+    gate, turns = threading.Event(), []
+
+    def between() -> None:
+        turns.append(1)
+        assert len(turns) < 6 or gate.wait(30)
+
+    with running(language(between)) as port:
+        asked = {"prompt": "b", "max_tokens": 60, "stop": ["aaa"]}
+        _, answer = ask(port, "POST", "/v1/completions", asked)
+        gate.set()
+        time.sleep(0.5)  # in which all 60 would be written
+    assert answer["choices"][0]["text"] == "" and answer["usage"]["completion_tokens"] == 3
+    assert len(turns) < 9

@@ -1,12 +1,12 @@
 """Requests for text and their answers, in the form of OpenAI's completions.
 
 https://platform.openai.com/docs/api-reference/completions: `prompt`, `max_tokens`, `temperature`,
-`top_p`, `seed`, `stream`; and `top_k`.
+`top_p`, `seed`, `stop`, `stream`, `stream_options`; and `top_k`.
 """
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,6 +23,7 @@ from tftpu.inference.server.payloads import (
 from tftpu.inference.server.text import Language
 
 _TOKENS = 16  # OpenAI's default
+_STOPS, _LONGEST_STOP = 4, 256  # OpenAI's number; characters
 _LARGEST = 2**63 - 1
 _NUMBERS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "seed": int}
 
@@ -33,10 +34,14 @@ class Completion(NamedTuple):
     Attributes:
         rows: one for each prompt.
         stream: whether the parts of the text are sent as soon as they are written.
+        stops: a text ends before the first of these.
+        usage: whether the last event of a stream has the numbers of tokens.
     """
 
     rows: list[Row]
     stream: bool
+    stops: tuple[str, ...] = ()
+    usage: bool = False
 
 
 def check_model(given: Mapping[str, Any], name: str) -> None:
@@ -60,7 +65,7 @@ def parse_completion(
     Raises:
         BadRequest: the request cannot be answered.
     """
-    known = {*_NUMBERS, "prompt", "stream", "model"}
+    known = {*_NUMBERS, "prompt", "stop", "stream", "stream_options", "model"}
     unknown = sorted(set(given) - known)
     if unknown:
         name = unknown[0][:80]
@@ -74,7 +79,35 @@ def parse_completion(
         raise BadRequest("prompt must be a text, or a list of texts.")
     if not 1 <= len(prompts) <= most:
         raise BadRequest(_explain_count(len(prompts), "prompts", most))
-    return Completion(build_rows(prompts, given, language, longest), stream)
+    stops, usage = (
+        _parse_stops(given.get("stop")),
+        _parse_usage(given.get("stream_options"), stream),
+    )
+    return Completion(build_rows(prompts, given, language, longest), stream, stops, usage)
+
+
+def _parse_stops(given: Any) -> tuple[str, ...]:
+    stops = [given] if isinstance(given, str) else [] if given is None else given
+    if (
+        not isinstance(stops, list)
+        or len(stops) > _STOPS
+        or not all(isinstance(stop, str) and 1 <= len(stop) <= _LONGEST_STOP for stop in stops)
+    ):
+        raise BadRequest(
+            f"stop must be a text of 1 to {_LONGEST_STOP} characters, or a list of up to {_STOPS}."
+        )
+    return tuple(stops)
+
+
+def _parse_usage(options: Any, stream: bool) -> bool:
+    if options is None:
+        return False
+    found = options.get("include_usage", False) if isinstance(options, dict) else None
+    if not stream or not isinstance(found, bool) or set(options) - {"include_usage"}:
+        raise BadRequest(
+            'stream_options must be {"include_usage": true} or false, beside "stream": true.'
+        )
+    return found
 
 
 def build_rows(
@@ -124,6 +157,36 @@ def _parse_number(name: str, kind: type, value: Any, most: int | None) -> Any:
     return kind(value)
 
 
+class Ending:
+    """Where a text ends: before the first of its stops.
+
+    What may be the beginning of a stop is held back until the characters after it are there.
+
+    Args:
+        stops: the texts before which it ends.
+    """
+
+    def __init__(self, stops: tuple[str, ...]):
+        self._stops, self._held = stops, ""
+
+    def add(self, text: str) -> tuple[str, bool]:
+        """Returns the characters that are surely before a stop, and whether a stop follows."""
+        text = self._held + text
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            return text[: min(places)], True
+        held = max(
+            (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])),
+            default=0,
+        )
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+    def finish(self) -> str:
+        """Returns what was held back of a text that has no more characters."""
+        return self._held
+
+
 class Answer:
     """The answer to a request for text.
 
@@ -137,11 +200,11 @@ class Answer:
     def __init__(
         self,
         asked: Completion,
-        texts: list[AsyncIterator[list[int]]],
+        texts: list[AsyncGenerator[list[int]]],
         language: Language,
         name: str,
     ):
-        self._rows, self._texts, self._language = asked.rows, texts, language
+        self._asked, self._texts, self._language = asked, texts, language
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -152,29 +215,54 @@ class Answer:
     async def build_body(self) -> bytes:
         """Returns the body of the answer."""
         choices, tokens = [], 0
-        for index, (row, parts) in enumerate(zip(self._rows, self._texts)):
-            text, count = await join_parts(parts, self._language, row)
-            tokens += count
-            choices.append(_build_choice(index, text, _end(row, count)))
-        usage = {
-            "prompt_tokens": sum(len(row.prompt) for row in self._rows),
-            "completion_tokens": tokens,
-        }
-        usage["total_tokens"] = sum(usage.values())
-        return orjson.dumps({**self._head, "choices": choices, "usage": usage})
+        for index, row in enumerate(self._asked.rows):
+            parts = [part async for part in self._iterate_text(index, row)]
+            tokens += sum(count for _, count, _ in parts)
+            text = "".join(text for text, _, _ in parts)
+            choices.append(_build_choice(index, text, parts[-1][2]))
+        await self._end_texts()
+        return orjson.dumps({**self._head, "choices": choices, "usage": self._count(tokens)})
 
     async def iterate_events(self) -> AsyncIterator[bytes]:
         """Yields server-sent events, one for each part, for one prompt after the other."""
-        for index, (row, parts) in enumerate(zip(self._rows, self._texts)):
-            decode, count = self._language.decoder(row.prompt), 0
-            async for part in parts:
-                count += len(part)
-                yield self._format_event(_build_choice(index, decode(part), None))
-            yield self._format_event(_build_choice(index, "", _end(row, count)))
+        tokens = 0
+        for index, row in enumerate(self._asked.rows):
+            async for text, count, end in self._iterate_text(index, row):
+                tokens += count
+                yield self._format_event(choices=[_build_choice(index, text, end)])
+        await self._end_texts()
+        if self._asked.usage:
+            yield self._format_event(choices=[], usage=self._count(tokens))
         yield b"data: [DONE]\n\n"
 
-    def _format_event(self, choice: dict[str, Any]) -> bytes:
-        return b"data: " + orjson.dumps({**self._head, "choices": [choice]}) + b"\n\n"
+    async def _iterate_text(
+        self, index: int, row: Row
+    ) -> AsyncIterator[tuple[str, int, str | None]]:
+        """Yields the parts of a text, the tokens of each, and with the last one how it ended."""
+        decode, ending, count = self._language.decoder(row.prompt), Ending(self._asked.stops), 0
+        async for part in self._texts[index]:
+            count += len(part)
+            text, ended = ending.add(decode(part))
+            yield text, len(part), "stop" if ended else None
+            if ended:
+                return
+        yield ending.finish(), 0, "length" if count == row.length else "stop"
+
+    async def _end_texts(self) -> None:
+        """Ends the texts that had a stop and would be written on."""
+        for parts in self._texts:
+            await parts.aclose()
+
+    def _count(self, tokens: int) -> dict[str, int]:
+        prompts = sum(len(row.prompt) for row in self._asked.rows)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": tokens,
+            "total_tokens": prompts + tokens,
+        }
+
+    def _format_event(self, **fields: Any) -> bytes:
+        return b"data: " + orjson.dumps({**self._head, **fields}) + b"\n\n"
 
 
 async def join_parts(
@@ -192,10 +280,6 @@ def _explain_count(count: int, things: str, most: int) -> str:
 
 def _build_choice(index: int, text: str, end: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": end}
-
-
-def _end(row: Row, count: int) -> str:
-    return "length" if count == row.length else "stop"
 
 
 def parse_instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Mapping[str, Any]]:

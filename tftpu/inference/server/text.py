@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tftpu.inference.server.batching import Busy
@@ -99,8 +99,10 @@ class Texts:
         """The number of texts that wait and are still wanted."""
         return sum(text.asked.wanted for text in self._queue)
 
-    def submit(self, rows: "Sequence[Row]") -> list[AsyncIterator[list[int]]]:
+    def submit(self, rows: "Sequence[Row]") -> list[AsyncGenerator[list[int]]]:
         """Requests texts; returns an iterator over the parts of each text.
+
+        Closing one of them ends all that are still written.
 
         Raises:
             Busy: too many wait.
@@ -211,7 +213,7 @@ class Texts:
         self._running = [text for text in self._running if text not in ended]
 
 
-async def _iterate_chunks(text: _Text) -> AsyncIterator[list[int]]:
+async def _iterate_chunks(text: _Text) -> AsyncGenerator[list[int]]:
     """Yields the chunks of a text. If the reader stops, all texts of its request end."""
     try:
         while True:
