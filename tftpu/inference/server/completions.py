@@ -40,8 +40,8 @@ class Completion(NamedTuple):
 
     rows: list[Row]
     stream: bool
-    stops: tuple[str, ...] = ()
-    usage: bool = False
+    stops: tuple[str, ...]
+    usage: bool
 
 
 def check_model(given: Mapping[str, Any], name: str) -> None:
@@ -94,7 +94,8 @@ def _parse_stops(given: Any) -> tuple[str, ...]:
         or not all(isinstance(stop, str) and 1 <= len(stop) <= _LONGEST_STOP for stop in stops)
     ):
         raise BadRequest(
-            f"stop must be a text of 1 to {_LONGEST_STOP} characters, or a list of up to {_STOPS}."
+            f"stop must be a text of 1 to {_LONGEST_STOP} characters, or a list of up to {_STOPS} "
+            "such texts."
         )
     return tuple(stops)
 
@@ -102,11 +103,11 @@ def _parse_stops(given: Any) -> tuple[str, ...]:
 def _parse_usage(options: Any, stream: bool) -> bool:
     if options is None:
         return False
-    found = options.get("include_usage", False) if isinstance(options, dict) else None
-    if not stream or not isinstance(found, bool) or set(options) - {"include_usage"}:
-        raise BadRequest(
-            'stream_options must be {"include_usage": true} or false, beside "stream": true.'
-        )
+    if not stream:
+        raise BadRequest('stream_options needs "stream": true.')
+    found = (options.get("include_usage") or False) if isinstance(options, dict) else None
+    if not isinstance(found, bool) or set(options) - {"include_usage"}:
+        raise BadRequest('stream_options must be {"include_usage": true}, or false in its place.')
     return found
 
 
@@ -172,9 +173,10 @@ class Ending:
     def add(self, text: str) -> tuple[str, bool]:
         """Returns the characters that are surely before a stop, and whether a stop follows."""
         text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
-            return text[: min(places)], True
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if found:  # the one that is complete first, so that the division into parts does not matter
+            _, place = min((place + len(stop), place) for place, stop in found)
+            return text[:place], True
         held = max(
             (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])),
             default=0,
@@ -216,20 +218,25 @@ class Answer:
         """Returns the body of the answer."""
         choices, tokens = [], 0
         for index, row in enumerate(self._asked.rows):
-            parts = [part async for part in self._iterate_text(index, row)]
-            tokens += sum(count for _, count, _ in parts)
-            text = "".join(text for text, _, _ in parts)
-            choices.append(_build_choice(index, text, parts[-1][2]))
+            if self._asked.stops:
+                parts = [part async for part in self._iterate_text(index, row)]
+                text, end = "".join(text for text, _, _ in parts), parts[-1][2]
+                count = sum(count for _, count, _ in parts)
+            else:  # decoded at once, which takes less time
+                text, count = await join_parts(self._texts[index], self._language, row)
+                end = _name_end(row, count)
+            tokens += count
+            choices.append(_build_choice(index, text, end))
         await self._end_texts()
         return orjson.dumps({**self._head, "choices": choices, "usage": self._count(tokens)})
 
     async def iterate_events(self) -> AsyncIterator[bytes]:
         """Yields server-sent events, one for each part, for one prompt after the other."""
-        tokens = 0
+        tokens, without = 0, {"usage": None} if self._asked.usage else {}
         for index, row in enumerate(self._asked.rows):
             async for text, count, end in self._iterate_text(index, row):
                 tokens += count
-                yield self._format_event(choices=[_build_choice(index, text, end)])
+                yield self._format_event(choices=[_build_choice(index, text, end)], **without)
         await self._end_texts()
         if self._asked.usage:
             yield self._format_event(choices=[], usage=self._count(tokens))
@@ -246,7 +253,7 @@ class Answer:
             yield text, len(part), "stop" if ended else None
             if ended:
                 return
-        yield ending.finish(), 0, "length" if count == row.length else "stop"
+        yield ending.finish(), 0, _name_end(row, count)
 
     async def _end_texts(self) -> None:
         """Ends the texts that had a stop and would be written on."""
@@ -276,6 +283,10 @@ async def join_parts(
 def _explain_count(count: int, things: str, most: int) -> str:
     more = ", which the server's --batch_size=N raises" if count > most else ""
     return f"There are {count} {things}: give 1 to {most}{more}."
+
+
+def _name_end(row: Row, count: int) -> str:
+    return "length" if count == row.length else "stop"
 
 
 def _build_choice(index: int, text: str, end: str | None) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Texts:
     def submit(self, rows: "Sequence[Row]") -> list[AsyncGenerator[list[int]]]:
         """Requests texts; returns an iterator over the parts of each text.
 
-        Closing one of them ends all that are still written.
+        Closing one that has begun and not ended ends all texts of the request.
 
         Raises:
             Busy: too many wait.
