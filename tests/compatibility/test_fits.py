@@ -7,7 +7,7 @@ import pytest
 from tests.compatibility import fitting
 
 ROUTES = [
-    pytest.param("tensorflow", 1, id="tensorflow", marks=pytest.mark.exhaustive),
+    pytest.param("tensorflow", 1, id="tensorflow"),
     pytest.param("tensorflow", 4, id="four replicas", marks=pytest.mark.exhaustive),
     pytest.param("jax", 1, id="jax", marks=pytest.mark.exhaustive),
     pytest.param("jax", 4, id="mesh of four"),

@@ -107,7 +107,7 @@ def served(family: str, bits: int) -> tuple[serving.Serving, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MOSTLY_RARE)
 def test_a_served_model_computes_with_the_rounded_weights(family, bits):
     found, expected = served(family, bits)
     x, _ = zoo.batch(family)
@@ -117,7 +117,7 @@ def test_a_served_model_computes_with_the_rounded_weights(family, bits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [pytest.param(8, marks=pytest.mark.exhaustive), 4])
 @pytest.mark.parametrize("family", MOSTLY_RARE)
 def test_onnx_runtime_computes_with_the_rounded_weights(family, bits, tmp_path):
     found, expected = served(family, bits)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.programs import jax_process
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_models_of_keras_hub_attend_by_the_kernel_and_give_their_own_numbers():
     printed = jax_process.output("hub.attention")
     cases = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]

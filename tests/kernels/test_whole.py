@@ -124,10 +124,9 @@ def compiled_for(name, time, width, heads, implementation="flash"):
     "name",
     [
         "v5e-8",
-        "tpu7x-8",
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("v2-8", "v3-8", "v4-8", "v5p-8", "v6e-8")
+            for name in ("v2-8", "v3-8", "v4-8", "v5p-8", "v6e-8", "tpu7x-8")
         ),
     ],
 )
@@ -141,7 +140,7 @@ def test_the_step_compiles_with_the_kernels_and_prices_them_by_their_work(name):
     assert all(p.seconds > 0 for p in calls)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.compiles
 def test_nothing_is_copied_between_the_products():
     def copying(implementation):

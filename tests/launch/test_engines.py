@@ -39,7 +39,7 @@ def test_a_rented_machine_installs_the_engine_that_the_config_takes(where, flags
     assert re.search(r"extras=([\w-]+)", capsys.readouterr().out)[1] == extra
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bench_times_the_jax_engine_beside_a_bare_step_and_keras():
     command = [sys.executable, "-m", "tftpu.launch.main", "bench", "--config=digits_resnet"]
     few = ["--config.train.log_every=3", "--config.train.steps_per_loop=2"]

@@ -16,17 +16,11 @@ from tftpu.models.blocks.token_model import FactoredTokenModel
 from tftpu.models.layers.pixels import standardize_pixels
 
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Einsum", "Erf", "Rsqrt")
+USUAL, RARE = ("gpt", "resnet"), pytest.mark.exhaustive
 # The tied head of Llama makes another class of model than the untied one.
-MARKS = {
-    "gpt": [],
-    **dict.fromkeys(("resnet", "vit"), pytest.mark.slow),
-}
 CASES = [
-    *(
-        pytest.param(family, {}, marks=MARKS.get(family, pytest.mark.exhaustive))
-        for family in zoo.TINY
-    ),
-    pytest.param("llama", {"tied": True}, marks=pytest.mark.slow),
+    *(pytest.param(family, {}, marks=() if family in USUAL else RARE) for family in zoo.TINY),
+    pytest.param("llama", {"tied": True}, marks=RARE),
 ]
 
 

@@ -322,7 +322,7 @@ def imagenet(tmp_path_factory):
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_imagenet_as_tfds_prepares_it(imagenet):
     data = settings(imagenet, format="tfds", name="imagenet2012", num_classes=1000)
     data.eval_split = "validation"

@@ -232,7 +232,7 @@ def test_a_step_that_fails_shows_the_message_of_the_command(folder, capfd):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_good_model_is_exported_and_one_that_is_not_is_not(folder, capfd):
     run = folder / "runs" / "digits"
 

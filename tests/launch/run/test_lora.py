@@ -136,10 +136,11 @@ def test_adapters_are_the_same_on_one_device_and_on_many(config, base, adapted, 
 MESH = ["--config.cluster.virtual_devices=4", "--config.cluster.mesh=fsdp:4"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "bits, flags",
     [
-        pytest.param("int8", MESH, marks=pytest.mark.exhaustive),
+        ("int8", MESH),
         ("int4", MESH),
         ("int8", ["--config.cluster.virtual_devices=2"]),
     ],
@@ -209,7 +210,6 @@ def test_embeddings_are_those_above_the_base(adapted, tmp_path):
     assert relative(logits, np.array([row["logits"] for row in rows])) < 1e-5
 
 
-@pytest.mark.exhaustive
 def test_merged_weights_are_the_adapted_model(config, adapted, base, tmp_path, capsys):
     path = str(tmp_path / "merged.safetensors")
     main(["export-weights", f"--workdir={adapted}", f"--to={path}", "--merge"])

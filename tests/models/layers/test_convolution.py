@@ -102,7 +102,7 @@ def test_kernels_of_other_kinds_are_refused():
         conv.build((None, 8, 8, 3))
 
 
-FEW = ["efficientnetv2", "vit", "llama"]  # every class of attention is in one of them, or in gpt
+FEW = ["efficientnetv2", "vit", "llama", "gpt"]  # every class of attention is in one of them
 RARE = pytest.mark.exhaustive
 OTHERS = [pytest.param(f, marks=RARE) for f in zoo.TINY if f not in FEW]
 

@@ -156,7 +156,7 @@ def test_doubling_the_depth_adds_the_flops_and_the_time_of_the_added_layers():
     assert large.step_ms == pytest.approx(2 * small.step_ms, rel=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_doubling_the_batch_doubles_flops_and_time():
     small = examine(mlp(), classified(8 * 4096, 1024))
     large = examine(mlp(), classified(8 * 8192, 1024))

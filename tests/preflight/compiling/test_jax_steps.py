@@ -45,6 +45,7 @@ def test_the_work_of_a_device_is_its_part_of_the_whole():
     assert {"hidden", "head", "(optimizer)"} <= layers
 
 
+@pytest.mark.exhaustive
 def test_ironwood_has_two_devices_a_chip():
     [found] = report("fsdp:-1", "tpu7x-8")
     assert found["fits"] and found["replicas"] == 8

@@ -1,4 +1,4 @@
-"""Models whose blocks run as a loop, for `tests/models/blocks/test_scanned.py`.
+"""Models whose blocks run as a loop, for `tests/blocks/test_scanned.py`.
 
     KERAS_BACKEND=jax python -m tests.support.programs.jax_scan NAME ...
 

@@ -145,7 +145,7 @@ def alone(tmp_path_factory) -> Path:
     return workdir
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_hosts_stop_together_fail_together_and_finish_like_one(tmp_path, alone):
     workdir = tmp_path / "run"
 
