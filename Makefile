@@ -10,7 +10,7 @@ KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece hugg
 TRANSFORM := tensorflow-transform==1.21.0 tfx-bsl==1.21.0 tf_keras==2.20.1 pydot dill
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-all test-slow test-parity durations exhaustive fuzz audit peer-tests test-matrix lint types format \
+.PHONY: train test test-ci test-core test-slow test-parity test-all durations exhaustive fuzz audit peer-tests test-matrix lint types format \
 	docs pictures release clean
 
 # `make train ENGINE=jax` trains the same on the JAX engine, in a workdir of its own.
@@ -24,16 +24,25 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 
-# Everything that CI runs.
+test-ci: docs test test-core test-parity
+
+# What `make exhaustive` repeats for other cases is left out.
 test-all: docs test test-slow test-parity
 
-# In two parts, as a process that has traced hundreds of models holds several GB; by three processes, as
-# their tests often wait for others.
+# By three processes, as slow tests often wait for others.
+SLOW := -m 'slow and not exhaustive' $(TWO:2=3)
+
+# Equal numbers on one device and many, resuming, data, locks, damaged files: nothing else would notice.
+CORE := $(addprefix tests/,checkpoint compatibility engines fuzz inference/server input_pipelines observe \
+	runtime storage training)
+test-core: $(VENV)/.dev
+	$(PYTEST) $(SLOW) $(CORE)
+
+# In two parts, as a process that has traced hundreds of models holds several GB.
 TRACED := $(addprefix tests/,blocks compatibility engines inference kernels models preflight training)
-SLOW := -m 'slow and not exhaustive'
 test-slow: $(VENV)/.dev
-	$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED)
-	$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED:%=--ignore=%)
+	$(PYTEST) $(SLOW) $(TRACED)
+	$(PYTEST) $(SLOW) $(TRACED:%=--ignore=%)
 
 # The zoo against implementations of others, and on JAX; torch alone is 200 MB or more.
 test-parity: $(VENV)/.parity
@@ -42,8 +51,8 @@ test-parity: $(VENV)/.parity
 # The seconds of every test file, by which tests/conftest.py orders them: runs all of `test-all`.
 durations: $(VENV)/.parity
 	-$(PYTEST) $(TWO) --junitxml=build/fast.xml
-	-$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED) --junitxml=build/slow1.xml
-	-$(PYTEST) $(SLOW) $(TWO:2=3) $(TRACED:%=--ignore=%) --junitxml=build/slow2.xml
+	-$(PYTEST) $(SLOW) $(TRACED) --junitxml=build/slow1.xml
+	-$(PYTEST) $(SLOW) $(TRACED:%=--ignore=%) --junitxml=build/slow2.xml
 	-$(PYTEST) -m parity $(TWO) --junitxml=build/parity.xml
 	$(BIN)/python -m tests.support.repository.durations $(addprefix build/,fast.xml slow1.xml slow2.xml parity.xml)
 
@@ -61,7 +70,8 @@ audit: $(VENV)/.dev
 
 # What repeats the slow tests for other models, options and slices; all pages of the documentation.
 exhaustive: $(VENV)/.dev
-	$(PYTEST) -m exhaustive $(TWO)
+	$(PYTEST) -m exhaustive $(TWO) $(TRACED)
+	$(PYTEST) -m exhaustive $(TWO) $(TRACED:%=--ignore=%)
 
 # Damaged and drawn inputs, FUZZ_SECONDS for each test, an hour in all; `make test` tries a few of them.
 FUZZ_SECONDS ?= 130

@@ -215,7 +215,7 @@ def write_many_images(folder) -> str:
     return f"images:{pictures.parent}"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_command_killed_with_its_workers_resumes_and_leaves_no_process(tmp_path, monkeypatch):
     """`tftpu data convert` itself, two workers, killed once in each stage; and one worker."""
     source = write_many_images(tmp_path)

@@ -43,7 +43,7 @@ def losses(workdir) -> list[tuple]:
     return [(line["step"], line["split"], line["loss"]) for line in lines]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(config, tmp_path):
     def train(workdir: str, steps: int) -> None:
         overrides = [f"--config.train.steps={steps}", "--config.optimizer.decay=constant"]
