@@ -304,10 +304,10 @@ def _suggest_field(
         return f" Did you mean {other!r}?"
     groups = list_fields(experiment)
     meant = other or field
-    if not parents and meant in groups:
+    if len(parents) < 2 and meant in groups:
         return f" Did you mean '{groups[meant]}'?"
     named = experiment.optimizer
-    if not parents and isinstance(named, str) and meant in read_fields(OptimizerConfig):
+    if len(parents) < 2 and isinstance(named, str) and meant in read_fields(OptimizerConfig):
         return f" Did you mean 'optimizer.{meant}'?{_describe_optimizer(named)}"
     others = _find_sources_with(field) if list(parents) == ["data"] else []
     if others:

@@ -46,6 +46,7 @@ MISTAKES = [
     ([*TRAIN, "--virtual_devices=2", "--tpu=local"], "set only one of the two"),
     ([*TRAIN, "--config.train.stepz=5"], "Did you mean 'steps'?"),
     ([*TRAIN, "--config.trian.steps=5"], "Did you mean 'train'?"),
+    ([*TRAIN, "--config.train.learning_rate=5"], "Did you mean 'optimizer.learning_rate'?"),
     ([*TRAIN, "--config.train.steps=many"], "a whole number"),
     ([*TRAIN, "--config.train.steps=1.5"], "a whole number"),
     ([*TRAIN, "--config.train.steps="], "has no value"),

@@ -37,6 +37,8 @@ def test_the_number_of_examples_and_the_model_tell_the_batch():
     x, y = compiled_model.read_batch_spec(build_of_two(), 8)
     assert x == {"a": tf.TensorSpec((8, 3, 2)), "b": tf.TensorSpec((8,), tf.int32)}
     assert y == tf.TensorSpec((8, 1))
+    with pytest.raises(UserError, match=r"a function was given: give the model .* \(x\[:64\], y"):
+        compiled_model.read_batch_spec(None, 64)
 
 
 def test_arrays_give_their_shapes():

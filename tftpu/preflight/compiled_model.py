@@ -70,10 +70,16 @@ def read_batch_spec(model: keras.Model | None, batch: Nest) -> Nest:
     """
     if not isinstance(batch, numbers.Integral):
         return keras.tree.map_structure(_to_spec, batch)
-    if model is None or not getattr(model, "inputs", None) or len(model.outputs) != 1:
+    arrays = f"a batch, (x[:{batch}], y[:{batch}]), or tf.TensorSpecs of its shapes"
+    if model is None:
+        raise UserError(
+            f"The number of examples is enough beside a model, but a function was given: give "
+            f"the model that it returns, or {arrays}."
+        )
+    if not getattr(model, "inputs", None) or len(model.outputs) != 1:
         raise UserError(
             "The number of examples tells the batch only of a model with symbolic inputs and one "
-            "output: give a batch, (x[:256], y[:256]), or tf.TensorSpecs of its shapes."
+            f"output: give {arrays}."
         )
     shapes = [(int(batch), *tensor.shape[1:]) for tensor in model.inputs]
     if any(size is None for shape in shapes for size in shape):
