@@ -366,7 +366,7 @@ def test_a_model_whose_input_has_another_name():
     rows = tf.zeros((2, 4))
     said = explained("other-inputs", raised(model, {"tokens": rows, "segments": rows}))
     assert said.startswith(
-        "The model's inputs are 'features', but the data give 'segments', 'tokens'. Give each"
+        "The model's inputs are 'features', but the data give 'tokens', 'segments'. Give each"
     )
 
 

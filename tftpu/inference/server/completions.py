@@ -159,7 +159,7 @@ def _parse_number(name: str, kind: type, value: Any, most: int | None) -> Any:
 
 
 class Ending:
-    """Where a text ends: before the first of its stops.
+    """The end of a text: before the first of its stops.
 
     What may be the beginning of a stop is held back until the characters after it are there.
 
