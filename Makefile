@@ -33,8 +33,8 @@ test-all: docs test test-slow test-parity
 SLOW := -m 'slow and not exhaustive' $(TWO:2=3)
 
 # Equal numbers on one device and many, resuming, data, locks, damaged files: nothing else would notice.
-CORE := $(addprefix tests/,checkpoint compatibility engines fuzz inference/server input_pipelines observe \
-	runtime storage training)
+CORE := $(addprefix tests/,checkpoint compatibility/test_fits.py compatibility/test_keras_hub.py engines fuzz \
+	inference/server input_pipelines observe runtime storage training)
 test-core: $(VENV)/.dev
 	$(PYTEST) $(SLOW) $(CORE)
 
