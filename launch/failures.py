@@ -252,8 +252,8 @@ FAILURES = (
         r"Missing data for input \"[^\"]*\"\. You passed a data dictionary with keys "
         r"\[(?P<given>[^\]]*)\]\. Expected the following keys: \[(?P<inputs>[^\]]*)\]",
         "The model's inputs are {inputs}, but the data give {given}.",
-        'Give each input one of these names: `keras.Input(..., name="tokens")`. Rows of `Tokens` '
-        "hold several documents, which a model that takes no segments reads as one.",
+        "Give each input one of these names: `keras.Input(..., name=...)`. Rows of `Tokens` hold "
+        "several documents, which a model that takes no segments reads as one.",
     ),
     Failure(
         "no-tensorboard",

@@ -19,7 +19,7 @@ COMPILED = ("gan", "unet")
 
 
 def mostly_rare(names: list[str], usual: tuple[str, ...]) -> list:
-    """Returns names, of which CI tries the usual ones."""
+    """Returns names, of which `make test-slow` tries the usual ones."""
     assert set(usual) <= set(names)
     return [n if n in usual else pytest.param(n, marks=pytest.mark.exhaustive) for n in names]
 

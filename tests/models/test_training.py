@@ -17,7 +17,7 @@ EXHAUSTIVE = pytest.mark.exhaustive
 
 
 def case(family: str, policy: str):
-    """Returns a case; CI runs a CNN in float32, and a transformer in bfloat16."""
+    """Returns a case; `make test-slow` runs a CNN in float32, and a transformer in bfloat16."""
     usual = (family, policy) in (("resnet", "float32"), ("gpt", "mixed_bfloat16"))
     return pytest.param(family, policy, marks=() if usual else EXHAUSTIVE)
 

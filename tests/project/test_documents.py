@@ -41,7 +41,7 @@ def executed(page: str) -> bool:
 
 
 TOTAL = 5000  # seconds for all pages, on cores that others use as well
-# CI runs these; the others are run by `make exhaustive`, as a reader does.
+# `make test-slow` runs these, as a reader does; `make exhaustive` runs the others.
 USUAL = {
     *("README.md", "CONTRIBUTING.md", "docs/coming-from-keras.md", "docs/index.md"),
     *("docs/gallery/own-training-logic.md", "docs/guides/own-training-logic.md"),

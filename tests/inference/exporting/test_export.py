@@ -47,7 +47,7 @@ RARE = pytest.mark.exhaustive
 
 
 def mostly_rare(*usual: str) -> list:
-    """Returns all families, of which CI tries some."""
+    """Returns all families, of which `make test-slow` tries some."""
     return [f if f in usual else pytest.param(f, marks=RARE) for f in zoo.TINY]
 
 

@@ -79,10 +79,8 @@ def parse_completion(
         raise BadRequest("prompt must be a text, or a list of texts.")
     if not 1 <= len(prompts) <= most:
         raise BadRequest(_explain_count(len(prompts), "prompts", most))
-    stops, usage = (
-        _parse_stops(given.get("stop")),
-        _parse_usage(given.get("stream_options"), stream),
-    )
+    stops = _parse_stops(given.get("stop"))
+    usage = _parse_usage(given.get("stream_options"), stream)
     return Completion(build_rows(prompts, given, language, longest), stream, stops, usage)
 
 
