@@ -3,6 +3,7 @@
 import pytest
 
 from tests.compatibility import running, table
+from tests.support.repository.cases import mostly_rare
 from tests.support.repository.checkout import ROOT
 
 NAMES = running.names()
@@ -16,12 +17,6 @@ USUAL = (
     *("simclr", "switch_transformer", "text_cnn", "two_tower_retrieval", "vae", "vq_vae"),
 )
 COMPILED = ("gan", "unet")
-
-
-def mostly_rare(names: list[str], usual: tuple[str, ...]) -> list:
-    """Returns names, of which `make test-slow` tries the usual ones."""
-    assert set(usual) <= set(names)
-    return [n if n in usual else pytest.param(n, marks=pytest.mark.exhaustive) for n in names]
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ import pytest
 from tests.support.models import zoo
 from tests.support.models.adapted import built, output
 from tests.support.models.strategies import relative
+from tests.support.repository.cases import mostly_rare
 from tftpu import UserError
 from tftpu.inference import quantizing
 from tftpu.inference.exporting import export, serving
 
 FAMILIES = ["resnet", "convnext", "efficientnetv2", "vit", "bert", "gpt", "llama"]
-FEW = ["convnext", "llama"]
-MOSTLY_RARE = [f if f in FEW else pytest.param(f, marks=pytest.mark.exhaustive) for f in FAMILIES]
+MOSTLY_RARE = mostly_rare(FAMILIES, ("convnext", "llama"))
 
 
 def weight(*shape: int) -> np.ndarray:

@@ -4,6 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.support.repository.cases import mostly_rare
 from tests.support.steps.simulated_slice import (
     assert_one_reduction_and_no_host_op,
     traced,
@@ -45,13 +46,7 @@ def test_a_config_is_valid_and_says_where_its_recipe_is_from(config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "config",
-    [
-        config
-        if config in ("llama_110m_tinystories", "vit_s16_imagenet")
-        else pytest.param(config, marks=pytest.mark.exhaustive)
-        for config in REPLICAS
-    ],
+    "config", mostly_rare(REPLICAS, ("llama_110m_tinystories", "vit_s16_imagenet"))
 )
 def test_a_config_traces_on_a_slice(config, slice_of_eight):
     settings = config_flags.load(config, SHALLOW[config])

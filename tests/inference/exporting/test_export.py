@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.models import zoo
+from tests.support.repository.cases import mostly_rare
 from tftpu import models
 from tftpu.config.data import ExportInputs
 from tftpu.errors import UserError
@@ -46,13 +47,8 @@ def serving(family: str, names=NAMES, **options) -> Serving:
 RARE = pytest.mark.exhaustive
 
 
-def mostly_rare(*usual: str) -> list:
-    """Returns all families, of which `make test-slow` tries some."""
-    return [f if f in usual else pytest.param(f, marks=RARE) for f in zoo.TINY]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("family", mostly_rare("resnet", "llama"))
+@pytest.mark.parametrize("family", mostly_rare(zoo.TINY, ("resnet", "llama")))
 def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(family, tmp_path):
     made = serving(family)
     for found in (
@@ -70,9 +66,7 @@ def test_every_family_is_the_same_model_for_tensorflow_alone_and_onnx_runtime(fa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(family, marks=RARE) for family in ("bert", "gpt"))]
-)
+@pytest.mark.parametrize("family", mostly_rare(("llama", "bert", "gpt"), ("llama",)))
 def test_documents_of_one_row_have_the_logits_of_rows_of_their_own(family, tmp_path):
     import onnxruntime
 
@@ -216,7 +210,7 @@ def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", mostly_rare("vit", "gpt"))
+@pytest.mark.parametrize("family", mostly_rare(zoo.TINY, ("vit", "gpt")))
 def test_every_family_is_the_same_model_for_litert(family, tmp_path):
     from ai_edge_litert import schema_py_generated as schema
 

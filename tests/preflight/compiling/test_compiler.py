@@ -232,7 +232,7 @@ def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn
     assert "RESOURCE_EXHAUSTED" in at(beyond).error
 
 
-@pytest.mark.exhaustive  # the slow tier compiles ten models of tests/compatibility
+@pytest.mark.exhaustive  # slow tests compile models of tests/compatibility
 def test_a_users_own_model_gets_a_report():
     def mobile_net():
         model = keras.applications.MobileNetV3Small(
