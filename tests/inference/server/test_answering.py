@@ -206,7 +206,7 @@ def test_a_large_request_ends_with_its_client():
         assert gate.wait(30)
         return {"y": given["x"]}
 
-    with running(Served(DOUBLE.inputs, ("y",), call), batch=2, seconds=1.0) as port:
+    with running(Served(DOUBLE.inputs, ("y",), call), batch=2, seconds=2.0) as port:
         assert ask(port, "POST", "/predict", {"instances": [1] * 20})[0] == 504
         gate.set()
         assert ask(port, "POST", "/predict", {"instances": [5]}) == (200, {"predictions": [5]})

@@ -282,7 +282,8 @@ def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
         gate.set()
         while ask(port, "POST", "/v1/completions", asked)[0] == 504:
             pass
-        caplog.clear()
+    caplog.clear()
+    with running(model, seconds=60) as port:
         assert ask(port, "POST", "/v1/completions", {**asked, "max_tokens": 100})[0] == 200
         assert ask(port, "POST", "/v1/completions", STREAM)[0] == 200  # as `warm` compiled it
     assert not caplog.text
