@@ -100,6 +100,21 @@ def test_the_cheapest_is_first_and_marked_and_the_fastest_is_marked():
     assert "does not compile" in rows[2] and "XLA says no." in text
 
 
+def test_flags_of_the_advice_are_named_as_python_sets_them():
+    item = SliceReport("v5e-8", 8, error="Does not fit.")
+    item.advice = [
+        "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: 1 GiB per device.",
+        "--config.train.remat=block makes this batch fit.",
+        "--config.cluster.mesh=fsdp:4 makes this batch fit.",
+    ]
+    report = Report(64, "mixed_bfloat16", None, [item])
+    options = "engine='jax', mesh='fsdp:-1', train=tftpu.TrainConfig(remat='block')"
+    said = f"In Python: options=tftpu.preflight.PreflightOptions({options}), with KERAS_BACKEND=jax"
+    assert said in report.text()
+    report.settings = "a digest"  # of a config, whose flags these are
+    assert "In Python" not in report.text()
+
+
 def test_a_step_that_does_not_fit_is_reported_with_the_excess_and_advice():
     item = SliceReport(
         *("v5e-8", 8),

@@ -385,6 +385,7 @@ class Examiner:
         while tried:
             [finer] = tried
             report = finer.examine_once(target)
+            self.processes.progress.print_result(f"{summarize(report)} with mesh={report.mesh}")
             if report.undecided and found is not None:
                 return found
             if report.undecided:
@@ -481,6 +482,7 @@ class Examiner:
         compiled = self.compile(step, target, change)
         if compiled.undecided:
             raise UserError(f"{change[1:2].upper()}{change[2:]}: {compiled.error}")
+        self.processes.progress.print_result(f"{target.name}{change}: {_describe_try(compiled)}")
         return compiled
 
     def suggest_recomputing(self, target: Slice, per_core: int) -> list[str]:
@@ -601,6 +603,16 @@ def _estimate_duration(weights: int) -> str:
         f"Compiling usually takes {usual} per slice for models of this size, on 2 idle CPU cores, "
         "unless it is in the cache."
     )
+
+
+def _describe_try(compiled: Compiled) -> str:
+    """Returns whether a change of the step helps, in a few words."""
+    if not compiled.error:
+        return f"fits, {format_size(parse_memory_stats(compiled.memory).total)}"
+    if not compiled.out_of_memory:
+        return "does not compile"
+    needed = advise.parse_memory_error(compiled.error)
+    return "does not fit" + (f", {format_size(needed[0])} needed" if needed else "")
 
 
 def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 
 from rich.console import Console
 from rich.table import Table
@@ -114,12 +115,34 @@ class Report:
             return self.precision
         return f"{self.precision} (weights float32, computed in {computed})"
 
+    def _translate_flags(self) -> list[str]:
+        """Returns how a check from Python sets the flags of configs that its advice names."""
+        said = " ".join(text for item in self.slices for text in (item.error, *item.advice))
+        found = re.findall(r"--config\.(cluster|train)\.(\w+)=([\w:,-]+)", said)
+        flags = {(group, name): value for group, name, value in reversed(found)}
+        if not flags:
+            return []
+        cluster, train = (
+            [
+                f"{name}={value!r}"
+                for (group, name), value in sorted(flags.items())
+                if group == wanted
+            ]
+            for wanted in ("cluster", "train")
+        )
+        cluster += [f"train=tftpu.TrainConfig({', '.join(train)})"] if train else []
+        text = f"In Python: options=tftpu.preflight.PreflightOptions({', '.join(cluster)})"
+        if flags.get(("cluster", "engine")) == "jax":
+            text += ", with KERAS_BACKEND=jax set before Python starts"
+        return ["", f"{text}."]
+
     def evidence(self) -> list[str]:
-        """Returns lines about the sources of the figures."""
+        """Returns lines about the sources of the figures, and about flags in Python."""
+        lines = [] if self.settings else self._translate_flags()
         compiled = [item for item in self.slices if item.was_compiled]
         if not compiled:
-            return []
-        lines = [
+            return lines
+        lines += [
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
             f"fitted to published runs: {_describe_runs(compiled)}; the ranges are as wide as "

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tftpu import preflight
 from tftpu.errors import UserError
 from tftpu.preflight import examine
-from tftpu.preflight.compiling import processes
+from tftpu.preflight.compiling import processes, progress
 from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.compiling.processes import Processes
@@ -223,10 +223,34 @@ def test_a_mesh_that_fits_is_kept_if_another_has_no_answer(monkeypatch):
     ]
     examiner = examine.Examiner.__new__(examine.Examiner)
     examiner._list_finer = lambda _: finer
+    examiner.processes = types.SimpleNamespace(progress=Progress())
     assert examiner._try_wider_meshes(parse_slice("v5e-8")) is fits
     finer.pop()
     with pytest.raises(UserError, match="With the mesh fsdp:4: late"):
         examiner._try_wider_meshes(parse_slice("v5e-8"))
+
+
+def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(monkeypatch, capfd):
+    size = ("argument", "output", "alias", "temp", "generated_code")
+    memory = {f"{part}_size_in_bytes": 2**20 for part in size} | {"peak_memory_in_bytes": 2**22}
+    full = "Used 20.00G of 15.75G hbm."
+
+    def answer(step, target, chosen, limit, verbose, processes, text):
+        fits = "a batch of 3" in text or "4 microbatches" in text
+        return Compiled("" if fits else full, not fits, "", memory, 0.0, 1.0, False)
+
+    def model_fn():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    monkeypatch.setattr(progress, "_LONG", 0.0)
+    monkeypatch.setattr(examine, "compile_program", answer)
+    preflight.check(model_fn, (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2))), ["v5e-8"])
+    said = capfd.readouterr().err.splitlines()
+    assert "v5e-8 with 2 microbatches: does not fit, 20 GiB needed" in said
+    assert "v5e-8 with 4 microbatches: fits, 3 MiB" in said
+    assert "v5e-8 with a batch of 3 per core, as 8 are too many: fits, 3 MiB" in said
 
 
 @pytest.mark.parametrize(
