@@ -75,7 +75,7 @@ def check(
     """
     try:
         return _check(model, batch, slices, options)
-    except UserError as error:
+    except (UserError, KeyboardInterrupt) as error:
         raise error.with_traceback(None)  # noqa: B904 (the frames of tftpu explain no mistake)
 
 
