@@ -10,7 +10,7 @@ KERAS_HUB := keras-hub==0.32.0 kagglehub kagglesdk tokenizers sentencepiece hugg
 TRANSFORM := tensorflow-transform==1.21.0 tfx-bsl==1.21.0 tf_keras==2.20.1 pydot dill
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: train test test-ci test-core test-slow test-parity test-all durations exhaustive fuzz audit peer-tests test-matrix lint types format \
+.PHONY: train test test-medium test-ci test-core test-slow test-parity test-all durations exhaustive fuzz audit peer-tests test-matrix lint types format \
 	docs pictures release clean
 
 # `make train ENGINE=jax` trains the same on the JAX engine, in a workdir of its own.
@@ -24,10 +24,15 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 test: $(VENV)/.dev lint
 	$(PYTEST) $(TWO)
 
-test-ci: docs test test-core test-parity
+# Those of `make test`, and the tests of one to four seconds.
+MEDIUM := -m 'not exhaustive and not slow and not parity' $(TWO)
+test-medium: $(VENV)/.dev lint
+	$(PYTEST) $(MEDIUM)
+
+test-ci: docs test-medium test-core test-parity
 
 # What `make exhaustive` repeats for other cases is left out.
-test-all: docs test test-slow test-parity
+test-all: docs test-medium test-slow test-parity
 
 # By three processes, as slow tests often wait for others.
 SLOW := -m 'slow and not exhaustive' $(TWO:2=3)
@@ -50,7 +55,7 @@ test-parity: $(VENV)/.parity
 
 # The seconds of every test file, by which tests/conftest.py orders them: runs all of `test-all`.
 durations: $(VENV)/.parity
-	-$(PYTEST) $(TWO) --junitxml=build/fast.xml
+	-$(PYTEST) $(MEDIUM) --junitxml=build/fast.xml
 	-$(PYTEST) $(SLOW) $(TRACED) --junitxml=build/slow1.xml
 	-$(PYTEST) $(SLOW) $(TRACED:%=--ignore=%) --junitxml=build/slow2.xml
 	-$(PYTEST) -m parity $(TWO) --junitxml=build/parity.xml

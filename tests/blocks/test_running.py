@@ -14,6 +14,7 @@ from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
 
 
+@pytest.mark.medium
 def test_a_chain_is_found_by_its_graph_with_the_period_of_what_differs():
     model = blocks.build_chain()
     assert [block.scale for block in structure.find_blocks(model)] == pytest.approx(
@@ -102,6 +103,7 @@ def test_recomputing_and_loops_change_no_number_on_jax(names, count):
         assert case["offloads"] == (case["remat"] == "offload"), case
 
 
+@pytest.mark.medium
 def test_what_does_not_fit_the_model_is_refused():
     plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(2)])
     with pytest.raises(UserError, match=r"has none: use train\.remat='none'"):
@@ -114,6 +116,7 @@ def test_what_does_not_fit_the_model_is_refused():
         tftpu.TrainConfig(remat="blok").validate()
 
 
+@pytest.mark.medium
 def test_the_inputs_of_blocks_are_counted_in_a_graph_and_in_the_zoo():
     # Of nine blocks in groups of two, eight are alike in pairs.
     assert count_input_bytes(blocks.build_chain(), 1) == 8 * blocks.TIME * blocks.WIDTH * 4

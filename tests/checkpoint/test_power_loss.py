@@ -15,6 +15,7 @@ from tftpu.storage.lines import Lines
 STATE = {"seen": "so far"}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("best", [Best("loss", 0.5), None])
 def test_a_whole_checkpoint_survives_a_power_loss_at_any_moment_of_a_save(best, tmp_path):
     workdir, scratch = tmp_path / "run", tmp_path / "scratch"
@@ -47,6 +48,7 @@ def test_a_whole_checkpoint_survives_a_power_loss_at_any_moment_of_a_save(best, 
     assert len(outages) > 20
 
 
+@pytest.mark.medium
 def test_a_checkpoint_that_survives_lacks_no_line_before_it(tmp_path):
     """The lines are synced before it becomes valid; later and torn ones are dropped."""
     workdir, scratch = tmp_path / "run", tmp_path / "scratch"

@@ -76,6 +76,7 @@ def test_a_run_resumes_in_another_precision(before, after, whole, tmp_path):
     assert relative(weights(again), whole) < 0.05
 
 
+@pytest.mark.medium
 def test_another_optimizer_fails_with_a_list_of_the_variables(tmp_path):
     fit(trainer(tmp_path), HALF)
     other = trainer(tmp_path, optimizer=keras.optimizers.SGD(0.01, momentum=0.9))
@@ -89,6 +90,7 @@ def test_another_optimizer_fails_with_a_list_of_the_variables(tmp_path):
     assert (weights(other) == before).all()
 
 
+@pytest.mark.medium
 def test_optimizers_with_slots_of_the_same_shapes_are_distinguished(tmp_path):
     """By shape, the momentum of SGD could be mistaken for the velocity of RMSprop."""
     fit(trainer(tmp_path, optimizer=keras.optimizers.SGD(0.01, momentum=0.9)), HALF)
@@ -96,6 +98,7 @@ def test_optimizers_with_slots_of_the_same_shapes_are_distinguished(tmp_path):
         fit(trainer(tmp_path, optimizer=keras.optimizers.RMSprop(0.01)), STEPS)
 
 
+@pytest.mark.medium
 def test_another_model_fails_with_a_list_of_only_the_differences(tmp_path):
     def deeper():
         return keras.Sequential(
@@ -126,6 +129,7 @@ def test_another_model_fails_with_a_list_of_only_the_differences(tmp_path):
     assert "last" not in said
 
 
+@pytest.mark.medium
 def test_layers_without_names_are_compared_in_their_order(tmp_path):
     def build(*sizes):
         layers = [keras.layers.Dense(size) for size in sizes]
@@ -141,6 +145,7 @@ def test_layers_without_names_are_compared_in_their_order(tmp_path):
     assert "is not in the checkpoint" not in said
 
 
+@pytest.mark.medium
 def test_the_host_state_has_everything_a_run_needs(tmp_path):
     import json
 
@@ -149,6 +154,7 @@ def test_the_host_state_has_everything_a_run_needs(tmp_path):
     assert {"seed": 0, "position": HALF, "config": None}.items() <= state.items()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["mine.weights.h5", "mine.safetensors"])
 def test_only_the_weights_are_exported_with_the_averages_in_place(name, tmp_path):
     trained = fit(trainer(tmp_path / "run"), HALF)
@@ -167,6 +173,7 @@ def test_only_the_weights_are_exported_with_the_averages_in_place(name, tmp_path
         assert (value == average).all()
 
 
+@pytest.mark.medium
 def test_the_files_are_those_of_the_safetensors_package(tmp_path):
     fit(trainer(tmp_path), HALF)
     path = tmp_path / f"checkpoints/{HALF}/model.safetensors"

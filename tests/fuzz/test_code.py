@@ -111,6 +111,7 @@ WRITING = (
 )
 
 
+@pytest.mark.medium
 def test_no_config_json_calls_functions_of_a_known_config_with_its_arguments(
     tmp_path, ran, monkeypatch
 ):
@@ -288,6 +289,7 @@ KINDS = (
 )
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KINDS)
 def test_no_file_of_another_kind_runs_code(tmp_path, ran, name):

@@ -121,6 +121,7 @@ def check_index(folder: Path, found: Any, rows: list[dict]) -> None:
             assert image.label == float(label) and image.label < found.num_classes
 
 
+@pytest.mark.medium
 @fuzzed(80, file=file_of_rows(index_rows(IDS) | index_rows(LABELS)))
 def test_each_row_of_an_index(folder, file):
     name, content, rows = file
@@ -152,6 +153,7 @@ def damaged_file(draw, rows: st.SearchStrategy) -> tuple[str, bytes]:
     return name, draw(damaged(content))
 
 
+@pytest.mark.medium
 @fuzzed(80, file=damaged_file(index_rows(LABELS)))
 def test_a_damaged_index(folder, file):
     name, content = file

@@ -157,6 +157,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore")
 @fuzzed(40, drawn=st.sampled_from(sorted(WHOLE)).flatmap(WHOLE.get), data=st.data())
 def test_a_damaged_image_is_decoded_or_says_why(drawn, data):

@@ -86,6 +86,7 @@ def test_any_account(run, data):
     assert all(seconds >= 0 for seconds in account.sum_seconds().values())
 
 
+@pytest.mark.medium
 @fuzzed(80, lines=st.lists(content(LINE), max_size=3))
 def test_any_metrics(run, lines):
     path = run / "metrics.jsonl"

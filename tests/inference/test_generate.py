@@ -270,6 +270,7 @@ def test_a_subclassed_model_says_its_context():
     assert found == row[3:]
 
 
+@pytest.mark.medium
 def test_models_that_cannot_write_are_refused():
     both = keras.layers.Bidirectional(keras.layers.GRU(8, return_sequences=True))
     with pytest.raises(UserError, match=r"predictions after a token depend on later tokens"):
@@ -303,6 +304,7 @@ def test_the_products_that_a_tpu_runs_give_the_same(family):
         assert [[*itertools.chain(*row)] for row in zip(*parts)] == recomputed(model, prompts)
 
 
+@pytest.mark.medium
 def test_one_program_chooses_by_all_rules_each_row_by_its_own():
     rules = [Sampling(0), Sampling(0.7), Sampling(1, 1), Sampling(1, 3), Sampling(1, 0, 0.5)]
     rules += [Sampling(1, 300, 0.9), Sampling(0.5, 20, 0.8), Sampling(1, 999)]
@@ -446,6 +448,7 @@ def test_a_row_is_put_into_the_ring_with_its_first_slot_where_it_belongs():
         np.testing.assert_array_equal(np.asarray(found[0])[..., 0], expected)
 
 
+@pytest.mark.medium
 def test_the_memory_of_texts_is_freed_when_the_last_one_ends_or_is_removed():
     sizes = {"layers": 1, "width": 8, "heads": 2, "vocabulary": 9, "context": 16}
     batch: Any = Writer(tftpu.models.build("gpt2_small", **sizes)).open_batch(9)

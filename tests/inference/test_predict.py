@@ -67,6 +67,7 @@ def test_records_whose_outputs_are_not_finite_are_counted(tmp_path, caplog):
     assert "first record 3 of" in said
 
 
+@pytest.mark.medium
 def test_a_disk_that_fails_at_any_shard_leaves_whole_shards_that_are_kept(tmp_path, monkeypatch):
     trainer, write_whole = trainer_of(), files.write_whole
     predict(trainer, records(), job(tmp_path / "whole"))
@@ -170,6 +171,7 @@ def test_a_damaged_plan_is_named(tmp_path):
         predict(trainer_of(), records(), job(tmp_path))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_many_devices_give_the_same_files(tmp_path, devices):
     keras.utils.set_random_seed(0)

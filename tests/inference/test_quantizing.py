@@ -143,6 +143,7 @@ def test_litert_holds_integers_and_computes_with_the_rounded_weights(family, tmp
     assert litert_bytes(path) < found.weight_bytes + 2000  # once, and constants
 
 
+@pytest.mark.medium
 def test_litert_holds_integers_of_heads_that_share_a_scale(tmp_path):
     x = keras.Input((16, 32), name="x")
     y = keras.layers.MultiHeadAttention(4, 8)(x, x)

@@ -150,6 +150,7 @@ def describe_content(array):
     return input_pipelines.describe_state(read_from_files(array))["content"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "data", [Images(name="digits"), Text(name="python_source")], ids=["images", "text"]
 )

@@ -58,6 +58,7 @@ def test_hosts_that_do_not_divide_the_batch_fail_with_a_clear_error():
         numbers(24, 8).starting_at(0, 0, 3)
 
 
+@pytest.mark.medium
 def test_eight_replicas_get_the_batch_in_its_order():
     strategy = tftpu.connect(virtual_devices=8).strategy
     iterator = feed.iterate_training_batches(numbers(24, 16), 3, strategy)
@@ -86,6 +87,7 @@ def test_no_two_examples_of_two_epochs_draw_the_same_augmentation():
     assert abs(bits.mean() - 0.5) < 3 * 0.5 / np.sqrt(bits.size)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("config", ["digits_resnet", "python_gpt"])
 def test_batches_match_the_spec(config):
     data = config_flags.load(config, []).data

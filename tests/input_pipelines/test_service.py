@@ -119,6 +119,7 @@ def test_a_machine_that_dies_ends_the_run_with_a_clear_error(tmp_path, monkeypat
             list(served.starting_at(0).take(2))
 
 
+@pytest.mark.medium
 def test_an_address_without_a_service_fails_with_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "PATIENCE", 0.6)
     write(tmp_path)
@@ -127,6 +128,7 @@ def test_an_address_without_a_service_fails_with_a_clear_error(tmp_path, monkeyp
         alone.starting_at(0)
 
 
+@pytest.mark.medium
 def test_another_data_set_than_the_servers_is_refused(tmp_path, serve):
     write(tmp_path)
     address = serve(data(tmp_path, shuffle=9))

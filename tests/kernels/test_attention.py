@@ -76,6 +76,7 @@ def test_a_sink_takes_its_part_of_the_weights(key_heads):
     close(attention(*qkv(key_heads), causal=True, sinks=sinks), expected)
 
 
+@pytest.mark.medium
 def test_the_gradients_of_masks_caps_and_sinks_are_those_of_their_definition():
     """Against JAX's gradient of the definition."""
     given = [x.astype("float64") for x in (*qkv(2), np.array([-1.0, 0.0, 0.5, 2.0]))]

@@ -64,6 +64,7 @@ def see_window(time, window, lengths=((10**9,), (10**9,))):
     return near & (np.arange(time) < np.asarray(lengths))[:, None]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
@@ -98,6 +99,7 @@ def test_flash_gives_the_output_and_gradients_of_plain_attention(interpreted, sh
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("time", "heads", "head_dim", "examples"), [(200, 2, 64, 2), (300, 9, 128, 1), (256, 1, 256, 2)]
 )
@@ -126,6 +128,7 @@ def test_the_kernel_for_rotary_positions_does_what_they_are_defined_to_do(
         np.testing.assert_allclose(fast, plain, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_in_bfloat16_flash_is_as_close_to_the_exact_result_as_plain_attention(interpreted):
     given = arrays(256, 2, 64, dtype="bfloat16")
     weight = np.ones(given[0].shape)

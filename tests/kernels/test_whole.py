@@ -45,6 +45,7 @@ def segments(time):
     return np.sort(np.random.default_rng(2).integers(0, 3, (2, time)), axis=1).astype("int32")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("time", "width", "heads", "packed"),
     [(197, 128, 2, False), (37, 256, 2, False), (24, 256, 8, True), (50, 256, 1, True)],
@@ -61,6 +62,7 @@ def test_a_layer_gives_the_output_and_gradients_of_plain_attention(
         np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.medium
 def test_in_bfloat16_the_kernel_is_as_close_to_the_exact_result_as_plain_attention(interpreted):
     given = tokens(40, 128), 2
     exact = results("plain", *given)

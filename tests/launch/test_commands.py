@@ -115,6 +115,7 @@ def test_help_of_a_command_in_either_order(capsys):
     assert capsys.readouterr().out == first
 
 
+@pytest.mark.medium
 def test_all_commands_are_described_without_tensorflow_or_google_clients():
     code = (
         # Some packages load a part of google.cloud when the interpreter starts.

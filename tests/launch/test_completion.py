@@ -34,6 +34,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -115,6 +115,7 @@ def test_python_gpt_trains_on_eight_replicas():
     assert losses[-1] < math.log(256)
 
 
+@pytest.mark.medium
 def test_no_text_is_in_both_splits():
     train, test = (set(documents(split)) for split in ("train", "test"))
     assert len(train) > 300 and len(test) > 5

@@ -164,6 +164,7 @@ def test_tensorboard_is_missing():
     explained("no-tensorboard", done.stderr.strip().splitlines()[-1])
 
 
+@pytest.mark.medium
 def test_the_tpu_compiler_runs_out_of_memory():
     # The real compiler, on a machine without a TPU: 40 GB of products on a chip of 16.
     program = """

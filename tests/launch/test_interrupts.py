@@ -35,6 +35,7 @@ def test_a_ctrl_c_that_an_import_hides_is_one(capsys, tmp_path):
     assert "interrupted\nThe same command resumes from step 5.\n" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_a_ctrl_c_that_falls_into_a_callback_is_not_lost():
     """Python ignores an exception of a callback of the garbage collection."""
 

@@ -158,6 +158,7 @@ def test_all_mistaken_fields_are_named_at_once(capsys):
     assert "'mash'. Did you mean 'mesh'?" in said
 
 
+@pytest.mark.medium
 def test_a_refused_run_leaves_no_workdir(tmp_path, capsys):
     command = [*TRAIN, f"--workdir={tmp_path}/run", "--config.cluster.tpu=nowhere"]
     assert command_line.main(command) == 2
@@ -169,6 +170,7 @@ def test_a_refused_run_leaves_no_workdir(tmp_path, capsys):
     assert (tmp_path / "mine").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["plain", "without asserts"])
 def test_mistakes_are_found_before_tensorflow_is_imported(flags, tmp_path):
     """Also under `python -O`, which removes every `assert` of the product."""
@@ -185,6 +187,7 @@ def test_mistakes_are_found_before_tensorflow_is_imported(flags, tmp_path):
     assert done.stdout.split("\n")[-2] == "{2} False"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("arguments", [["--help"], ["models"], ["train", "--help"], ["--version"]])
 def test_help_answers_in_under_half_a_second(arguments):
     """On a machine where Python itself starts in 70 ms; on a slower one in as many such starts."""

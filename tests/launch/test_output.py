@@ -32,6 +32,7 @@ main.run()
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("both", "seconds"), [(False, 0.0), (False, 2.1), (True, 0.0)])
 def test_a_closed_pipe_does_not_end_the_work(both, seconds, tmp_path):
     reading, writing = os.pipe()
@@ -90,6 +91,7 @@ def test_lines_leave_at_once_without_a_buffer():
     assert "a warning" in done.stderr
 
 
+@pytest.mark.medium
 def test_a_long_block_says_now_and_then_how_long_it_has_taken(monkeypatch, capfd):
     monkeypatch.setattr(slow, "_FIRST", 0.1)
     with output.reporting("Loading"), without_notes((b"a note",)):

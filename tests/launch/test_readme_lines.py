@@ -40,6 +40,7 @@ ELSEWHERE = (  # other programs, whose arguments cannot be checked here
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command(command, tmp_path, monkeypatch, capsys):
     words = itertools.dropwhile(lambda word: word.startswith("TF_XLA_FLAGS="), shlex.split(command))

@@ -33,6 +33,7 @@ def quick_and_slow(families: Iterable[str], kinds: Sequence[str]) -> list:
     return quick + [pytest.param(*pair, marks=pytest.mark.slow) for pair in slow]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", [*TRANSFORMERS, "convnext"])
 def test_an_adapted_model_begins_as_the_model_itself(family):
     model = built(family)
@@ -41,6 +42,7 @@ def test_an_adapted_model_begins_as_the_model_itself(family):
     assert relative(output(model, family), before) < 1e-6
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family, base", quick_and_slow([*TRANSFORMERS, "convnext"], BASES))
 def test_merged_weights_give_the_outputs_of_the_adapted_model(family, base):
     model = adapted(family, base=base)
@@ -53,6 +55,7 @@ def test_merged_weights_give_the_outputs_of_the_adapted_model(family, base):
     assert relative(output(plain, family), found) < 2e-6
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("targets", ["*_conv", "stage1_block1_reduce_conv,stage2*expand_conv"])
 def test_convolutions_are_adapted_where_they_are_named(targets):
     model = adapted("resnet", targets=targets)
@@ -62,6 +65,7 @@ def test_convolutions_are_adapted_where_they_are_named(targets):
     assert relative(output(plain, "resnet"), output(model, "resnet")) < 2e-6
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", ["vit", "gpt"])
 def test_gradients_of_adapters_are_those_of_the_kernel_projected(family):
     """The gradients of y = x (W + A B): dA is dW B^T and dB is A^T dW."""
@@ -217,6 +221,7 @@ def test_weights_loaded_into_a_quantized_base_are_those_quantized_after_loading(
             assert np.array_equal(np.asarray(variable), theirs[variable.path]), variable.path
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 @pytest.mark.parametrize("family, mode", quick_and_slow(TRANSFORMERS, ["int8", "int4"]))
 def test_models_that_keras_quantizes_keep_their_outputs(family, mode):
@@ -243,6 +248,7 @@ def test_models_that_keras_quantizes_keep_their_outputs(family, mode):
     assert relative(output(twin, family), output(model, family)) < 2e-6
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:.*does not have a `quantize` method")
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 def test_saved_weights_of_a_quantized_model_give_its_logits(family, tmp_path):

@@ -94,6 +94,7 @@ def test_the_copy_of_a_tied_model_learns_one_matrix(tmp_path):
         assert [v.shape for v in copy.weights].count(matrix.shape) == 1
 
 
+@pytest.mark.medium
 def test_a_copy_takes_optional_features_and_leaves_them_out(tmp_path):
     x, _ = zoo.batch("llama")
     model = original("llama", "block", {})
@@ -103,6 +104,7 @@ def test_a_copy_takes_optional_features_and_leaves_them_out(tmp_path):
     assert relative(copy(x), model(features)) > 1e-4
 
 
+@pytest.mark.medium
 def test_a_copy_of_the_model_behind_uint8_pixels_keeps_the_hyperparameters(tmp_path):
     model = standardize_pixels(original("resnet", "block", {}))
     copy = copied(model, tmp_path / "model.keras")

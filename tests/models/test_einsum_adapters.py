@@ -39,6 +39,7 @@ def test_kernels_are_rounded_and_take_less_memory(base, near, part):
     assert len(kernels) == 6 and sizes[0] < part * sizes[1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("base", ["int8", "int4"])
 def test_merged_weights_give_the_outputs_and_the_gradients(base):
     """The gradients of y = x (W + A B): dA is dW B^T and dB is A^T dW."""

@@ -62,17 +62,20 @@ def test_every_name_has_a_published_count():
     assert {name: models.parameters(name) for name in models.names()} == PUBLISHED
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_parameters_are_as_many_as_published(name):
     model = without_weights(name)
     assert sum(np.prod(v.shape) for v in model.trainable_variables) == PUBLISHED[name]
 
 
+@pytest.mark.medium
 def test_parameters_counted_without_values_equal_those_of_a_built_model():
     built = models.build("vit_ti16").trainable_variables
     assert sum(v.numpy().size for v in built) == PUBLISHED["vit_ti16"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", zoo.TINY)
 def test_any_image_size_or_sequence_length_works(family):
     config = zoo.TINY[family]
@@ -143,6 +146,7 @@ def test_every_published_size_is_valid(name):
     models.config(name).validate(PerReplicaBatch(512, 8, 1))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", zoo.TINY)
 def test_a_model_can_be_saved_and_loaded_by_keras(family, tmp_path):
     model = models.build(zoo.TINY[family])
@@ -155,6 +159,7 @@ def test_a_model_can_be_saved_and_loaded_by_keras(family, tmp_path):
     assert loaded.hyperparameters == zoo.TINY[family]  # so that weight files still fit
 
 
+@pytest.mark.medium
 def test_a_resnet_of_large_groups_can_be_saved_and_loaded_by_keras(tmp_path):
     model = zoo.build("resnet", norm_batch=64)
     assert any(isinstance(layer, PointwiseConv) for layer in model.layers)
@@ -183,6 +188,7 @@ IMAGES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_model_is_the_same_whatever_order_of_dimensions_keras_is_set_to(name):
     config = IMAGES[name]

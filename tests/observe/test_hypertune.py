@@ -109,6 +109,7 @@ def test_a_run_reports_every_evaluation_once_also_after_a_resume(tmp_path, file)
     assert len(reported) == 5
 
 
+@pytest.mark.medium
 def test_a_run_without_the_metric_or_an_evaluation_fails_before_it_trains(tmp_path, file):
     options = {"writers": ("hypertune",), "best_metric": "acuracy"}
     with pytest.raises(UserError, match="best_metric is 'acuracy', but the evaluation has no"):

@@ -43,6 +43,7 @@ def test_tensorboard_gets_every_scalar_and_the_learning_rate_curve(tmp_path):
     assert curve == pytest.approx([0.08, 0.06, 0.04, 0.02])
 
 
+@pytest.mark.medium
 def test_a_profile_of_a_window_of_steps_is_written_and_readable(tmp_path):
     from xprof.convert import raw_to_tool_data
 
@@ -104,6 +105,7 @@ def test_the_weight_norm_is_that_of_the_weights_on_one_replica_and_on_four(tmp_p
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
+@pytest.mark.medium
 def test_goodput_and_the_machine_have_curves_but_no_metric_lines(tmp_path):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data(), steps=30)
@@ -113,6 +115,7 @@ def test_goodput_and_the_machine_have_curves_but_no_metric_lines(tmp_path):
     assert not any(name.startswith("goodput") for line in lines for name in line)
 
 
+@pytest.mark.medium
 def test_the_log_holds_the_lines_printed_without_a_terminal(tmp_path, capsys):
     trainer = make_trainer(compiled(), tmp_path, log_every=10)
     trainer.fit(data(), steps=30, validation_data=data())
@@ -139,6 +142,7 @@ def hyperparameters(folder) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_tensorboard_lists_no_run_but_those_of_the_splits(evaluated, tmp_path):
     config = {"data.name": "ones", "train.seed": 3}
@@ -152,6 +156,7 @@ def test_tensorboard_lists_no_run_but_those_of_the_splits(evaluated, tmp_path):
     assert {"data.name", "train.seed"} <= set(shown)
 
 
+@pytest.mark.medium
 def test_images_of_the_evaluation_are_shown_with_label_and_prediction(tmp_path):
     layers = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(4)]
     model = compiled(keras.Sequential(layers))
@@ -191,6 +196,7 @@ def test_a_wrong_prediction_is_red():
     assert red[0].max() <= 0 < 100 < red[1].max()
 
 
+@pytest.mark.medium
 def test_a_users_own_writer_receives_everything(tmp_path):
     class Own(writers.Writer):
         def __init__(self):
@@ -231,6 +237,7 @@ def test_a_missing_writer_fails_with_a_clear_error(tmp_path, monkeypatch):
         trainer.fit(data(), steps=1)
 
 
+@pytest.mark.medium
 def test_a_writer_that_fails_with_a_declared_error_does_not_end_the_run(tmp_path, caplog):
     class Away(writers.Writer):
         failures = (ConnectionResetError, LookupError)

@@ -13,6 +13,7 @@ from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.optim.metrics import Accuracy, BitsPerToken
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_built_by_its_name_and_minimises(name):
     optimizer = optimizers.build(

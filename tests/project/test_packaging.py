@@ -125,6 +125,7 @@ def test_the_base_install_requires_no_tensorflow():
     assert not [r for r in base if r.split(">")[0].split("=")[0].strip() in wheels]
 
 
+@pytest.mark.medium
 def test_without_tensorflow_the_command_names_the_extras_to_install(wheel, tmp_path):
     """Runs `train` in an environment that has everything except TensorFlow."""
     (tmp_path / "sitecustomize.py").write_text(

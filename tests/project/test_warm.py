@@ -16,6 +16,7 @@ print("to stderr", file=sys.stderr)
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["code", "file", "module"])
 def test_it_has_what_a_new_process_has(tmp_path, kind, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the server is started elsewhere
@@ -44,6 +45,7 @@ def test_tensorflow_is_imported_and_not_started(monkeypatch):
     assert done.stdout == "True\n3 8.0\n", done.stderr
 
 
+@pytest.mark.medium
 def test_another_backend_has_a_server_of_its_own():
     code = "import keras; print(keras.config.backend(), float(keras.ops.sum(keras.ops.ones(8))))"
     environment = {**os.environ, "KERAS_BACKEND": "jax"}

@@ -141,6 +141,7 @@ def test_a_fast_pipeline_is_not_waited_for(tmp_path):
     assert seconds["input_wait"] < 0.3 * seconds["step"]
 
 
+@pytest.mark.medium
 def test_a_finished_run_that_is_asked_for_fewer_steps_has_all_that_it_trained(tmp_path):
     for steps in (6, 2):
         trainer = make_trainer(compiled(), tmp_path, steps_per_loop=2)
@@ -287,6 +288,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert goodput.Account(str(tmp_path), goodput.Clock()).reached == 3
 
 
+@pytest.mark.medium
 def test_the_age_of_a_process_agrees_with_another_clock():
     code = (
         "import time; time.sleep(0.5)\n"

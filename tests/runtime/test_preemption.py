@@ -54,6 +54,7 @@ def test_a_signal_is_recorded_and_reported(number):
     assert f"{number.name}: finishing the current step, then saving." in said
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
     process = start("time.sleep(60)")
@@ -67,6 +68,7 @@ def test_a_second_signal_exits_at_once_even_if_the_main_thread_is_busy(number):
     assert "noted" not in output
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_group_that_a_parent_passes_on_is_one_notice(number):
     """`timeout` signals its command, and then the group that both are in."""
@@ -89,6 +91,7 @@ def test_the_process_exits_at_the_end_of_the_grace_period():
     assert "did not finish within 0 s after SIGTERM. The newest one is of step 40." in said
 
 
+@pytest.mark.medium
 def test_ctrl_c_has_no_grace_period():
     process = start("time.sleep(1.5)", grace_seconds=0.2)
     process.send_signal(signal.SIGINT)
@@ -198,6 +201,7 @@ def server(answer, monkeypatch):
         found.shutdown()
 
 
+@pytest.mark.medium
 def test_an_answer_that_is_not_of_googles_metadata_server_is_no_notice(monkeypatch):
     text = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n%s\r\nTRUE"
     with server(lambda s: s.sendall(text % b""), monkeypatch):
@@ -219,6 +223,7 @@ def drip(start):
 HEAD = b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nX: ", HEAD + b"\r\n"])
 def test_an_answer_that_drips_ends_and_delays_no_signal(start, monkeypatch):
     monkeypatch.setattr(preemption, "_TOTAL", 1.0)

@@ -79,6 +79,7 @@ def test_existing_files_are_not_transferred_again(service, tmp_path):
     assert service.requested("GET", "download") == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("what", [429, 500, 503, "drop"])
 def test_failed_and_broken_requests_are_retried(service, tmp_path, what):
     paths = local_files(tmp_path, 100, 200)
@@ -138,6 +139,7 @@ def test_an_interrupted_upload_continues_where_it_broke(service, tmp_path, monke
     assert service.requested("POST", "uploadType=resumable") == 1
 
 
+@pytest.mark.medium
 def test_a_service_that_never_answers_fails_with_a_clear_error(service, tmp_path, monkeypatch):
     monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=1.0, first_wait=0.3))
     service.faults.append(Fault("POST", "upload", 503, times=None))
@@ -192,6 +194,7 @@ def test_a_publication_whose_answer_was_lost_has_succeeded(service):
     assert buckets.read_version(f"{FOLDER}/dataset.json") == (b"one", generation)
 
 
+@pytest.mark.medium
 def test_an_upload_after_a_kill_sends_the_missing_files_only(service, tmp_path):
     paths = local_files(tmp_path, *[3000] * 12)
     code = (
@@ -311,6 +314,7 @@ def test_a_corrupt_or_truncated_cached_file_is_downloaded_again(service, tmp_pat
     assert service.requested("GET", "download") == 3
 
 
+@pytest.mark.medium
 def test_processes_share_a_cache_and_survive_a_killed_one(service, tmp_path):
     paths = local_files(tmp_path, 200_000, 200_000)
     stored = buckets.upload(paths, FOLDER)

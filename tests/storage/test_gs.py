@@ -358,6 +358,7 @@ def test_a_killed_run_in_a_bucket_resumes(bucket, service, tmp_path):
     assert tf.io.gfile.glob(f"{workdir}/train/events*")
 
 
+@pytest.mark.medium
 def test_what_events_upload_does_not_grow_with_the_length_of_the_run(service, monkeypatch):
     """Every flush uploads a file whole: long runs begin new ones, which TensorBoard joins."""
     monkeypatch.setattr(writers, "EVENTS", 5_000)

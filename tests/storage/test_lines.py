@@ -69,6 +69,7 @@ def test_the_nth_request_of_an_append_fails_for_every_n(what, service, monkeypat
     assert n > 3
 
 
+@pytest.mark.medium
 def test_lines_are_kept_while_a_bucket_is_away(service, caplog):
     metrics = Lines(URI, 0)
     metrics.append(numbered(1))
@@ -85,6 +86,7 @@ def test_lines_are_kept_while_a_bucket_is_away(service, caplog):
     assert "is written again; nothing is lost" in caplog.text
 
 
+@pytest.mark.medium
 def test_lines_whose_answer_never_came_are_not_written_twice(service, caplog):
     metrics = Lines(URI, 0)
     metrics.append(numbered(1))

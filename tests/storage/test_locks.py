@@ -98,6 +98,7 @@ def test_a_released_workdir_is_claimed_at_once(workdir, monkeypatch):
         pass
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("workdir", ["no locks", "bucket"], indirect=True)
 def test_an_owner_that_falls_silent_is_replaced_once_its_lock_expires(workdir, caplog):
     with another_process(workdir) as over:
@@ -111,6 +112,7 @@ def test_an_owner_that_falls_silent_is_replaced_once_its_lock_expires(workdir, c
                 locks._acquire_lock(workdir)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("workdir", ["no locks", "bucket"], indirect=True)
 def test_an_owner_that_comes_back_after_its_lock_expired_stops_writing(workdir, monkeypatch):
     with locks.locked(workdir):
@@ -195,6 +197,7 @@ def test_of_many_that_see_an_expired_lock_one_gets_it(workdir):
         won[0].check()
 
 
+@pytest.mark.medium
 def test_a_lock_taken_since_an_expired_one_was_seen_stays_in_its_place(
     no_locks, tmp_path, monkeypatch
 ):
@@ -256,6 +259,7 @@ def test_a_workdir_that_is_replaced_by_the_one_of_another_run_is_noticed(tmp_pat
             locks.check_lock(workdir)
 
 
+@pytest.mark.medium
 def test_a_lease_is_kept_while_the_bucket_is_away_and_no_checkpoint_is_written(service):
     with locks.locked(RUN):
         time.sleep(0.3)
@@ -323,6 +327,7 @@ def test_a_lost_lease_is_neither_renewed_nor_removed(service):
     assert service.content("run/.lease") == theirs
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("what", [503, "drop", "truncate"])
 def test_the_nth_request_of_a_lease_fails_for_every_n(what, service, monkeypatch):
     monkeypatch.setattr(retry, "POLICY", retry.Policy(20.0, first_wait=0.01, longest_wait=0.04))

@@ -205,11 +205,13 @@ def test_unknown_axes_are_those_of_the_first_batch():
     assert trainer.step == 3 + 4
 
 
+@pytest.mark.medium
 def test_batches_of_changing_shape_fail_with_the_first_one():
     with pytest.raises(UserError, match=r"another shape than the first one, \(4, 5, 6\)"):
         make_trainer(recurrent(), steps_per_loop=1).fit(sequences([5, 7]), steps=2)
 
 
+@pytest.mark.medium
 def test_an_endless_py_dataset_trains_for_steps():
     class Endless(Batches):
         num_batches = None

@@ -63,6 +63,7 @@ def test_ids_in_arrays_above_the_vocabulary_fail_before_training():
         trainer.fit(**as_arrays(changed(TOKENS, 9, 2), Y), verbose=0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("make", [compiled, embedding])
 def test_data_sets_are_not_read_for_their_values_before_training(make):
     features = X if make is compiled else TOKENS
@@ -155,6 +156,7 @@ CLEANED = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("given", [as_arrays, as_batches])
 @pytest.mark.parametrize("cleaned", list(CLEANED))
 def test_what_code_of_the_users_own_replaces_is_trained_on_as_keras_does(cleaned, given):
@@ -170,6 +172,7 @@ def test_what_code_of_the_users_own_replaces_is_trained_on_as_keras_does(cleaned
     assert history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.medium
 def test_ids_that_a_loss_function_replaces_are_trained_on():
     def loss_fn(model, batch, training):
         tokens, labels = batch
@@ -181,6 +184,7 @@ def test_ids_that_a_loss_function_replaces_are_trained_on():
     assert np.isfinite(history["loss"]).all()
 
 
+@pytest.mark.medium
 def test_tags_at_masked_positions_may_be_any():
     loss = SmoothedCrossentropy()
     tokens, tags = TOKENS.copy(), TAGS.copy()
@@ -201,6 +205,7 @@ def test_labels_of_examples_are_compared_even_if_a_layer_masks_tokens():
         trainer.fit(**as_arrays(TOKENS, changed(Y, 4, 3)))
 
 
+@pytest.mark.medium
 def test_labels_without_a_weight_may_be_any():
     weights = np.ones(64, np.float32)
     weights[3] = 0.0
@@ -211,6 +216,7 @@ def test_labels_without_a_weight_may_be_any():
     assert other.fit(X, changed(Y, 2, 3), **given, verbose=0).history == history
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("wrong", [4, 1.5])
 def test_labels_of_a_later_batch_end_the_run_with_the_batch_and_the_example(wrong):
     trainer = make_trainer(compiled(loss=SmoothedCrossentropy(), metrics=[]), steps_per_loop=2)
@@ -221,6 +227,7 @@ def test_labels_of_a_later_batch_end_the_run_with_the_batch_and_the_example(wron
         trainer.fit(**as_batches(X, changed(Y, wrong, 50)), verbose=0)
 
 
+@pytest.mark.medium
 def test_ops_of_a_cpu_that_find_a_number_too_large_are_explained():
     trainer = make_trainer(compiled(loss=SPARSE))
     with pytest.raises(UserError, match="A label is 4, and the model's output has 4 classes"):
@@ -229,6 +236,7 @@ def test_ops_of_a_cpu_that_find_a_number_too_large_are_explained():
         make_trainer(embedding()).fit(**as_batches(changed(TOKENS, 9, 50), Y), verbose=0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("given", [as_arrays, as_batches])
 def test_nan_in_features_is_named_with_its_feature_and_its_examples(given):
     sides = {name: keras.Input((3,), name=name) for name in ("left", "right")}
@@ -242,6 +250,7 @@ def test_nan_in_features_is_named_with_its_feature_and_its_examples(given):
         make_trainer(model).fit(**given(features, Y), verbose=0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("on_nan", ["stop", "rollback"])
 def test_nan_in_a_pipeline_with_epochs_is_named(on_nan, tmp_path):
     given = input_pipelines.from_arrays(changed(X, np.nan, 4), Y, global_batch_size=64)
@@ -251,12 +260,14 @@ def test_nan_in_a_pipeline_with_epochs_is_named(on_nan, tmp_path):
         trainer.fit(given, epochs=2, verbose=0)
 
 
+@pytest.mark.medium
 def test_a_loss_that_diverges_on_sound_data_names_the_learning_rate():
     model = compiled(optimizer=keras.optimizers.SGD(1e38), loss="mse", metrics=[])
     with pytest.raises(UserError, match=r"no longer finite .*Lower the learning rate"):
         tftpu.Trainer(model).fit(X, X[:, :4], epochs=20, verbose=0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("given", [as_arrays, as_batches])
 def test_texts_that_are_all_padding_are_named(given):
     layers = [
@@ -270,6 +281,7 @@ def test_texts_that_are_all_padding_are_named(given):
         make_trainer(compiled(keras.Sequential(layers))).fit(**given(tokens, Y), verbose=0)
 
 
+@pytest.mark.medium
 def test_more_classes_than_outputs_are_refused_without_a_batch():
     model = compiled(loss=SPARSE, metrics=[])
     make_trainer(model).fit(X, Y, batch_size=16, epochs=1, verbose=0)

@@ -37,6 +37,7 @@ def test_the_last_checkpoint_holds_the_weights_that_early_stopping_restored(tmp_
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.medium
 def test_a_callback_that_fails_at_the_end_leaves_the_last_checkpoint(tmp_path):
     class Failing(keras.callbacks.Callback):
         def on_train_end(self, logs=None):
@@ -121,6 +122,7 @@ class Logging(keras.callbacks.Callback):
 LOGGING = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(own=1.0))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("logging", [Logging(), LOGGING])
 def test_what_an_earlier_callback_logs_can_be_monitored(logging):
     stop = keras.callbacks.EarlyStopping("own", patience=1, mode="min")
@@ -129,6 +131,7 @@ def test_what_an_earlier_callback_logs_can_be_monitored(logging):
     assert stop.stopped_epoch == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("callback", "message"),
     [

@@ -65,6 +65,7 @@ def two_inputs() -> keras.Model:
     return keras.Model({"left": left, "right": right}, keras.layers.Dense(4)(both))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("make", "given", "arguments"),
     [
@@ -124,6 +125,7 @@ def test_what_a_callback_changes_in_the_data_is_in_the_next_epoch_as_in_keras(ki
     assert events["ours"] == events["Keras"] and "epoch 3 ends" in events["ours"]
 
 
+@pytest.mark.medium
 def test_a_data_set_is_told_of_its_passes_by_evaluate_and_predict_as_in_keras():
     ours, theirs = Batches(20, 8), Batches(20, 8)
     model, other = compiled(), compiled()
@@ -186,6 +188,7 @@ def test_validation_data_callbacks_and_initial_epoch_work_as_in_keras():
     assert calls["ours"] == calls["theirs"] and ("begin", 2) in calls["ours"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("every", [2, [1, 4]])
 def test_only_some_epochs_are_evaluated_as_in_keras(every):
     x, y = examples(48)
@@ -199,6 +202,7 @@ def test_only_some_epochs_are_evaluated_as_in_keras(every):
     assert len(history.history["val_loss"]) == 2
 
 
+@pytest.mark.medium
 def test_a_backup_of_an_earlier_epoch_is_continued_from_there(tmp_path):
     """The third epoch fails before it is backed up, and is trained again."""
     x, y = examples(48)
@@ -316,6 +320,7 @@ def test_a_run_that_a_callback_ended_stays_ended_until_it_gets_longer(tmp_path, 
     assert longer.step == 25 and history.epoch == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.medium
 def test_a_call_without_a_workdir_trains_again_as_in_keras():
     x, y = examples()
     ours, theirs = compiled(), compiled()
@@ -329,6 +334,7 @@ def test_a_call_without_a_workdir_trains_again_as_in_keras():
         np.testing.assert_allclose(a, e, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_calls_without_a_workdir_have_other_orders_of_the_examples():
     x, y = examples(32)
     model = compiled()
@@ -338,6 +344,7 @@ def test_calls_without_a_workdir_have_other_orders_of_the_examples():
     assert last[0] != last[1]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("epochs", "warned"), [(1, False), (2, False), (3, True)])
 def test_epochs_that_end_with_the_data_are_warned_of_only_if_there_are_any(epochs, warned):
     """The data have 25 batches, so that the third epoch of 10 has 5."""
@@ -348,6 +355,7 @@ def test_epochs_that_end_with_the_data_are_warned_of_only_if_there_are_any(epoch
     assert warned == any("some epochs end before" in str(w.message) for w in caught)
 
 
+@pytest.mark.medium
 def test_steps_count_from_the_beginning_of_the_run_and_epochs_too_in_a_workdir(tmp_path):
     x, y = examples(32)
     for workdir, lengths in ((None, ("steps",)), (tmp_path / "run", ("steps", "epochs"))):
@@ -358,6 +366,7 @@ def test_steps_count_from_the_beginning_of_the_run_and_epochs_too_in_a_workdir(t
                 assert trainer.step == count
 
 
+@pytest.mark.medium
 def test_verbose_2_prints_lines_and_0_nothing(capsys):
     x, y = examples()
     make_trainer(compiled(), log_every=3).fit(x, y, epochs=1, verbose=2)
@@ -368,6 +377,7 @@ def test_verbose_2_prints_lines_and_0_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.medium
 def test_evaluate_and_predict_print_if_they_are_asked_to(capsys):
     x, y = examples(32)
     trainer = make_trainer(compiled())
@@ -379,6 +389,7 @@ def test_evaluate_and_predict_print_if_they_are_asked_to(capsys):
     assert f"accuracy {results['accuracy']:.4g}"[:12] in capsys.readouterr().out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sizes", [[16, 8, 16, 8], [8, 16, 8], [8, 8, 16]])
 def test_batches_of_other_sizes_before_the_last_are_refused_and_are_evaluated(sizes):
     """The second has no other size at its ends, and the last is larger in the third."""

@@ -61,6 +61,7 @@ def test_a_run_trains_on_while_its_bucket_is_away_and_loses_no_line(service, mon
     assert sum("train step" in line for line in logged) == STEPS
 
 
+@pytest.mark.medium
 def test_a_deleted_workdir_ends_the_run_with_a_clear_error(tmp_path):
     workdir = tmp_path / "run"
 

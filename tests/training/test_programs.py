@@ -113,6 +113,7 @@ def freeze(model: keras.Model) -> None:
     model.layers[0].trainable = False
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("change", [compiled, freeze], ids=["compiled", "frozen"])
 def test_a_model_that_was_changed_needs_a_new_trainer(change):
     model = mlp()
@@ -131,6 +132,7 @@ def test_a_model_that_was_changed_needs_a_new_trainer(change):
     assert again.step == 1
 
 
+@pytest.mark.medium
 def test_a_loss_that_has_no_module_trains():
     made: dict = {"keras": keras}
     exec("def loss(y, p): return keras.ops.mean(keras.ops.square(y - p), -1)", made)
@@ -165,6 +167,7 @@ def test_arrays_in_a_list_reach_a_loss_function_as_a_data_set_gives_them():
     assert losses[0] == losses[1]
 
 
+@pytest.mark.medium
 def test_weights_that_a_loss_function_cannot_know_are_refused_or_announced():
     model = mlp()
     model.compile("sgd")
@@ -175,6 +178,7 @@ def test_weights_that_a_loss_function_cannot_know_are_refused_or_announced():
         trainer.fit(X, Y, sample_weight=np.ones(32, np.float32))
 
 
+@pytest.mark.medium
 def test_the_data_of_a_run_that_goes_on_are_named(caplog):
     trainer = make_trainer(compiled())
     trainer.fit(data(), steps=2, verbose=0)

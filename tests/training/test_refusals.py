@@ -242,6 +242,7 @@ def test_counting_the_batches_of_data_without_an_end_is_told_and_ends(monkeypatc
     assert "Counting its batches is given up after 0 minutes." in caplog.text
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
 def test_evaluation_and_prediction_data_that_may_have_no_end_are_told(method, monkeypatch, caplog):
     monkeypatch.setattr(batches, "_LONG", 0.1)
@@ -251,6 +252,7 @@ def test_evaluation_and_prediction_data_that_may_have_no_end_are_told(method, mo
     assert said in caplog.text
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
 def test_data_that_ended_once_are_not_told_of_again(method, monkeypatch, caplog):
     monkeypatch.setattr(batches, "_LONG", 0.0)
@@ -272,6 +274,7 @@ def test_parts_of_a_batch_of_different_sizes_are_named(static):
         make_trainer(compiled()).fit(unequal, steps=2)
 
 
+@pytest.mark.medium
 def test_growing_evaluation_batches_are_evaluated_as_in_keras():
     x, y = examples()
 

@@ -73,6 +73,7 @@ def partly_frozen(workdir, base: bool = False) -> tftpu.Trainer:
     return tftpu.Trainer(compiled(model), str(workdir), base=frozen if base else ())
 
 
+@pytest.mark.medium
 def test_a_run_with_frozen_weights_says_how_many_it_trains(tmp_path, capsys):
     trainer = partly_frozen(tmp_path)
     trainer.fit(data(), steps=1)
@@ -86,6 +87,7 @@ def test_a_run_with_frozen_weights_says_how_many_it_trains(tmp_path, capsys):
     assert "weights are trained" not in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_statistics_are_no_frozen_weights(capsys):
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.BatchNormalization(), keras.layers.Dense(4)]
@@ -94,6 +96,7 @@ def test_statistics_are_no_frozen_weights(capsys):
     assert "weights are trained" not in capsys.readouterr().out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("first", [True, False])
 def test_resuming_with_another_base_is_answered_by_the_line_to_write(tmp_path, first):
     partly_frozen(tmp_path, base=first).fit(data(), steps=1, verbose=0)

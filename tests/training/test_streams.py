@@ -63,6 +63,7 @@ class OwnStep(keras.Sequential):
         return super().train_step(data)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 2])
 def test_labels_are_weighed_where_the_number_of_batches_is_unknown(count):
     arguments = {"steps_per_epoch": 5, "class_weight": {0: 0.0, 1: 10.0}, "verbose": 0}
@@ -71,6 +72,7 @@ def test_labels_are_weighed_where_the_number_of_batches_is_unknown(count):
     assert found == pytest.approx(build().fit(unknown, **arguments).history["loss"], rel=1e-5)
 
 
+@pytest.mark.medium
 def test_a_metric_that_is_no_sum_is_found_in_the_first_batch():
     trainer = make_trainer(build([Largest()]))
     theirs = build([Largest()])
@@ -82,6 +84,7 @@ def test_a_metric_that_is_no_sum_is_found_in_the_first_batch():
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 2])
 def test_epochs_of_an_iterable_are_numbered_from_the_first_one(count):
     arguments = {"epochs": 4, "initial_epoch": 2, "verbose": 0}
@@ -97,6 +100,7 @@ def test_passes_of_another_length_end_the_run(lengths, word):
         make_trainer(build()).fit(Batches(*lengths), epochs=3, verbose=0)
 
 
+@pytest.mark.medium
 def test_a_validation_generator_that_ends_is_refused_before_training():
     trainer = make_trainer(build())
     with pytest.raises(UserError, match="can be read only once, but every epoch is evaluated"):
@@ -105,6 +109,7 @@ def test_a_validation_generator_that_ends_is_refused_before_training():
     trainer.fit(X, Y, validation_data=iter(Batches()), verbose=0)
 
 
+@pytest.mark.medium
 def test_batches_of_any_sizes_train_on_replicas():
     def draw():
         for first, last in ((0, 5), (5, 10), (10, 12)):
@@ -114,12 +119,14 @@ def test_batches_of_any_sizes_train_on_replicas():
     assert found == pytest.approx(build().fit(draw(), verbose=0).history["loss"], rel=1e-5)
 
 
+@pytest.mark.medium
 def test_an_iterable_validates_a_run_with_a_workdir(tmp_path):
     trainer = make_trainer(build(), tmp_path)
     history = trainer.fit(X, Y, epochs=2, validation_data=Batches(), verbose=0).history
     assert len(history["val_loss"]) == 2
 
 
+@pytest.mark.medium
 def test_sparse_features_after_dense_ones_and_their_steps_as_in_keras():
     trainer = make_trainer(build())
     trainer.fit(X, Y, verbose=0)
@@ -146,12 +153,14 @@ def test_own_steps_of_a_model_that_was_compiled_again_need_a_new_trainer():
         trainer.fit(X, Y)
 
 
+@pytest.mark.medium
 def test_a_metric_that_an_own_step_does_not_log_is_named(tmp_path):
     trainer = make_trainer(build(kind=OwnStep), tmp_path, best_metric="los")
     with pytest.raises(UserError, match=r"best_metric is 'los'"):
         trainer.fit(X, Y, validation_data=(X, Y), verbose=0)
 
 
+@pytest.mark.medium
 def test_checkpoints_of_own_steps_are_restored_for_evaluation(tmp_path):
     trainer = make_trainer(build(["accuracy"], OwnStep), tmp_path)
     trainer.fit(X, Y, epochs=2, verbose=0)
@@ -161,6 +170,7 @@ def test_checkpoints_of_own_steps_are_restored_for_evaluation(tmp_path):
     assert again.evaluate(X, Y, return_dict=True) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.medium
 def test_attributes_that_an_eager_step_changes_are_saved(tmp_path):
     class Counting(keras.Sequential):
         def __init__(self, layers):
@@ -179,6 +189,7 @@ def test_attributes_that_an_eager_step_changes_are_saved(tmp_path):
     assert train(tmp_path / "run", 3) == train(tmp_path / "whole", 3) == [2.0, 4.0, 6.0]
 
 
+@pytest.mark.medium
 def test_averages_are_taken_over_where_a_callback_stops_between_epochs():
     class Stops(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

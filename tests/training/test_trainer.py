@@ -71,6 +71,7 @@ def test_sample_weights_work_as_in_keras():
         assert relative(four, keras_own) < 1e-5
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.parametrize("kind", [int, float, np.float32])
 def test_class_weights_work_as_in_keras(one_hot, kind):
@@ -139,6 +140,7 @@ def test_the_digits_give_the_same_accuracy_on_eight_replicas_as_keras_on_one_dev
     assert results["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 4])
 def test_predict_gives_every_example_in_order(count):
     with tftpu.connect(virtual_devices=count).scope():
@@ -147,6 +149,7 @@ def test_predict_gives_every_example_in_order(count):
     np.testing.assert_allclose(outputs, mlp()(examples(77)[0]).numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_a_ragged_last_batch_is_carried_over():
     """77 examples in batches of 20, endlessly: no example is lost."""
     seen = []
@@ -168,6 +171,7 @@ def test_a_ragged_last_batch_is_carried_over():
     np.testing.assert_allclose(seen, np.cumsum(stream) / np.arange(1, 9))  # logs are means so far
 
 
+@pytest.mark.medium
 def test_evaluation_uses_the_ema():
     model = compiled()
     trainer = make_trainer(model, ema_momentum=0.8)
@@ -231,6 +235,7 @@ def test_early_stopping_and_reduce_on_plateau_act():
     assert len(history.epoch) == 4
 
 
+@pytest.mark.medium
 def test_a_run_that_a_callback_ends_logs_its_last_steps(tmp_path):
     stop = keras.callbacks.EarlyStopping("loss", patience=0, min_delta=100)
     make_trainer(compiled(), tmp_path).fit(data(), steps=24, eval_every=6, callbacks=[stop])
@@ -238,6 +243,7 @@ def test_a_run_that_a_callback_ends_logs_its_last_steps(tmp_path):
     assert (line["step"], line["split"]) == (12, "train")
 
 
+@pytest.mark.medium
 def test_a_callback_that_fails_at_the_end_leaves_nothing_running(tmp_path):
     class Failing(keras.callbacks.Callback):
         def on_train_end(self, logs=None):
@@ -260,6 +266,7 @@ def poisoned(bad: range, steps: int = 40) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
+@pytest.mark.medium
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
     trainer = make_trainer(compiled(), tmp_path, steps_per_loop=5, checkpoint_every=10)
     with pytest.raises(
@@ -272,6 +279,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
     assert all(np.isfinite(w).all() for w in again.model.get_weights())
 
 
+@pytest.mark.medium
 def test_rollback_skips_the_bad_batches(tmp_path):
     options = {"steps_per_loop": 5, "log_every": 10, "checkpoint_every": 10}
     trainer = make_trainer(compiled(), tmp_path, on_nan="rollback", **options)
@@ -284,6 +292,7 @@ def test_rollback_skips_the_bad_batches(tmp_path):
     assert (state["rollbacks"], state["skipped_batches"]) == (1, 10)  # batches 10 to 19
 
 
+@pytest.mark.medium
 def test_rollbacks_are_limited(tmp_path):
     trainer = make_trainer(
         compiled(),
@@ -297,6 +306,7 @@ def test_rollbacks_are_limited(tmp_path):
         trainer.fit(poisoned(range(12, 100), 100), steps=60)
 
 
+@pytest.mark.medium
 def test_metrics_jsonl_is_one_object_a_line(tmp_path):
     trainer = make_trainer(compiled(), tmp_path, log_every=5)
     trainer.fit(data(), steps=20, validation_data=data(), eval_every=10)

@@ -70,6 +70,7 @@ def test_the_preprocessor_is_mapped_over_the_data(given, prepared):
     np.testing.assert_allclose(ours[1], expected[1], rtol=1e-6)
 
 
+@pytest.mark.medium
 def test_predictions_and_the_validation_split_are_of_preprocessed_data():
     raw, plain = make_trainer(task()), make_trainer(task(preprocessor=None))
     np.testing.assert_allclose(raw.predict(IMAGES), plain.predict(IMAGES / 255), atol=1e-6)
@@ -79,6 +80,7 @@ def test_predictions_and_the_validation_split_are_of_preprocessed_data():
     np.testing.assert_allclose(ours["val_loss"], expected["val_loss"], rtol=1e-6)
 
 
+@pytest.mark.medium
 def test_a_resumed_run_sees_the_same_shuffled_batches(tmp_path):
     def train(workdir, epochs):
         trainer = make_trainer(task(), workdir)

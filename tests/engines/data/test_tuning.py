@@ -13,6 +13,7 @@ def build_dataset() -> tf.data.Dataset:
     return tf.data.Dataset.range(10**9).map(lambda x: x + 1, num_parallel_calls=tf.data.AUTOTUNE)
 
 
+@pytest.mark.medium
 def test_an_iterator_that_lived_for_seconds_is_deleted_at_once(monkeypatch):
     """With tuning, one of eight takes a second or more."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)

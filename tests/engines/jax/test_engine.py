@@ -61,6 +61,7 @@ def mlps(tmp_path_factory):
     return dict(zip(MLP, on_jax(MLP, tmp_path_factory.mktemp("mlps"))))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", MLP, ids=str)
 def test_a_step_equals_plain_tensorflow_on_one_device(mlps, case):
     def forward(weights, x):

@@ -29,6 +29,7 @@ def test_no_device_holds_a_whole_array_while_weights_are_loaded(presets):
         assert found["whole"] == [] and found["divided"] == 8 and found["assigned"] >= 20, name
 
 
+@pytest.mark.medium
 def test_weights_that_are_loaded_are_not_drawn(presets):
     assert {name: found["drawn"] for name, found in presets.items() if found["drawn"]} == {}
 
@@ -39,6 +40,7 @@ def test_an_array_of_another_shape_is_refused_as_by_keras(values):
     assert plain == sharded and plain[0] == "ValueError" and "(64, 64)" in plain[1]
 
 
+@pytest.mark.medium
 def test_a_stateless_scope_takes_the_assigned_value(values):
     assert values["stateless"] == [0.0, True]
 

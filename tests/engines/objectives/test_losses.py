@@ -35,6 +35,7 @@ def value_and_gradients(loss, hidden, matrix):
     return [value, *tape.gradient(total, [hidden, matrix])]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("jit", [False, True])
 def test_chunks_give_the_value_and_the_gradients_of_keras_cross_entropy(
@@ -67,6 +68,7 @@ def test_in_bfloat16_the_loss_is_summed_in_float32(monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("factor", [1.0, 300.0, -300.0])
 @pytest.mark.parametrize("jit", [False, True])
 def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
@@ -178,6 +180,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("head", HEADS)
 def test_any_models_last_product_is_computed_in_chunks(head, loss, monkeypatch):
@@ -213,6 +216,7 @@ def test_any_models_last_product_is_computed_in_chunks(head, loss, monkeypatch):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_a_model_still_returns_plain_logits():
     model = tiny_gpt()
     x = text()[0][0]

@@ -49,6 +49,7 @@ def pairs(model, batch, training):
     return ops.mean(outputs @ ops.transpose(tftpu.all_gather(outputs)), axis=-1)
 
 
+@pytest.mark.medium
 def test_a_model_that_mixes_its_examples_is_warned_of():
     for layer, sentence in (
         (OwnNormalization(), "depends on the other examples"),
@@ -91,6 +92,7 @@ def test_activity_regularizers_are_exact_on_four_replicas_and_do_not_see_padding
     )
 
 
+@pytest.mark.medium
 def test_a_metric_that_ignores_weights_does_not_see_padding():
     class Count(keras.metrics.Metric):
         def __init__(self):
@@ -124,6 +126,7 @@ class Adding(keras.layers.Layer):
         return x
 
 
+@pytest.mark.medium
 def test_a_metric_that_mixes_examples_is_warned_of():
     with engines(4).scope():
         model = sequential()
@@ -132,6 +135,7 @@ def test_a_metric_that_mixes_examples_is_warned_of():
         make_trainer(model).fit(batches(), steps=1, verbose=False)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("layer", [OwnNormalization, Adding, None])
 def test_what_mixes_its_examples_is_evaluated_in_the_batches_of_keras(layer):
     def make():
@@ -189,6 +193,7 @@ def test_a_mean_of_random_numbers_is_neither_refused_nor_evaluated_undivided(rep
     assert not [w for w in recwarn if "other examples" in str(w.message)]
 
 
+@pytest.mark.medium
 def test_a_sum_of_random_numbers_is_found_beside_large_regularizers():
     with engines(2).scope():
         dense = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(100.0))

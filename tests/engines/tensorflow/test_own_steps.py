@@ -150,6 +150,7 @@ def test_a_variable_outside_of_the_model_is_saved(tmp_path):
     assert train(3) == 9.0
 
 
+@pytest.mark.medium
 def test_a_variable_of_one_device_is_refused_by_name():
     engine = tftpu.connect(virtual_devices=2)
     counter = tf.Variable(0.0, trainable=False, name="counter")

@@ -188,6 +188,7 @@ def test_a_model_whose_activations_keras_rounds_is_no_litert_model(tmp_path):
         export.litert(made, str(tmp_path / "m.tflite"), {})
 
 
+@pytest.mark.medium
 def test_the_names_of_onnx_and_what_it_says_of_itself(tmp_path):
     import onnx
 
@@ -231,6 +232,7 @@ def test_every_family_is_the_same_model_for_litert(family, tmp_path):
     assert {o.name for o in signature.outputs} == outputs
 
 
+@pytest.mark.medium
 def test_the_gelu_of_litert_is_exact(tmp_path):
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
@@ -297,6 +299,7 @@ def test_a_damaged_keras_file_gives_one_error(tmp_path):
         models.load_model(str(path))
 
 
+@pytest.mark.medium
 def test_an_export_that_differs_is_discarded(tmp_path, monkeypatch):
     made = serving("resnet")
     honest = made.outputs

@@ -69,6 +69,7 @@ def difference(shape, layer, path) -> float:
     return worst
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_gives_the_same_numbers(name, tmp_path):
     shape, make = LAYERS[name]

@@ -169,6 +169,7 @@ def test_a_body_that_does_not_end_is_closed_after_its_answer():
                 time.sleep(0.01)
 
 
+@pytest.mark.medium
 def test_a_client_that_does_not_read_its_answer_is_closed():
     def call(given: Any) -> Any:
         return {"y": np.zeros((len(given["x"]), 10_000_000), np.uint8)}
@@ -189,6 +190,7 @@ def test_a_client_that_does_not_read_its_answer_is_closed():
         assert read < 20_000_000  # what the kernel held
 
 
+@pytest.mark.medium
 def test_a_slow_model_is_waited_for():
     def call(given: Any) -> Any:
         time.sleep(1.2)
@@ -198,6 +200,7 @@ def test_a_slow_model_is_waited_for():
         assert ask(port, "POST", "/predict", {"instances": [1]}) == (200, {"predictions": [1]})
 
 
+@pytest.mark.medium
 def test_a_large_request_ends_with_its_client():
     gate, seen = threading.Event(), []
 

@@ -201,6 +201,7 @@ def test_what_waits_is_the_next_batch_and_a_bad_example_is_its_own():
         assert seen == [8, 8, 4]
 
 
+@pytest.mark.medium
 def test_limits_of_size_of_time_and_of_what_waits():
     gate, seen = threading.Event(), []
     limits = {"body": 1000, "seconds": 3.0, "waiting": 3, "batch": 2}
@@ -221,6 +222,7 @@ def test_limits_of_size_of_time_and_of_what_waits():
         assert seen == [1, 1]  # nothing was computed for those that had given up
 
 
+@pytest.mark.medium
 def test_bodies_that_come_slowly_or_are_too_many():
     gate, seen = threading.Event(), []
     head = head_of_post(900)

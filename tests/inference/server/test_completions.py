@@ -246,6 +246,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused():
     assert status == 400 and "has 64 tokens, and the model's context 64" in answer["error"]
 
 
+@pytest.mark.medium
 def test_a_text_that_takes_too_long_says_so():
     gate = threading.Event()
     with running(language(lambda: gate.wait(30)), seconds=0.5, waiting=1) as port:

@@ -135,6 +135,7 @@ def test_mixup_is_the_weighted_sum_of_two_neighbours():
     assert len(set(shares.numpy())) == 8
 
 
+@pytest.mark.medium
 def test_cutmix_pastes_a_rectangle_of_the_area_that_the_label_loses():
     images = np.stack([np.full((24, 24, 3), 20 * i, np.uint8) for i in range(8)])
     for salt in range(20):
@@ -148,6 +149,7 @@ def test_cutmix_pastes_a_rectangle_of_the_area_that_the_label_loses():
             assert np.abs(np.diff(rows.astype(int))).sum() <= 2  # in one piece
 
 
+@pytest.mark.medium
 def test_cutmix_draws_its_rectangles_by_the_law_of_the_paper():
     images = tf.zeros((2000, 32, 32, 1), tf.uint8)
     _, shares = tf.function(mix.mix)(images, seeds(2000), 0.0, 1.0)
@@ -159,6 +161,7 @@ def test_cutmix_draws_its_rectangles_by_the_law_of_the_paper():
     assert stats.ks_2samp(shares.numpy(), 1 - np.prod(high - low, 1) / 32**2).pvalue > 1e-3
 
 
+@pytest.mark.medium
 def test_with_both_each_image_draws_one_of_the_two():
     images = np.stack([np.full((16, 16, 1), 255 * (i % 2), np.uint8) for i in range(400)])
     mixed, _ = mix.mix(tf.constant(images), seeds(400), 8.0, 1.0)
@@ -176,6 +179,7 @@ def test_soft_labels_match_the_shares_of_the_image():
     np.testing.assert_allclose(soft.sum(1), 1, atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("hosts", [1, 2, 4, 8])
 @pytest.mark.parametrize("settings", [Augment(mixup=0.2), Augment(cutmix=1.0), EVERYTHING])
 def test_all_hosts_together_mix_like_one_host(hosts, settings):

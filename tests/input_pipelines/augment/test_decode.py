@@ -61,6 +61,7 @@ def test_the_fused_decoder_gives_the_pixels_of_the_complete_image():
     assert (fused.numpy() == after_the_end.numpy()).all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_images_are_turned_upright_as_their_exif_data_say(kind):
     """Complete ones, crops of them, and a JPEG that is decoded completely and then cropped."""
@@ -200,6 +201,7 @@ def test_an_image_of_the_target_size_is_unchanged():
     assert (made.numpy() == image).all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("height", "width"), [(375, 500), (500, 375), (256, 256), (30, 900), (900, 30), (1, 1)]
 )

@@ -65,6 +65,7 @@ def test_an_orientation_is_that_of_pillow_however_it_is_stated(number):
         assert {by_pillow(data) for data in files.values()} == {number}
 
 
+@pytest.mark.medium
 def test_damage_is_no_error_and_leaves_an_orientation():
     rng = random.Random(0)
     files = list(stated(6).values())

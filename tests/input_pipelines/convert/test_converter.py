@@ -23,6 +23,7 @@ from tftpu.input_pipelines.formats import manifest
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 
+@pytest.mark.medium
 def test_a_folder_of_images_becomes_balanced_shuffled_shards(pictures, tmp_path):
     conversion = Conversion(f"images:{pictures}", str(tmp_path), min_shards=8)
     made = converter.run(conversion, workers=1, say=silent)
@@ -46,6 +47,7 @@ def test_a_folder_of_images_becomes_balanced_shuffled_shards(pictures, tmp_path)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
+@pytest.mark.medium
 def test_shards_have_the_requested_size(pictures, tmp_path):
     total = sum(path.stat().st_size for path in pictures.rglob("*.png"))
     converter.run(
@@ -116,6 +118,7 @@ def test_a_conversion_killed_at_20_random_points_gives_the_same_bytes(pictures, 
         assert content(tmp_path / f"{number}") == whole
 
 
+@pytest.mark.medium
 def test_a_partial_conversion_with_other_options_is_not_resumed(pictures, tmp_path, monkeypatch):
     def conversion(folder, seed):
         return Conversion(f"images:{pictures}", str(tmp_path / folder), seed=seed, min_shards=4)
@@ -128,6 +131,7 @@ def test_a_partial_conversion_with_other_options_is_not_resumed(pictures, tmp_pa
     assert content(tmp_path / "half") == content(tmp_path / "whole")
 
 
+@pytest.mark.medium
 def test_two_splits_converted_at_the_same_time_both_exist(pictures, tmp_path):
     """The first to start is the last to finish, and neither touches the other's files."""
     output = tmp_path / "out"
@@ -146,6 +150,7 @@ def test_two_splits_converted_at_the_same_time_both_exist(pictures, tmp_path):
     assert verify.run(str(output), workers=1)[1] == []
 
 
+@pytest.mark.medium
 def test_a_conversion_waits_for_another_process_that_makes_the_same(pictures, tmp_path):
     conversion = Conversion(f"images:{pictures}", str(tmp_path))
     code = (
@@ -172,6 +177,7 @@ def test_a_conversion_waits_for_another_process_that_makes_the_same(pictures, tm
     assert manifest.read(str(tmp_path)).count_examples("train") == 60
 
 
+@pytest.mark.medium
 def test_a_folder_with_other_data_is_left_unchanged(pictures, tmp_path):
     conversion = Conversion(f"images:{pictures}", str(tmp_path))
     converter.run(conversion, workers=1, say=silent)

@@ -11,6 +11,7 @@ from tftpu.input_pipelines.convert import converter, verify
 pytestmark = pytest.mark.usefixtures("small_parts")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_conversion_after_a_power_loss_at_any_moment(texts, memory, every):
     """At each moment, whatever was not synced is kept, lost or torn."""

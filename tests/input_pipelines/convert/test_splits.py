@@ -43,6 +43,7 @@ def files(folder: Path, **labels: int) -> dict[bytes, int]:
     return {p.read_bytes(): label for n, label in labels.items() for p in (folder / n).iterdir()}
 
 
+@pytest.mark.medium
 def test_a_folder_of_splits_is_converted_with_all_its_splits(folder, tmp_path):
     output = tmp_path / "out"
     assert convert(f"images:{folder}", output) == 0
@@ -84,6 +85,7 @@ def test_a_conversion_in_python_is_told_of_splits_too(folder, tmp_path):
         converter.run(Conversion(f"images:{folder}", str(tmp_path / "out")), 1, say=silent)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["images", "index"])
 def test_a_share_of_each_class_is_held_out_for_validation(pictures, tmp_path, kind):
     source = f"images:{pictures}"
@@ -107,6 +109,7 @@ def test_a_share_of_each_class_is_held_out_for_validation(pictures, tmp_path, ki
         (pictures / "all.jsonl").unlink()
 
 
+@pytest.mark.medium
 def test_a_share_is_held_out_of_the_training_split_of_a_folder(folder, tmp_path, capsys):
     assert convert(f"images:{folder}", tmp_path / "no", "--validation_fraction=0.1") == 2
     assert "no validation split" in capsys.readouterr().err
@@ -169,6 +172,7 @@ def test_a_file_that_cannot_be_decoded_ends_the_conversion(damaged, tmp_path, ca
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
+@pytest.mark.medium
 def test_bad_files_are_left_out_and_listed(damaged, pictures, tmp_path, capsys):
     assert convert(f"images:{damaged}", tmp_path / "out", "--skip_bad") == 0
     said = capsys.readouterr().out

@@ -19,6 +19,7 @@ def spoil(path: Path, change) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("what", "named"),
     [
@@ -56,6 +57,7 @@ def test_verify_names_the_file_and_the_record(pictures, tmp_path, capsys, what, 
     assert re.search(named, capsys.readouterr().out)
 
 
+@pytest.mark.medium
 def test_verify_names_the_file_that_a_broken_record_was_made_of(pictures, tmp_path, capsys):
     """Another program, or an older tftpu, may have made a record of a damaged file."""
     output = str(tmp_path)

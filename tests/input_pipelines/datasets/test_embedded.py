@@ -13,6 +13,7 @@ from tftpu.input_pipelines.datasets import embedded, tfds
 from tftpu.input_pipelines.sources import Images
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_digits_read_without_tfds_equal_those_that_tfds_reads(split):
     expected = tfds.load_split(tfds.open_builder("digits", None), split)
@@ -23,6 +24,7 @@ def test_the_digits_read_without_tfds_equal_those_that_tfds_reads(split):
         assert np.array_equal(found[name], values)
 
 
+@pytest.mark.medium
 def test_the_python_source_read_without_tfds_equals_that_of_tfds():
     expected = tfds.load_split(tfds.open_builder("python_source", None), "test")
     found = embedded.load_split("python_source", None, "test")
@@ -40,6 +42,7 @@ def test_a_slice_of_a_split_is_read_all_the_same():
     assert input_pipelines.training(data).count == pytest.approx(1437 / 2, abs=1)
 
 
+@pytest.mark.medium
 def test_preparing_prints_one_line_and_no_progress_bars(tmp_path, capfd):
     data = Images("digits", data_dir=str(tmp_path), image_size=8, channels=1)
     assert embedded.load_split("digits", str(tmp_path), "train") is None

@@ -104,6 +104,7 @@ def test_a_string_cannot_go_to_a_device(tmp_path):
         input_pipelines.training(settings(tmp_path, features=("x",), label="", weight=""))
 
 
+@pytest.mark.medium
 def test_a_number_too_large_for_int32_is_named(tmp_path):
     features = {"x": Feature("int64")}
     data_sets.shards(tmp_path, features, {"train": [[{"x": 1 << 40}] * 5]})

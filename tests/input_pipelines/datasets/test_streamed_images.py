@@ -437,6 +437,7 @@ def test_mistakes_in_files_of_images_are_named(tmp_path):
         input_pipelines.training(settings(tmp_path, format="index"))
 
 
+@pytest.mark.medium
 def test_the_source_of_a_converted_image_can_be_kept(pictures, tmp_path):
     output = str(tmp_path / "shards")
     converter.run(Conversion(f"images:{pictures}", output), 1, say=lambda *_: None)

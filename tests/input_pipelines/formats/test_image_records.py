@@ -150,6 +150,7 @@ def test_what_each_error_advises_works(tmp_path):
     assert input_pipelines.training(one_hot).count == COUNT
 
 
+@pytest.mark.medium
 def test_names_with_slashes_are_described(tmp_path):
     folder = write(tmp_path / "in", imagenet, compression="GZIP")
     spec = ("image/class/label: int64 num_classes=6", "image/height: int64")

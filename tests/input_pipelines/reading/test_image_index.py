@@ -145,6 +145,7 @@ def test_a_split_may_lack_the_highest_class_id(tmp_path, caplog):
     assert "The highest class id in the split 'train' is 4, but" in caplog.text
 
 
+@pytest.mark.medium
 def test_a_class_id_that_the_model_does_not_have_is_named(tmp_path):
     write(tmp_path / "train.csv", [0, 4, 2])
     write(tmp_path / "val.csv", [5], first=10)

@@ -106,6 +106,7 @@ def given(task: dict) -> dict[str, str]:
 FOLDER = "{{$.inputs.parameters['pipelinechannel--new-run-Output']}}"
 
 
+@pytest.mark.medium
 def test_the_compiled_pipeline_has_the_steps_in_their_order(tmp_path):
     spec = compiled(tmp_path, "registry/image:1", source="images:photos", predict="evaluation")
     tasks = spec["root"]["dag"]["tasks"]
@@ -144,6 +145,7 @@ def test_the_compiled_pipeline_has_the_steps_in_their_order(tmp_path):
     }
 
 
+@pytest.mark.medium
 def test_a_placeholder_of_the_run_is_the_whole_value_of_a_parameter(tmp_path):
     """Kubeflow's driver replaces nothing else (`resolve.go`), and all runs would share a folder."""
     spec = compiled(tmp_path, source="images:photos", predict="evaluation", search=["a.b=log:1..2"])
@@ -163,6 +165,7 @@ def test_an_artifact_keeps_the_address_that_kubeflow_gave_it(tmp_path, capfd):
     assert not re.search(r"\.uri\b", code)
 
 
+@pytest.mark.medium
 def test_a_search_comes_before_the_training_and_gives_it_the_best_values(tmp_path):
     tasks = compiled(tmp_path, search=["model.width=choice:8,16"])["root"]["dag"]["tasks"]
     assert set(tasks["search"]["dependentTasks"]) == {"new-run", "check"}
@@ -196,6 +199,7 @@ def test_flags_that_cannot_be_read_end_the_step_with_the_reason():
         steps._run_tftpu(["train"], "--a='b", "")
 
 
+@pytest.mark.medium
 def test_a_step_that_is_stopped_lets_its_training_save(tmp_path):
     """The training is a script here, which says what it received."""
     program = Path(sys.executable).parent / "tftpu"
@@ -218,6 +222,7 @@ def test_a_step_that_is_stopped_lets_its_training_save(tmp_path):
     assert "tftpu train ended with exit code 75" in said
 
 
+@pytest.mark.medium
 def test_a_step_that_fails_shows_the_message_of_the_command(folder, capfd):
     with pytest.raises(RuntimeError, match="check"):
         kfp.check(config="digits_resnat")

@@ -38,6 +38,7 @@ def key_of(config: str, *overrides: str, cwd: Path | None = None, **environment:
     return done.stdout.strip()
 
 
+@pytest.mark.medium
 def test_a_config_of_tftpu_has_a_name_that_all_it_follows_from_changes(tmp_path):
     name = key_of("digits_resnet")
     assert len(name) == 32 and name == key_of("digits_resnet", cwd=tmp_path, COLUMNS="70")

@@ -94,6 +94,7 @@ def test_what_to_try_next_writes_where_nothing_is(tmp_path):
     ]
 
 
+@pytest.mark.medium
 def test_only_fields_that_the_records_hold_are_kept(tmp_path):
     def keep(**fields) -> list[str]:
         return summary._list_kept_fields(

@@ -57,6 +57,7 @@ def lives_left(workdir: Path) -> int:
     return len(json.loads((workdir / "lives.json").read_text()))
 
 
+@pytest.mark.medium
 def test_a_run_that_gains_steps_is_restarted_until_it_is_done(tmp_path):
     lives = ["exit:255", "save:10 kill", "save:20 exit:124", "save:30 exit:0"]
     process = start(tmp_path, lives, 5)
@@ -106,6 +107,7 @@ def test_signals_are_forwarded_to_the_run_and_end_the_supervisor(number, tmp_pat
         os.kill(int((tmp_path / "asleep").read_text()), 0)
 
 
+@pytest.mark.medium
 def test_a_killed_supervisor_takes_its_child_along(tmp_path):
     """Otherwise the child would train on and keep the workdir's lock, and nobody restarts it."""
     process = start(tmp_path, ["sleep", "exit:0"], 3)

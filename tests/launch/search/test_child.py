@@ -19,6 +19,7 @@ def test_an_answer_is_waited_for():
     assert ours.recv() == (1, 0.5, False)
 
 
+@pytest.mark.medium
 def test_a_process_that_is_asked_to_stop_waits_for_no_answer():
     noted = []
     before = signal.signal(signal.SIGTERM, lambda number, _: noted.append(number))

@@ -37,6 +37,7 @@ def test_what_one_writer_appends_another_reads_from_any_number_on(folder):
     assert list(other.read_logs(4)) == []
 
 
+@pytest.mark.medium
 def test_entries_of_writers_at_the_same_time_are_all_kept_in_one_order(folder):
     place, _ = folder
     journals = [Journal(place) for _ in range(4)]

@@ -21,6 +21,7 @@ def drawn(one, workdir, machines):
     return found
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_machines_that_share_a_search_draw_what_one_alone_does(sampler, tmp_path):
     """No draw is made twice, as it would be by samplers with the same seed."""

@@ -68,6 +68,7 @@ def test_a_new_trial_waits_for_no_other_machine(far, caplog):
     assert not caplog.records
 
 
+@pytest.mark.medium
 def test_a_trial_of_another_machine_is_taken_once_it_no_longer_shows_signs_of_life(
     far, monkeypatch, caplog
 ):

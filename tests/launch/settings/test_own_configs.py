@@ -179,6 +179,7 @@ class EndsAtOnce(keras.callbacks.Callback):
     assert callback["description"]["config"] == {"patience": 2}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("rest", "flags", "names"),
     [

@@ -248,12 +248,14 @@ def labels(artifacts: Path, seed: int, passes: int = 1) -> list[int]:
     return np.concatenate([y for _, y in batches.as_numpy_iterator()]).tolist()
 
 
+@pytest.mark.medium
 def test_the_order_depends_on_the_seed_alone_and_changes_from_pass_to_pass(artifacts):
     first = labels(artifacts, 1, passes=2)
     assert first == labels(artifacts, 1, passes=2) != labels(artifacts, 2, passes=2)
     assert first[:100] != first[100:] and sorted(first[:100]) == sorted(first[100:])
 
 
+@pytest.mark.medium
 def test_the_first_batches_are_evaluated_where_the_pipeline_says_how_many(artifacts):
     from tftpu.config import DataContext
 

@@ -24,6 +24,7 @@ def packed(tokens: np.ndarray) -> dict[str, np.ndarray]:
     return {"tokens": tokens, "segments": segments, "positions": positions}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", ["bert", "gpt", "llama"])
 def test_a_document_gets_the_same_logits_in_a_packed_row_as_in_its_own(family):
     model = models.build(zoo.TINY[family])
@@ -65,6 +66,7 @@ def test_an_unknown_feature_fails_with_a_suggestion():
         models.build(zoo.TINY["llama"])({"tokens": np.ones((1, 3)), "segment": np.ones((1, 3))})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", ["bert", "gpt", "llama"])
 def test_a_batch_of_any_size_and_length_is_traced_once(family):
     """Keras traces so when `predict` gets batches of several sizes."""

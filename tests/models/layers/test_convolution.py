@@ -80,6 +80,7 @@ def test_other_modes_leave_the_layer_as_it_is(kind):
     assert np.array_equal(np.asarray(model(images())), before)
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings(SAID)
 @pytest.mark.parametrize("mode", ["int8", "int4"])
 @pytest.mark.parametrize("family", CNNS)
@@ -107,6 +108,7 @@ RARE = pytest.mark.exhaustive
 OTHERS = [pytest.param(f, marks=RARE) for f in zoo.TINY if f not in FEW]
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings(SAID)
 @pytest.mark.parametrize("mode", ["int8", "int4"])
 @pytest.mark.parametrize("family", [*FEW, *OTHERS])
@@ -174,6 +176,7 @@ def test_adapters_of_convolutions_train_above_integers_and_are_merged(base, tmp_
     assert relative(output(plain, "resnet"), output(model, "resnet")) < 1e-5
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("base", ["int8", "int4"])
 def test_weights_read_into_quantized_convolutions_are_those_quantized_after_reading(base, tmp_path):
     source = built("resnet")

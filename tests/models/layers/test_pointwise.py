@@ -54,6 +54,7 @@ def results(conv: type, policy: str, within: int, mean: float = 0.0) -> dict:
     return {"output": y, **gradients, **moved}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("mean", [0.0, 5.0])
 @pytest.mark.parametrize("within", WITHIN)
 def test_statistics_output_and_gradients_are_those_of_the_product(within, mean):
@@ -63,6 +64,7 @@ def test_statistics_output_and_gradients_are_those_of_the_product(within, mean):
         assert relative(here[name], expected) < 5e-5, name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("within", WITHIN)
 def test_in_bfloat16_it_is_as_close_to_float32_as_the_product(within):
     exact = results(keras.layers.Conv2D, "float32", within)

@@ -41,6 +41,7 @@ def assert_same(first: dict, second: dict) -> None:
         np.testing.assert_array_equal(first[path], second[path], err_msg=path)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", FAMILIES)
 def test_saved_weights_are_loaded(family, tmp_path):
     saved, model = build(family, 1), build(family, 2)
@@ -60,6 +61,7 @@ def _bucket():
         yield
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_bucket")
 def test_weights_in_a_bucket_are_loaded():
     saved, model = build("llama", 1), build("llama", 2)
@@ -68,6 +70,7 @@ def test_weights_in_a_bucket_are_loaded():
     assert_same(values(model), values(saved))
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_bucket")
 def test_of_a_remote_file_one_array_at_a_time_is_read(monkeypatch):
     saved, model = build("llama", 1), build("llama", 2)
@@ -86,6 +89,7 @@ def test_of_a_remote_file_one_array_at_a_time_is_read(monkeypatch):
     assert sorted(counts[2:]) == sorted(4 * v.size for v in values(saved).values())
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_bucket")
 @pytest.mark.parametrize("damage", ["truncated", "header", "longer", "empty"])
 def test_a_damaged_remote_file_loads_nothing(damage):
@@ -110,6 +114,7 @@ def test_a_remote_file_that_disappears_is_said():
         found["transformer.wte.weight"].content()
 
 
+@pytest.mark.medium
 def test_a_checkpoint_of_tftpu_is_loaded(tmp_path):
     saved, model = build("resnet", 1), build("resnet", 2)
     checkpoints = Checkpoints(tmp_path)
@@ -132,6 +137,7 @@ def in_halves(leaf: Leaf) -> Leaf:
     )
 
 
+@pytest.mark.medium
 def test_a_checkpoint_of_parts_is_loaded(tmp_path):
     saved, model = build("gpt", 1), build("gpt", 2)
     leaves = build_leaves({"model": saved.weights})["model"]
@@ -145,6 +151,7 @@ def test_a_checkpoint_of_parts_is_loaded(tmp_path):
     assert_same(values(model), values(saved))
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("_bucket")
 @pytest.mark.parametrize("damage", ["truncated", "header", "index", "empty"])
 def test_a_damaged_file_loads_nothing(damage, tmp_path):
@@ -174,6 +181,7 @@ def test_a_pipe_that_an_index_names_is_not_waited_for(tmp_path):
         models.load_weights(build("gpt", 1), index)
 
 
+@pytest.mark.medium
 def test_a_wrong_shape_loads_nothing_and_names_the_variable(tmp_path):
     models.save_weights(build("llama", 1, hidden=48), tmp_path / "model.safetensors")
     model = build("llama", 2)
@@ -188,6 +196,7 @@ def test_a_wrong_shape_loads_nothing_and_names_the_variable(tmp_path):
     assert_same(values(model), before)
 
 
+@pytest.mark.medium
 def test_an_array_of_another_rank_is_a_mismatch(tmp_path):
     path = tmp_path / "model.safetensors"
     models.save_weights(build("vit", 1), path)
@@ -198,6 +207,7 @@ def test_an_array_of_another_rank_is_a_mismatch(tmp_path):
         models.load_weights(build("vit", 2), path)
 
 
+@pytest.mark.medium
 def test_the_report_names_both_sides(tmp_path):
     path = tmp_path / "model.safetensors"
     models.save_weights(build("bert", 1), path)
@@ -236,6 +246,7 @@ def test_the_older_names_of_bert_and_gpt_are_known(tmp_path):
         assert_same(values(model), values(saved))
 
 
+@pytest.mark.medium
 def test_a_head_of_another_shape_fails_or_keeps_its_values(tmp_path):
     models.save_weights(build("convnext", 1), tmp_path / "model.safetensors")
     model = build("convnext", 2, num_classes=3)
@@ -284,6 +295,7 @@ def test_frozen_weights_are_those_that_the_patterns_name():
     assert abs(other(x, training=True).numpy() - other(x, training=False).numpy()).max() > 0.1
 
 
+@pytest.mark.medium
 def test_patterns_that_freeze_nothing_or_everything_fail():
     with pytest.raises(tftpu.UserError, match="no variable matches 'stm"):
         loading.freeze(build("resnet", 1), "stem*,stm*")

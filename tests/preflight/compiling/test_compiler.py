@@ -345,6 +345,7 @@ def test_a_crash_of_the_compiler_is_reported_and_not_cached(monkeypatch, tmp_pat
     assert examine(mlp(1, 128), classified(64, 128)).fits
 
 
+@pytest.mark.medium
 def test_a_compiler_that_takes_too_long_is_stopped(monkeypatch, tmp_path):
     monkeypatch.setenv("TFTPU_CACHE", str(tmp_path))
     item = examine(mlp(1, 128), classified(64, 128), time_limit=0.2)

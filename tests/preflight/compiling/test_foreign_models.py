@@ -75,6 +75,7 @@ def resized(dtype: str | None) -> keras.Model:
     return model
 
 
+@pytest.mark.medium
 def test_a_step_that_xla_cannot_compile_is_explained():
     # TensorFlow's gradient of a bilinear resizing is float32, where its input is bfloat16.
     spec = tf.TensorSpec((8, 8, 8, 3)), tf.TensorSpec((8, 12, 12, 5))
@@ -92,6 +93,7 @@ def test_a_bilinear_resizing_in_float32_compiles():
     assert step.model_flops == 3 * 2 * 8 * 6**2 * 9 * 3 * 5  # of the convolution alone
 
 
+@pytest.mark.medium
 def test_a_normalization_of_groups_is_no_grouped_convolution():
     def build() -> keras.Model:
         grouped = keras.layers.Conv2D(8, 3, groups=2, name="grouped")

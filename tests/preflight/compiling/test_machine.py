@@ -26,6 +26,7 @@ def test_an_unsupported_machine_fails_with_a_clear_error(monkeypatch):
         compiler.check_machine()
 
 
+@pytest.mark.medium
 def test_a_compiler_ends_with_the_check_that_waits_for_it(tmp_path):
     (tmp_path / "job.json").write_text('{"options": {}, "instructions": 0}')
     os.mkfifo(tmp_path / "module.mlir")  # reading it takes for ever

@@ -73,6 +73,7 @@ def times(jobs):
     return [tuple(map(float, (job / "times").read_text().split())) for job, _ in jobs]
 
 
+@pytest.mark.medium
 def test_two_compilers_run_side_by_side_where_memory_and_cores_allow(stand_in, jobs, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     stand_in(2)
@@ -81,6 +82,7 @@ def test_two_compilers_run_side_by_side_where_memory_and_cores_allow(stand_in, j
     assert max(start, other_start) < min(end, other_end)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("cores", "memory"), [({0}, 1e12), ({0, 1}, 1e8)])
 def test_the_second_waits_for_a_core_and_for_memory(stand_in, jobs, monkeypatch, cores, memory):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
@@ -99,6 +101,7 @@ def test_each_compiler_has_its_own_time_limit(stand_in, jobs):
     assert done == ""
 
 
+@pytest.mark.medium
 def test_the_time_in_which_a_compiler_gets_no_processor_does_not_count(stand_in, jobs):
     stand_in(1)
     assert [e for e, _ in run_both(jobs, Processes(Progress()), (0.2, 0.2))] == ["", ""]
@@ -165,6 +168,7 @@ def test_an_error_in_one_thread_stops_the_others_and_is_raised():
         caller.map_items(examined, [True, False], stopped.set)
 
 
+@pytest.mark.medium
 def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypatch):
     built, lowered = [], {}
 
@@ -187,6 +191,7 @@ def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypa
     assert lowered["v3-8"] is lowered["v5e-8"] is lowered["v2-8"] is not lowered["v5e-4"]
 
 
+@pytest.mark.medium
 def test_a_change_without_an_answer_is_not_called_a_misfit_and_costs_no_other_slice(monkeypatch):
     late, full = "had not finished after 20 s", "Used 20.00G of 15.75G hbm."
 
@@ -253,6 +258,7 @@ def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(monkeypa
     assert "v5e-8 with a batch of 3 per core, as 8 are too many: fits, 3 MiB" in said
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("slices", "known"),
     [
@@ -296,12 +302,14 @@ def shown(capfd, seconds):
     return capfd.readouterr().err
 
 
+@pytest.mark.medium
 def test_plain_lines_are_sparse_and_name_phase_seconds_and_memory(capfd):
     first, second = sorted(shown(capfd, 3.2).splitlines())  # one each in three seconds
     assert re.fullmatch(r"compiling v5e-8, [123] s, \d\S* [KM]iB", first)
     assert re.fullmatch("lowering, [123] s", second)
 
 
+@pytest.mark.medium
 def test_a_terminal_gets_one_live_line_with_all_phases(capfd, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")

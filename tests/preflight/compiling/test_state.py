@@ -85,6 +85,7 @@ def test_a_state_that_no_mesh_of_the_slice_holds_needs_more_chips(gib, needed, s
     )
 
 
+@pytest.mark.medium
 def test_the_estimate_comes_before_the_compiler_and_names_what_cannot_fit(monkeypatch, capfd):
     said = []
 

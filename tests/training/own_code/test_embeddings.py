@@ -50,6 +50,7 @@ def dense(optimizer: str) -> np.ndarray:
     return weights[0].numpy()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_an_embedding_follows_the_formula_of_its_optimizer_where_keras_fit_does_not(optimizer):
     expected = dense(optimizer)

@@ -166,6 +166,7 @@ def test_objectives_log_their_losses_and_resume(tmp_path):
     assert int(slots[0]) == 2  # of 6 steps, every third
 
 
+@pytest.mark.medium
 def test_the_losses_of_objectives_are_means_over_the_steps_they_are_due():
     engine = engines(1)
     with engine.scope():
@@ -181,6 +182,7 @@ def test_the_losses_of_objectives_are_means_over_the_steps_they_are_due():
     assert history["generator_loss"][-1] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_overflow_of_one_objective_skips_only_its_own_update():
     def overflowing(model, batch, training):
         return generator_loss(model, batch, training) * 1e38 * 1e38
@@ -232,6 +234,7 @@ def test_a_compute_loss_of_each_example_is_exact(replicas):
     assert found["mae"] == pytest.approx(kept["mae"], rel=1e-5)
 
 
+@pytest.mark.medium
 def test_a_compute_loss_that_is_one_number_warns_and_equals_keras_on_one_device():
     class Own(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -328,6 +331,7 @@ def test_wrong_loss_functions_fail_before_training(case):
         make_trainer_with(make(), loss_fn).fit(batches(), steps=1)
 
 
+@pytest.mark.medium
 def test_a_value_that_is_not_finite_ends_no_run():
     def with_nan(model, batch, training):
         loss, values = vae_loss(model, batch, training)

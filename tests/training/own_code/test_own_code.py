@@ -174,6 +174,7 @@ def test_tables_are_read_and_summaries_written_in_functions_and_branches(devices
     assert trainer.fit(X, Y, **RUN).history["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_variable_outside_the_model_that_a_callback_sets_is_read_in_each_step(devices):
     model = model_of(devices)
@@ -300,6 +301,7 @@ STEPS_AND_RATES = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_loss_reads_the_optimizers_variables_as_they_are_in_each_step(devices):
     found = own_code.read_from_the_optimizer(tftpu.connect(virtual_devices=devices))

@@ -149,6 +149,7 @@ def test_users_models_train_as_in_keras_and_the_same_on_four_replicas(bring):
         assert trained.keys() == theirs.evaluate(last, return_dict=True, verbose=0).keys()
 
 
+@pytest.mark.medium
 def test_one_batch_is_predicted_with_named_inputs_and_outputs_on_two_replicas():
     """`predict_same` takes and returns what the model does."""
     with tftpu.connect(virtual_devices=2).scope():

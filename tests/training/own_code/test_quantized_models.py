@@ -8,6 +8,7 @@ import tftpu
 from tests.support.models.training import compiled
 
 
+@pytest.mark.medium
 def test_integers_without_adapters_are_not_trained():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="out")])
     model.quantize("int8")

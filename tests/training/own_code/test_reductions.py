@@ -72,6 +72,7 @@ def test_a_loss_that_calls_keras_own_is_the_same_on_four_devices(case):
     assert history_4["loss"] == pytest.approx(history["loss"], rel=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("weights", [None, RNG.uniform(0.5, 2.0, 50).astype(np.float32)])
 def test_a_sum_over_ragged_batches_is_evaluated_as_in_keras(count, weights):
@@ -92,6 +93,7 @@ def test_a_sum_over_ragged_batches_is_evaluated_as_in_keras(count, weights):
     ] == pytest.approx(expected, 1e-6)
 
 
+@pytest.mark.medium
 def test_kerass_own_scaling_is_untouched_outside():
     with tftpu.connect(virtual_devices=4).scope():
         keras.utils.set_random_seed(1)
@@ -135,6 +137,7 @@ class Total(Largest):
         self.seen.assign(self.seen + ops.sum(ops.abs(y_pred)))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
 def test_a_metric_that_is_no_sum_is_measured_on_whole_batches(method, count):
@@ -149,6 +152,7 @@ def test_a_metric_that_is_no_sum_is_measured_on_whole_batches(method, count):
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.medium
 def test_a_metric_of_sums_of_a_user_is_taken():
     trainer = linear([Total()])
     model = trainer.model
@@ -158,6 +162,7 @@ def test_a_metric_of_sums_of_a_user_is_taken():
     ] == pytest.approx(expected)
 
 
+@pytest.mark.medium
 def test_a_model_that_keras_has_used_before_is_taken():
     trainer = linear([keras.metrics.MeanAbsoluteError()])
     y = np.zeros((64, 3))

@@ -33,6 +33,7 @@ class LossOfABox(AsKerasHub):
         super().compile(optimizer, "mse" if box_loss == "auto" else box_loss, metrics=metrics)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "make", [AsKerasHub, LossFilledIn, LossOfABox], ids=["kept", "filled in", "of a box"]
 )

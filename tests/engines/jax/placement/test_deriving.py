@@ -62,6 +62,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("family", EXPECTED)
 def test_products_alternate_between_their_outputs_and_inputs(family):
     model = builders.build_backbone(f"{family}Backbone")

@@ -35,6 +35,7 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.medium
 def test_hosts_that_live_are_not_lost_and_leave_together(ended):
     store = Texts()
     both = [watch.Watch(store, index, 2, SECONDS) for index in (0, 1)]
@@ -50,6 +51,7 @@ def test_hosts_that_live_are_not_lost_and_leave_together(ended):
     assert not ended
 
 
+@pytest.mark.medium
 def test_a_host_that_shows_no_sign_of_life_is_lost(ended):
     watching = watch.Watch(Texts(), 0, 2, SECONDS)
     wait_until(lambda: ended)
@@ -57,6 +59,7 @@ def test_a_host_that_shows_no_sign_of_life_is_lost(ended):
     assert watching.leave(10.0) is False
 
 
+@pytest.mark.medium
 def test_a_store_that_does_not_answer_means_that_the_first_host_is_lost(ended):
     class Silent(Texts):
         def put(self, name, text):
@@ -68,6 +71,7 @@ def test_a_store_that_does_not_answer_means_that_the_first_host_is_lost(ended):
     watching.leave(0.1)
 
 
+@pytest.mark.medium
 def test_a_host_that_ends_while_another_trains_is_lost(ended):
     store = Texts()
     watching = watch.Watch(store, 0, 2, SECONDS)

@@ -30,6 +30,7 @@ from tftpu.launch.settings import config_flags
 from tftpu.models.layers.normalization import GhostBatchNormalization
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", sorted({case[1:] for case in covering_set()}, key=str), ids=str)
 def test_every_option_of_the_step_traces(case, slice_of_eight):
     gradient_accumulation_steps, optimizer, global_clipnorm, weighted, ema_momentum = case
@@ -85,6 +86,7 @@ def test_dropout_and_norms_trace_in_every_precision(
     assert step.model_flops == 3 * 2 * 64 * (16 * 18 * 4 + 64 * 3)
 
 
+@pytest.mark.medium
 def test_global_statistics_trace_and_communicate(slice_of_eight):
     with slice_of_eight.scope():
         norm = GhostBatchNormalization("global")
@@ -112,6 +114,7 @@ def test_the_configs_trace(config, slice_of_eight):
     assert_one_reduction_and_no_host_op(step, ops)
 
 
+@pytest.mark.medium
 def test_the_trainers_loop_measures_time_only_on_the_host(slice_of_eight):
     """The clock for the input wait is read around the iterator, not in the TPU's program."""
     with slice_of_eight.scope():

@@ -50,6 +50,7 @@ def test_objectives_that_take_turns_trace_with_a_program_for_each_turn():
     assert {op.type for op in ops if not internals.has_xla_kernel(op.type)} <= TPU_ONLY
 
 
+@pytest.mark.medium
 def test_a_gathering_loss_traces_with_its_collectives():
     engine = tftpu.simulated_slice("v3-8")
     with engine.scope():

@@ -56,6 +56,7 @@ def check(count, gradient_accumulation_steps, optimizer, global_clipnorm, weight
         assert relative(actual, wanted) < TOLERANCE
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", covering_set(), ids=str)
 def test_equals_one_device(case):
     check(*case)

@@ -89,6 +89,7 @@ def test_groups_matter():
     assert relative(trained(1, 1, 4)[1][0], trained(1, 1, BATCH)[1][0]) > 1e-3
 
 
+@pytest.mark.medium
 def test_a_share_without_complete_groups_fails_with_a_clear_error():
     with pytest.raises(ValueError, match="norm_batch=16 does not divide the batch of 8 examples"):
         trained(8, 1, norm_batch=16)
@@ -108,6 +109,7 @@ def test_a_ghost_batch_is_normalised_as_numpy_does_it():
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("parts", [(1, 1), (4, 1), (2, 4)], ids=str)
 def test_keras_own_statistics_are_the_mean_over_the_parts(parts):
     count, gradient_accumulation_steps = parts

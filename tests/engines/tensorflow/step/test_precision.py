@@ -53,6 +53,7 @@ def test_equals_float32_up_to_rounding(policy, parts):
     assert np.isfinite([r["loss"] for r in results]).all()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("parts", [(4, 1), (2, 4)], ids=str)
 def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale(parts):
     batches = random_batches(1, BATCH, True)
@@ -68,6 +69,7 @@ def test_an_overflow_on_one_replica_skips_the_update_on_all_and_halves_the_scale
             np.testing.assert_array_equal(copy, initial)
 
 
+@pytest.mark.medium
 def test_without_an_overflow_the_same_step_moves_the_weights():
     _, step, before, results = trained(
         "mixed_float16", 4, 1, random_batches(1, BATCH, False), scale=1024.0
@@ -78,6 +80,7 @@ def test_without_an_overflow_the_same_step_moves_the_weights():
     assert relative(step.state.model.get_weights()[0], before[0]) > 1e-4
 
 
+@pytest.mark.medium
 def test_the_scale_doubles_after_enough_steps_without_overflow():
     keras.config.set_dtype_policy("mixed_float16")
     engine = tftpu.connect(virtual_devices=2)
@@ -93,6 +96,7 @@ def test_the_scale_doubles_after_enough_steps_without_overflow():
     assert int(model.optimizer.step_counter.numpy()) == 2
 
 
+@pytest.mark.medium
 def test_an_epoch_whose_steps_all_overflow_has_no_loss_and_no_metrics():
     keras.config.set_dtype_policy("mixed_float16")
     with tftpu.connect(virtual_devices=2).scope():
@@ -108,6 +112,7 @@ def test_an_epoch_whose_steps_all_overflow_has_no_loss_and_no_metrics():
     assert {len(values) for values in history.values()} == {2}
 
 
+@pytest.mark.medium
 def test_a_loss_that_stays_infinite_at_the_least_scale_ends_the_run():
     keras.config.set_dtype_policy("mixed_float16")
     model = mlp()

@@ -72,6 +72,7 @@ def test_a_tfds_data_set_split_by_split_and_converted_again(tmp_path):
         assert pixels == pytest.approx((digits.images * 255 / 16).round().sum(), rel=1e-5)
 
 
+@pytest.mark.medium
 def test_slices_of_a_split_become_separate_splits(tmp_path):
     for split in ("train[:90%]", "validation=train[90%:]"):
         options = ReadOptions(split=split)
@@ -84,6 +85,7 @@ def test_slices_of_a_split_become_separate_splits(tmp_path):
     assert len(set(images)) > 1400  # a few digits were drawn alike
 
 
+@pytest.mark.medium
 def test_an_index_of_images_with_class_names(pictures, tmp_path):
     files = sorted(pictures.rglob("*.png"))
     for name, suffix in (("a", "csv"), ("b", "jsonl")):

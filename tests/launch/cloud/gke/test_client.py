@@ -60,6 +60,7 @@ def states(said: str) -> list[str]:
     return [line.split("  ", 1)[1] for line in said.splitlines() if line[2:3] == line[5:6] == ":"]
 
 
+@pytest.mark.medium
 def test_the_dry_run_prints_the_request_that_is_sent(cluster, capsys):
     assert launch("--dry_run", "--spot", "--labels=team=vision") == 0
     printed = yaml.safe_load(capsys.readouterr().out)
@@ -163,6 +164,7 @@ def pass_quickly(monkeypatch) -> None:
     monkeypatch.setattr(follow, "time", clock)
 
 
+@pytest.mark.medium
 def test_the_time_in_the_queue_counts_anew_after_a_restart_and_not_while_pods_run(
     cluster, monkeypatch
 ):
@@ -328,6 +330,7 @@ def test_an_interrupt_leaves_the_run_and_says_so(cluster, capsys, monkeypatch):
     assert cluster.alive
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("method", "status", "says"),
     [

@@ -232,6 +232,7 @@ def test_slices_that_gke_does_not_join_are_rented_as_tpu_vms_if_they_can_be(caps
     assert "choose larger slices." in said and ("`tftpu launch" in said) == other
 
 
+@pytest.mark.medium
 def test_a_dry_run_needs_no_network_credentials_or_client():
     program = """
 import socket, sys
@@ -259,6 +260,7 @@ def machine(tmp_path) -> RentedMachine:
     return RentedMachine(tmp_path)
 
 
+@pytest.mark.medium
 def test_a_pod_without_gcloud_receives_what_was_sent(machine, tmp_path):
     own = tmp_path / "mine" / "photos.py"
     own.parent.mkdir()

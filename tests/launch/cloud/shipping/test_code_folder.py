@@ -196,6 +196,7 @@ def test_tftpu_and_its_starter_project_hold_no_secret():
     assert len(found) > 200
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "text",
     [

@@ -81,6 +81,7 @@ def test_a_template_in_a_package_that_nothing_imports_need_not_be_python():
             code_imports.find_external(files | broken, "config.py")
 
 
+@pytest.mark.medium
 def test_the_machine_has_what_tftpu_and_its_tpu_extra_bring():
     check("import tftpu, keras, tensorflow as tf, numpy, jax, h5py, PIL, yaml, sklearn, absl\n")
 
@@ -98,6 +99,7 @@ def test_a_package_that_the_machine_would_lack_is_named_with_the_line_to_write()
     check(code, f"# mine\n{line}\nnowhere-at-all>1\n")  # as it says
 
 
+@pytest.mark.medium
 def test_a_package_from_a_folder_is_not_asked_of_an_index(tmp_path, monkeypatch):
     """A name that is installed here from a folder may belong to somebody else on an index."""
     info = tmp_path / "house_layers-1.0.dist-info"

@@ -202,6 +202,7 @@ def test_a_pod_receives_wheel_and_code_and_trains_to_the_end(own, machine, monke
 PLACES = [("tpu-vm", "v3-8"), ("vertex", "v3-8"), ("gke", "v5e-8")]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("where", "slice_name"), PLACES)
 def test_a_dry_run_shows_what_would_travel(own, where, slice_name, capsys):
     flags = [f"--config={own}", f"--slice={slice_name}", "--workdir=gs://b/run", "--dry_run"]
@@ -219,6 +220,7 @@ def test_a_dry_run_shows_what_would_travel(own, where, slice_name, capsys):
     assert "tensorflow-tpu==2.20.0" in head
 
 
+@pytest.mark.medium
 def test_equal_code_has_one_address_and_changed_code_another(own):
     first, again = (shipment.pack(str(own), None).resolve_address("gs://b/run") for _ in range(2))
     (own.parent / "lengths.py").write_text("STEPS = 4\n")
@@ -239,6 +241,7 @@ def test_a_secret_in_the_folder_ends_the_launch_before_anything_is_sent(
     assert not said.out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("where", "slice_name"), PLACES)
 def test_data_in_the_folder_are_named_and_asked_about_before_anything_is_sent(
     own, where, slice_name, capsys, monkeypatch, tmp_path

@@ -234,6 +234,7 @@ def test_a_request_that_never_arrived(service, capsys):
     assert not service.slices
 
 
+@pytest.mark.medium
 def test_the_network_is_lost_after_the_creation(service, capsys):
     service.loses_answer = True
     service.faults["get"] = service.faults["delete"] = [UNREACHABLE] * 10_000

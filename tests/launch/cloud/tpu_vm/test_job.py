@@ -81,6 +81,7 @@ def test_the_printed_flags_are_the_request(capsys):
     assert flags["--runtime-version"] == "v2-alpha-tpuv5-lite"
 
 
+@pytest.mark.medium
 def test_it_needs_no_network_credentials_or_client():
     program = """
 import socket, sys

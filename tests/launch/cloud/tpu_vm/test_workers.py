@@ -209,6 +209,7 @@ def test_a_worker_that_waits_for_a_failed_one_is_stopped(machine):
     assert "60" in machine.lines("slept")
 
 
+@pytest.mark.medium
 def test_all_workers_of_a_slice_end_when_one_fails(tmp_path):
     """Four machines boot at the same time, and share nothing but the bucket."""
     machines = []
@@ -322,6 +323,7 @@ def test_a_pod_that_is_preempted_while_queued_is_requested_again(service, capsys
     assert "preempted: requesting another one" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_the_network_is_lost_after_the_creation_of_a_pod(service, capsys):
     service.loses_answer = True
     lost = Fault(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")

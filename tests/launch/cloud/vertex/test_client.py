@@ -239,6 +239,7 @@ def test_without_credentials_it_says_how_to_log_in(capsys, monkeypatch, tmp_path
     assert "gcloud auth application-default login" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_no_secret_leaves_this_machine(service, capsys, monkeypatch):
     for name in SECRETS:
         monkeypatch.setenv(name, SECRET)

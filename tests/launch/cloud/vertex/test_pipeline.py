@@ -143,6 +143,7 @@ def without_names(spec: dict) -> dict:
     return json.loads(json.dumps(spec).replace(payload_of(spec)["display_name"], "NAME"))
 
 
+@pytest.mark.medium
 def test_a_pipeline_that_was_left_alone_is_followed_again(service, capsys):
     assert launch("--detach") == 0
     number = service.created[0].pipeline_job_id
@@ -169,6 +170,7 @@ def test_the_dry_run_prints_the_pipeline_that_is_sent(service, capsys):
     assert any(name.endswith(".whl") for name in service.objects)
 
 
+@pytest.mark.medium
 def test_the_steps_follow_one_another_in_a_folder_of_their_own(service):
     assert launch(*SOURCE, "--predict=evaluation") == 0
     tasks = spec_of(service.created[0].pipeline_job)["root"]["dag"]["tasks"]
@@ -204,6 +206,7 @@ def test_the_steps_follow_one_another_in_a_folder_of_their_own(service):
     assert given("predict")["output"] == f"{run}/predictions"
 
 
+@pytest.mark.medium
 def test_googles_client_creates_the_custom_job_of_the_training():
     """Google's launcher hands the payload to this method of this client."""
     asked = []
@@ -271,6 +274,7 @@ def test_steps_install_what_travels_and_run_the_users_code(service, tmp_path, mo
     assert re.search(f"config of {home}/code/mine with {home}/venv/", capfd.readouterr().out)
 
 
+@pytest.mark.medium
 def test_it_names_the_run_and_follows_its_steps_to_the_end(service, capsys):
     assert launch() == 0
     said = capsys.readouterr().out
@@ -286,12 +290,14 @@ def test_it_names_the_run_and_follows_its_steps_to_the_end(service, capsys):
     assert f"The export is in gs://b/digits/{number}/export" in said
 
 
+@pytest.mark.medium
 def test_with_detach_it_returns_at_once(service, capsys):
     assert launch("--detach") == 0
     assert len(service.moments) == 3
     assert "shows and cancels it" in capsys.readouterr().out
 
 
+@pytest.mark.medium
 def test_a_schedule_starts_the_same_pipeline(service, capsys):
     assert launch("--cron=TZ=Europe/Berlin 0 3 * * 1") == 0
     assert not service.created
@@ -306,6 +312,7 @@ def test_a_schedule_starts_the_same_pipeline(service, capsys):
     assert f"It is {PARENT}/schedules/5; " in said and "pauses and deletes it" in said
 
 
+@pytest.mark.medium
 def test_a_pipeline_that_fails_names_the_steps_and_the_place_of_their_logs(service, capsys):
     failed = v1.PipelineTaskDetail(
         task_name="gate", state=Step.FAILED, error={"message": "The replica exited with 1."}
@@ -320,12 +327,14 @@ def test_a_pipeline_that_fails_names_the_steps_and_the_place_of_their_logs(servi
 LOST = Fault(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
+@pytest.mark.medium
 def test_a_lost_answer_does_not_lose_the_pipeline(service, capsys):
     service.loses = LOST
     assert launch() == 0
     assert len(service.created) == 1  # and it is not requested twice
 
 
+@pytest.mark.medium
 def test_a_lost_connection_names_the_pipeline_that_may_run(service, capsys):
     service.loses, service.unreachable = LOST, 10**6
     assert launch() == 2
@@ -346,12 +355,14 @@ def test_it_outlasts_a_connection_that_comes_back_and_gives_up_on_one_that_does_
     assert "The pipeline keeps running. It is" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_a_lost_schedule_says_where_to_look(service, capsys):
     service.loses = LOST
     assert launch("--cron=0 3 * * *") == 2
     assert "look for digits-resnet on https://console" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_a_refusal_is_one_clear_line(service, capsys):
     denied = "Permission 'aiplatform.pipelineJobs.create' denied"
     service.refuses = Fault(grpc.StatusCode.PERMISSION_DENIED, denied)

@@ -224,6 +224,7 @@ def test_a_trials_parameters_are_overrides_in_both_forms_of_the_services_documen
     assert experiment.train.writers == ("mlflow", "hypertune")
 
 
+@pytest.mark.medium
 def test_no_two_trials_and_no_two_jobs_share_a_workdir(tmp_path, capsys):
     machine = RentedMachine(tmp_path)
     jobs = [sent(machine, capsys) for _ in range(2)]

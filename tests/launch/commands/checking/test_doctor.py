@@ -266,6 +266,7 @@ def test_a_problem_makes_it_exit_with_2_and_show_the_command():
     assert done.stderr == "tftpu: doctor found 1 problem: no-credentials.\n"
 
 
+@pytest.mark.medium
 def test_an_import_that_aborts_is_reported(tmp_path):
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow/__init__.py").write_text(

@@ -106,6 +106,7 @@ def test_compressed_shards_are_a_warning(tmp_path):
     assert warning.level == "warning" and "reads all of it" in warning.text
 
 
+@pytest.mark.medium
 def test_memory_is_compared_with_the_hosts(tmp_path):
     pipeline = input_pipelines.training(data(tmp_path))
     # 4 streams read ahead 1 MiB each.
@@ -244,6 +245,7 @@ def test_labels_without_a_weight_and_shares_of_classes_are_not_compared():
     )
 
 
+@pytest.mark.medium
 def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_named(
     tmp_path, capsys, monkeypatch
 ):

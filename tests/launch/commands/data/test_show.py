@@ -32,6 +32,7 @@ def flowers(folder: str, **fields) -> StreamedImages:
     return StreamedImages(format="folder", data_dir=folder, **data)
 
 
+@pytest.mark.medium
 def test_the_sheet_shows_the_images_that_the_model_receives(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["data", "show", "--config=digits_resnet", "--examples=8", "--step=3"]) == 0

@@ -147,6 +147,7 @@ def test_a_language_model_takes_what_its_data_are_read_with(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("words", "message"),
     [

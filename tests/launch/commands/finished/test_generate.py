@@ -107,6 +107,7 @@ def test_a_line_with_values_that_are_not_finite_has_an_error_of_its_own(capsys):
     assert "error" not in good and good["tokens"] == 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -151,6 +152,7 @@ def test_a_prompt_that_ends_in_the_sign_of_the_unfinished_is_not_repeated(tmp_pa
     assert [decode([0]), decode([1]), decode([5])] == ["", "и", "a"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("words", "message"),
     [

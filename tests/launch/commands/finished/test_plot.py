@@ -13,6 +13,7 @@ from tftpu.launch.commands.finished import plot
 from tftpu.runtime import slow
 
 
+@pytest.mark.medium
 def test_the_curves_are_those_of_the_metrics_file(finished_run):
     found = plot.read_curves(str(finished_run))
     steps, values = found.curves["loss", "train"]
@@ -26,12 +27,14 @@ def test_the_curves_are_those_of_the_metrics_file(finished_run):
         found.best.step)] == best["value"]  # fmt: skip
 
 
+@pytest.mark.medium
 def test_drawing_that_takes_long_is_said(finished_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(slow, "_SLOW", 0.0)
     assert command_line.main(["plot", str(finished_run), f"--output={tmp_path}/curves.png"]) == 0
     assert capsys.readouterr().err == "Drawing 1 run ...\n"
 
 
+@pytest.mark.medium
 def test_of_a_folder_of_runs_those_without_metrics_are_left_out(finished_run, tmp_path, capsys):
     shutil.copytree(finished_run, tmp_path / "runs/a")
     (tmp_path / "runs/none").mkdir()
@@ -58,6 +61,7 @@ def shown(runs, metrics: str, monkeypatch, tmp_path, log: bool = False) -> dict:
     return {axis.get_title(): axis for axis in figures[0].axes}
 
 
+@pytest.mark.medium
 def test_every_panel_has_a_curve_and_the_best_checkpoint_has_a_star(
     finished_run, starved_run, monkeypatch, tmp_path
 ):
@@ -78,6 +82,7 @@ def test_every_panel_has_a_curve_and_the_best_checkpoint_has_a_star(
     assert panels["loss"].get_ylim()[0] > 0
 
 
+@pytest.mark.medium
 def test_the_wanted_metrics_are_drawn_in_their_order_and_on_logarithmic_axes(
     finished_run, monkeypatch, tmp_path
 ):
@@ -111,6 +116,7 @@ def test_panels_fill_their_rows(count, rows):
     assert plot._split_rows(count) == rows
 
 
+@pytest.mark.medium
 def test_a_picture_of_two_runs_is_written(finished_run, starved_run, tmp_path, capsys):
     from matplotlib import image
 

@@ -122,6 +122,7 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
     assert main([*given, "--verify"]) == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("words", "message"),
     [

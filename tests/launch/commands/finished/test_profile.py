@@ -32,6 +32,7 @@ def test_a_profile_of_a_starved_run_says_that_it_waits_for_its_input(finished_ru
     assert "input wait, ms" in text and "B / A" in text
 
 
+@pytest.mark.medium
 def test_a_signal_asks_for_a_profile_of_a_running_process(tmp_path):
     class Signal(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -55,6 +56,7 @@ def test_an_incomplete_profile_fails_with_a_clear_error(trace, tmp_path):
         profile.read(str(tmp_path))
 
 
+@pytest.mark.medium
 def test_a_profile_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "plugins").write_text("in the way")
     trainer = make_trainer(compiled(), tmp_path, profile="5:10")

@@ -262,6 +262,7 @@ def test_a_bit_that_flipped_in_an_onnx_file_is_found(exported, tmp_path):
         data[place] ^= 4
 
 
+@pytest.mark.medium
 def test_a_damaged_saved_model_gives_one_error(exported, tmp_path):
     shutil.copytree(exported["saved_model"], tmp_path / "m")
     graph = (tmp_path / "m" / "saved_model.pb").read_bytes()

@@ -143,6 +143,7 @@ def test_a_run_that_evaluates_says_so_and_has_no_time_left(finished_run, tmp_pat
     assert "50 examples/s in the last steps" in text
 
 
+@pytest.mark.medium
 def test_an_evaluation_is_written_when_it_begins(tmp_path):
     seen = set()
 

@@ -109,6 +109,7 @@ def ones(*names: str, size: int = 16) -> dict[str, np.ndarray]:
     return {f"{layer}.{name}": np.ones(size, "float32") for layer in layers for name in names}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "more",
     [
@@ -274,6 +275,7 @@ def test_a_config_of_another_program_is_not_read(config, published, tmp_path):
     load(zoo.build("gpt"), tmp_path, published["gpt"], config)
 
 
+@pytest.mark.medium
 def test_buffers_and_other_heads_of_published_files_are_no_error(published, tmp_path):
     one = np.ones((1,), "float32")
     for family, more in (
