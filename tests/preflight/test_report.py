@@ -104,13 +104,18 @@ def test_flags_of_the_advice_are_named_as_python_sets_them():
     item = SliceReport("v5e-8", 8, error="Does not fit.")
     item.advice = [
         "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: 1 GiB per device.",
-        "--config.train.remat=block makes this batch fit.",
-        "--config.cluster.mesh=fsdp:4 makes this batch fit.",
+        "--config.train.gradient_accumulation_steps=2 makes this batch fit: 9 GiB.",
+        "--config.train.remat=block is not enough to make this batch fit.",
     ]
     report = Report(64, "mixed_bfloat16", None, [item])
-    options = "engine='jax', mesh='fsdp:-1', train=tftpu.TrainConfig(remat='block')"
-    said = f"In Python: options=tftpu.preflight.PreflightOptions({options}), with KERAS_BACKEND=jax"
-    assert said in report.text()
+    start = "options=tftpu.preflight.PreflightOptions"
+    said = [line for line in report.text().splitlines() if line.startswith("In Python")]
+    assert said == [
+        "In Python, --config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 is "
+        f'{start}(engine="jax", mesh="fsdp:-1"), with KERAS_BACKEND=jax set before Python starts.',
+        "In Python, --config.train.gradient_accumulation_steps=2 is "
+        f"{start}(train=tftpu.TrainConfig(gradient_accumulation_steps=2)).",
+    ]
     report.settings = "a digest"  # of a config, whose flags these are
     assert "In Python" not in report.text()
 
@@ -125,7 +130,7 @@ def test_a_step_that_does_not_fit_is_reported_with_the_excess_and_advice():
         hbm_limit_bytes=16 << 30,
         largest_per_core_batch=400,
         smallest_failing_batch=408,
-        advice=["gradient_accumulation_steps=2 makes this batch fit: 9 GiB, the same update."],
+        advice=["--config.train.gradient_accumulation_steps=2 makes this batch fit: 9 GiB."],
     )
     text = Report(4096, "mixed_bfloat16", None, [item]).text()
     for part in (

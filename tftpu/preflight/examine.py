@@ -568,8 +568,8 @@ class Examiner:
             if not compiled.error:
                 used = format_size(parse_memory_stats(compiled.memory).total)
                 return [
-                    f"gradient_accumulation_steps={microbatches} makes this batch fit: {used}, "
-                    "the same update."
+                    f"--config.train.gradient_accumulation_steps={microbatches} makes this batch "
+                    f"fit: {used}, the same update."
                 ]
             microbatches *= 2
         if microbatches == 2 * self.microbatches:

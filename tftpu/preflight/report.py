@@ -116,25 +116,11 @@ class Report:
         return f"{self.precision} (weights float32, computed in {computed})"
 
     def _translate_flags(self) -> list[str]:
-        """Returns how a check from Python sets the flags of configs that its advice names."""
-        said = " ".join(text for item in self.slices for text in (item.error, *item.advice))
-        found = re.findall(r"--config\.(cluster|train)\.(\w+)=([\w:,-]+)", said)
-        flags = {(group, name): value for group, name, value in reversed(found)}
-        if not flags:
-            return []
-        cluster, train = (
-            [
-                f"{name}={value!r}"
-                for (group, name), value in sorted(flags.items())
-                if group == wanted
-            ]
-            for wanted in ("cluster", "train")
-        )
-        cluster += [f"train=tftpu.TrainConfig({', '.join(train)})"] if train else []
-        text = f"In Python: options=tftpu.preflight.PreflightOptions({', '.join(cluster)})"
-        if flags.get(("cluster", "engine")) == "jax":
-            text += ", with KERAS_BACKEND=jax set before Python starts"
-        return ["", f"{text}."]
+        """Returns how a check from Python sets the flags of configs that would help."""
+        advice = dict.fromkeys(text for item in self.slices for text in item.advice)
+        found = (_translate(text) for text in advice if not re.search("not enough|no help", text))
+        lines = list(dict.fromkeys(filter(None, found)))
+        return ["", *lines] if lines else []
 
     def evidence(self) -> list[str]:
         """Returns lines about the sources of the figures, and about flags in Python."""
@@ -154,6 +140,22 @@ class Report:
         if any(item.kwh_per_run is not None for item in self.slices):
             lines.append(f"Energy: {POWER_SOURCE}.")
         return lines
+
+
+def _translate(advice: str) -> str:
+    """Returns how Python sets the flags of a config that are in an advice; "" if none are."""
+    found = re.findall(r"--config\.(cluster|train)\.(\w+)=([\w:,-]+)", advice)
+    flags = " ".join(f"--config.{group}.{name}={value}" for group, name, value in found)
+    fields = [
+        f"{name}={value}" if value.isdigit() else f'{name}="{value}"' for _, name, value in found
+    ]
+    options = ", ".join(fields)
+    if any(group == "train" for group, *_ in found):
+        options = f"train=tftpu.TrainConfig({options})"
+    text = f"In Python, {flags} is options=tftpu.preflight.PreflightOptions({options})"
+    if "engine=jax" in flags:
+        text += ", with KERAS_BACKEND=jax set before Python starts"
+    return f"{text}." if found else ""
 
 
 def _describe_runs(compiled: list[SliceReport]) -> str:

@@ -149,7 +149,7 @@ def test_a_step_that_does_not_fit_says_by_how_much_and_what_would():
         fits=False,
         hbm_bytes=20 * 2**30,
         error="RESOURCE_EXHAUSTED: <ran out>",
-        advice=["gradient_accumulation_steps=2 makes this batch fit: 9 GiB, the same update."],
+        advice=["--config.train.gradient_accumulation_steps=2 makes this batch fit: 9 GiB."],
         by_layer=[],
         **none,
     )
