@@ -147,9 +147,11 @@ class Texts(DataConfig):
             paths = listing.find_matches(pattern)
             if not paths:
                 place = "" if files.is_remote(pattern) else f" in {os.getcwd()}"
+                named = [n for n in ("train_text", "eval_text") if getattr(self, n) == patterns]
+                other = f" Of a config: --config.data.{named[0]}=PATTERN." if named else ""
                 raise UserError(
                     f"There is no file {pattern!r}{place}: give the paths of texts or tables."
-                    f"{files.suggest_existing(pattern)}"
+                    f"{files.suggest_existing(pattern)}{other}"
                 )
             for path in paths:
                 for place, row in self._read_file(path):
