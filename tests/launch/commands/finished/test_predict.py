@@ -128,6 +128,10 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
         (["--input=picture:x"], "use images:..., evaluation, training"),
         (["--input=evalution"], "Did you mean 'evaluation'?"),
         (["--input=images:nowhere"], "There is no folder nowhere: name a folder of images"),
+        (
+            ["--input=sentence:A nice film"],
+            "Data of the class Images cannot be read from the input",
+        ),
         ([f"--input=images:{Path(__file__).parent}"], "There are no images (.jpg, "),
         (["--input=evaluation", "--keep=lable"], "The input has no field 'lable'"),
         (["--input=evaluation", "--outputs=class"], "Did you mean 'classes'?"),
@@ -205,7 +209,11 @@ def test_what_can_be_known_is_refused_before_tensorflow_is_loaded(
 
 @pytest.mark.parametrize(
     ("file", "message"),
-    [("nowhere.csv", "There is no file 'nowhere.csv'"), ("a.csv", "a.csv has no field 'text'")],
+    [
+        ("nowhere.csv", "There is no file 'nowhere.csv'"),
+        ("A nice film", "give it instead of a file: --input='sentence:TEXT'"),
+        ("a.csv", "a.csv has no field 'text'"),
+    ],
 )
 def test_texts_that_cannot_be_used_are_refused_before_tensorflow_is_loaded(
     file, message, tmp_path, monkeypatch, capsys
