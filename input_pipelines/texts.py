@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.tensors import Spec
     from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
+_ONE_TEXT = "To predict a single text, give it instead of a file: --input='sentence:TEXT'."
 _HELD_OUT = 20  # without `eval_text`, every 20th text is held out for evaluation
 
 
@@ -42,7 +43,7 @@ class Texts(DataConfig):
     prompt: str = ""
     label: str = ""
     classes: tuple[str, ...] = ()
-    address_kinds: ClassVar = ("text",)
+    address_kinds: ClassVar = ("text", "sentence")
 
     def validate(self) -> None:
         super().validate()
@@ -88,8 +89,11 @@ class Texts(DataConfig):
 
         kind, patterns = addresses.parse_address(address, type(self).__name__, self.address_kinds)
         alone = dataclasses.replace(self, prompt="", label="", classes=())
-        rows = list(alone._read(patterns)) if patterns else self._read_split(kind)
-        texts = [row[self.field] for row in rows]
+        if kind == "sentence":
+            texts = [patterns]
+        else:
+            rows = list(alone._read(patterns)) if patterns else self._read_split(kind)
+            texts = [row[self.field] for row in rows]
         held = tf.constant(texts)
         found = unlabelled.from_arrays(
             np.arange(len(texts), dtype=np.int32),
@@ -147,9 +151,11 @@ class Texts(DataConfig):
             paths = listing.find_matches(pattern)
             if not paths:
                 place = "" if files.is_remote(pattern) else f" in {os.getcwd()}"
+                named = [n for n in ("train_text", "eval_text") if getattr(self, n) == patterns]
+                other = f"Of a config: --config.data.{named[0]}=PATTERN." if named else _ONE_TEXT
                 raise UserError(
                     f"There is no file {pattern!r}{place}: give the paths of texts or tables."
-                    f"{files.suggest_existing(pattern)}"
+                    f"{files.suggest_existing(pattern)} {other}"
                 )
             for path in paths:
                 for place, row in self._read_file(path):

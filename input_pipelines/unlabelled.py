@@ -41,7 +41,7 @@ class UnlabelledRecords:
         features: a function that returns the features of ranges of records in complete batches; the
             last batch of a range repeats its last record.
         places: a function that returns the files of a range of records, and the numbers of the
-            records in these.
+            records in these; no numbers if each file is one record.
         names: the names of the fields that can be kept beside a prediction.
         fields: a function that returns these fields of a range of records; None: there are none.
         skipped: the reasons why records were skipped, by number; filled while reading.
@@ -216,7 +216,7 @@ def from_files(
         return {"path": tf.gather(held, numbers)}
 
     def locate_records(numbers: range) -> tuple[list[str], list[int]]:
-        return paths[numbers.start : numbers.stop], [0] * len(numbers)
+        return paths[numbers.start : numbers.stop], []
 
     made = pipeline(IndexedRecords(held), parse)
     state = [(path, size, _read_change_time(name)) for path, (name, size) in zip(paths, sizes)]

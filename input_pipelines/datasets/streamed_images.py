@@ -240,7 +240,8 @@ def _list_images(
     folder = data.data_dir or ""
     if data.format == "folder":
         place = files.join(folder, split)
-        if not files.is_remote(place) and os.path.isdir(folder) and not os.path.isdir(place):
+        image_files.check_folder(folder, f" {manifest.OTHER_FOLDER}")
+        if not files.is_remote(place) and not os.path.isdir(place):
             raise UserError(_explain_missing_split(data, split))
         return image_files.list_in_folders(place, classes)
     return image_index.list_in_index(image_index.find_index(folder, split), classes, num_classes)
@@ -254,10 +255,10 @@ def _explain_missing_split(data: "StreamedImages", split: str) -> str:
     said = f"There is no folder {files.join(folder, split)}: data.data_dir needs {inside}."
     if name in (data.train_split, data.eval_split):
         if os.path.isdir(files.join(above, split)):
-            return f"{said} Did you mean data.data_dir={above}?"
+            return f"{said} Did you mean --config.data.data_dir={above}?"
     elif os.path.isdir(files.join(folder, data.train_split)):
         others = sorted(one.name for one in os.scandir(folder) if one.is_dir())
-        return f"{said} It has {', '.join(others[:10])}: set data.eval_split to one of these."
+        return f"{said} It has {', '.join(others[:10])}: name one, --config.data.eval_split=NAME."
     output = f"{folder}-shards"
     converted = _find_converted_split(data, output)
     if not converted and files.exists(files.join(output, manifest.NAME)):

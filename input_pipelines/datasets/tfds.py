@@ -72,8 +72,8 @@ def open_builder(name: str, data_dir: str | None, download: bool = False) -> Bui
         raise UserError(
             f"The data set {name!r} is not prepared in {data_dir}: run "
             f"`{_format_command(name, data_dir)}` on a machine that can download it. The command "
-            "names the files that you have to fetch yourself. Or set data.data_dir to the folder "
-            "that holds the data set."
+            "names the files that you have to fetch yourself. Or name the folder that holds the "
+            "data set: --config.data.data_dir=FOLDER of a config."
         )
     return builder
 

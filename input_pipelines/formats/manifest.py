@@ -28,6 +28,7 @@ DTYPES = ("uint8", "uint16", "int32", "int64", "float32", "string")
 COMPRESSIONS = ("", "GZIP")
 # The key under which a record keeps the name of the file that it was made from, for `verify`.
 SOURCE = "source"
+OTHER_FOLDER = "Of a config: --config.data.data_dir=FOLDER."
 OF_SPLITS = ("conversions", "skipped")  # keys of `about` whose values are kept by split
 
 
@@ -208,7 +209,7 @@ def read(folder: str) -> Manifest:
         raise UserError(
             f"There is no data set in {folder}: {path} is missing. tftpu writes it last, after "
             "all shards. To read TFRecord files of other programs, use Records, or "
-            "StreamedImages if they hold images."
+            f"StreamedImages if they hold images. {OTHER_FOLDER}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as a manifest: {error}") from error

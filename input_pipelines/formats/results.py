@@ -112,7 +112,7 @@ def _iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
     for number, values in enumerate(zip(*plain)):
         row = dict(zip(names, values))
         if number in errors:
-            row = {**{name: row[name] for name in KEYS}, ERROR: errors[number]}
+            row = {**{name: row[name] for name in KEYS if name in row}, ERROR: errors[number]}
         yield row
 
 

@@ -79,7 +79,8 @@ def _explain_missing_files(folder: str, split: str) -> str:
     if not inner:
         return (
             f"There is no data set in {folder}: there is neither {manifest.NAME} nor a TFRecord "
-            f"file {files.join(folder, split)}* or in {files.join(folder, split)}/."
+            f"file {files.join(folder, split)}* or in {files.join(folder, split)}/. "
+            f"{manifest.OTHER_FOLDER}"
         )
     holds = f"{where} holds no TFRecord files, but the folders {', '.join(inner[:20])}"
     if split:

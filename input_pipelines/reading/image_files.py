@@ -103,10 +103,15 @@ def sort_images(folder: str) -> tuple[dict[str, int], LeftOut]:
     return found, left_out
 
 
-def check_folder(folder: str) -> None:
-    """Raises `UserError` for a path that is no folder on this machine; not for one in a bucket."""
+def check_folder(folder: str, advice: str = "") -> None:
+    """Raises `UserError` for a path that is no folder on this machine; not for one in a bucket.
+
+    Args:
+        folder: the path.
+        advice: the end of the message.
+    """
     if not files.is_remote(folder) and not os.path.isdir(folder):
-        raise UserError(_explain_missing_folder(folder))
+        raise UserError(_explain_missing_folder(folder) + advice)
 
 
 def _explain_missing_folder(path: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import text_files
+from tftpu.input_pipelines.formats.manifest import OTHER_FOLDER
 from tftpu.input_pipelines.formats.text_files import Row
 from tftpu.input_pipelines.reading import listing
 from tftpu.input_pipelines.reading.image_files import ImageFile, ImageFiles
@@ -66,7 +67,8 @@ def find_index(folder: str, split: str) -> str:
     if len(names) != 1:
         raise UserError(
             f"{folder} has {' and '.join(names) or 'no index'} for the split {split!r}: give the "
-            f"split a single table, such as {split}.csv (or {', '.join(text_files.TABLES[1:])})."
+            f"split a single table, such as {split}.csv (or {', '.join(text_files.TABLES[1:])}). "
+            f"{OTHER_FOLDER}"
         )
     return files.join(folder, names[0])
 

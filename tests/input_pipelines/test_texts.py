@@ -78,6 +78,9 @@ def test_texts_to_predict_need_no_class(table, tmp_path):
     assert records.count == 3 and batch.tolist() == [b"one", b"two", b"three", b"three"]
     new.write_text("one\ntwo\nfour")
     assert input_pipelines.prediction(data, f"text:{new}").identity != records.identity
+    alone = input_pipelines.prediction(data, "sentence:A nice film, 8:10")
+    assert next(alone.features([range(1)]).as_numpy_iterator())[0] == b"A nice film, 8:10"
+    assert alone.places(range(1)) == (["A nice film, 8:10"], [0])
 
 
 def test_a_field_is_that_of_a_table_by_name_or_content(table, tmp_path):

@@ -40,7 +40,7 @@ class TrainConfig:
         keep: number of newest checkpoints to keep; the best one is kept as well.
         keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
         best_metric: metric of the evaluation that marks the best checkpoint; "" is the loss.
-            For losses and errors, lower is better.
+            For losses and errors, lower is better; of equal values, the first is kept.
         precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
             GPU and float32 on a CPU.
         seed: seed of dropout and of every other layer that draws random numbers.

@@ -60,7 +60,10 @@ class Records(Protocol):
         ...
 
     def places(self, numbers: range, /) -> tuple[list[str], list[int]]:
-        """Returns the files of a range of records, and their numbers in these."""
+        """Returns the files of a range of records, and their numbers in these.
+
+        There are no numbers if each file is one record.
+        """
         ...
 
     def read_fields(self, numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
@@ -151,13 +154,13 @@ def predict(
             wrong += not_finite
             report(done, all_mine)
         if wrong:
-            [file], [number] = records.places(range(wrong[0], wrong[0] + 1))
+            [file], numbers = records.places(range(wrong[0], wrong[0] + 1))
             _log.warning(
                 "%s that %s written now %s outputs that are not finite (NaN or infinity), first "
-                "record %d of %s; JSON and CSV files hold them as null or nan.",
+                "%s%s; JSON and CSV files hold them as null or nan.",
                 counted(len(wrong), "record"),
                 *(("was", "has") if len(wrong) == 1 else ("were", "have")),
-                *(number, file),
+                *("".join(f"record {number} of " for number in numbers), file),
             )
         known.close()
         return _write_manifest_if_complete(job, plan, shards, known)
@@ -345,7 +348,7 @@ def _write(
 ) -> tuple[_Shard, list[int]]:
     """Writes a shard; returns it, and those of its records whose outputs are not finite."""
     places, numbers = records.places(shard.numbers)
-    columns = {"file": places, "record": numbers}
+    columns = {"file": places, **({"record": numbers} if numbers else {})}
     predicted = job.columns(outputs)
     found = {**records.read_fields(shard.numbers, job.keep), **predicted}
     for name in found:

@@ -45,7 +45,8 @@ class TextReader(OrderedReader):
             found = listing.find_matches(pattern)
             if not any(found.values()):
                 advice = _advise(pattern, prefix, is_there=bool(found))
-                raise UserError(f"There is nothing in {prefix}{pattern}.{advice}")
+                flag = f" Of a config: --config.{prefix}PATTERN." if "data." in prefix else ""
+                raise UserError(f"There is nothing in {prefix}{pattern}.{advice}{flag}")
             sizes |= found
         _, vocabulary = packing.build_tokenizer(options.tokenizer, options.end_of_text)
         dtype = "uint16" if vocabulary <= 1 << 16 else "int32"

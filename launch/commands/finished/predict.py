@@ -1,8 +1,9 @@
 """Predicts records with the best checkpoint of a run, and writes each prediction exactly once.
 
 The input is a split of the run's own data, evaluation or training. Depending on the kind of the
-data, it may also be images:FOLDER (all images below it), tfrecord:FOLDER, tfrecord:FOLDER:SPLIT, or
-bigquery:TABLE; for data of your own class, what its prediction() reads, such as FILE.csv.
+data, it may also be images:FOLDER (all images below it), tfrecord:FOLDER, tfrecord:FOLDER:SPLIT,
+text:FILES (each line or record), sentence:TEXT (that text) or bigquery:TABLE; for data of your own
+class, what its prediction() reads, such as FILE.csv.
 
 The output is a folder of shards and a manifest, which is written last. Each shard has the
 predictions for a fixed range of records, with the file and the number of every record. After an

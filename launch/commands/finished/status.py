@@ -7,6 +7,7 @@ It reads only the files of the workdir, and works during a run as well as after 
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from tftpu.storage import lines as line_files
 
 # Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
-_FIELDS, _LONG = 20, 60  # fields that differ, and characters of a value, that are shown
+_FIELDS, _LONG = 20, 120  # fields that differ, and characters of a value, that are shown
 _IN_WORDS = {
     "starting": "starting: the first step comes after compiling",
     "running": "running",
@@ -85,9 +86,18 @@ def list_differences(workdirs: Sequence[str]) -> list[str]:
     width = max(len(name) for name, _ in shown)
     lines = ["", f"Their configs differ ({' | '.join(records)}):"]
     for name, values in shown:
-        cut = [v if len(v) <= _LONG else f"{v[: _LONG - 1]}…" for v in values]
-        lines.append(f"  {name:{width}}  {' | '.join(cut)}")
+        lines.append(f"  {name:{width}}  {' | '.join(_cut_values(values))}")
     return lines + ([f"  and {len(differing) - _FIELDS} others"] if differing[_FIELDS:] else [])
+
+
+def _cut_values(values: Sequence[str]) -> list[str]:
+    """Returns texts that differ, without what is far from their first difference in long ones."""
+    if max(map(len, values)) <= _LONG:
+        return [*values]
+    same = os.path.commonprefix([*values])  # noqa: RUF071 (of characters, not of folders)
+    begin = max(0, len(same) - _LONG // 2)
+    parts = [(value[begin : begin + _LONG], value[begin + _LONG :]) for value in values]
+    return [f"{'…' if begin else ''}{part}{'…' if rest else ''}" for part, rest in parts]
 
 
 def _find_differences(values: list[Any], path: str) -> Iterator[tuple[str, list[str]]]:

@@ -8,6 +8,7 @@ from tests.support.data import data_sets
 from tftpu import input_pipelines
 from tftpu.engines.data.conversion import build_training
 from tftpu.errors import UserError
+from tftpu.input_pipelines import sources
 from tftpu.input_pipelines.formats.manifest import Feature, parse_features
 from tftpu.input_pipelines.sources import Records, Synthetic
 
@@ -178,3 +179,27 @@ def test_synthetic_data_of_any_spec():
     assert sum(len(y) for _, y in input_pipelines.evaluation(data)) == 10
     with pytest.raises(UserError, match="needs num_classes=N"):
         Synthetic(spec=("x: float32", "y: int32")).validate()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        sources.StreamedImages(format="folder", data_dir="none"),
+        sources.StreamedImages(format="index", data_dir="none"),
+        sources.StreamedImages(format="tfrecord", data_dir="none"),
+        sources.StreamedImages(name="mnist", data_dir="none"),
+        sources.Images(name="mnist", data_dir="none"),
+        sources.Records(data_dir="none"),
+        sources.Tokens(data_dir="none"),
+        sources.Tokens(train_text="none/*.txt"),
+        sources.Texts(train_text="none/*.csv"),
+        sources.Texts(train_text=__file__, eval_text="none/*.csv"),
+    ],
+)
+def test_missing_files_are_answered_with_the_flag_that_names_others(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(tmp_path)
+    data.global_batch_size = 4
+    [(name, _)] = [one for one in vars(data).items() if str(one[1]).startswith("none")]
+    read = input_pipelines.evaluation if name == "eval_text" else input_pipelines.training
+    with pytest.raises(UserError, match=rf"--config\.data\.{name}=(FOLDER|PATTERN)"):
+        read(data)

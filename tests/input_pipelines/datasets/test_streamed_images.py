@@ -207,7 +207,9 @@ def test_a_folder_of_one_split_is_answered_by_its_parent_or_the_command(tmp_path
     as_files(tmp_path, "folder")
     given = {"format": "folder", "eval_split": "train2", "global_batch_size": 5}
     data = settings(tmp_path / "train", **given)
-    with pytest.raises(UserError, match=f"train/CLASS, .*Did you mean data.data_dir={tmp_path}[?]"):
+    with pytest.raises(
+        UserError, match=f"train/CLASS, .*mean --config.data.data_dir={tmp_path}[?]"
+    ):
         input_pipelines.training(data, seed=1)
     (tmp_path / "train").rename(tmp_path / "photos")
     data = settings(tmp_path / "photos", **given)

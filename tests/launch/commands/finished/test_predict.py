@@ -79,7 +79,7 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
     assert "\n4 rows in " in capsys.readouterr().out
     *good, bad = (tmp_path / "out" / "predictions-00000-of-00001.jsonl").read_text().splitlines()
     assert len(good) == 3 and all("class_name" in line for line in good)
-    assert set(json.loads(bad)) == {"file", "record", "error"}
+    assert set(json.loads(bad)) == {"file", "error"}
 
 
 @pytest.mark.slow
@@ -91,13 +91,13 @@ def test_a_classifier_writes_classes_unless_others_are_asked_for(run, folder, tm
     assert f"50 predictions in {shard}\nThey hold classes; --outputs chooses among" in said
     assert "--keep=" not in said  # files of images have no fields
     row = json.loads(shard.read_text().splitlines()[0])
-    assert list(row) == ["file", "record", "class", "class_name", "probability"]
+    assert list(row) == ["file", "class", "class_name", "probability"]
     words = ["--outputs=logits", "--records_per_shard=20"]
     assert main([*given, f"--output={tmp_path}/raw", *words]) == 0
     said = capsys.readouterr().out
     assert said.endswith(f"50 predictions in {tmp_path}/raw/predictions-*-of-00003.jsonl\n")
     row = json.loads(next((tmp_path / "raw").glob("*.jsonl")).read_text().splitlines()[0])
-    assert list(row) == ["file", "record", "logits"]
+    assert list(row) == ["file", "logits"]
 
 
 @pytest.mark.slow
@@ -129,6 +129,10 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
         (["--input=picture:x"], "use images:..., evaluation, training"),
         (["--input=evalution"], "Did you mean 'evaluation'?"),
         (["--input=images:nowhere"], "There is no folder nowhere: name a folder of images"),
+        (
+            ["--input=sentence:A nice film"],
+            "Data of the class Images cannot be read from the input",
+        ),
         ([f"--input=images:{Path(__file__).parent}"], "There are no images (.jpg, "),
         (["--input=evaluation", "--keep=lable"], "The input has no field 'lable'"),
         (["--input=evaluation", "--outputs=class"], "Did you mean 'classes'?"),
@@ -206,7 +210,11 @@ def test_what_can_be_known_is_refused_before_tensorflow_is_loaded(
 
 @pytest.mark.parametrize(
     ("file", "message"),
-    [("nowhere.csv", "There is no file 'nowhere.csv'"), ("a.csv", "a.csv has no field 'text'")],
+    [
+        ("nowhere.csv", "There is no file 'nowhere.csv'"),
+        ("A nice film", "give it instead of a file: --input='sentence:TEXT'"),
+        ("a.csv", "a.csv has no field 'text'"),
+    ],
 )
 def test_texts_that_cannot_be_used_are_refused_before_tensorflow_is_loaded(
     file, message, tmp_path, monkeypatch, capsys

@@ -59,6 +59,16 @@ def test_fields_in_which_runs_differ_are_listed(finished_run, tmp_path, capsys):
     assert "differ" not in capsys.readouterr().out
 
 
+def test_long_values_show_where_they_differ(tmp_path):
+    """Whole ones if they are as long as paths, else the part around the first difference."""
+    for ahead, said in ("/d" * 40, "/d" * 40 + "{}"), ("/d" * 900, "…" + "d/" * 29 + "d{}"):
+        for name in "ab":
+            record = {"data": {"data_dir": f"{ahead}/{name}"}}
+            files.write_whole(str(tmp_path / name / "config.json"), json.dumps(record).encode())
+        *_, line = status.list_differences([f"{tmp_path}/a", f"{tmp_path}/b"])
+        assert line == f"  data.data_dir  {said.format('/a')} | {said.format('/b')}"
+
+
 def test_objects_of_two_classes_differ_in_one_line(tmp_path):
     for name, optimizer in {"a": OptimizerConfig("sgd", 0.1), "b": "adam"}.items():
         experiment = config_flags.load("digits_resnet", [])
