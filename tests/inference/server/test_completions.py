@@ -15,6 +15,8 @@ from tests.support import serving
 from tests.support.serving import ask, running, wait_for_waiting
 from tftpu.errors import NotFiniteError, UserError
 from tftpu.inference.batch import Part
+from tftpu.inference.rows import Row
+from tftpu.inference.sampling import Sampling
 from tftpu.inference.server import completions, run
 from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.text import Language
@@ -107,7 +109,7 @@ def last_error(events: bytes) -> str:
         (
             {"zzz": 1},
             "There is no field 'zzz'. Allowed: max_tokens, model, prompt, seed, stop, stream, "
-            "stream_options, temperature, top_k, top_p.",
+            "stream_options, temperature, top_k, top_p, user.",
         ),
         (
             {"max_tokens": "5"},
@@ -146,12 +148,34 @@ def last_error(events: bytes) -> str:
             )
             for options in ({"include_usage": 1}, {"include": True}, [])
         ),
+        ({"n": 2}, "n=2: only 1 is supported."),
+        ({"n": True}, "n=true: only 1 is supported."),
+        ({"echo": True}, "echo=true: only false is supported."),
+        ({"echo": 0}, "echo=0: only false is supported."),
+        ({"logprobs": 0}, "logprobs=0: only null is supported."),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5: only 0 is supported."),
+        ({"logit_bias": {"5": 1}}, 'logit_bias={"5":1}: only {} is supported.'),
+        ({"suffix": "a" * 99}, f'suffix="{"a" * 79}: only null is supported.'),
+        ({"user": 5}, "user must be a text."),
     ],
 )
 def test_a_field_that_is_wrong_is_explained(given, message):
     with pytest.raises(BadRequest) as error:
         completions.parse_completion({"prompt": "a", **given}, language(lambda: None), 100, 4)
     assert str(error.value) == message
+
+
+def test_what_clients_of_openai_send_by_default_changes_nothing():
+    numbers = {"n": 1, "best_of": 1, "frequency_penalty": 0.0, "presence_penalty": 0}
+    given = {**numbers, "echo": False, "logit_bias": {}, "user": "someone"}
+    nulls = "logprobs suffix seed stop stream stream_options temperature top_p max_tokens model"
+    given |= dict.fromkeys(nulls.split())
+    for sent in {}, given, dict.fromkeys(given):
+        asked = {**sent, "prompt": "a"}
+        found = completions.parse_completion(asked, language(lambda: None), 100, 4)
+        [row] = found.rows
+        assert found[1:] == (False, (), False)
+        assert row._replace(seed=0) == Row([97], 16, Sampling(tokens=128), 0, 0)
 
 
 @pytest.mark.parametrize(
