@@ -98,7 +98,9 @@ def _read_evaluation(workdir: str, step: int) -> dict[str, float]:
 def _list_next_commands(
     experiment: Experiment, workdir: str, prompt: str, evaluates: bool
 ) -> list[str]:
-    """Returns what to type after a run: its curves, its answers, the model for other programs.
+    """Returns what to type after a run, at most four lines.
+
+    They show its curves and its answers, serve it, and export it for other programs.
 
     Args:
         experiment: the config of the run.
@@ -107,20 +109,20 @@ def _list_next_commands(
         evaluates: whether the data have an evaluation split, whose records can be predicted.
     """
     run = shlex.quote(workdir)
-    found = [f"tensorboard --logdir={run}"]
-    if importlib.util.find_spec("matplotlib"):
-        curves = shlex.quote(files.join(workdir, "curves.png"))  # an older one is replaced
-        found.insert(0, f"tftpu plot {run} --output={curves}")
+    curves = shlex.quote(files.join(workdir, "curves.png"))  # an older one is replaced
+    draws = importlib.util.find_spec("matplotlib")
+    found = [f"tftpu plot {run} --output={curves}" if draws else f"tensorboard --logdir={run}"]
     if prompt:
-        found += [f"tftpu generate {run} {prompt}", f"tftpu serve {run}"]
+        found.append(f"tftpu generate {run} {prompt}")
     elif evaluates:
         output = _choose_output(workdir, "predicted")
         fields = _list_kept_fields(experiment.data)
         keep = f" --keep={shlex.quote(','.join(fields))}" if fields else ""
         found.append(f"tftpu predict {run} --input=evaluation{keep} --output={output}")
+    found.append(f"tftpu serve {run}")
     if experiment.model.lora and isinstance(experiment.model, KerasHub | GPT | Llama):
         output = _choose_output(workdir, "adapters")
-        found.append(f"tftpu export-weights {run} --adapters --output={output}")
+        return [*found, f"tftpu export-weights {run} --adapters --output={output}"]
     return [*found, f"tftpu export {run} --output={_choose_output(workdir, 'exported')}"]
 
 

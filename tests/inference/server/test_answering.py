@@ -221,7 +221,7 @@ def test_other_models_and_addresses_that_redirect_are_refused():
     with running(serving.letters()) as port:
         body = {"prompt": "a", "max_tokens": 1}
         status, answer = ask(port, "POST", "/v1/completions", {**body, "model": "gpt-4"})
-        assert status == 404 and "the only one is 'm'" in answer["error"]
+        assert status == 404 and "the only one is 'm'" in answer["error"]["message"]
         assert ask(port, "POST", "/v1/completions", {**body, "model": "m"})[0] == 200
         assert ask(port, "POST", "/predict/", body)[0] == 404
 

@@ -155,9 +155,10 @@ def test_other_addresses_and_methods_are_refused(port):
     status, answer = ask(port, "GET", "/v1/models/other")
     assert status == 404 and "Did you mean '/v1/models/m'?" in answer["error"]
     status, answer = ask(port, "GET", "/v1/models")  # OpenAI's list is no misspelling
-    assert status == 404 and "There are /" in answer["error"]
+    assert status == 404 and "There are /" in answer["error"]["message"]
+    assert answer["error"]["type"] == "invalid_request_error"
     status, answer = ask(port, "POST", "/v1/completions", {"prompt": "a"})
-    assert status == 404 and "serve the run of a language model" in answer["error"]
+    assert status == 404 and "serve the run of a language model" in answer["error"]["message"]
     status, answer = ask(port, "GET", "/predict")
     assert status == 405 and b"GET" in answer
 

@@ -15,6 +15,8 @@ from tests.support import serving
 from tests.support.serving import ask, running, wait_for_waiting
 from tftpu.errors import NotFiniteError, UserError
 from tftpu.inference.batch import Part
+from tftpu.inference.rows import Row
+from tftpu.inference.sampling import Sampling
 from tftpu.inference.server import completions, run
 from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.text import Language
@@ -97,7 +99,16 @@ def failures(port: int) -> int:
 
 
 def last_error(events: bytes) -> str:
-    return json.loads(events.decode().strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+    event = json.loads(events.decode().strip().split("\n\n")[-1].removeprefix("data: "))
+    return message_of(event, "server_error")
+
+
+def message_of(answer: dict[str, Any], kind: str) -> str:
+    """Returns the message of an error in OpenAI's form."""
+    message = answer["error"]["message"]
+    expected = {"message": message, "type": kind, "param": None, "code": None}
+    assert answer == {"error": expected}
+    return message
 
 
 @pytest.mark.parametrize(
@@ -107,7 +118,7 @@ def last_error(events: bytes) -> str:
         (
             {"zzz": 1},
             "There is no field 'zzz'. Allowed: max_tokens, model, prompt, seed, stop, stream, "
-            "stream_options, temperature, top_k, top_p.",
+            "stream_options, temperature, top_k, top_p, user.",
         ),
         (
             {"max_tokens": "5"},
@@ -146,12 +157,34 @@ def last_error(events: bytes) -> str:
             )
             for options in ({"include_usage": 1}, {"include": True}, [])
         ),
+        ({"n": 2}, "n=2: only 1 is supported."),
+        ({"n": True}, "n=true: only 1 is supported."),
+        ({"echo": True}, "echo=true: only false is supported."),
+        ({"echo": 0}, "echo=0: only false is supported."),
+        ({"logprobs": 0}, "logprobs=0: only null is supported."),
+        ({"presence_penalty": 0.5}, "presence_penalty=0.5: only 0 is supported."),
+        ({"logit_bias": {"5": 1}}, 'logit_bias={"5":1}: only {} is supported.'),
+        ({"suffix": "a" * 99}, f'suffix="{"a" * 79}: only null is supported.'),
+        ({"user": 5}, "user must be a text."),
     ],
 )
 def test_a_field_that_is_wrong_is_explained(given, message):
     with pytest.raises(BadRequest) as error:
         completions.parse_completion({"prompt": "a", **given}, language(lambda: None), 100, 4)
     assert str(error.value) == message
+
+
+def test_what_clients_of_openai_send_by_default_changes_nothing():
+    numbers = {"n": 1, "best_of": 1, "frequency_penalty": 0.0, "presence_penalty": 0}
+    given = {**numbers, "echo": False, "logit_bias": {}, "user": "someone"}
+    nulls = "logprobs suffix seed stop stream stream_options temperature top_p max_tokens model"
+    given |= dict.fromkeys(nulls.split())
+    for sent in {}, given, dict.fromkeys(given):
+        asked = {**sent, "prompt": "a"}
+        found = completions.parse_completion(asked, language(lambda: None), 100, 4)
+        [row] = found.rows
+        assert found[1:] == (False, (), False)
+        assert row._replace(seed=0) == Row([97], 16, Sampling(tokens=128), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +243,8 @@ def test_a_failure_in_the_middle_of_a_text_is_counted_and_its_words_stay_here(ca
 def test_a_fault_of_the_model_is_none_of_the_client(caplog):
     with running(failing(UserError("values that are not finite"))) as port:
         status, answer = ask(port, "POST", "/v1/completions", {**STREAM, "stream": False})
-        assert status == 500 and answer["error"] == "The model failed: UserError."
+        assert status == 500
+        assert message_of(answer, "server_error") == "The model failed: UserError."
         assert failures(port) == 1
     assert "not finite" in caplog.text
 
@@ -230,7 +264,8 @@ def test_a_text_with_values_that_are_not_finite_ends_alone(caplog):
         wait_for_waiting(port, 1)
         gate.set()
         status, answer = bad.result()
-        assert status == 500 and "not finite, so no token can be drawn" in answer["error"]
+        assert status == 500
+        assert "not finite, so no token can be drawn" in message_of(answer, "server_error")
         status, answer = other.result()
         assert status == 200 and answer["choices"][0]["text"] == "aaaaa"
         assert failures(port) == 1
@@ -243,7 +278,8 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused():
         assert ask(port, "POST", "/v1/completions", asked)[0] == 200
         asked["prompt"].append("a" * 64)
         status, answer = ask(port, "POST", "/v1/completions", asked)
-    assert status == 400 and "has 64 tokens, and the model's context 64" in answer["error"]
+    said = message_of(answer, "invalid_request_error")
+    assert status == 400 and "has 64 tokens, and the model's context 64" in said
 
 
 @pytest.mark.medium
@@ -255,8 +291,10 @@ def test_a_text_that_takes_too_long_says_so():
         whole = {**STREAM, "stream": False}
         with concurrent.futures.ThreadPoolExecutor() as pool:
             asked = [pool.submit(ask, port, "POST", "/v1/completions", whole) for _ in range(3)]
-            statuses = sorted(future.result()[0] for future in asked)
-        assert statuses == [429, 429, 504]
+            answers = sorted((future.result() for future in asked), key=lambda found: found[0])
+        assert [status for status, _ in answers] == [429, 429, 504]
+        assert "try again later" in message_of(answers[0][1], "rate_limit_error")
+        assert "longer than 0.5 s" in message_of(answers[2][1], "server_error")
         assert failures(port) == 0
         gate.set()
 
@@ -277,7 +315,8 @@ def test_a_text_that_waits_for_a_program_says_so(caplog, monkeypatch):
     asked = {"prompt": ["a", "b", "c"], "max_tokens": 5}
     with running(model, seconds=0.5) as port:
         status, answer = ask(port, "POST", "/v1/completions", asked)
-        assert status == 504 and "It is compiling for this size of request" in answer["error"]
+        said = message_of(answer, "server_error")
+        assert status == 504 and "It is compiling for this size of request" in said
         said = "is compiled for up to 4 texts at once, of up to 128 tokens with their prompts."
         assert caplog.text.count(said) == 1
         gate.set()
@@ -371,7 +410,7 @@ def test_a_server_that_ends_says_farewell_to_a_text(monkeypatch, stream):
     if stream:
         assert status == 200 and last_error(answer) == "The text ends here: the server stops."
     else:
-        assert status == 503 and answer["error"] == "the server stops"
+        assert status == 503 and message_of(answer, "server_error") == "the server stops"
 
 
 @pytest.mark.parametrize(

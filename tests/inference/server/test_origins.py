@@ -57,6 +57,11 @@ def test_pages_of_others_are_refused(port, route, headers):
     assert status == 403 and "--allow_hosts" in answer["error"]
 
 
+def test_a_refusal_at_an_address_of_openai_has_its_form(port):
+    status, answer = ask(port, "POST", "/v1/completions", BODY, {**JSON, "Host": "evil.example"})
+    assert status == 403 and "--allow_hosts" in answer["error"]["message"]
+
+
 def test_no_page_of_others_is_allowed_to_ask(port):
     asked = {"Origin": "https://evil.example", "Access-Control-Request-Method": "POST"}
     assert ask(port, "OPTIONS", "/predict", headers=asked)[0] == 403

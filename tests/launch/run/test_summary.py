@@ -86,12 +86,24 @@ def test_what_to_try_next_writes_where_nothing_is(tmp_path):
     found = summary._list_next_commands(experiment, str(tmp_path), "--prompt=a", False)
     assert found == [
         f"tftpu plot {tmp_path} --output={tmp_path}/curves.png",
-        f"tensorboard --logdir={tmp_path}",
         f"tftpu generate {tmp_path} --prompt=a",
         f"tftpu serve {tmp_path}",
         f"tftpu export-weights {tmp_path} --adapters --output={tmp_path}/adapters_2",
-        f"tftpu export {tmp_path} --output={tmp_path}/exported",
     ]
+
+
+@pytest.mark.parametrize(
+    ("draws", "evaluates", "names"),
+    [
+        (True, True, ["plot", "predict", "serve", "export"]),
+        (False, False, ["--logdir=run", "serve", "export"]),
+    ],
+)
+def test_a_model_that_writes_no_text_can_be_served_next(monkeypatch, draws, evaluates, names):
+    monkeypatch.setattr(summary.importlib.util, "find_spec", lambda name: draws or None)
+    experiment = types.SimpleNamespace(model=types.SimpleNamespace(lora=0), data=Images())
+    found = summary._list_next_commands(experiment, "run", "", evaluates)
+    assert [line.split()[1] for line in found] == names
 
 
 @pytest.mark.medium

@@ -55,9 +55,9 @@ def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end
     assert f"{best['metric']} {best['value']:.4f}" in row and f"loss {numbers['loss']:.4f}" in row
     assert "--input=evaluation --keep=label" in said
     commands = [line[12:].strip() for line in said[said.index("try next") :].splitlines()]
-    plot, tensorboard, *others = commands
-    assert plot.startswith("tftpu plot ") and tensorboard.startswith("tensorboard --logdir=")
-    for command in (plot, *others):
+    plot, predict, serve, export = commands
+    assert plot.startswith("tftpu plot ") and serve == f"tftpu serve {tmp_path}/run"
+    for command in plot, predict, export:
         assert command_line.main(shlex.split(command)[1:]) == 0
     capsys.readouterr()
     # Half of a cosine: 0.5 * (1 + cos(pi / 2)) / 2

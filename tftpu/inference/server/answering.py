@@ -106,7 +106,7 @@ class Answered:
             async with asyncio.timeout(self._limits.seconds):
                 return await _wait_unless_gone(request, answer(body))
         except Exception as error:  # one request must not end the server
-            return self._explain(error)
+            return self._explain(error, request.scope["path"])
         finally:
             size = len(body)
             self._held -= size
@@ -133,7 +133,7 @@ class Answered:
         reader = self._reader if len(body) > _LONGEST else None
         return await asyncio.get_running_loop().run_in_executor(reader, read)
 
-    def _explain(self, error: Exception) -> Response:
+    def _explain(self, error: Exception, path: str) -> Response:
         """Returns the answer for an error, and frees the objects that its traceback holds."""
         known = next((s for kind, s in _STATUSES.items() if isinstance(error, kind)), None)
         if known is None:
@@ -143,7 +143,7 @@ class Answered:
         )
         _forget(error)
         headers = {"Retry-After": "1"} if known == 429 else None
-        return as_json(payloads.format_error(said), known or 500, headers)
+        return as_error(said, known or 500, path, headers)
 
     async def _read(self, request: Request, body: bytearray) -> None:
         """Reads the body of a request."""
@@ -216,7 +216,7 @@ class Answered:
             self._counts.log_failure(error)
             said = _describe_failure(error)
             _forget(error)
-        yield b"data: " + payloads.format_error(said) + b"\n\n"
+        yield b"data: " + payloads.format_error(said, 500, payloads.COMPLETIONS) + b"\n\n"
 
 
 def _describe_failure(error: Exception) -> str:
@@ -263,3 +263,10 @@ async def _wait_unless_gone(request: Request, answer: Awaitable[Response]) -> Re
 def as_json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Returns a JSON answer."""
     return Response(body, status, headers, media_type="application/json")
+
+
+def as_error(
+    message: str, status: int, path: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns an answer that says what is wrong; see `payloads.format_error`."""
+    return as_json(payloads.format_error(message, status, path), status, headers)

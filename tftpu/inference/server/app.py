@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from tftpu.errors import UserError, find_nearest
 from tftpu.inference.server import origins, payloads
-from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_json
+from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_error, as_json
 from tftpu.inference.server.batching import Batcher
 from tftpu.inference.server.counts import Counts
 from tftpu.inference.server.example import build_curl
@@ -27,9 +27,6 @@ from tftpu.inference.server.text import Language, Texts
 if TYPE_CHECKING:
     from tftpu.inference.rows import Row
     from tftpu.inference.server.completions import Completion
-
-# OpenAI's, which are no misspellings of those that are there.
-_OTHER_ROUTES = "/v1/chat/completions", "/v1/models", "/v1/embeddings"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,10 +102,9 @@ def build_application(
             running.cancel()
 
     async def health(_: Request) -> Response:
-        alive = any(not running.done() for running in task)
-        return as_json(
-            b"{}" if alive else payloads.format_error("The model stopped."), 200 if alive else 500
-        )
+        if any(not running.done() for running in task):
+            return as_json(b"{}")
+        return as_error("The model stopped.", 500, about.health)
 
     async def metrics(_: Request) -> Response:
         return Response(counts.format_text(), media_type=counts.media_type)
@@ -130,7 +126,7 @@ def build_application(
         complete = answered(
             _build_completions_route(model, work, about.name, limits, answered), "completions"
         )
-        routes.append(Route("/v1/completions", complete, methods=["POST"]))
+        routes.append(Route(payloads.COMPLETIONS, complete, methods=["POST"]))
     failures = {HTTPException: _build_refusal(routes, model, about.prompt)}
     own = [Middleware(origins.OwnHosts, hosts=about.hosts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures, middleware=own)
@@ -238,7 +234,7 @@ def _build_refusal(
     routes: list[Route], model: Served | Language, prompt: str
 ) -> Callable[[Request, Exception], Response]:
     # First what a person most likely wants.
-    paths = sorted((route.path for route in routes), key=lambda path: path != "/v1/completions")
+    paths = sorted((route.path for route in routes), key=lambda path: path != payloads.COMPLETIONS)
     addresses = ", ".join(paths)
 
     def _suggest_method(request: Request) -> str:
@@ -257,13 +253,14 @@ def _build_refusal(
         status = error.status_code if isinstance(error, HTTPException) else 500
         hint = _hint_at_texts(request)
         path = request.url.path
-        near = None if path in _OTHER_ROUTES else find_nearest(path, [r.path for r in routes])
+        # OpenAI's are no misspellings of those that are there.
+        near = None if path in payloads.OPENAI else find_nearest(path, [r.path for r in routes])
         known = f"Did you mean {near!r}?" if near else f"There are {addresses}."
         said = {404: f"There is nothing at this address. {known}{hint}"}
         headers = error.headers if isinstance(error, HTTPException) else None
         if status == 405:  # plain text, as JSON would escape the quotes of a line to paste
             text = f"This address does not answer {request.method}. {_suggest_method(request)}\n"
             return PlainTextResponse(text, status, headers)
-        return as_json(payloads.format_error(said.get(status, str(error))), status, headers)
+        return as_error(said.get(status, str(error)), status, path, headers)
 
     return refusal

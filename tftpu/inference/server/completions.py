@@ -1,7 +1,8 @@
 """Requests for text and their answers, in the form of OpenAI's completions.
 
 https://platform.openai.com/docs/api-reference/completions: `prompt`, `max_tokens`, `temperature`,
-`top_p`, `seed`, `stop`, `stream`, `stream_options`; and `top_k`.
+`top_p`, `seed`, `stop`, `stream`, `stream_options`; and `top_k`. OpenAI's other fields may have the
+values by which they change nothing, because clients send them.
 """
 
 import secrets
@@ -26,6 +27,17 @@ _TOKENS = 16  # OpenAI's default
 _STOPS, _LONGEST_STOP = 4, 256  # OpenAI's number; characters
 _LARGEST = 2**63 - 1
 _NUMBERS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "seed": int}
+# Fields that OpenAI's clients send, and the value, beside null, by which each changes nothing.
+_UNCHANGING = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "logprobs": None,
+    "suffix": None,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+}
 
 
 class Completion(NamedTuple):
@@ -65,11 +77,15 @@ def parse_completion(
     Raises:
         BadRequest: the request cannot be answered.
     """
-    known = {*_NUMBERS, "prompt", "stop", "stream", "stream_options", "model"}
-    unknown = sorted(set(given) - known)
+    known = {*_NUMBERS, "prompt", "stop", "stream", "stream_options", "model", "user"}
+    unknown = sorted(set(given) - known - set(_UNCHANGING))
     if unknown:
         name = unknown[0][:80]
         raise BadRequest(f"There is no field {name!r}.{did_you_mean(name, known)}")
+    for name, only in _UNCHANGING.items():
+        _check_unchanging(name, given.get(name), only)
+    if not isinstance(given.get("user"), str | None):
+        raise BadRequest("user must be a text.")
     stream = given.get("stream") or False
     if not isinstance(stream, bool):
         raise BadRequest("stream must be true or false.")
@@ -82,6 +98,14 @@ def parse_completion(
     stops = _parse_stops(given.get("stop"))
     usage = _parse_usage(given.get("stream_options"), stream)
     return Completion(build_rows(prompts, given, language, longest), stream, stops, usage)
+
+
+def _check_unchanging(name: str, value: Any, only: Any) -> None:
+    # For Python, true is 1 and false is 0.
+    alike = value == only and isinstance(value, bool) == isinstance(only, bool)
+    if value is not None and not alike:
+        said, allowed = (orjson.dumps(v).decode() for v in (value, only))
+        raise BadRequest(f"{name}={said[:80]}: only {allowed} is supported.")
 
 
 def _parse_stops(given: Any) -> tuple[str, ...]:

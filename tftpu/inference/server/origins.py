@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tftpu.inference.server import payloads
-from tftpu.inference.server.answering import as_json
+from tftpu.inference.server.answering import as_error
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANY = "*"
@@ -52,7 +51,7 @@ class OwnHosts:
         if refused is None:
             await self._app(scope, receive, send)
         else:
-            await as_json(payloads.format_error(refused), 403)(scope, receive, send)
+            await as_error(refused, 403, scope["path"])(scope, receive, send)
 
     def _find_refusal(self, headers: Headers) -> str | None:
         """Returns why a request is rejected, or None; only programs send no host."""

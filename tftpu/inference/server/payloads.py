@@ -22,6 +22,9 @@ from tftpu.errors import find_nearest
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.served import Arrays
 
+# OpenAI's addresses; only the first is served, where the model writes text.
+COMPLETIONS = "/v1/completions"
+OPENAI = COMPLETIONS, "/v1/chat/completions", "/v1/models", "/v1/embeddings"
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
 _LOOKED_AT = 1000  # most examples in which a mistake is looked for
@@ -398,6 +401,16 @@ def _encode_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def format_error(message: str) -> bytes:
-    """Returns the body of an error in TensorFlow Serving's form."""
-    return _encode_json({"error": message})
+def format_error(message: str, status: int, path: str) -> bytes:
+    """Returns the body of an error, in the form that clients of an address read.
+
+    Args:
+        message: says what is wrong.
+        status: the status of the answer; of an error in the middle of a text, 500.
+        path: the address: OpenAI's have OpenAI's form, others TensorFlow Serving's.
+    """
+    if path not in OPENAI:
+        return _encode_json({"error": message})
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = "rate_limit_error" if status == 429 else kind
+    return _encode_json({"error": {"message": message, "type": kind, "param": None, "code": None}})
