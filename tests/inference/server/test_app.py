@@ -105,6 +105,13 @@ def test_it_says_what_it_serves(port):
     assert status == 200 and b'tftpu_requests_total{route="predict",status="200"}' in metrics
 
 
+def with_a_float() -> list:
+    """Returns an image of whole numbers but for its last one."""
+    [image] = pixels(1).tolist()
+    image[-1][-1][-1] = 0.5
+    return image
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -131,6 +138,7 @@ def test_it_says_what_it_serves(port):
             "array.astype('uint8').tolist() (first scaled to this range: times 255 if white is 1, "
             "times 255 / 16 if it is 16).",
         ),
+        ({"instances": [*pixels(1).tolist(), with_a_float()]}, "floats, such as 0.5: send whole"),
         ({"instances": ["a"]}, "for each example; given was a text, 'a'."),
         ({"instances": [None]}, "for each example; given was null."),
         ({"instances": [3]}, "for each example; given was the number 3."),

@@ -358,10 +358,20 @@ def _takes(given: Input) -> str:
 
 
 def _find_some(values: Any) -> Any:
-    """Returns a value in nested lists, for a message about what was given."""
-    while isinstance(values, list) and values:
-        values = next((v for v in values if not isinstance(v, int | float)), values[0])
-    return values
+    """Returns a value in nested lists, for a message about what was given.
+
+    It is the first that is no number, else the first float, whole number or truth value.
+    """
+    found, left = [], [values]
+    while left:
+        value = left.pop()
+        if isinstance(value, list) and value:
+            left.extend(reversed(value))
+        elif not isinstance(value, int | float):
+            return value
+        else:
+            found.append(value)
+    return max(found, key=lambda value: (isinstance(value, float), not isinstance(value, bool)))
 
 
 def _format_names(names: Any) -> str:

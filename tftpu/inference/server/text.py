@@ -186,7 +186,7 @@ class Texts:
 
     def _report_compiling(self, texts: str) -> None:
         self.compiling = True
-        _LOG.warning("Requests wait while a program is compiled for %s.", texts)
+        _LOG.warning("Texts wait while a program is compiled for %s.", texts)
 
     def _advance(self, loop: asyncio.AbstractEventLoop) -> None:
         """Writes on each batch for a short time; a text that has ended leaves `_running`."""
