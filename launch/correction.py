@@ -109,6 +109,9 @@ def correct(words: Sequence[str], message: str) -> list[str]:
         if not before and name and " " in meant and not os.path.exists(meant)
         else [f"{before}{meant}{after}"]
     )
+    run = re.match(r"'([^']+)' is the folder of a run", message)
+    if run and words[0] == "train" and not any(w.startswith("--workdir") for w in words):
+        changed.append(f"--workdir={run[1]}")  # else the config's usual run would be resumed
     return changed
 
 

@@ -215,7 +215,8 @@ def _run(name: str, arguments: list[str]) -> None:
 def _complete(command: Command, arguments: list[str]) -> str:
     """Returns the arguments of a command with the words that they lack of the nearest example.
 
-    In place of the example's run, the newest ones in the folder `runs` are named.
+    In place of the example's run, the newest ones in the folder `runs` are named; to train, the
+    config of the run in --workdir.
     """
     name, examples = command.name, command.example.splitlines()
     lines = [shlex.split(line.removeprefix(f"tftpu {name}")) for line in examples]
@@ -226,6 +227,9 @@ def _complete(command: Command, arguments: list[str]) -> str:
     elif first and command.flags[0].metavar == "RUN":
         most = _RUNS if command.flags[0].several else 1
         first = correction.list_runs("runs")[:most] or first
+    run = next((w.partition("=")[2] for w in arguments if w.startswith("--workdir=")), "")
+    if run and name == "train":
+        first = [config_flags.find_config_of_run(run) or "CONFIG"]
     given = {word.split("=")[0] for word in arguments}
     flags = [w for w in words if w.startswith("-") and w.split("=")[0] not in given]
     return f"tftpu {name} {shlex.join([*first, *arguments, *flags])}"

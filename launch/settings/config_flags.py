@@ -31,7 +31,7 @@ from tftpu.launch.settings.own_code import (
     import_config,
     list_modules,
 )
-from tftpu.storage import side_files
+from tftpu.storage import files, side_files
 
 # Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
@@ -193,14 +193,13 @@ def load_space(name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def find_config_of_run(folder: str, file: str) -> str | None:
+def find_config_of_run(folder: str) -> str | None:
     """Returns the config that a run was trained with, as a command takes it; None if unknown.
 
-    Args:
-        folder: the folder of the run.
-        file: the file that its config.json names; "" for a config of tftpu, which has none and is
-            known by the name of the folder alone.
+    A config of tftpu has no file, and is known by the name of the folder alone.
     """
+    found = side_files.read(files.join(folder, "config.json"), config_file=str)
+    file = found["config_file"] if found else ""
     if file:
         return os.path.relpath(file) if os.path.isfile(file) else None
     return find_nearest(Path(folder).name, list_names())
@@ -219,8 +218,7 @@ def _import_bundled(name: str) -> types.ModuleType:
                 f"'{name}.py'?"
             )
         if os.path.isfile(os.path.join(name, "goodput.json")):
-            recorded = side_files.read(os.path.join(name, "config.json"), config_file=str)
-            near = find_config_of_run(name, recorded["config_file"] if recorded else "")
+            near = find_config_of_run(name)
             raise UserError(
                 f"{name!r} is the folder of a run: name the config that it was trained with."
                 f"{f' Did you mean {near!r}?' if near else ''}"

@@ -406,6 +406,12 @@ def test_a_folder_of_a_run_leads_to_the_config_it_was_trained_with(tmp_path, cap
     for run in ("runs/x", "runs/y"):
         assert command_line.main(["bench", run]) == 2
         assert capsys.readouterr().err.endswith("name the config that it was trained with.\n")
+    resumed = "tftpu train pets.py --config.train.steps=9 --workdir=runs/mine"
+    for command in ("train", "resume"):
+        assert command_line.main([command, "runs/mine", "--config.train.steps=9"]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == f"Type: {resumed}"
+    assert command_line.main(["train", "--workdir=runs/mine"]) == 2
+    assert "For example: tftpu train pets.py --workdir=runs/mine\n" in capsys.readouterr().err
 
 
 def test_a_config_without_its_ending_leads_to_the_file(tmp_path, capsys, monkeypatch):

@@ -197,7 +197,7 @@ def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
     if not finished.is_run(options.config):
         return [f"  {table.format_command(options.config, *words)}"]
     file = space.experiment.config_file
-    config = config_flags.find_config_of_run(options.config, file)
+    config = config_flags.find_config_of_run(options.config)
     command = table.format_command(config or "CONFIG", *words)
     # The folder of a run of tftpu's own config may have the name of another.
     parts = "flags" if file and config else "config and the flags"

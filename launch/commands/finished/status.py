@@ -8,6 +8,7 @@ It reads only the files of the workdir, and works during a run as well as after 
 import dataclasses
 import json
 import os
+import shlex
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.checkpoint import manifest
 from tftpu.errors import UserError, counted
 from tftpu.launch.correction import expand_folders, suggest_folder
+from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe import writers
 from tftpu.runtime import goodput
@@ -176,6 +178,7 @@ def read_status(workdir: str) -> dict[str, Any]:
         facts["eta_seconds"] = round(left * facts["eta_seconds"], 1)
     return {
         "workdir": workdir,
+        "config": config_flags.find_config_of_run(workdir),
         **{name: value for name, value in facts.items() if value is not None},
         "restarts": account.restarts,
         "state": state,
@@ -203,7 +206,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
         return [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
     ago = format_clock(max(0.0, time.time() - record["updated"]))
     running = record["state"] == goodput.RUNNING
-    state = _describe_state(record["state"], bool(record["checkpoints"]["steps"]))
+    state = _describe_state(record)
     activity = _ACTIVITIES.get(record["activity"])
     rows = [("state", f"{state}: {activity}" if activity else state)]
     # The process of another state has ended.
@@ -246,16 +249,17 @@ def format_status(record: dict[str, Any]) -> list[str]:
     return text
 
 
-def _describe_state(state: str, has_checkpoint: bool) -> str:
-    """Returns the state in words, and what the same command does next."""
-    if state not in _RESUMABLE:
-        return _IN_WORDS.get(state, state)
-    follows = (
-        "the same command resumes it"
-        if has_checkpoint
-        else "nothing was saved, and the same command starts over"
-    )
-    return f"{_RESUMABLE[state]}: {follows}"
+def _describe_state(record: dict[str, Any]) -> str:
+    """Returns the state in words, and what the command that began the run does next."""
+    if record["state"] not in _RESUMABLE:
+        return _IN_WORDS.get(record["state"], record["state"])
+    state = _RESUMABLE[record["state"]]
+    if not record["checkpoints"]["steps"]:
+        return f"{state}: nothing was saved, and the same command starts over"
+    if not record["config"]:
+        return f"{state}: the same command resumes it"
+    line = shlex.join(["tftpu", "train", record["config"], f"--workdir={record['workdir']}"])
+    return f"{state}: the same command resumes it ({line}, with its other flags)"
 
 
 def _is_alive(workdir: str, account: goodput.Record) -> bool:

@@ -86,7 +86,7 @@ def test_objects_of_two_classes_differ_in_one_line(tmp_path):
     assert "weight_decay=0.0" in line and "weight_decay=0.3" in line and "learning_rate" not in line
 
 
-def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_path):
+def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_path, monkeypatch):
     """The run is running while the lock is held, and crashed once its holder disappears."""
     with locks.locked(str(tmp_path)):
         assert format_status(status.read_status(str(tmp_path)))[1].startswith(
@@ -117,6 +117,12 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     files.write_whole(str(tmp_path / "checkpoints/5/manifest.json"), b"{}")
     said = "\n".join(format_status(status.read_status(str(tmp_path))))
     assert "crashed, was killed, or was stopped at once: the same command resumes it" in said
+    files.write_whole(str(tmp_path / "own.py"), b"")
+    recorded = json.dumps({"config_file": str(tmp_path / "own.py")})
+    files.write_whole(str(tmp_path / "config.json"), recorded.encode())
+    monkeypatch.chdir(tmp_path)
+    said = "\n".join(format_status(status.read_status(str(tmp_path))))
+    assert f"(tftpu train own.py --workdir={tmp_path}, with its other flags)" in said
     with locks.locked(str(tmp_path)):  # status leaves no lock behind
         pass
 
