@@ -112,7 +112,8 @@ def list_own_code() -> list[str]:
     known = (*_list_own_folders(), *_list_installed_folders(), f"{sysconfig.get_path('scripts')}/")
     loaded = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
     found = {os.path.abspath(path) for path in loaded if path}
-    return sorted(path for path in found if not path.startswith(known))
+    traced = "__autograph_generated_file"  # what TensorFlow writes for each function that it traces
+    return sorted(path for path in found if not path.startswith(known) and traced not in path)
 
 
 def _list_own_folders() -> list[str]:

@@ -38,7 +38,9 @@ def format_summary(
     above = [f"\nA sample of what it writes:\n{text}"] if text else []
     above.append(f"\nDone: {trainer.step:,} steps.")
     rows = _list_evaluation_rows(trainer.step, results, workdir)
-    rows += [("", few)] if results and (few := _describe_few(experiment.data)) else []
+    if results:
+        said = describe_same_split(experiment.data), _describe_few(experiment.data)
+        rows += [("", text) for text in said if text]
     rows += _list_speed_rows(experiment, trainer, workdir)
     rows.append(("run", workdir))
     usd = trainer.account.facts.usd
@@ -72,6 +74,17 @@ def _list_evaluation_rows(
         place = f"by {best.metric}, in checkpoints/{best.step}{change}"
         rows.append(("eval, best", f"step {best.step:,}  {text}  ({place})"))
     return rows
+
+
+def describe_same_split(data: DataConfig) -> str:
+    """Returns that data evaluate on the split that they train on; "" if they do not."""
+    trained, evaluated = (getattr(data, name, None) for name in ("train_split", "eval_split"))
+    if not trained or trained != evaluated:
+        return ""
+    return (
+        f"{trained} is both trained and evaluated on, which does not show how good the model is on "
+        "other examples: set --config.data.train_split or --config.data.eval_split"
+    )
 
 
 def _describe_few(data: DataConfig) -> str:

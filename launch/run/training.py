@@ -78,17 +78,11 @@ def train(
         _check_same_data(experiment, state, trained, workdir)
     else:
         _check_not_shortened(experiment.train.length, trained, workdir)
+    if chief and trained:
+        _warn_of_changes(workdir, resumes=trained < experiment.train.length)
     if chief and trained < experiment.train.length:
         if state:
             OwnFile(workdir, _DATA).write(json.dumps(state).encode())
-        changes = recorded_code.describe_changes(workdir)
-        if trained and changes:
-            print(
-                f"tftpu: warning: {changes} since the run was started: it resumes with today's "
-                "code.",
-                file=sys.stderr,
-                flush=True,
-            )
         recorded_code.write(workdir)
         if trained:
             _report_longer_schedule(experiment, trained, workdir)
@@ -129,6 +123,20 @@ def _check_classes(experiment: Experiment, trainer: Trainer) -> None:
     spec = experiment.data.batch_spec(experiment.data.global_batch_size) if classes else None
     if spec is not None:
         batch_values.check_classes(trainer.model, spec, classes)
+
+
+def _warn_of_changes(workdir: str, *, resumes: bool) -> None:
+    """Prints which files of the run's code have changed; to stderr."""
+    changes = recorded_code.describe_changes(workdir)
+    if changes:
+        follows = "it resumes with today's code"
+        if not resumes:
+            follows = "nothing is trained with today's code, and the numbers are those of then"
+        print(
+            f"tftpu: warning: {changes} since the run was started: {follows}.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _check_same_data(

@@ -199,8 +199,9 @@ def _describe_damaged(damaged: dict[str, str], decoded: int, skips: bool) -> Fin
 
 
 def inspect_evaluation(data: Any) -> list[Finding]:
-    """Checks that the evaluation split is there, and reads its first batch."""
+    """Checks that the evaluation split is there and another one, and reads its first batch."""
     from tftpu import input_pipelines
+    from tftpu.launch.run import summary
 
     with reporting_if_slow("Reading the evaluation split"):
         try:
@@ -213,7 +214,9 @@ def inspect_evaluation(data: Any) -> list[Finding]:
         is_empty = next(iter(batches), None) is None
     if is_empty:
         return [Finding("error", "the evaluation split is empty.")]
-    return [Finding("ok", "the evaluation split can be read")]
+    same = summary.describe_same_split(data)
+    readable = Finding("ok", "the evaluation split can be read")
+    return [readable, *([Finding("warning", same)] if same else [])]
 
 
 def read_first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:

@@ -1,11 +1,13 @@
 """The warning of code that has changed since its run was trained."""
 
 import json
+import sys
+import types
 
 import pytest
 
 from tftpu.launch.preflight import known_reports
-from tftpu.launch.run import recorded_code
+from tftpu.launch.run import recorded_code, training
 
 _MODEL = '''"""A model."""
 
@@ -42,6 +44,25 @@ def test_comments_and_the_fields_that_a_run_keeps_do_not_count(files):
     text = _MODEL.replace("  # of its layer", "").replace("WIDTH, 20", "WIDTH, 40")
     files[0].write_text(text)
     assert recorded_code.describe_changes("run") == ""
+
+
+@pytest.mark.parametrize(("resumes", "says"), [(True, "it resumes"), (False, "nothing is trained")])
+def test_the_same_command_after_a_change_says_what_becomes_of_it(files, capsys, resumes, says):
+    training._warn_of_changes("run", resumes=resumes)
+    assert not capsys.readouterr().err
+    files[1].write_text("")
+    training._warn_of_changes("run", resumes=resumes)
+    assert (
+        f"helper.py has changed since the run was started: {says} with" in capsys.readouterr().err
+    )
+
+
+def test_files_that_tensorflow_writes_are_no_code_of_the_run(tmp_path, monkeypatch):
+    written = [str(tmp_path / "__autograph_generated_filexy.py"), str(tmp_path / "mine.py")]
+    for number, path in enumerate(written):
+        monkeypatch.setitem(sys.modules, f"m{number}", types.SimpleNamespace(__file__=path))
+    found = known_reports.list_own_code()
+    assert written[1] in found and written[0] not in found
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", '{"files": 1}', '{"files": {"mine.py": 1}}'])

@@ -106,6 +106,13 @@ def test_a_model_that_writes_no_text_can_be_served_next(monkeypatch, draws, eval
     assert [line.split()[1] for line in found] == names
 
 
+def test_a_split_that_is_trained_and_evaluated_on_is_named():
+    data = StreamedImages(train_split="train", eval_split="train", num_classes=2)
+    assert "train is both trained and evaluated on" in summary.describe_same_split(data)
+    data.eval_split = "test"
+    assert summary.describe_same_split(data) == summary.describe_same_split(Images()) == ""
+
+
 @pytest.mark.medium
 def test_only_fields_that_the_records_hold_are_kept(tmp_path):
     def keep(**fields) -> list[str]:
