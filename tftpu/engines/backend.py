@@ -58,8 +58,8 @@ def use(wanted: str) -> None:
     if "keras" in sys.modules:
         raise OtherBackend(
             f"Keras is already loaded with the backend {read_name()}, but engine={wanted!r} needs "
-            f"{wanted}: set KERAS_BACKEND={wanted} before Python starts, or call tftpu.connect() "
-            "before anything imports keras.",
+            f"{wanted}: set KERAS_BACKEND={wanted} before Python starts, or call "
+            f"tftpu.connect(engine={wanted!r}) before anything imports keras.",
             wanted,
         )
     os.environ["KERAS_BACKEND"] = wanted

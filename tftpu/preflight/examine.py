@@ -125,7 +125,8 @@ def _check(
                 known[target.name] = f"{summarize(report)}; changes were being tried"
 
             report = examiner.examine(target, note)
-            known[target.name] = "; ".join([summarize(report), *report.advice[:1]])
+            advice = [text.removesuffix(".") for text in report.advice[:1]]
+            known[target.name] = "; ".join([summarize(report), *advice])
             left.remove(target.name)
             if left:
                 progress.print_result(f"{known[target.name]}; still checked: {', '.join(left)}")
@@ -134,7 +135,8 @@ def _check(
         try:
             found = caller.map_items(examine, targets, processes.stop)
         except KeyboardInterrupt:
-            progress.print_at_end(_describe_unfinished(list(known.values()), left))
+            unfinished = [text for text in examiner.tried if text.startswith(tuple(left))]
+            progress.print_at_end(_describe_unfinished([*known.values(), *unfinished], left))
             raise
     return Report(
         global_batch_size=examiner.global_batch_size,
@@ -156,6 +158,9 @@ class Examiner:
         processes: the compiler's processes.
         change: how the model differs from the config's, for the lines of progress, such as
             " with remat=block".
+
+    Attributes:
+        tried: the answers to the changes that were tried, in lines.
     """
 
     def __init__(
@@ -177,6 +182,7 @@ class Examiner:
         self.global_batch_size: int = keras.tree.flatten(batch_spec)[0].shape[0]
         self.tokens = _count_tokens(batch_spec)
         self.microbatches = options.train.gradient_accumulation_steps
+        self.tried: list[str] = []
         self._shared_build = functools.cache(self._build)
         self._shared_step = functools.cache(self._lower_shared)
         self._list_finer = functools.cache(self._build_finer)
@@ -295,7 +301,8 @@ class Examiner:
         note(report)
         progress = self.processes.progress
         progress.print_unless_over(
-            f"{summarize(report)}; looking for a change that makes it fit (Ctrl-C ends that)"
+            f"{summarize(report)}; looking for a change that makes it fit, first those that keep "
+            "the update, then smaller batches (Ctrl-C ends that, and says what was found)"
         )
         try:
             return self._search_change(report, target)
@@ -385,7 +392,7 @@ class Examiner:
         while tried:
             [finer] = tried
             report = finer.examine_once(target)
-            self.processes.progress.print_result(f"{summarize(report)} with mesh={report.mesh}")
+            self._add_try(f"{summarize(report)} with mesh={report.mesh}")
             if report.undecided and found is not None:
                 return found
             if report.undecided:
@@ -482,8 +489,13 @@ class Examiner:
         compiled = self.compile(step, target, change)
         if compiled.undecided:
             raise UserError(f"{change[1:2].upper()}{change[2:]}: {compiled.error}")
-        self.processes.progress.print_result(f"{target.name}{change}: {_describe_try(compiled)}")
+        self._add_try(f"{target.name}{change}: {_describe_try(compiled)}")
         return compiled
+
+    def _add_try(self, text: str) -> None:
+        """Adds the answer to a change to `tried`, and prints it."""
+        self.tried.append(text)
+        self.processes.progress.print_result(text)
 
     def suggest_recomputing(self, target: Slice, per_core: int) -> list[str]:
         """Returns advice on whether the batch fits if the blocks keep fewer activations, or none.
@@ -537,13 +549,14 @@ class Examiner:
                 return False, wanted[0] if wanted else limit + 1
             return True, parse_memory_stats(compiled.memory).total
 
+        # What keeps the update is tried before smaller batches, of which there may be a dozen.
+        report.advice += self._suggest_accumulation(target, per_core, needs)
+        report.advice += self.suggest_recomputing(target, per_core)
         unit = advise.batch_step(per_core // self.microbatches, self.options.batch_unit)
         unit *= self.microbatches
         report.largest_per_core_batch, report.smallest_failing_batch = advise.find_largest_batch(
             measure_need, per_core, needs, limit, unit
         )
-        report.advice += self._suggest_accumulation(target, per_core)
-        report.advice += self.suggest_recomputing(target, per_core)
         if not report.largest_per_core_batch and not any(" makes " in x for x in report.advice):
             state = self._shared_build(target.replicas, per_core).state_bytes
             report.advice += [
@@ -551,30 +564,36 @@ class Examiner:
                 *suggest_for_state(report, state, target),
             ]
 
-    def _suggest_accumulation(self, target: Slice, per_core: int) -> list[str]:
-        """Returns advice on the fewest microbatches that fit, or none.
+    def _suggest_accumulation(self, target: Slice, per_core: int, needs: int) -> list[str]:
+        """Returns advice on microbatches that fit, or none.
 
-        The numbers tried are the present one times powers of two.
+        The numbers tried are the present one times powers of two, from the one on that would be
+        enough if all but the state shrank like the microbatch.
+
+        Args:
+            target: the slice.
+            per_core: examples per share of the global batch.
+            needs: bytes that the step needs now.
         """
-        microbatches = 2 * self.microbatches
-        while per_core % (microbatches * (self.options.batch_unit or 1)) == 0:
-            change = f" with {microbatches} microbatches"
+        state = self.caller.run(lambda: self._shared_build(target.replicas, per_core)).state_bytes
+        room = max(1, target.generation.hbm_limit - state.total)
+        numbers = [self.microbatches * 2**power for power in range(1, per_core.bit_length())]
+        unit = self.options.batch_unit or 1
+        possible = [number for number in numbers if per_core % (number * unit) == 0]
+        enough = self.microbatches * (needs - state.total) / room
+        for number in [n for n in possible if n >= enough] or possible[-1:]:
+            change = f" with {number} microbatches"
             step = self.lower(
-                *(target.replicas, per_core),
-                change=change,
-                gradient_accumulation_steps=microbatches,
+                target.replicas, per_core, change=change, gradient_accumulation_steps=number
             )
             compiled = self._compile_change(step, target, change)
             if not compiled.error:
                 used = format_size(parse_memory_stats(compiled.memory).total)
                 return [
-                    f"--config.train.gradient_accumulation_steps={microbatches} makes this batch "
-                    f"fit: {used}, the same update."
+                    f"--config.train.gradient_accumulation_steps={number} makes this batch fit: "
+                    f"{used}, the same update."
                 ]
-            microbatches *= 2
-        if microbatches == 2 * self.microbatches:
-            return []
-        return ["Gradient accumulation is not enough to make this batch fit."]
+        return ["Gradient accumulation is not enough to make this batch fit."] * bool(possible)
 
 
 def _count_tokens(batch_spec: Nest) -> int | None:

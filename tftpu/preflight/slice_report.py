@@ -265,13 +265,6 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
     """
     room = ROOM * target.generation.hbm_limit
     found = []
-    if held.optimizer and held.total - held.optimizer < room:
-        found.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
-    if held.optimizer > held.weights / 2 and held.weights < room:
-        found.append(
-            "LoRA (--config.model.lora=16) leaves hardly any optimizer's state: the weights take "
-            f"{format_size(held.weights)}."
-        )
     divided = count_parts(report.mesh, target.replicas)
     counts = (n for n in range(2, target.replicas + 1) if target.replicas % n == 0)
     enough = next((n for n in counts if held.total * divided / n < room), None)
@@ -279,6 +272,13 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
         found.append(
             "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: "
             f"{format_size(held.total / target.replicas)} per device."
+        )
+    if held.optimizer and held.total - held.optimizer < room:
+        found.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
+    if held.optimizer > held.weights / 2 and held.weights < room:
+        found.append(
+            "LoRA (--config.model.lora=16) leaves hardly any optimizer's state: the weights take "
+            f"{format_size(held.weights)}."
         )
     more = _find_more_devices(held.total * divided, target)
     if more and (not enough or divided == target.replicas):

@@ -213,8 +213,7 @@ def test_a_change_without_an_answer_is_not_called_a_misfit_and_costs_no_other_sl
     refused, other = report.slices
     assert other.error == "no compiler" and refused.largest_per_core_batch is None
     assert refused.advice == [
-        "The search for a change that fits has stopped. With a batch of 6 per core, as 8 are too "
-        f"many: {late}"
+        f"The search for a change that fits has stopped. With 2 microbatches: {late}"
     ]
     assert late in report.text() and "is not enough" not in report.text()
 
@@ -228,7 +227,7 @@ def test_a_mesh_that_fits_is_kept_if_another_has_no_answer(monkeypatch):
     ]
     examiner = examine.Examiner.__new__(examine.Examiner)
     examiner._list_finer = lambda _: finer
-    examiner.processes = types.SimpleNamespace(progress=Progress())
+    examiner.processes, examiner.tried = types.SimpleNamespace(progress=Progress()), []
     assert examiner._try_wider_meshes(parse_slice("v5e-8")) is fits
     finer.pop()
     with pytest.raises(UserError, match="With the mesh fsdp:4: late"):
@@ -252,10 +251,12 @@ def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(monkeypa
     monkeypatch.setattr(progress, "_LONG", 0.0)
     monkeypatch.setattr(examine, "compile_program", answer)
     preflight.check(model_fn, (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2))), ["v5e-8"])
-    said = capfd.readouterr().err.splitlines()
-    assert "v5e-8 with 2 microbatches: does not fit, 20 GiB needed" in said
-    assert "v5e-8 with 4 microbatches: fits, 3 MiB" in said
-    assert "v5e-8 with a batch of 3 per core, as 8 are too many: fits, 3 MiB" in said
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("v5e-8 with")]
+    assert said[:2] == [
+        "v5e-8 with 2 microbatches: does not fit, 20 GiB needed",
+        "v5e-8 with 4 microbatches: fits, 3 MiB",
+    ]
+    assert "v5e-8 with a batch of 3 per core, as 8 are too many: fits, 3 MiB" in said[2:]
 
 
 @pytest.mark.medium
