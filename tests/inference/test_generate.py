@@ -1,10 +1,8 @@
 """Continuations of prompts, against a pass over the whole row for each token."""
 
 import functools
-import gc
 import itertools
 import json
-import weakref
 from typing import Any, cast
 
 import keras
@@ -18,7 +16,6 @@ from tests.support.models import generation
 from tests.support.models.generation import LENGTH, PROMPTS, SAMPLING, language_model, recomputed
 from tests.support.programs import jax_process
 from tftpu import sharding
-from tftpu.engines import functions
 from tftpu.errors import UserError
 from tftpu.inference.generate import generate
 from tftpu.inference.loop import Loop
@@ -58,39 +55,6 @@ def test_jax_writes_the_same(family):
     model = model_of(family)
     assert found["likeliest"] == generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST)
     assert found["drawn"] == generate(model, PROMPTS, length=LENGTH, sampling=SAMPLING, seed=3)
-
-
-@pytest.mark.slow
-def test_a_further_call_compiles_nothing_and_reads_the_weights_as_they_are(monkeypatch):
-    compiled = []
-
-    def count(model: Any, *given: Any, **options: Any) -> Any:
-        compiled.append(given)
-        return compile_function(model, *given, **options)
-
-    compile_function = functions.compile_function
-    monkeypatch.setattr(functions, "compile_function", count)
-    tokens = [keras.Input((8,), dtype="int32"), keras.layers.Embedding(9, 9)]
-    model = keras.Sequential([*tokens, keras.layers.Dense(9)])
-
-    def follow(model: Any, step: int, **given: Any) -> bool:
-        """Writes with weights that lead each token to a later one; returns whether it compiles."""
-        before = len(compiled)
-        table, kernel = model.variables[:2]
-        table.assign(10 * np.eye(9))
-        kernel.assign(np.roll(np.eye(9), step, 1))
-        assert generate(model, [[0]], length=2, sampling=LIKELIEST, **given) == [[step, 2 * step]]
-        return len(compiled) > before
-
-    assert follow(model, 1) and not follow(model, 2)
-    assert follow(model, 1, stop=[5]) and not follow(model, 2, stop=[5])
-    assert follow(model, 1, context=8)
-    model.layers[1].enable_lora(1)
-    assert follow(model, 2, context=8)
-    alive = weakref.ref(model)
-    del model
-    gc.collect()
-    assert alive() is None
 
 
 @pytest.mark.slow

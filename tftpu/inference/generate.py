@@ -1,6 +1,5 @@
 """Writes text with a language model, token by token."""
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +12,6 @@ from tftpu.inference.sampling import Sampling
 from tftpu.inference.task_writer import TaskWriter
 from tftpu.inference.writer import Writer
 from tftpu.runtime import slow
-
-# The last writer of each model, and for what it was opened.
-_Opened = tuple[tuple[Any, ...], list[Any], Writer]
-_WRITERS: weakref.WeakKeyDictionary[keras.Model, _Opened] = weakref.WeakKeyDictionary()
 
 
 def generate(
@@ -33,9 +28,7 @@ def generate(
 
     A row depends on its prompt, its place and the seed, but not on the other prompts. If a row
     fills the model's context or is longer, it continues from its last half context. What takes
-    longer than two seconds, as the first call does, is said on standard error. A further call
-    compiles only sizes that are new, unless `stop`, `context` or the model's variables are others
-    than in the call before; it reads the values that they have then.
+    longer than two seconds, as the first call does, is said on standard error.
 
     Args:
         model: the zoo's GPT or Llama, or a causal language model of KerasHub, which keep keys and
@@ -56,7 +49,7 @@ def generate(
         NotFiniteError: after the other rows have ended, if values of some are not finite; its
             `texts` are the tokens of all rows, as far as they were written.
     """
-    writer = _find_writer(model, stop, context)
+    writer = open_writer(model, stop, context)
     found: list[Tokens] = [[] for _ in prompts]
     rows = build_rows(prompts, length, sampling or Sampling(), seed)
     try:
@@ -67,20 +60,6 @@ def generate(
     except NotFiniteError as error:
         raise NotFiniteError(error.rows, found) from None
     return found
-
-
-def _find_writer(
-    model: keras.Model, stop: int | Sequence[int] | None, context: int | None
-) -> Writer:
-    """Returns the writer of the model's last call, or a new one, if that does not serve."""
-    asked = (stop if stop is None or isinstance(stop, int) else tuple(stop), context)
-    variables = list(model.variables)  # others, once a layer is quantized or adapted
-    known, before, writer = _WRITERS.get(model, ((), [], None))
-    if writer is None or known != asked or [*map(id, before)] != [*map(id, variables)]:
-        # By a proxy, as a writer that holds the model would keep it in memory for ever.
-        writer = open_writer(weakref.proxy(model), stop, context)
-        _WRITERS[model] = asked, variables, writer
-    return writer
 
 
 def open_writer(

@@ -48,7 +48,7 @@ class TaskDecoding:
         inputs = task.input if isinstance(task.input, dict) else {}
         if "token_ids" not in inputs:
             raise UserError(
-                f"{task.__class__.__name__} does not continue texts: its inputs are "
+                f"{type(task).__name__} does not continue texts: its inputs are "
                 f"{', '.join(inputs)}. Use its own generate."
             )
         most = getattr(task.backbone, "max_sequence_length", None)
