@@ -228,7 +228,7 @@ def _complete(command: Command, arguments: list[str]) -> str:
         most = _RUNS if command.flags[0].several else 1
         first = correction.list_runs("runs")[:most] or first
     run = next((w.partition("=")[2] for w in arguments if w.startswith("--workdir=")), "")
-    if run and name == "train":
+    if name == "train" and os.path.isfile(os.path.join(run, "goodput.json")):
         first = [config_flags.find_config_of_run(run) or "CONFIG"]
     given = {word.split("=")[0] for word in arguments}
     flags = [w for w in words if w.startswith("-") and w.split("=")[0] not in given]

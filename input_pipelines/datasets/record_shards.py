@@ -67,7 +67,7 @@ def load_manifest(data: "Records", split: str) -> Manifest:
         UserError: there is neither a manifest nor a spec, or the split has no files.
     """
     folder, spec = data.data_dir or "", parse_features(data.spec)
-    is_there = files.exists(folder)
+    is_there = files.exists(folder or ".")
     if is_there and not spec and not files.exists(files.join(folder, manifest.NAME)):
         raise UserError(
             f"{folder} has no {manifest.NAME}: describe its records in data.spec, as in "

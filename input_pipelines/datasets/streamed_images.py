@@ -240,7 +240,7 @@ def _list_images(
     folder = data.data_dir or ""
     if data.format == "folder":
         place = files.join(folder, split)
-        image_files.check_folder(folder, f" {manifest.OTHER_FOLDER}")
+        image_files.check_folder(folder or ".", f" {manifest.OTHER_FOLDER}")
         if not files.is_remote(place) and not os.path.isdir(place):
             raise UserError(_explain_missing_split(data, split))
         return image_files.list_in_folders(place, classes)

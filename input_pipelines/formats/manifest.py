@@ -128,8 +128,8 @@ class Manifest:
             near = find_nearest(split, self.splits) or "NAME"
             raise UserError(
                 f"The data set in {self.folder} has no split {split!r}."
-                f"{did_you_mean(split, self.splits)} Of a config: --config.data.eval_split={near}, "
-                f"or train_split if that one is {split!r}."
+                f"{did_you_mean(split, self.splits)} Of a config, set the field that names it: "
+                f"--config.data.eval_split={near} or --config.data.train_split={near}."
             )
         if not self.count_examples(split):
             raise UserError(f"The split {split!r} of the data set in {self.folder} is empty.")

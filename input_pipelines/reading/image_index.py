@@ -67,8 +67,8 @@ def find_index(folder: str, split: str) -> str:
     if len(names) != 1:
         raise UserError(
             f"{folder} has {' and '.join(names) or 'no index'} for the split {split!r}: give the "
-            f"split a single table, such as {split}.csv (or {', '.join(text_files.TABLES[1:])}). "
-            f"{OTHER_FOLDER}"
+            f"split a single table, such as {split}.csv (or {', '.join(text_files.TABLES[1:])})."
+            f"{'' if names else f' {OTHER_FOLDER}'}"
         )
     return files.join(folder, names[0])
 

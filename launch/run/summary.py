@@ -132,7 +132,8 @@ def _list_next_commands(
         fields = _list_kept_fields(experiment.data)
         keep = f" --keep={shlex.quote(','.join(fields))}" if fields else ""
         found.append(f"tftpu predict {run} --input=evaluation{keep} --output={output}")
-    found.append(f"tftpu serve {run}")
+    if importlib.util.find_spec("starlette"):
+        found.append(f"tftpu serve {run}")
     if experiment.model.lora and isinstance(experiment.model, KerasHub | GPT | Llama):
         output = _choose_output(workdir, "adapters")
         return [*found, f"tftpu export-weights {run} --adapters --output={output}"]

@@ -198,7 +198,10 @@ def find_config_of_run(folder: str) -> str | None:
 
     A config of tftpu has no file, and is known by the name of the folder alone.
     """
-    found = side_files.read(files.join(folder, "config.json"), config_file=str)
+    path = files.join(folder, "config.json")
+    if not files.exists(path):
+        return None
+    found = side_files.read(path, config_file=str)
     file = found["config_file"] if found else ""
     if file:
         return os.path.relpath(file) if os.path.isfile(file) else None

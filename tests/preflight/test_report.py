@@ -106,6 +106,7 @@ def test_flags_of_the_advice_are_named_as_python_sets_them():
         "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: 1 GiB per device.",
         "--config.train.gradient_accumulation_steps=2 makes this batch fit: 9 GiB.",
         "--config.train.remat=block is not enough to make this batch fit.",
+        "The search for a change that fits has stopped. With --config.train.remat=block: late",
     ]
     report = Report(64, "mixed_bfloat16", None, [item])
     start = "options=tftpu.preflight.PreflightOptions"

@@ -135,7 +135,7 @@ def _check(
         try:
             found = caller.map_items(examine, targets, processes.stop)
         except KeyboardInterrupt:
-            unfinished = [text for text in examiner.tried if text.startswith(tuple(left))]
+            unfinished = [text for name, text in examiner.tried if name in left]
             progress.print_at_end(_describe_unfinished([*known.values(), *unfinished], left))
             raise
     return Report(
@@ -160,7 +160,7 @@ class Examiner:
             " with remat=block".
 
     Attributes:
-        tried: the answers to the changes that were tried, in lines.
+        tried: the names of slices, each with a line that answers a change that was tried.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Examiner:
         self.global_batch_size: int = keras.tree.flatten(batch_spec)[0].shape[0]
         self.tokens = _count_tokens(batch_spec)
         self.microbatches = options.train.gradient_accumulation_steps
-        self.tried: list[str] = []
+        self.tried: list[tuple[str, str]] = []
         self._shared_build = functools.cache(self._build)
         self._shared_step = functools.cache(self._lower_shared)
         self._list_finer = functools.cache(self._build_finer)
@@ -276,13 +276,16 @@ class Examiner:
 
     def _build_finer(self, target: Slice) -> list["Examiner"]:
         """Returns checks of the same model with meshes that divide it further."""
-        return [
+        found = [
             Examiner(
                 *(self.model_fn, self.batch_spec, self.options, lowering),
                 *(self.caller, self.processes),
             )
             for lowering in self.lowering.list_finer_lowerings(target)
         ]
+        for finer in found:
+            finer.tried = self.tried
+        return found
 
     def examine(
         self, target: Slice, note: Callable[[SliceReport], None] = lambda report: None
@@ -392,7 +395,8 @@ class Examiner:
         while tried:
             [finer] = tried
             report = finer.examine_once(target)
-            self._add_try(f"{summarize(report)} with mesh={report.mesh}")
+            answer = summarize(report).removeprefix(f"{target.name}: ")
+            self._add_try(target, f" with mesh={report.mesh}", answer)
             if report.undecided and found is not None:
                 return found
             if report.undecided:
@@ -489,12 +493,13 @@ class Examiner:
         compiled = self.compile(step, target, change)
         if compiled.undecided:
             raise UserError(f"{change[1:2].upper()}{change[2:]}: {compiled.error}")
-        self._add_try(f"{target.name}{change}: {_describe_try(compiled)}")
+        self._add_try(target, change, _describe_try(compiled, target))
         return compiled
 
-    def _add_try(self, text: str) -> None:
+    def _add_try(self, target: Slice, change: str, answer: str) -> None:
         """Adds the answer to a change to `tried`, and prints it."""
-        self.tried.append(text)
+        text = f"{target.name}{change}: {answer}"
+        self.tried.append((target.name, text))
         self.processes.progress.print_result(text)
 
     def suggest_recomputing(self, target: Slice, per_core: int) -> list[str]:
@@ -624,8 +629,11 @@ def _estimate_duration(weights: int) -> str:
     )
 
 
-def _describe_try(compiled: Compiled) -> str:
+def _describe_try(compiled: Compiled, target: Slice) -> str:
     """Returns whether a change of the step helps, in a few words."""
+    kept = count_host_bytes(compiled.memory)
+    if target.host_limit is not None and kept > target.host_limit:
+        return "does not fit into the host's memory"
     if not compiled.error:
         return f"fits, {format_size(parse_memory_stats(compiled.memory).total)}"
     if not compiled.out_of_memory:

@@ -118,7 +118,11 @@ class Report:
     def _translate_flags(self) -> list[str]:
         """Returns how a check from Python sets the flags of configs that would help."""
         advice = dict.fromkeys(text for item in self.slices for text in item.advice)
-        found = (_translate(text) for text in advice if not re.search("not enough|no help", text))
+        found = (
+            _translate(text)
+            for text in advice
+            if not re.search("not enough|no help|^The search", text)
+        )
         lines = list(dict.fromkeys(filter(None, found)))
         return ["", *lines] if lines else []
 
@@ -144,7 +148,7 @@ class Report:
 
 def _translate(advice: str) -> str:
     """Returns how Python sets the flags of a config that are in an advice; "" if none are."""
-    found = re.findall(r"--config\.(cluster|train)\.(\w+)=([\w:,-]+)", advice)
+    found = re.findall(r"--config\.(cluster|train)\.(\w+)=([\w:,-]*\w)", advice)
     flags = " ".join(f"--config.{group}.{name}={value}" for group, name, value in found)
     fields = [
         f"{name}={value}" if value.isdigit() else f'{name}="{value}"' for _, name, value in found

@@ -6,9 +6,9 @@ text:FILES (each line or record), sentence:TEXT (that text) or bigquery:TABLE; f
 class, what its prediction() reads, such as FILE.csv.
 
 The output is a folder of shards and a manifest, which is written last. Each shard has the
-predictions for a fixed range of records, with the file and the number of every record. After an
-interruption, the same command continues and writes damaged files again; with --verify it only names
-them.
+predictions for a fixed range of records, with the file of every record, and its number where a file
+holds several. After an interruption, the same command continues and writes damaged files again;
+with --verify it only names them.
 
     tftpu predict runs/digits_resnet --input=images:scans --output=predicted
 """

@@ -178,7 +178,7 @@ def read_status(workdir: str) -> dict[str, Any]:
         facts["eta_seconds"] = round(left * facts["eta_seconds"], 1)
     return {
         "workdir": workdir,
-        "config": config_flags.find_config_of_run(workdir),
+        "config": _find_config(workdir),
         **{name: value for name, value in facts.items() if value is not None},
         "restarts": account.restarts,
         "state": state,
@@ -192,6 +192,13 @@ def read_status(workdir: str) -> dict[str, Any]:
         "seconds": account.seconds,
         "seconds_step": accounted,
     }
+
+
+def _find_config(workdir: str) -> str | None:
+    """Returns the config that a run was trained with; None unless it is known for certain."""
+    config = config_flags.find_config_of_run(workdir)
+    name = os.path.basename(workdir.rstrip("/"))
+    return config if config in (name, None) or config.endswith(".py") else None
 
 
 def format_status(record: dict[str, Any]) -> list[str]:

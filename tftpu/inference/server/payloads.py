@@ -362,16 +362,13 @@ def _find_some(values: Any) -> Any:
 
     It is the first that is no number, else the first float, whole number or truth value.
     """
-    found, left = [], [values]
-    while left:
-        value = left.pop()
-        if isinstance(value, list) and value:
-            left.extend(reversed(value))
-        elif not isinstance(value, int | float):
-            return value
-        else:
-            found.append(value)
-    return max(found, key=lambda value: (isinstance(value, float), not isinstance(value, bool)))
+    flat = [values]
+    while any(isinstance(value, list) and value for value in flat):
+        lists = (value if isinstance(value, list) and value else [value] for value in flat)
+        flat = list(itertools.chain.from_iterable(lists))
+    kinds = list(map(type, flat))
+    other = next((kind for kind in kinds if kind not in (float, int, bool)), None)
+    return flat[kinds.index(other or next(k for k in (float, int, bool) if k in kinds))]
 
 
 def _format_names(names: Any) -> str:
