@@ -41,8 +41,8 @@ class FinishedRunOptions(Overrides):
     """The option that names the code of a finished run."""
 
     OVERRIDES_HELP = (
-        "field of the config that --config names; of a config.json only "
-        "--config.model.init_from, the weights below adapters"
+        "field of the config that --config names; of a config.json only where the weights below "
+        "adapters are: --config.model.init_from, or of KerasHub's models --config.model.preset"
     )
 
     config: str | None = flag(
@@ -119,8 +119,10 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
             if not (
                 experiment.model.lora and change.startswith(_list_base_flags(experiment.model))
             ):
+                allowed = " and ".join(_list_base_flags(experiment.model))
+                only = f" Only {allowed} may be given." if experiment.model.lora else ""
                 raise UserError(
-                    f"The run in {workdir!r} has a config.json, so {change} cannot change it."
+                    f"The run in {workdir!r} has a config.json, so {change} cannot change it.{only}"
                 )
             config_flags.apply_override(experiment, change)
     elif config is None:

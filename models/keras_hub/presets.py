@@ -151,9 +151,9 @@ def _explaining(hub: Any, config: "KerasHub") -> Iterator[None]:
     preset, known = config.preset, hub.models.Backbone.presets
     if "://" not in preset and preset not in known and not os.path.isdir(preset):
         near = find_nearest(preset, [*known, *_list_local_presets(preset)])
-        advice = f"Did you mean {near!r}?"
-        if near is None:
-            advice = "If its folder has moved, give the new path: --config.model.preset=PATH."
+        advice = "If its folder has moved, give the new path: --config.model.preset=PATH."
+        if near is not None:
+            advice = f"Did you mean {near!r}? {advice}"
         raise UserError(
             f"model.preset={preset!r} is neither a folder nor a preset of KerasHub. {advice}"
         )

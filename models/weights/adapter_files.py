@@ -69,10 +69,12 @@ def load_adapters(model: keras.Model, path: str) -> None:
     if here != there:
         differing = [f"{a} here, {b} there" for a, b in zip(here, there) if a != b]
         first = differing[0] if differing else f"{len(here)} arrays here, {len(there)} there"
+        advice = "Build the model, and call enable_lora, as before save_adapters wrote the file."
+        if any(".lora_A." in name for name in arrays):
+            advice = "It has PEFT's form: of a run, give model.safetensors of a checkpoint instead."
         raise UserError(
             f"Nothing was loaded from {path!r}, which does not hold the adapters of the model "
-            f"{model.name!r}: {first}. Build the model, and call enable_lora, as before "
-            "save_adapters wrote the file."
+            f"{model.name!r}: {first}. {advice}"
         )
     for variable, array in zip(variables, arrays.values()):
         assign(variable, array.content())

@@ -116,7 +116,8 @@ class Base:
         raise UserError(
             f"The adapters in {workdir!r} were trained with weights whose digest is {saved}, but "
             f"the digest of the model's weights is {found}. Load the weights that the adapters "
-            "were trained with, by model.init_from or where the model is built."
+            "were trained with, by model.init_from, of KerasHub's models by model.preset, or where "
+            "the model is built."
         )
 
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import tftpu
 from tests.support.models.strategies import relative
@@ -100,6 +101,9 @@ def test_other_adapters_change_nothing(tmp_path):
         models.load_adapters(other, path)
     for value, kept in zip(before, other.weights):
         np.testing.assert_array_equal(value, np.asarray(kept))
+    safetensors.numpy.save_file({"q.lora_A.weight": np.ones((2, 6), "float32")}, path)
+    with pytest.raises(tftpu.UserError, match="PEFT's form: of a run, give"):
+        models.load_adapters(other, path)
 
 
 def test_other_ways_to_write_a_model_with_adapters_name_this_one(tmp_path):
