@@ -196,9 +196,9 @@ def read_status(workdir: str) -> dict[str, Any]:
 
 def _find_config(workdir: str) -> str | None:
     """Returns the config that a run was trained with; None unless it is known for certain."""
-    config = config_flags.find_config_of_run(workdir)
-    name = os.path.basename(workdir.rstrip("/"))
-    return config if config in (name, None) or config.endswith(".py") else None
+    config = config_flags.find_config_of_run(workdir) or ""
+    is_certain = config.endswith(".py") or config == os.path.basename(workdir.rstrip("/"))
+    return config if is_certain else None
 
 
 def format_status(record: dict[str, Any]) -> list[str]:
@@ -258,9 +258,10 @@ def format_status(record: dict[str, Any]) -> list[str]:
 
 def _describe_state(record: dict[str, Any]) -> str:
     """Returns the state in words, and what the command that began the run does next."""
-    if record["state"] not in _RESUMABLE:
-        return _IN_WORDS.get(record["state"], record["state"])
-    state = _RESUMABLE[record["state"]]
+    name: str = record["state"]
+    if name not in _RESUMABLE:
+        return _IN_WORDS.get(name, name)
+    state = _RESUMABLE[name]
     if not record["checkpoints"]["steps"]:
         return f"{state}: nothing was saved, and the same command starts over"
     if not record["config"]:
