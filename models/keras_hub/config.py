@@ -69,8 +69,9 @@ class KerasHub(ModelConfig):
             )
         if self.init_from:
             raise UserError(
-                f"model.init_from={self.init_from} is for models of the zoo: name the preset with "
-                "these weights as model.preset."
+                f"model.init_from={self.init_from} is for models of the zoo: name the folder of a "
+                "preset with these weights as model.preset. KerasHub's model.load_weights(FILE) "
+                "and model.save_to_preset(FOLDER) write one."
             )
 
     def build(self) -> "keras.Model":
