@@ -74,7 +74,7 @@ def test_a_manifest_of_another_kind_is_one_clear_error(tmp_path, text):
 
 def test_a_missing_or_empty_split_fails_with_a_clear_error(tmp_path):
     data = Manifest(str(tmp_path), FEATURES, {"train": (Shard("a", 0, 0),)})
-    flags = r"--config.data.train_split=train for .* --config.data.eval_split=train for "
+    flags = "--config.data.eval_split=train or --config.data.train_split=train"
     with pytest.raises(UserError, match=rf"Did you mean 'train'\?.* {flags}"):
         data.list_shards("trian")
     with pytest.raises(UserError, match="empty"):

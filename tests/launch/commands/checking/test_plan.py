@@ -87,9 +87,10 @@ def test_the_command_for_a_run_names_its_config_file(tmp_path, monkeypatch):
         ("runs/c", "", "CONFIG", "config and the flags"),
     ):
         (tmp_path / run).mkdir(parents=True)
-        for name in ("config.json", "goodput.json"):
-            (tmp_path / run / name).write_text("{}")
         experiment.config_file = file and str(tmp_path / file)
+        recorded = json.dumps({"config_file": experiment.config_file})
+        for name in ("config.json", "goodput.json"):
+            (tmp_path / run / name).write_text(recorded)
         lines = plan._list_command(plan.Options(config=run), None, space)
         assert lines[0] == f"  tftpu train {config} --config.cluster.mesh=data:1"
         assert lines[1] == f"  with the {parts} that the run was trained with"
