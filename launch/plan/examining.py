@@ -14,7 +14,6 @@ import numpy as np
 
 from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.blocks.running import count_input_bytes
-from tftpu.config import Experiment
 from tftpu.engines import selection
 from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.lowered import BuiltStep
@@ -26,6 +25,7 @@ from tftpu.launch.plan.search import Search, Verdict
 from tftpu.launch.preflight.check import build_options
 from tftpu.launch.run.experiment import build_model
 from tftpu.layer_internals import flatten_layers
+from tftpu.optim.precision import choose_policy
 from tftpu.preflight.advise import parse_memory_error
 from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.processes import Processes
@@ -105,7 +105,7 @@ class PlanExaminer:
                 lambda: build_model(experiment),
                 replace_examples(self._batch_spec, examples),
                 target.replicas,
-                _read_precision(experiment),
+                choose_policy(experiment.train.precision, "tpu"),
                 experiment.train,
                 build_options(experiment).objectives,
             )
@@ -206,11 +206,6 @@ def _read_verdict(report: SliceReport) -> Verdict:
         error=report.error,
         too_large=report.compiles and not (report.fits or report.undecided or report.exceeds_host),
     )
-
-
-def _read_precision(experiment: Experiment) -> str:
-    precision = experiment.train.precision
-    return "mixed_bfloat16" if precision == "auto" else precision
 
 
 def _count_bytes(variables: Sequence[keras.Variable]) -> int:

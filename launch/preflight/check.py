@@ -130,16 +130,16 @@ def check_text(
         )
     startup.leave_devices_alone()
     from tftpu.launch.run.experiment import build_layers
+    from tftpu.optim.precision import choose_policy
     from tftpu.preflight.writing import check_writing, print_writing
 
     _check_precision(experiment)
     experiment = _leave_weights_out(experiment)
-    precision = experiment.train.precision
     reports = check_writing(
         lambda: build_layers(experiment),
         slices,
         rows,
-        precision="mixed_bfloat16" if precision == "auto" else precision,
+        precision=choose_policy(experiment.train.precision, "tpu"),
         prices=prices,
         verbose=verbose,
         time_limit=time_limit,

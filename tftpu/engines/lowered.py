@@ -138,6 +138,10 @@ class Lowering(Protocol):
         """Returns the options of XLA with which the trainer compiles its step for a slice."""
         ...
 
+    def build_model(self, model_fn: ModelFn, precision: str) -> "keras.Model":
+        """Builds a model under a dtype policy, with variables without values if they are large."""
+        ...
+
     def build(
         self,
         model_fn: ModelFn,

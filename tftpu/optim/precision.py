@@ -27,7 +27,7 @@ def set_precision(name: str = "auto") -> str:
     if name not in PRECISIONS:
         raise UserError(f"There is no precision {name!r}.{did_you_mean(name, PRECISIONS)}")
     platform = find_attached_platform()
-    policy = _AUTO[platform] if name == "auto" else name
+    policy = choose_policy(name, platform)
     if policy == "mixed_float16" and platform == "tpu":
         raise UserError(
             "mixed_float16 is slow on a TPU, which emulates it: use mixed_bfloat16, which is "
@@ -35,3 +35,8 @@ def set_precision(name: str = "auto") -> str:
         )
     keras.config.set_dtype_policy(policy)
     return policy
+
+
+def choose_policy(name: str, platform: str) -> str:
+    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"."""
+    return _AUTO[platform] if name == "auto" else name

@@ -25,10 +25,7 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
     Raises:
         UserError: the model is not compiled, or does not describe itself in a config.
     """
-    if not getattr(model, "compiled", False):
-        raise UserError(
-            f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first."
-        )
+    _refuse_uncompiled(model)
     try:
         config: Any = keras.saving.serialize_keras_object(model)
         _rebuild(config)
@@ -57,13 +54,13 @@ def read_precision(model: keras.Model) -> str:
     return mixed[0] if mixed else " and ".join(found) or "float32"
 
 
-def read_batch_spec(model: keras.Model | None, batch: Nest) -> Nest:
+def read_batch_spec(batch: Nest, find_model: Callable[[], keras.Model]) -> Nest:
     """Returns the spec of a batch.
 
     Args:
-        model: the compiled model; None: the batch must be whole.
         batch: `(x, y)` or `(x, y, sample_weight)` of arrays or `tf.TensorSpec`s; or the number of
             examples, for which the inputs and the loss of the model tell the rest.
+        find_model: returns the compiled model; called only for a number of examples.
 
     Raises:
         UserError: the number of examples is not enough.
@@ -71,11 +68,8 @@ def read_batch_spec(model: keras.Model | None, batch: Nest) -> Nest:
     if not isinstance(batch, numbers.Integral):
         return keras.tree.map_structure(_to_spec, batch)
     arrays = f"a batch, (x[:{batch}], y[:{batch}]), or tf.TensorSpecs of its shapes"
-    if model is None:
-        raise UserError(
-            f"The number of examples is enough beside a model, but a function was given: give "
-            f"the model that it returns, or {arrays}."
-        )
+    model = find_model()
+    _refuse_uncompiled(model)
     if not getattr(model, "inputs", None) or len(model.outputs) != 1:
         raise UserError(
             "The number of examples tells the batch only of a model with symbolic inputs and one "
@@ -124,6 +118,13 @@ def refuse_other_shapes(model: keras.Model, batch_spec: Nest) -> None:
             f"The labels of the batch have the shape {labels}, class numbers, but the loss takes "
             f"{gives}, one-hot: give keras.ops.one_hot(y, {gives[-1]}), or compile the model with "
             "SparseCategoricalCrossentropy."
+        )
+
+
+def _refuse_uncompiled(model: keras.Model) -> None:
+    if not getattr(model, "compiled", False):
+        raise UserError(
+            f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first."
         )
 
 

@@ -16,6 +16,7 @@ from tftpu.engines import selection
 from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.lowered import BuiltStep, LoweredStep, Lowering, ModelFn, StateBytes
 from tftpu.errors import UserError, counted
+from tftpu.optim.precision import choose_policy
 from tftpu.preflight import advise, compiled_model, request
 from tftpu.preflight.compiling.caller import Caller
 from tftpu.preflight.compiling.compiler import (
@@ -93,15 +94,6 @@ def _check(
     if compiled is None:
         request.refuse_model_fn(model)
     request.refuse_batch_argument(batch)
-    batch_spec = compiled_model.read_batch_spec(compiled, batch)
-    request.refuse_batch(batch_spec, options)
-    if isinstance(model, keras.Model):
-        if options.objectives is None:
-            compiled_model.refuse_other_shapes(model, batch_spec)
-        options = compiled_model.choose_precision(model, options)
-        model_fn = compiled_model.build_function(model)
-    else:
-        model_fn = model
     cluster = ClusterConfig(
         engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
     )
@@ -110,6 +102,23 @@ def _check(
     for target in targets:
         selection.check_generation(selection.choose_engine(cluster), target.generation)
     lowering = selection.choose_lowering(cluster)
+
+    def find_model() -> keras.Model:
+        if compiled is not None:
+            return compiled
+        found = lowering.build_model(model, choose_policy(options.precision, "tpu"))
+        request.refuse_model(found)
+        return found
+
+    batch_spec = compiled_model.read_batch_spec(batch, find_model)
+    request.refuse_batch(batch_spec, options)
+    if isinstance(model, keras.Model):
+        if options.objectives is None:
+            compiled_model.refuse_other_shapes(model, batch_spec)
+        options = compiled_model.choose_precision(model, options)
+        model_fn = compiled_model.build_function(model)
+    else:
+        model_fn = model
     check_machine()
     caller = Caller()
     with Progress() as progress:
@@ -178,7 +187,7 @@ class Examiner:
         self.model_fn = model_fn
         self.batch_spec = batch_spec
         self.options = options
-        self.precision = "mixed_bfloat16" if options.precision == "auto" else options.precision
+        self.precision = choose_policy(options.precision, "tpu")
         self.global_batch_size: int = keras.tree.flatten(batch_spec)[0].shape[0]
         self.tokens = _count_tokens(batch_spec)
         self.microbatches = options.train.gradient_accumulation_steps

@@ -71,6 +71,15 @@ class JaxLowering:
         """Returns the options of XLA with which the trainer compiles its step for a slice."""
         return choose_compiler_options(self._setting, target.generation)
 
+    def build_model(self, model_fn: ModelFn, precision: str) -> keras.Model:
+        """Builds a model for one device, without values."""
+        sizes = mesh_sizes(None, 1)
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+        made: list[keras.Model] = []
+        with _tracing_under(precision), keras_internals.fresh_names(), tracing_for("tpu", mesh):
+            jax.eval_shape(lambda: made.append(model_fn()))
+        return made[0]
+
     def build(
         self,
         model_fn: ModelFn,

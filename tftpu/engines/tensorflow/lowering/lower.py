@@ -172,6 +172,11 @@ class TensorFlowLowering:
         """Returns no options, because TensorFlow's runtime compiles the step with its own."""
         return {}
 
+    def build_model(self, model_fn: ModelFn, precision: str) -> keras.Model:
+        """Builds a model, without values of its large variables."""
+        with _building_under(precision, OneReplicaStrategy(1)):
+            return model_fn()
+
     def build(
         self,
         model_fn: ModelFn,

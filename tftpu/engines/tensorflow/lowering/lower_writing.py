@@ -2,13 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tftpu import sharding
 from tftpu.engines import keras_internals
 from tftpu.engines.lowered import LoweredStep, ModelFn, StateBytes
-from tftpu.engines.tensorflow.lowering.lower import OneReplicaStrategy, count_bytes, to_hlo
+from tftpu.engines.tensorflow.lowering.lower import TensorFlowLowering, count_bytes, to_hlo
 from tftpu.inference.decoding import build_decoding
 from tftpu.inference.loop import Loop
 from tftpu.inference.sampling import Sampling, draw_from_all, gather_rules
@@ -41,7 +40,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
     Raises:
         UserError: the model does not predict the next token, or XLA cannot compile it.
     """
-    model = _build_model(model_fn, precision)
+    model = TensorFlowLowering().build_model(model_fn, precision)
     decoding = build_decoding(model)
     # A step by this rule never runs the other ways to choose, which its price must not contain.
     loop, slots = Loop(decoding, draw_from_all), decoding.context
@@ -79,14 +78,3 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
         state_bytes=StateBytes(count_bytes(model.variables), 0, 0),
     )
     return LoweredWriting(step, slots, every)
-
-
-def _build_model(model_fn: ModelFn, precision: str) -> keras.Model:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precision)
-    try:
-        strategy = OneReplicaStrategy(1)
-        with strategy.scope(), keras_internals.fresh_names(), sharding.compiling_for("tpu"):
-            return model_fn()
-    finally:
-        keras.config.set_dtype_policy(before)
