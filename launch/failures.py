@@ -248,14 +248,6 @@ FAILURES = (
         "`tftpu doctor --workdir=gs://BUCKET/RUN`.",
     ),
     Failure(
-        "other-inputs",
-        r"Missing data for input \"[^\"]*\"\. You passed a data dictionary with keys "
-        r"\[(?P<given>[^\]]*)\]\. Expected the following keys: \[(?P<inputs>[^\]]*)\]",
-        "The model's inputs are {inputs}, but the data give {given}.",
-        "Give each input one of these names: `keras.Input(..., name=...)`. Rows of `Tokens` hold "
-        "several documents, which a model that takes no segments reads as one.",
-    ),
-    Failure(
         "no-tensorboard",
         r"TensorBoard is not installed, missing implementation for tf\.summary",
         "tf.summary needs TensorBoard, which TensorFlow 2.21 no longer installs.",

@@ -13,6 +13,7 @@ import tftpu
 from tests.support.models.strategies import mlp
 from tftpu.engines import keras_internals
 from tftpu.engines.tensorflow import internals, xla_ops
+from tftpu.errors import UserError
 
 
 def built() -> keras.Model:
@@ -34,6 +35,22 @@ def test_the_losses_of_a_model():
     assert keras_internals.list_loss_terms(model) == [term]
     model.compile("sgd", "mae")
     assert keras_internals.list_loss_terms(model) == []  # nothing is built yet
+
+
+@pytest.mark.filterwarnings("error:The structure of `inputs`")
+def test_a_model_takes_the_features_that_its_inputs_name():
+    rows = np.arange(8.0, dtype="float32").reshape(2, 4)
+    features = {"segments": rows, "tokens": 2 * rows}
+    tokens = keras.Input((4,), name="tokens")
+    product = 3 * tokens
+    sequential = keras.Sequential([tokens, keras.layers.Rescaling(3)])
+    for inputs in (tokens, [tokens], {"tokens": tokens}):
+        model = keras.Model(inputs, product)
+        assert np.array_equal(keras_internals.call_model(model, features, False), 6 * rows)
+    assert np.array_equal(keras_internals.call_model(sequential, features, False), 6 * rows)
+    both = keras.Model([tokens, keras.Input((4,), name="other")], product)
+    with pytest.raises(UserError, match=r"give 'segments', 'tokens', but .* are 'tokens', 'other'"):
+        keras_internals.call_model(both, features, False)
 
 
 def test_keras_divides_a_mean_loss_by_the_replicas_but_not_in_our_step():

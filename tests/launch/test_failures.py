@@ -361,16 +361,6 @@ def test_every_row_has_a_test():
     assert set(rows) == {*named, *(name for name, _, _ in PUBLISHED)}
 
 
-def test_a_model_whose_input_has_another_name():
-    x = keras.Input((4,), name="features")
-    model = keras.Model(x, keras.layers.Dense(2)(x))
-    rows = tf.zeros((2, 4))
-    said = explained("other-inputs", raised(model, {"tokens": rows, "segments": rows}))
-    assert said.startswith(
-        "The model's inputs are 'features', but the data give 'tokens', 'segments'. Give each"
-    )
-
-
 def test_a_name_that_is_too_long():
     assert explained("long-name", raised(open, "x" * 300)).startswith(f"The name {'x' * 40}… is")
 

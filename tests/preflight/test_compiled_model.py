@@ -37,8 +37,12 @@ def test_the_number_of_examples_and_the_model_tell_the_batch():
     x, y = compiled_model.read_batch_spec(8, build_of_two)
     assert x == {"a": tf.TensorSpec((8, 3, 2)), "b": tf.TensorSpec((8,), tf.int32)}
     assert y == tf.TensorSpec((8, 1))
-    with pytest.raises(UserError, match=r"no inputs"):
-        compiled_model.read_batch_spec(64, lambda: keras.Sequential([keras.layers.Dense(4)]))
+    uncompiled = keras.Sequential([keras.layers.Dense(4)])
+    with pytest.raises(UserError, match=r"is not compiled: call model\.compile"):
+        compiled_model.read_batch_spec(64, lambda: uncompiled)
+    uncompiled.compile("sgd", "mse")
+    with pytest.raises(UserError, match=r"symbolic inputs .* give a batch, \(x\[:64\], y"):
+        compiled_model.read_batch_spec(64, lambda: uncompiled)
 
 
 def test_arrays_give_their_shapes():

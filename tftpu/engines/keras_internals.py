@@ -8,7 +8,7 @@ import contextvars
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -60,8 +60,11 @@ def build(model: keras.Model, batch: Nest) -> None:
         batch: `(x, y, sample_weight)` of `keras.KerasTensor`s of static shape.
 
     Raises:
-        UserError: a layer raised it; Keras does not wrap it in its own message.
+        UserError: a layer raised it, which Keras does not wrap in its own message; or the batch
+            lacks an input.
     """
+    x, *others = batch
+    batch = (_pick_inputs(model, x), *others)
     with plain_errors():
         try:
             model._symbolic_build(data_batch=batch)
@@ -427,6 +430,41 @@ def pack_inputs(model: Any, values: list[Any]) -> Nest:
     """Returns values, one for each of a model's symbolic inputs, nested as the model takes them."""
     functional = getattr(model, "_functional", None) or model
     return keras.tree.pack_sequence_as(functional._inputs_struct, values)
+
+
+def call_model(model: Any, x: Nest, training: bool) -> Nest:
+    """Calls a model with those features of a dictionary that its inputs name.
+
+    Raises:
+        UserError: the dictionary lacks an input.
+    """
+    return model(_pick_inputs(model, x), training=training)
+
+
+def _pick_inputs(model: Any, x: Nest) -> Nest:
+    """Returns those features of a dictionary that a functional model takes, nested as its inputs.
+
+    Keras takes them by name as well, but warns of others, and of a dictionary for a single input.
+    """
+    functional = getattr(model, "_functional", None) or model
+    call = getattr(type(functional), "call", None)  # a subclass may have another
+    if not isinstance(x, dict) or call is not models.Functional.call:
+        return x
+    inputs = functional._inputs_struct
+    tensors = keras.tree.flatten(inputs)
+    names = list(inputs) if isinstance(inputs, dict) else [tensor.name for tensor in tensors]
+    if any(name not in x for name in names):
+        raise UserError(
+            f"The data give {_quote(x)}, but the model's inputs are {_quote(names)}: give each "
+            f"input the name of a feature, such as keras.Input(..., name={next(iter(x))!r})."
+        )
+    if isinstance(inputs, dict):
+        return {name: x[name] for name in names}
+    return keras.tree.pack_sequence_as(inputs, [x[name] for name in names])
+
+
+def _quote(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 @contextlib.contextmanager

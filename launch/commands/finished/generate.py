@@ -42,7 +42,7 @@ class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
         "JSON lines",
         metavar="FILE",
     )
-    tokens: int = flag(200, "tokens to write", minimum=1)
+    tokens: int = flag(200, "tokens to write", minimum=1, aliases=("length", "max_tokens"))
     temperature: float = flag(
         0.8, "what logits are divided by; 0: the most likely token", minimum=0
     )

@@ -139,7 +139,7 @@ class CompiledLosses:
     def compute_outputs(self, batch: Nest) -> Nest:
         """Returns the model's outputs, as in evaluation."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        return self._model(x, training=False)
+        return keras_internals.call_model(self._model, x, training=False)
 
     def compute_metric_results(self) -> dict[str, Tensor]:
         """Returns the results of the metrics, inside a scope that holds their states."""
@@ -261,7 +261,7 @@ def call(model: keras.Model, x: Nest, training: bool) -> Outputs:
         logits, hidden, matrix = model.factored_logits(x, training)
         return Outputs(logits, (hidden, matrix))
     with keras_internals.recording_products() as products:
-        y_pred = model(x, training=training)
+        y_pred = keras_internals.call_model(model, x, training)
     factors = products.find_factors(y_pred)
     if factors is None:
         return Outputs(y_pred, None)

@@ -194,6 +194,6 @@ def predict(state: Variables, x: Nest) -> tuple[Nest, list[tuple[keras.Variable,
     """
     pairs = list(zip(state.model.trainable_variables, state.select_evaluated_weights()))
     with RecordingScope(pairs) as scope:
-        outputs = state.model(x, training=False)
+        outputs = keras_internals.call_model(state.model, x, training=False)
     new = [(v, scope.get_current_value(v)) for v in state.seed_states]
     return outputs, [(v, value) for v, value in new if value is not None]

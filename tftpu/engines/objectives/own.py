@@ -127,7 +127,7 @@ class ComputedLoss:
     ) -> Computed:
         """Calls the model and its `compute_loss`; updates its metrics."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        y_pred = self._model(x, training=training)
+        y_pred = keras_internals.call_model(self._model, x, training)
         with keras.name_scope("loss"):
             loss = keras_internals.compute_loss(self._model, x, y, y_pred, weight, training)
         if loss is None:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tftpu.engines import checks
+from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
 from tftpu.engines.jax.state import JaxState, StateValues
 from tftpu.engines.objectives import forward
@@ -115,7 +115,7 @@ class EvalStep:
             *zip(self._state.seed_states, seeds),
         ]
         with self._state.gathering.reading(), RecordingScope(pairs) as scope:
-            outputs = model(x, training=False)
+            outputs = keras_internals.call_model(model, x, training=False)
             return outputs, [scope.get_current_value(v) for v in self._state.seed_states]
 
     def compute_weight_norm(self, weights: list[Any]) -> Tensor:
