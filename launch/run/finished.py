@@ -74,7 +74,7 @@ class ConfigOrRunOptions(ConfigOptions):
         if not is_run(self.config):
             return super().load_experiment()
         experiment = read_recorded(self.config, how="in place of the run")
-        _warn_of_changes(self.config)
+        _warn_of_changes(self.config, experiment)
         config_flags.apply_overrides(experiment, self.overrides)
         _check_transform_graph(experiment, how="in place of the run")
         own_code.validate_recorded(experiment)
@@ -112,7 +112,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     check_exists(workdir)
     if files.exists(path):
         experiment = read_recorded(workdir, config)
-        _warn_of_changes(workdir)
+        _warn_of_changes(workdir, experiment)
         for change in overrides:
             # Other weights below the adapters may be named: a digest tells whether they are the
             # same.
@@ -153,8 +153,9 @@ def is_run(path: str) -> bool:
     return not named and all(map(files.exists, wanted))
 
 
-def _warn_of_changes(workdir: str) -> None:
-    """Prints which files of the run's code have changed; to stderr."""
+def _warn_of_changes(workdir: str, experiment: Experiment) -> None:
+    """Prints which files of the run have changed, or are elsewhere; to stderr."""
+    recorded_code.warn_of_folder(workdir, experiment)
     changes = recorded_code.describe_changes(workdir)
     if changes:
         print(

@@ -1,15 +1,23 @@
-"""Digests of the code that is a run's own, by which later commands see what has changed since.
+"""Digests of the code that is a run's own, and the folder in which the run was started.
+
+By them later commands see what has changed since, and where relative paths of the config begin.
 
 A run keeps the fields of its config, but its classes and functions are read from their files, each
 time that the run is opened.
 """
 
 import ast
+import dataclasses
+import glob
 import hashlib
 import json
 import os
+import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from tftpu.config import Experiment
 from tftpu.launch.preflight import known_reports
 from tftpu.storage import files, side_files
 from tftpu.storage.own_files import OwnFile
@@ -18,11 +26,11 @@ _NAME = "code.json"
 
 
 def write(workdir: str) -> None:
-    """Writes the digests of the loaded modules that are neither tftpu's nor installed."""
+    """Writes this folder, and digests of the loaded modules that are no part of a package."""
     paths = _list_loaded()
     digests = {path: digest for path in paths if (digest := _hash_code(path))}
-    if digests:
-        OwnFile(workdir, _NAME).write(json.dumps({"files": digests}, indent=1).encode())
+    record = {"folder": os.getcwd(), "files": digests}
+    OwnFile(workdir, _NAME).write(json.dumps(record, indent=1).encode())
 
 
 def describe_changes(workdir: str) -> str:
@@ -37,6 +45,37 @@ def describe_changes(workdir: str) -> str:
     if len(changed) == 1:
         return f"{shown} has changed"
     return f"{shown}{f' and {len(changed) - 3} more' if changed[3:] else ''} have changed"
+
+
+def warn_of_folder(workdir: str, experiment: Experiment) -> None:
+    """Prints which files of a config are found only in the folder where its run was started."""
+    recorded = side_files.read(files.join(workdir, _NAME), folder=str)
+    folder = recorded["folder"] if recorded else os.getcwd()
+    lost = [
+        f"{place}={value}"
+        for place, value in _list_texts(experiment)
+        if not os.path.isabs(value)
+        and not glob.glob(value)
+        and glob.glob(os.path.join(glob.escape(folder), value))
+    ]
+    if lost:
+        print(
+            f"tftpu: warning: the run was started in {folder}, where {', '.join(lost)} begins: "
+            f"`cd {shlex.quote(folder)}` first.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _list_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """Yields the texts in the fields of the model and the data, with the place of each."""
+    for group in ("model", "data"):
+        part = getattr(experiment, group)
+        for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
+            value = getattr(part, field.name)
+            for text in value.split(",") if isinstance(value, str) else ():
+                if text:
+                    yield f"{group}.{field.name}", text
 
 
 def _list_loaded() -> list[str]:

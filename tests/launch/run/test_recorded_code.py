@@ -6,8 +6,11 @@ import types
 
 import pytest
 
+from tftpu.config import Experiment, OptimizerConfig
+from tftpu.input_pipelines.sources import Tokens
 from tftpu.launch.preflight import known_reports
 from tftpu.launch.run import recorded_code, training
+from tftpu.models.sizes import GPT
 
 _MODEL = '''"""A model."""
 
@@ -71,10 +74,22 @@ def test_a_run_without_digests_says_nothing(files, record):
     assert recorded_code.describe_changes("run") == ""
 
 
-def test_a_run_without_code_of_its_own_has_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(known_reports, "list_own_code", list)
+def test_files_that_are_found_only_from_where_the_run_was_started(tmp_path, monkeypatch, capsys):
+    started, other = tmp_path / "of me", tmp_path / "other"
+    (started / "texts").mkdir(parents=True)
+    (started / "texts" / "a.txt").write_text("a")
+    other.mkdir()
+    data = Tokens(train_text="texts/*.txt,gone/*.txt", tokenizer="tokens.json")
+    experiment = Experiment(GPT(), data, OptimizerConfig("adam"))
+    monkeypatch.chdir(started)
     recorded_code.write(str(tmp_path))
-    assert not list(tmp_path.iterdir())
+    recorded_code.warn_of_folder(str(tmp_path), experiment)
+    assert not capsys.readouterr().err
+    monkeypatch.chdir(other)
+    recorded_code.warn_of_folder(str(tmp_path), experiment)
+    said = capsys.readouterr().err
+    assert f"was started in {started}, where data.train_text=texts/*.txt begins: `cd '" in said
+    assert "gone" not in said and "tokens.json" not in said
 
 
 def test_only_digests_are_kept(files):
