@@ -167,9 +167,8 @@ class Examiner:
         processes: the compiler's processes.
         change: how the model differs from the config's, for the lines of progress, such as
             " with remat=block".
-
-    Attributes:
-        tried: the names of slices, each with a line that answers a change that was tried.
+        tried: a list to which names of slices are added, each with a line that answers a change
+            that was tried; None begins one.
     """
 
     def __init__(
@@ -181,6 +180,7 @@ class Examiner:
         caller: Caller,
         processes: Processes,
         change: str = "",
+        tried: list[tuple[str, str]] | None = None,
     ):
         self.lowering, self.change = lowering, change
         self.caller, self.processes = caller, processes
@@ -191,7 +191,7 @@ class Examiner:
         self.global_batch_size: int = keras.tree.flatten(batch_spec)[0].shape[0]
         self.tokens = _count_tokens(batch_spec)
         self.microbatches = options.train.gradient_accumulation_steps
-        self.tried: list[tuple[str, str]] = []
+        self.tried = [] if tried is None else tried
         self._shared_build = functools.cache(self._build)
         self._shared_step = functools.cache(self._lower_shared)
         self._list_finer = functools.cache(self._build_finer)
@@ -285,16 +285,14 @@ class Examiner:
 
     def _build_finer(self, target: Slice) -> list["Examiner"]:
         """Returns checks of the same model with meshes that divide it further."""
-        found = [
+        return [
             Examiner(
                 *(self.model_fn, self.batch_spec, self.options, lowering),
                 *(self.caller, self.processes),
+                tried=self.tried,
             )
             for lowering in self.lowering.list_finer_lowerings(target)
         ]
-        for finer in found:
-            finer.tried = self.tried
-        return found
 
     def examine(
         self, target: Slice, note: Callable[[SliceReport], None] = lambda report: None
