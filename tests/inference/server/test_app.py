@@ -4,11 +4,13 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
+import dataclasses
 import io
 import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -103,6 +105,37 @@ def test_it_says_what_it_serves(port):
     assert set(metadata["metadata"]["outputs"]) == {"logits", "class", "label"}
     status, metrics = ask(port, "GET", "/metrics")
     assert status == 200 and b'tftpu_requests_total{route="predict",status="200"}' in metrics
+
+
+def encode(texts: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns an image for each text, whose pixels are the number of its letters."""
+    if "?" in texts:
+        raise Refused("a question")
+    return {"images": np.stack([np.full(SHAPE, len(text), np.uint8) for text in texts])}
+
+
+def test_texts_are_answered_as_what_they_are_encoded_to(model):
+    texts = ["ab", "abcde"]
+    with running(dataclasses.replace(model, encode=encode), batch=2) as port:
+        asked = {"instances": encode(texts)["images"].tolist()}
+        expected = ask(port, "POST", "/predict", asked)
+        assert expected[0] == 200 and len(expected[1]["predictions"]) == 2
+        for instances in texts, [{"sentence": text} for text in texts]:
+            for path in "/predict", "/v1/models/m:predict":
+                assert ask(port, "POST", path, {"instances": instances}) == expected
+        columns = ask(port, "POST", "/predict", {"inputs": asked["instances"]})
+        for inputs in texts, {"sentence": texts}:
+            assert ask(port, "POST", "/predict", {"inputs": inputs}) == columns
+        for instances, says in {
+            ("ab", 3): "Some examples are texts and some are not",
+            ("",): "A text is empty",
+            ("a",) * 3: "There are 3 texts: give 1 to 2, which the server's --batch_size=N raises.",
+            ("?",): "a question",
+        }.items():
+            status, said = ask(port, "POST", "/predict", {"instances": instances})
+            assert status == 400 and says in said["error"]
+        _, said = ask(port, "POST", "/predict", {"instances": [{"text": "ab"}]})
+        assert said["error"].endswith("the model takes 'images', or 'sentence', a text.")
 
 
 def with_a_float() -> list:

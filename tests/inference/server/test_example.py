@@ -1,5 +1,6 @@
 """The line for the shell that the server prints, run by a shell."""
 
+import dataclasses
 import json
 import shlex
 import subprocess
@@ -38,6 +39,12 @@ def test_the_line_asks_for_a_prediction(model):
         done = subprocess.run(["sh", "-c", whole], capture_output=True, text=True, check=True)
     [row] = json.loads(done.stdout)["predictions"]
     assert row == np.zeros(np.shape(row)).tolist() and len(line) < 400
+
+
+def test_the_line_gives_a_text_where_the_model_takes_texts():
+    model = dataclasses.replace(served(Input("a", (64,), "int32")), encode=lambda texts: {})
+    *_, body = shlex.split(build_curl(model, "http://127.0.0.1:80", "/predict"))
+    assert json.loads(body) == {"instances": [{"sentence": "so good"}]}
 
 
 def test_a_wrong_method_is_answered_by_the_line_to_type():

@@ -1,6 +1,7 @@
 """The routes of the server: Vertex AI's, TensorFlow Serving's, and OpenAI's completions."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import re
@@ -82,7 +83,7 @@ def build_application(
     if isinstance(model, Served):
         work: Batcher | Texts = Batcher(model.call, limits.batch, limits.waiting, counts.batch)
         answered = Answered(limits, counts, lambda: False)
-        predict = _build_predictions_route(model, work, answered)
+        predict = _build_predictions_route(model, work, limits, answered)
     else:
         work = texts = Texts(model, limits.batch, limits.waiting, counts.batch)
         answered = Answered(limits, counts, lambda: texts.compiling)
@@ -135,12 +136,21 @@ def build_application(
     return app
 
 
-def _build_predictions_route(model: Served, batcher: Batcher, answered: Answered) -> Answer:
+def _build_predictions_route(
+    model: Served, batcher: Batcher, limits: Limits, answered: Answered
+) -> Answer:
+    encoder = concurrent.futures.ThreadPoolExecutor(1, "encoder")  # data need not be thread-safe
+    most_texts = limits.batch if model.encode is not None else 0
+
     def parse(given: dict[str, Any]) -> payloads.Request:
-        return payloads.parse_request(given, model.inputs)
+        return payloads.parse_request(given, model.inputs, most_texts)
 
     async def answer(body: bytearray) -> Response:
         asked = await answered.parse(parse, body)
+        if asked.texts and model.encode is not None:
+            running = asyncio.get_running_loop()
+            arrays = await running.run_in_executor(encoder, model.encode, asked.texts)
+            asked = dataclasses.replace(asked, arrays=arrays)
         found = await batcher.compute_outputs(asked.arrays, asked.count)
         if sum(value.nbytes for value in found.values()) > LONG:
             return as_json(await asyncio.to_thread(payloads.answer, found, asked))
