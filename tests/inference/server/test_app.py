@@ -5,6 +5,7 @@ import base64
 import concurrent.futures
 import contextlib
 import dataclasses
+import http.client
 import io
 import json
 import socket
@@ -200,8 +201,37 @@ def test_other_addresses_and_methods_are_refused(port):
     assert answer["error"]["type"] == "invalid_request_error"
     status, answer = ask(port, "POST", "/v1/completions", {"prompt": "a"})
     assert status == 404 and "serve the run of a language model" in answer["error"]["message"]
-    status, answer = ask(port, "GET", "/predict")
-    assert status == 405 and b"GET" in answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed", "says"),
+    [
+        ("GET", "/predict", "POST", 'Use POST with a body of JSON, {"instances": [...]}, as in'),
+        ("PUT", "/v1/models/m:predict", "POST", "This address does not answer PUT. Use POST"),
+        ("POST", "/health", "GET", "Use GET: curl http://127.0.0.1:"),
+    ],
+)
+def test_a_wrong_method_gets_json_and_the_right_method(port, method, path, allowed, says):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    assert answer.status == 405 and answer.getheader("content-type") == "application/json"
+    assert allowed in (answer.getheader("allow") or "")
+    assert says in json.loads(answer.read())["error"]
+    connection.close()
+
+
+def test_unknown_addresses_are_counted_together(model):
+    with running(model) as port:
+        for path in "/a", "/b", "/v1/models":
+            assert ask(port, "GET", path)[0] == 404
+        assert ask(port, "GET", "/predict")[0] == 405
+        lines = ask(port, "GET", "/metrics")[1].decode().splitlines()
+    counted = [line for line in lines if line.startswith("tftpu_requests_total")]
+    assert sorted(counted) == [
+        'tftpu_requests_total{route="other",status="404"} 3.0',
+        'tftpu_requests_total{route="other",status="405"} 1.0',
+    ]
 
 
 def held(gate: threading.Event, seen: list[int]) -> Served:

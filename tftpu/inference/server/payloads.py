@@ -22,9 +22,9 @@ from tftpu.errors import find_nearest
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.served import Arrays
 
-# OpenAI's addresses; only the first is served, where the model writes text.
-COMPLETIONS = "/v1/completions"
-OPENAI = COMPLETIONS, "/v1/chat/completions", "/v1/models", "/v1/embeddings"
+# OpenAI's addresses; only the first two are served, where the model writes text.
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+OPENAI = COMPLETIONS, MODELS, "/v1/chat/completions", "/v1/embeddings"
 SENTENCE = "sentence"  # names a text, as the kind of an address does for `tftpu predict`
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
