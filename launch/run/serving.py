@@ -1,5 +1,6 @@
 """Prepares a run for the model server and for exports."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from tftpu.launch.settings import own_code
 if TYPE_CHECKING:
     from tftpu.inference.exporting.inputs import Input
     from tftpu.inference.exporting.serving import Serving
-    from tftpu.inference.server.served import Served
+    from tftpu.inference.server.served import Arrays, Served
     from tftpu.inference.server.text import Language
     from tftpu.inference.writer import Writer
     from tftpu.training.trainer import Trainer
@@ -80,7 +81,55 @@ def restore_served_run(
 
     serving = build_serving(trainer, experiment)
     outputs = tuple(serving.output_specs())
-    return ServedRun(served.wrap_tensorflow(serving.inputs, outputs, serving.outputs), step)
+    model = served.wrap_tensorflow(serving.inputs, outputs, serving.outputs)
+    encode = _find_encoder(experiment, serving.inputs)
+    return ServedRun(dataclasses.replace(model, encode=encode), step)
+
+
+def _find_encoder(
+    experiment: Experiment, inputs: "Sequence[Input]"
+) -> "Callable[[Sequence[str]], Arrays] | None":
+    """Returns a function that encodes texts as `tftpu predict --input=sentence:TEXT` does.
+
+    Returns None if the data of the run read no texts. Of a class of the user's own, only reading
+    one tells.
+    """
+    import keras
+    import numpy as np
+
+    from tftpu import input_pipelines
+    from tftpu.inference.server import payloads
+    from tftpu.inference.server.served import Refused
+
+    data = experiment.data
+    own = not data.address_kinds and type(data).prediction is not DataConfig.prediction
+    if payloads.SENTENCE not in data.address_kinds and not own:
+        return None
+    alone = dataclasses.replace(data, global_batch_size=1)
+    prepared = experiment.model.prepare_data(alone)
+
+    def encode_text(text: str) -> "Arrays":
+        records = input_pipelines.prediction(prepared, f"{payloads.SENTENCE}:{text}")
+        [features] = records.features([range(records.count)]).as_numpy_iterator()
+        named = isinstance(features, Mapping)
+        parts = [features[i.name] for i in inputs] if named else keras.tree.flatten(features)
+        arrays = {i.name: part.astype(i.dtype) for i, part in zip(inputs, parts, strict=True)}
+        if any(arrays[i.name].shape != (1, *i.shape) for i in inputs):
+            raise UserError("The features of a text are not inputs of the model.")
+        return arrays
+
+    def encode(texts: Sequence[str]) -> "Arrays":
+        try:
+            encoded = [encode_text(text) for text in texts]
+        except UserError as error:
+            raise Refused(str(error)) from error
+        return {i.name: np.concatenate([row[i.name] for row in encoded]) for i in inputs}
+
+    try:
+        encode_text("a")
+    except Exception:  # the class may do anything with an address that it does not know
+        return None
+    return encode
 
 
 def build_serving(

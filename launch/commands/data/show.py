@@ -8,6 +8,7 @@ data, shapes, ranges and the first example are printed.
 
 import dataclasses
 import io
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -224,8 +225,18 @@ def format_prepared(model: Any, batch: Batch) -> list[str]:
         known = ids[mask.astype(bool)]
         count = f"{len(known):,} of {len(ids):,} tokens"
         lines.append(f"text {number}, {count}, with those that begin and end it:")
-        lines += [f"    | {line}" for line in tokenizer.detokenize(known).splitlines()]
+        lines += [f"    | {line}" for line in format_tokens(tokenizer, known).splitlines()]
     return lines
+
+
+def format_tokens(tokenizer: Any, ids: "np.ndarray") -> str:
+    """Returns the text of tokens with the names of special ones, which SentencePiece leaves out."""
+    special = getattr(tokenizer, "special_token_ids", ())
+    hidden = {n: tokenizer.id_to_token(n) for n in special if not tokenizer.detokenize([n])}
+    parts = itertools.groupby(ids.tolist(), hidden.get)
+    return "".join(
+        name * len(list(run)) if name else tokenizer.detokenize(list(run)) for name, run in parts
+    )
 
 
 def format_ranges(batch: Batch) -> list[str]:

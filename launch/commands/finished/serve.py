@@ -109,7 +109,7 @@ def run(options: Options) -> None:
     )
     with reporting(f"Loading {source}"):
         model, step, prompt = _load_model(options, path)
-    about = dataclasses.replace(about, version=max(step, 1), prompt=prompt)
+    about = dataclasses.replace(about, version=max(step, 1))
     limits = Limits(
         batch=options.batch_size,
         waiting=options.waiting,
@@ -129,7 +129,7 @@ def run(options: Options) -> None:
         print(f"{source} on the {model.device}: {address}{route}", flush=True)
         took = f"{compiled - start:.1f} s, {compiled - loaded:.1f} of them to compile"
         print(f"Ready after {took}. Ask it:", flush=True)
-        print(example.build_curl(model, address, route, about.prompt), flush=True)
+        print(example.build_curl(model, address, route, prompt), flush=True)
         print("Ctrl-C ends it.", flush=True)
         if isinstance(model, Language) and model.list_further_sizes(limits.batch):
             report_activity(

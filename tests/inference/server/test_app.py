@@ -4,11 +4,14 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
+import dataclasses
+import http.client
 import io
 import json
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -105,6 +108,37 @@ def test_it_says_what_it_serves(port):
     assert status == 200 and b'tftpu_requests_total{route="predict",status="200"}' in metrics
 
 
+def encode(texts: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns an image for each text, whose pixels are the number of its letters."""
+    if "?" in texts:
+        raise Refused("a question")
+    return {"images": np.stack([np.full(SHAPE, len(text), np.uint8) for text in texts])}
+
+
+def test_texts_are_answered_as_what_they_are_encoded_to(model):
+    texts = ["ab", "abcde"]
+    with running(dataclasses.replace(model, encode=encode), batch=2) as port:
+        asked = {"instances": encode(texts)["images"].tolist()}
+        expected = ask(port, "POST", "/predict", asked)
+        assert expected[0] == 200 and len(expected[1]["predictions"]) == 2
+        for instances in texts, [{"sentence": text} for text in texts]:
+            for path in "/predict", "/v1/models/m:predict":
+                assert ask(port, "POST", path, {"instances": instances}) == expected
+        columns = ask(port, "POST", "/predict", {"inputs": asked["instances"]})
+        for inputs in texts, {"sentence": texts}:
+            assert ask(port, "POST", "/predict", {"inputs": inputs}) == columns
+        for instances, says in {
+            ("ab", 3): "Some examples are texts and some are not",
+            ("",): "A text is empty",
+            ("a",) * 3: "There are 3 texts: give 1 to 2, which the server's --batch_size=N raises.",
+            ("?",): "a question",
+        }.items():
+            status, said = ask(port, "POST", "/predict", {"instances": instances})
+            assert status == 400 and says in said["error"]
+        _, said = ask(port, "POST", "/predict", {"instances": [{"text": "ab"}]})
+        assert said["error"].endswith("the model takes 'images', or 'sentence', a text.")
+
+
 def with_a_float() -> list:
     """Returns an image of whole numbers but for its last one."""
     [image] = pixels(1).tolist()
@@ -167,8 +201,37 @@ def test_other_addresses_and_methods_are_refused(port):
     assert answer["error"]["type"] == "invalid_request_error"
     status, answer = ask(port, "POST", "/v1/completions", {"prompt": "a"})
     assert status == 404 and "serve the run of a language model" in answer["error"]["message"]
-    status, answer = ask(port, "GET", "/predict")
-    assert status == 405 and b"GET" in answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed", "says"),
+    [
+        ("GET", "/predict", "POST", 'Use POST with a body of JSON, {"instances": [...]}, as in'),
+        ("PUT", "/v1/models/m:predict", "POST", "This address does not answer PUT. Use POST"),
+        ("POST", "/health", "GET", "Use GET: curl http://127.0.0.1:"),
+    ],
+)
+def test_a_wrong_method_gets_json_and_the_right_method(port, method, path, allowed, says):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    assert answer.status == 405 and answer.getheader("content-type") == "application/json"
+    assert allowed in (answer.getheader("allow") or "")
+    assert says in json.loads(answer.read())["error"]
+    connection.close()
+
+
+def test_unknown_addresses_are_counted_together(model):
+    with running(model) as port:
+        for path in "/a", "/b", "/v1/models":
+            assert ask(port, "GET", path)[0] == 404
+        assert ask(port, "GET", "/predict")[0] == 405
+        lines = ask(port, "GET", "/metrics")[1].decode().splitlines()
+    counted = [line for line in lines if line.startswith("tftpu_requests_total")]
+    assert sorted(counted) == [
+        'tftpu_requests_total{route="other",status="404"} 3.0',
+        'tftpu_requests_total{route="other",status="405"} 1.0',
+    ]
 
 
 def held(gate: threading.Event, seen: list[int]) -> Served:

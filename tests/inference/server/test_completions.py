@@ -505,3 +505,14 @@ def test_a_text_that_has_its_stop_is_not_written_on():
         time.sleep(0.5)  # in which all 60 would be written
     assert answer["choices"][0]["text"] == "" and answer["usage"]["completion_tokens"] == 3
     assert len(turns) < 9
+
+
+def test_openai_clients_list_the_model():
+    with running(language(lambda: None)) as port:
+        status, found = ask(port, "GET", "/v1/models")
+        assert status == 200 and found["object"] == "list"
+        [model] = found["data"]
+        assert isinstance(model.pop("created"), int)
+        assert model == {"id": "m", "object": "model", "owned_by": "tftpu"}
+        status, answer = ask(port, "POST", "/v1/models", {})
+        assert status == 405 and "Use GET" in message_of(answer, "invalid_request_error")

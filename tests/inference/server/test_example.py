@@ -1,5 +1,6 @@
 """The line for the shell that the server prints, run by a shell."""
 
+import dataclasses
 import json
 import shlex
 import subprocess
@@ -7,8 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.support import serving
-from tests.support.serving import ask, running
+from tests.support.serving import running
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.example import build_curl
 from tftpu.inference.server.served import Served
@@ -40,17 +40,10 @@ def test_the_line_asks_for_a_prediction(model):
     assert row == np.zeros(np.shape(row)).tolist() and len(line) < 400
 
 
-def test_a_wrong_method_is_answered_by_the_line_to_type():
-    with running(serving.images()) as port:
-        status, said = ask(port, "GET", "/predict")
-        assert status == 405
-        text, _, line = said.decode().partition("Use POST:\n\n")
-        assert text == "This address does not answer GET. "
-        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
-        assert len(json.loads(done.stdout)["predictions"]) == 1
-        status, said = ask(port, "POST", "/health", {})
-        assert status == 405
-        assert said.decode().endswith(f"Use GET:\n\ncurl http://127.0.0.1:{port}/health\n")
+def test_the_line_gives_a_text_where_the_model_takes_texts():
+    model = dataclasses.replace(served(Input("a", (64,), "int32")), encode=lambda texts: {})
+    *_, body = shlex.split(build_curl(model, "http://127.0.0.1:80", "/predict"))
+    assert json.loads(body) == {"instances": [{"sentence": "so good"}]}
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/predict"])

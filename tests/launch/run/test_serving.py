@@ -1,5 +1,6 @@
 """Which runs are served with arrays, and which with text."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,78 @@ def test_a_causal_model_of_plain_tokens_answers_with_text(workdir, tmp_path):
     with pytest.raises(UserError, match=r"give the tokenizer"):
         answering(workdir)
     assert isinstance(answering(workdir, tokenizer_of_words(tmp_path)), Language)
+
+
+TEXTS = '''
+import dataclasses
+
+import numpy as np
+
+import tftpu
+
+
+@dataclasses.dataclass
+class Letters(tftpu.DataConfig):
+    """Texts as the numbers of their first four letters."""
+
+    def encode(self, texts):
+        rows = [[ord(letter) % 32 for letter in text.ljust(4)[:4]] for text in texts]
+        return np.array(rows, np.int64)
+
+    def training(self, context):
+        import tensorflow as tf
+
+        x = self.encode(["good", "fine", "poor", "grim"] * 8)
+        y = np.array([1, 1, 0, 0] * 8, np.int32)
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(context.global_batch_size)
+
+    def prediction(self, address, context):
+        kind, _, text = address.partition(":")
+        if kind != "sentence" or not READS:
+            raise FileNotFoundError(address)
+        return self.encode([text])
+
+    def class_names(self):
+        return ["bad", "good"]
+
+
+@dataclasses.dataclass
+class Dense(tftpu.ModelConfig):
+    def build(self):
+        import keras
+
+        layers = [keras.layers.Embedding(32, 4), keras.layers.Flatten(), keras.layers.Dense(2)]
+        return keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
+
+
+def get_config():
+    data = Letters("letters", 8)
+    return tftpu.Experiment(Dense(), data, optimizer="sgd", train=tftpu.TrainConfig(steps=4))
+'''
+
+
+@pytest.mark.slow
+def test_texts_get_the_probabilities_of_tftpu_predict(tmp_path):
+    config = tmp_path / "letters.py"
+    config.write_text(TEXTS.replace("READS", "True"))
+    run, output = str(tmp_path / "run"), tmp_path / "predicted"
+    assert main(["train", f"--config={config}", f"--workdir={run}"]) == 0
+    words = ["--input=sentence:so good", f"--output={output}", "--outputs=logits"]
+    assert main(["predict", run, *words]) == 0
+    (row,) = [json.loads(line) for line in next(output.glob("*.jsonl")).read_text().splitlines()]
+    model = answering(run)
+    assert isinstance(model, Served) and model.encode is not None
+    found = model.call(model.encode(["grim", "so good"]))
+    np.testing.assert_allclose(found["logits"][1], row["logits"], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_data_that_read_no_sentence_take_no_texts(tmp_path):
+    config = tmp_path / "no_letters.py"
+    config.write_text(TEXTS.replace("READS", "False"))
+    assert main(["train", f"--config={config}", f"--workdir={tmp_path / 'run'}"]) == 0
+    model = answering(str(tmp_path / "run"))
+    assert isinstance(model, Served) and model.encode is None
 
 
 def test_values_that_tensorflow_refuses_are_the_requests_mistake():

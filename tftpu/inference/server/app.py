@@ -1,9 +1,11 @@
 """The routes of the server: Vertex AI's, TensorFlow Serving's, and OpenAI's completions."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tftpu.errors import UserError, find_nearest
@@ -20,7 +22,6 @@ from tftpu.inference.server import origins, payloads
 from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_error, as_json
 from tftpu.inference.server.batching import Batcher
 from tftpu.inference.server.counts import Counts
-from tftpu.inference.server.example import build_curl
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language, Texts
 
@@ -38,7 +39,6 @@ class About:
         version: the model's version in these addresses, 1 or more.
         health, predict: Vertex AI's routes.
         hosts: the host names by which requests may address the server; see `origins.OwnHosts`.
-        prompt: the beginning of the text that an example asks for.
 
     Raises:
         UserError: one of the names cannot be part of an address.
@@ -49,7 +49,6 @@ class About:
     health: str = "/health"
     predict: str = "/predict"
     hosts: tuple[str, ...] = origins.LOOPBACK
-    prompt: str = "Once upon a time"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", self.name, re.ASCII):
@@ -82,7 +81,7 @@ def build_application(
     if isinstance(model, Served):
         work: Batcher | Texts = Batcher(model.call, limits.batch, limits.waiting, counts.batch)
         answered = Answered(limits, counts, lambda: False)
-        predict = _build_predictions_route(model, work, answered)
+        predict = _build_predictions_route(model, work, limits, answered)
     else:
         work = texts = Texts(model, limits.batch, limits.waiting, counts.batch)
         answered = Answered(limits, counts, lambda: texts.compiling)
@@ -127,7 +126,8 @@ def build_application(
             _build_completions_route(model, work, about.name, limits, answered), "completions"
         )
         routes.append(Route(payloads.COMPLETIONS, complete, methods=["POST"]))
-    failures = {HTTPException: _build_refusal(routes, model, about.prompt)}
+        routes.append(Route(payloads.MODELS, _build_models_route(about)))
+    failures = {HTTPException: _build_refusal(routes, model, counts)}
     own = [Middleware(origins.OwnHosts, hosts=about.hosts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures, middleware=own)
     app.router.redirect_slashes = False  # a redirect would go to the host that the client named
@@ -135,12 +135,21 @@ def build_application(
     return app
 
 
-def _build_predictions_route(model: Served, batcher: Batcher, answered: Answered) -> Answer:
+def _build_predictions_route(
+    model: Served, batcher: Batcher, limits: Limits, answered: Answered
+) -> Answer:
+    encoder = concurrent.futures.ThreadPoolExecutor(1, "encoder")  # data need not be thread-safe
+    most_texts = limits.batch if model.encode is not None else 0
+
     def parse(given: dict[str, Any]) -> payloads.Request:
-        return payloads.parse_request(given, model.inputs)
+        return payloads.parse_request(given, model.inputs, most_texts)
 
     async def answer(body: bytearray) -> Response:
         asked = await answered.parse(parse, body)
+        if asked.texts and model.encode is not None:
+            running = asyncio.get_running_loop()
+            arrays = await running.run_in_executor(encoder, model.encode, asked.texts)
+            asked = dataclasses.replace(asked, arrays=arrays)
         found = await batcher.compute_outputs(asked.arrays, asked.count)
         if sum(value.nbytes for value in found.values()) > LONG:
             return as_json(await asyncio.to_thread(payloads.answer, found, asked))
@@ -212,6 +221,16 @@ def _build_status_route(about: About) -> Callable[[Request], Awaitable[Response]
     return status
 
 
+def _build_models_route(about: About) -> Callable[[Request], Awaitable[Response]]:
+    model = {"id": about.name, "object": "model", "created": int(time.time()), "owned_by": "tftpu"}
+    body = orjson.dumps({"object": "list", "data": [model]})
+
+    async def models(_: Request) -> Response:
+        return as_json(body)
+
+    return models
+
+
 def _build_metadata_route(
     model: Served | Language, about: About
 ) -> Callable[[Request], Awaitable[Response]]:
@@ -231,7 +250,7 @@ def _build_metadata_route(
 
 
 def _build_refusal(
-    routes: list[Route], model: Served | Language, prompt: str
+    routes: list[Route], model: Served | Language, counts: Counts
 ) -> Callable[[Request, Exception], Response]:
     # First what a person most likely wants.
     paths = sorted((route.path for route in routes), key=lambda path: path != payloads.COMPLETIONS)
@@ -241,8 +260,10 @@ def _build_refusal(
         at, path = str(request.base_url).rstrip("/"), request.url.path
         known = {route.path: route.methods or () for route in routes}
         if "POST" not in known.get(path, ()):
-            return f"Use GET:\n\ncurl {at}{path}"
-        return f"Use POST:\n\n{build_curl(model, at, path, prompt)}"
+            return f"Use GET: curl {at}{path}"
+        # JSON escapes the quotes of a whole line for the shell, which then could not be pasted.
+        field = '"prompt": "..."' if path == payloads.COMPLETIONS else '"instances": [...]'
+        return f"Use POST with a body of JSON, {{{field}}}, as in the line that the server printed."
 
     def _hint_at_texts(request: Request) -> str:
         if not request.url.path.endswith("/completions") or not isinstance(model, Served):
@@ -251,16 +272,17 @@ def _build_refusal(
 
     def refusal(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
+        counts.count_refusal(status)
         hint = _hint_at_texts(request)
         path = request.url.path
         # OpenAI's are no misspellings of those that are there.
         near = None if path in payloads.OPENAI else find_nearest(path, [r.path for r in routes])
         known = f"Did you mean {near!r}?" if near else f"There are {addresses}."
-        said = {404: f"There is nothing at this address. {known}{hint}"}
+        said = {
+            404: f"There is nothing at this address. {known}{hint}",
+            405: f"This address does not answer {request.method}. {_suggest_method(request)}",
+        }
         headers = error.headers if isinstance(error, HTTPException) else None
-        if status == 405:  # plain text, as JSON would escape the quotes of a line to paste
-            text = f"This address does not answer {request.method}. {_suggest_method(request)}\n"
-            return PlainTextResponse(text, status, headers)
         return as_error(said.get(status, str(error)), status, path, headers)
 
     return refusal

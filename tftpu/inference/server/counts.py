@@ -44,6 +44,10 @@ class Counts:
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
+    def count_refusal(self, status: int) -> None:
+        """Counts an answer at an unknown address, or to a wrong method; all have one label."""
+        self._requests.labels("other", str(status)).inc()
+
     def batch(self, size: int) -> None:
         """Counts a batch."""
         self._batches.observe(size)

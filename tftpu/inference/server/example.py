@@ -8,14 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from tftpu.inference.exporting.inputs import Input
+from tftpu.inference.server.payloads import SENTENCE
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language
 
 _FEW = 20  # values that a line shows
+_TEXT = "so good"
 
 
 def build_curl(model: Served | Language, address: str, route: str, prompt: str = "") -> str:
-    """Returns a command that asks for a text, or for the prediction of one example of zeros.
+    """Returns a command that asks for a text, or for the prediction of a text or of zeros.
 
     Args:
         model: the model that is served.
@@ -27,6 +29,8 @@ def build_curl(model: Served | Language, address: str, route: str, prompt: str =
     if isinstance(model, Language):
         request = json.dumps(_build_text_request(route, prompt), ensure_ascii=False)
         return f"{call} -d {shlex.quote(request)}"
+    if model.encode is not None:
+        return f"{call} -d '{json.dumps({'instances': [{SENTENCE: _TEXT}]})}'"
     if sum(math.prod(given.shape) for given in model.inputs) <= _FEW:
         zeros = [json.dumps(np.zeros(given.shape, given.dtype).tolist()) for given in model.inputs]
         return f"{call} -d '{_write_instances(model.inputs, zeros)}'"

@@ -22,9 +22,10 @@ from tftpu.errors import find_nearest
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.served import Arrays
 
-# OpenAI's addresses; only the first is served, where the model writes text.
-COMPLETIONS = "/v1/completions"
-OPENAI = COMPLETIONS, "/v1/chat/completions", "/v1/models", "/v1/embeddings"
+# OpenAI's addresses; only the first two are served, where the model writes text.
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+OPENAI = COMPLETIONS, MODELS, "/v1/chat/completions", "/v1/embeddings"
+SENTENCE = "sentence"  # names a text, as the kind of an address does for `tftpu predict`
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
 _LOOKED_AT = 1000  # most examples in which a mistake is looked for
@@ -54,11 +55,13 @@ class Request:
         arrays: the arrays by the names of the model's inputs, (count, ...).
         count: the number of examples.
         rows: whether the answer is a list of examples, rather than an array for each output.
+        texts: the examples, if they are texts, which have no arrays yet.
     """
 
     arrays: Arrays
     count: int
     rows: bool
+    texts: tuple[str, ...] = ()
 
 
 def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
@@ -97,12 +100,15 @@ def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
     return found
 
 
-def parse_request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
-    """Returns the arrays of a request.
+def parse_request(
+    given: Mapping[str, Any], inputs: Sequence[Input], most_texts: int = 0
+) -> Request:
+    """Returns the arrays, or the texts, of a request.
 
     Args:
         given: the object of its body.
         inputs: the inputs of the model.
+        most_texts: the most texts that it may have; 0: the model takes none.
 
     Raises:
         BadRequest: the request does not fit the model.
@@ -115,9 +121,37 @@ def parse_request(given: Mapping[str, Any], inputs: Sequence[Input]) -> Request:
         raise BadRequest("This model takes no parameters.")
     if ("instances" in given) == ("inputs" in given):
         raise BadRequest("Give either instances, a list of examples, or inputs.")
-    if "instances" in given:
-        return _parse_rows(given["instances"], inputs)
-    return _parse_columns(given["inputs"], inputs)
+    rows = "instances" in given
+    examples = given["instances"] if rows else given["inputs"]
+    texts = _find_texts(examples, rows, most_texts) if most_texts else []
+    if texts:
+        return Request({}, len(texts), rows, tuple(texts))
+    others = f", or {SENTENCE!r}, a text" if most_texts else ""
+    parse = _parse_rows if rows else _parse_columns
+    return parse(examples, inputs, others)
+
+
+def _find_texts(examples: Any, rows: bool, most: int) -> list[str]:
+    """Returns the texts of a request; [] if its examples are something else."""
+    if not rows and isinstance(examples, dict) and set(examples) == {SENTENCE}:
+        examples = examples[SENTENCE]
+    if not isinstance(examples, list):
+        return []
+    named = [isinstance(row, dict) and set(row) == {SENTENCE} for row in examples]
+    found = [row[SENTENCE] if has_name else row for row, has_name in zip(examples, named)]
+    texts = [text for text in found if isinstance(text, str)]
+    if not texts:
+        return []
+    if len(texts) < len(found):
+        raise BadRequest("Some examples are texts and some are not: send all alike.")
+    if len(texts) > most:
+        raise BadRequest(
+            f"There are {len(texts)} texts: give 1 to {most}, which the server's --batch_size=N "
+            "raises."
+        )
+    if not all(texts):
+        raise BadRequest("A text is empty: send one with words.")
+    return texts
 
 
 def _explain_field(name: str, inputs: Sequence[Input]) -> BadRequest:
@@ -138,7 +172,7 @@ def check_signature(given: Mapping[str, Any]) -> None:
         raise BadRequest(f"The only signature_name is {_SIGNATURE!r}.")
 
 
-def _parse_rows(instances: Any, inputs: Sequence[Input]) -> Request:
+def _parse_rows(instances: Any, inputs: Sequence[Input], others: str) -> Request:
     if not isinstance(instances, list) or not instances:
         raise BadRequest("instances must be a list of at least one example.")
     names = {i.name for i in inputs}
@@ -148,19 +182,18 @@ def _parse_rows(instances: Any, inputs: Sequence[Input]) -> Request:
     if all(named):
         wrong = next((row for row in instances if set(row) != names), None)
         if wrong is not None:
-            raise BadRequest(
-                f"An instance has {_format_names(wrong)}; the model takes {_format_names(names)}."
-            )
+            has, takes = _format_names(wrong), _format_names(names)
+            raise BadRequest(f"An instance has {has}; the model takes {takes}{others}.")
         columns = {i.name: [row[i.name] for row in instances] for i in inputs}
     elif len(inputs) == 1:
         columns = {inputs[0].name: instances}
     else:
-        raise BadRequest(f"An instance must be an object with {_format_names(names)}.")
+        raise BadRequest(f"An instance must be an object with {_format_names(names)}{others}.")
     arrays = {i.name: _parse_array(columns[i.name], i) for i in inputs}
     return Request(arrays, len(instances), rows=True)
 
 
-def _parse_columns(columns: Any, inputs: Sequence[Input]) -> Request:
+def _parse_columns(columns: Any, inputs: Sequence[Input], others: str) -> Request:
     if _is_encoded(columns):
         raise BadRequest('inputs must be a list of examples: [{"b64": "..."}].')
     if len(inputs) == 1 and not isinstance(columns, dict):
@@ -168,7 +201,7 @@ def _parse_columns(columns: Any, inputs: Sequence[Input]) -> Request:
     names = {i.name for i in inputs}
     if not isinstance(columns, dict) or set(columns) != names:
         has = _format_names(columns) if isinstance(columns, dict) else "no names"
-        raise BadRequest(f"inputs has {has}; the model takes {_format_names(names)}.")
+        raise BadRequest(f"inputs has {has}; the model takes {_format_names(names)}{others}.")
     for name, values in columns.items():
         if not isinstance(values, list) or not values:
             raise BadRequest(f"The input {name!r} must be a list of at least one example.")

@@ -32,12 +32,15 @@ class Served:
         call: a function that maps inputs by name to outputs by name, for any batch size. It raises
             `Refused` for values that the model does not take.
         device: "CPU" or "GPU".
+        encode: a function that returns the inputs by name for texts; None: the model takes none. It
+            raises `Refused` for a text that cannot be read.
     """
 
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
     call: Call
     device: str = "CPU"
+    encode: Callable[[Sequence[str]], Arrays] | None = None
 
 
 def check_outputs(model: Served) -> None:
