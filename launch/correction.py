@@ -124,6 +124,11 @@ def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
     return []
 
 
+def leave_fields_out(message: str) -> str:
+    """Returns an error without its advice on a config's fields, for a command without a config."""
+    return re.sub(r" Of a config[:,].*?\.(?=\s|$)", "", message)
+
+
 def suggest_folder(path: str) -> str:
     """Returns a clause with the runs in a folder, or else with the nearest folder that exists.
 

@@ -209,7 +209,12 @@ def _run(name: str, arguments: list[str]) -> None:
     except Incomplete as error:
         error.add_note(f"For example: {_complete(command, arguments)}")
         raise
-    command.run(options)
+    try:
+        command.run(options)
+    except UserError as error:
+        if not (takes_config(type(options)) and getattr(options, "config", None)):
+            error.args = (correction.leave_fields_out(str(error)), *error.args[1:])
+        raise
 
 
 def _complete(command: Command, arguments: list[str]) -> str:

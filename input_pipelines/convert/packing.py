@@ -25,13 +25,16 @@ _log = logging.getLogger(__name__)
 Tokenizer = Callable[[str], np.ndarray]
 
 
-def build_tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[Tokenizer, int]:
+def build_tokenizer(
+    path: str | None, end_of_text: str | None = None, flag: str = "--tokenizer"
+) -> tuple[Tokenizer, int]:
     """Returns a function that maps a document to its tokens, int32, and the vocabulary's size.
 
     Args:
         path: a file of Hugging Face `tokenizers` (tokenizer.json), whose truncation and padding
             are switched off; None: the bytes of the text in UTF-8.
         end_of_text: a token of that vocabulary that is put after every document; None: no token.
+        flag: what names the path on the command line, for errors.
 
     Raises:
         UserError: there is no such file or token.
@@ -40,7 +43,7 @@ def build_tokenizer(path: str | None, end_of_text: str | None = None) -> tuple[T
         if end_of_text:
             raise UserError("Bytes have no token for the end of a text: set a tokenizer, too.")
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32), 256
-    loaded = load_tokenizer(path)
+    loaded = load_tokenizer(path, flag)
     with _errors_of_the_library(path):
         highest = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest >= 1 << 31:
@@ -85,11 +88,12 @@ def _warn_switched_off(path: str, asked: str) -> None:
         )
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, flag: str = "--tokenizer") -> Any:
     """Returns a `tokenizers.Tokenizer`.
 
     Args:
         path: the path of a tokenizer.json.
+        flag: as for `build_tokenizer`.
 
     Raises:
         UserError: the file does not exist or cannot be read, or the package is missing.
@@ -100,7 +104,10 @@ def load_tokenizer(path: str) -> Any:
         raise UserError("A tokenizer needs a package: run `pip install tokenizers`.") from error
     if not os.path.isfile(path):
         near = files.suggest_existing(path)
-        raise UserError(f"The tokenizer {path} cannot be read: there is no such file.{near}")
+        raise UserError(
+            f"The tokenizer {path} cannot be read: there is no such file.{near} Give the path of "
+            f"that tokenizer.json: {flag}=FILE."
+        )
     with _errors_of_the_library(path):
         return tokenizers.Tokenizer.from_file(path)
 

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tftpu.checkpoint import manifest
@@ -189,6 +189,7 @@ def _check_same_run(
         fields = _extract_fields(to_plain(now))
         defaults = _list_defaults(now) if dataclasses.is_dataclass(now) else {}
         # The run is older than some of the fields, which had their defaults.
+        unset = defaults.keys() - recorded
         recorded = defaults | recorded
         for name in operational_fields(now) if dataclasses.is_dataclass(now) else ():
             recorded.pop(name, None)
@@ -197,7 +198,7 @@ def _check_same_run(
         if group == "model" and experiment.model.lora:
             elsewhere = dict.fromkeys(experiment.model.base_fields, "")
             recorded, fields = recorded | elsewhere, fields | elsewhere
-        if found := _list_differences(group, recorded, fields, defaults):
+        if found := _list_differences(group, recorded, fields, unset):
             differing[group] = found
     if differing:
         raise _build_refusal(experiment, workdir, differing, options)
@@ -291,18 +292,25 @@ def _extract_fields(plain: Any) -> dict[str, Any]:
 
 
 def _list_differences(
-    group: str, before: dict[str, Any], now: dict[str, Any], defaults: dict[str, Any]
+    group: str, before: dict[str, Any], now: dict[str, Any], unset: Collection[str]
 ) -> list[_Difference]:
-    """Returns fields that change a run's results and differ: "model.width", "was 8 and is 16"."""
+    """Returns fields that change a run's results and differ: "model.width", "was 8 and is 16".
+
+    Args:
+        group: the path of the fields.
+        before, now: their values by name, of the run and of the experiment.
+        unset: the fields that the run did not know. A recorded value may have been set, although it
+            is the default.
+    """
     found: list[_Difference] = []
     for name in now | before:
         was, is_now = before.get(name), now.get(name)
         place = f"{group}.{name}".rstrip(".")
         if isinstance(was, dict) and isinstance(is_now, dict):
-            found += _list_differences(place, was, is_now, {})
+            found += _list_differences(place, was, is_now, ())
         elif was != is_now:
-            is_default = name in defaults and defaults[name] == was
-            found.append(_Difference(place, was, _describe_change(was, is_now, is_default)))
+            text = _describe_change(was, is_now, name in unset)
+            found.append(_Difference(place, was, text))
     return found
 
 

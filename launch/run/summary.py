@@ -134,7 +134,10 @@ def _list_next_commands(
         found.append(f"tftpu predict {run} --input=evaluation{keep} --output={output}")
     if importlib.util.find_spec("starlette"):
         found.append(f"tftpu serve {run}")
-    if experiment.model.lora and isinstance(experiment.model, KerasHub | GPT | Llama):
+    if isinstance(experiment.model, KerasHub):
+        output = _choose_output(workdir, "preset")
+        return [*found, f"tftpu export {run} --format=preset --output={output}"]
+    if experiment.model.lora and isinstance(experiment.model, GPT | Llama):
         output = _choose_output(workdir, "adapters")
         return [*found, f"tftpu export-weights {run} --adapters --output={output}"]
     return [*found, f"tftpu export {run} --output={_choose_output(workdir, 'exported')}"]

@@ -70,8 +70,9 @@ class KerasHub(ModelConfig):
         if self.init_from:
             raise UserError(
                 f"model.init_from={self.init_from} is for models of the zoo: name the folder of a "
-                "preset with these weights as model.preset. KerasHub's model.load_weights(FILE) "
-                "and model.save_to_preset(FOLDER) write one."
+                "preset with these weights as model.preset. `tftpu export RUN --format=preset` "
+                "writes that of a run; KerasHub's model.load_weights(FILE) and "
+                "model.save_to_preset(FOLDER) write one of a file."
             )
 
     def build(self) -> "keras.Model":

@@ -160,7 +160,13 @@ def _explaining(hub: Any, config: "KerasHub") -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:  # those of downloads are OSError
+        said = str(error).strip()
+        if isinstance(error, FileNotFoundError) and "tokenizer" in said.partition(" ")[0]:
+            said += (
+                " It lacks its tokenizer: write it by save_to_preset of the task with its "
+                "preprocessor, and name that folder, --config.model.preset=FOLDER."
+            )
         raise UserError(
             f"KerasHub cannot load {config.task or 'the backbone'} from the preset {preset!r}: "
-            f"{str(error).strip()}"
+            f"{said}"
         ) from error

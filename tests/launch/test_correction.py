@@ -91,6 +91,32 @@ def test_no_field_of_a_config_is_suggested_for_a_run(words, capsys):
     assert "base_fields" not in capsys.readouterr().err
 
 
+def test_missing_data_are_answered_with_fields_where_there_is_a_config(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for words in (
+        ["data", "verify", "empty"],
+        ["data", "convert", "tfrecord:empty:train", "--output=out"],
+        ["data", "convert", "images:nothing", "--output=out"],
+    ):
+        assert main.main(words) == 2
+        said = capsys.readouterr().err
+        assert "empty" in said or "nothing" in said
+        assert "--config" not in said
+    flags = ["--config.data.format=tfrecord", "--config.data.data_dir=empty"]
+    assert main.main(["data", "check", "resnet50_imagenet", *flags]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("--config.data.data_dir=FOLDER.")
+
+
+def test_the_advice_on_fields_is_one_sentence():
+    found = correction.leave_fields_out("No x. Of a config: --config.data.data_dir=FOLDER. Next.")
+    assert found == "No x. Next."
+    both = "No x. Of a config, set it: --config.data.a_split=b or --config.data.b_split=b."
+    assert correction.leave_fields_out(both) == "No x."
+
+
 def test_a_checkpoint_is_answered_with_its_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pets" / "checkpoints" / "30").mkdir(parents=True)

@@ -523,8 +523,13 @@ def test_a_field_of_the_data_may_come_from_a_file(tmp_path):
     assert f"--workdir={tmp_path}_2, where {weights}" in str(refused.value)
 
 
-def test_a_value_that_nobody_typed_is_called_a_default(tmp_path):
+def test_only_a_value_that_nobody_can_have_set_is_called_a_default(tmp_path):
     run_in(tmp_path, config_flags.load("digits_resnet", []))
     changed = config_flags.load("digits_resnet", ["--config.model.dropout=0.5"])
+    with pytest.raises(UserError, match=r"model.dropout was 0\.0 and is 0\.5\."):
+        start._check_same_run(changed, str(tmp_path))
+    recorded = json.loads((tmp_path / "config.json").read_text())
+    del recorded["model"]["dropout"]  # the run is older than the field
+    (tmp_path / "config.json").write_text(json.dumps(recorded))
     with pytest.raises(UserError, match=r"model.dropout was 0\.0 by default and is 0\.5\."):
         start._check_same_run(changed, str(tmp_path))

@@ -48,7 +48,8 @@ class TextReader(OrderedReader):
                 flag = f" Of a config: --config.{prefix}PATTERN." if "data." in prefix else ""
                 raise UserError(f"There is nothing in {prefix}{pattern}.{advice}{flag}")
             sizes |= found
-        _, vocabulary = packing.build_tokenizer(options.tokenizer, options.end_of_text)
+        flag = "--config.data.tokenizer" if "data." in prefix else "--tokenizer"
+        _, vocabulary = packing.build_tokenizer(options.tokenizer, options.end_of_text, flag)
         dtype = "uint16" if vocabulary <= 1 << 16 else "int32"
         length = (options.context + 1,)
         features = {

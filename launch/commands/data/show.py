@@ -304,7 +304,7 @@ def _choose_decoder(data: DataConfig) -> "Callable[[np.ndarray], str]":
     """Returns the function from token ids to text."""
     path = getattr(data, "tokenizer", None)
     if path:
-        tokenizer = packing.load_tokenizer(path)
+        tokenizer = packing.load_tokenizer(path, "--config.data.tokenizer")
         return lambda tokens: tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
     if texts.has_byte_tokens(data):
         return lambda tokens: bytes(tokens.tolist()).decode(errors="replace")

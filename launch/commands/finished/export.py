@@ -22,6 +22,7 @@ from tftpu.launch.run import finished
 from tftpu.launch.run.serving import build_serving, resolve_inputs
 from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import flag, required
+from tftpu.models.keras_hub.config import KerasHub
 from tftpu.models.sizes import GPT, Llama
 from tftpu.runtime.notes import without_notes
 
@@ -29,7 +30,14 @@ if TYPE_CHECKING:
     from tftpu.inference.exporting.serving import Serving
     from tftpu.training.trainer import Trainer
 
-_ENDINGS = {"onnx": ".onnx", "litert": ".tflite", "keras": ".keras", "saved_model": ""}
+_ENDINGS = {
+    "onnx": ".onnx",
+    "litert": ".tflite",
+    "keras": ".keras",
+    "saved_model": "",
+    "preset": "",  # of KerasHub
+}
+_WHOLE = ("keras", "preset")  # the model itself, with all of its weights and inputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +50,7 @@ class Options(finished.FinishedRunOptions):
     )
     format: str | None = flag(
         None,
-        "saved_model, onnx, litert or keras",
+        "saved_model, onnx, litert, keras, or preset for KerasHub's models",
         metavar="NAME",
         shown="by the ending of --output",
     )
@@ -64,6 +72,11 @@ def run(options: Options) -> None:
     finished.check_exists(options.workdir)
     with reporting(f"Loading {options.workdir}"):
         experiment = finished.load_experiment(options.workdir, options)
+        if form == "preset" and not isinstance(experiment.model, KerasHub):
+            raise UserError(
+                f"--format=preset writes models of KerasHub, and the model of {options.workdir!r} "
+                f"is {type(experiment.model).__name__}: use saved_model, onnx, litert or keras."
+            )
         # All formats are made from TensorFlow's graph, and a checkpoint is the same on both
         # engines.
         experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
@@ -71,8 +84,8 @@ def run(options: Options) -> None:
         trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
     from tftpu.inference.exporting import export
 
-    if form == "keras":
-        serving = _as_keras(trainer, experiment)
+    if form in _WHOLE:
+        serving = _as_keras(trainer, experiment, form)
     else:
         labels = form != "litert"
         serving = build_serving(trainer, experiment, options.quantize, inputs=named, labels=labels)
@@ -83,6 +96,7 @@ def run(options: Options) -> None:
         ),
         "litert": functools.partial(export.litert, about={"step": step}),
         "keras": export.keras_file,
+        "preset": export.preset,
     }
     # If TensorFlow Lite's converter fails, it also prints the error with the whole graph.
     hidden = without_notes((b"",)) if form == "litert" else without_notes()
@@ -100,6 +114,10 @@ def run(options: Options) -> None:
     print(f"  outputs  {', '.join(serving.output_specs())}")
     compared = f"the {options.quantize} model" if options.quantize else "the model"
     print(f"  largest difference from {compared} {found.difference:.1e} of the largest output")
+    if form == "preset":
+        kind = type(serving.model).__name__
+        print(f"  read by  keras_hub.models.{kind}.from_preset({options.output!r})")
+        return
     if form == "keras":
         print(f"  read by  {_describe_reading(serving, options.output)}")
     if form in ("onnx", "saved_model"):
@@ -141,7 +159,7 @@ def _choose_format(options: Options) -> str:
             "or no ending for the folder of a SavedModel, or --format=saved_model for a folder of "
             f"this name.{f' Did you mean {near!r}?' if near else ''}"
         )
-    if form != by_ending:
+    if _ENDINGS[form] != _ENDINGS[by_ending]:
         ending = (
             f"ends in {_ENDINGS[form]}" if _ENDINGS[form] else "is a folder with no such ending"
         )
@@ -156,10 +174,10 @@ def _check_bits(options: Options, form: str) -> None:
         return
     if options.quantize not in ("int8", "int4"):
         raise UserError(f"--quantize={options.quantize}: give int8 or int4.")
-    if form == "keras":
+    if form in _WHOLE:
         raise UserError(
-            "--format=keras writes the weights of the run unchanged. With --quantize, use "
-            "another format; or read the file and call Keras's model.quantize()."
+            f"--format={form} writes the weights of the run unchanged. With --quantize, use "
+            "another format; or read the export and call Keras's model.quantize()."
         )
     if form == "litert" and options.quantize == "int4":
         raise UserError(
@@ -170,9 +188,9 @@ def _check_bits(options: Options, form: str) -> None:
 
 def _parse_names(listed: str, form: str) -> list[str]:
     """Returns the names of `--inputs`."""
-    if form == "keras":
+    if form in _WHOLE:
         raise UserError(
-            "--format=keras writes the model itself, which has all of its inputs: leave out "
+            f"--format={form} writes the model itself, which has all of its inputs: leave out "
             "--inputs, or use another format."
         )
     found = list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
@@ -181,13 +199,17 @@ def _parse_names(listed: str, form: str) -> list[str]:
     return found
 
 
-def _as_keras(trainer: "Trainer", experiment: Experiment) -> "Serving":
+def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving":
     """Returns the model itself, without class names, and with uint8 pixels as images."""
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.run.experiment import build_plain_model
 
     # Without the loss and the optimizer, whose classes other machines may not have.
-    model = build_plain_model(experiment, trainer)
+    model: Any = build_plain_model(experiment, trainer)
+    if form == "preset":
+        from tftpu.models.keras_hub import presets
+
+        model.preprocessor = presets.load_preprocessor(experiment.model)
     prepared, given = experiment.prepared_data, None
     if prepared is experiment.data:  # a preprocessor stays outside of the file
         with own_code.failures_of_class(experiment.data, "export_inputs"):

@@ -95,6 +95,10 @@ def test_mistakes_fail_with_clear_errors(folder):
             {"data_dir": None, "train_text": "no.txt"},
             "nothing in data.train_text=no.txt. There is no such file",
         ),
+        (
+            {"data_dir": None, "train_text": __file__, "tokenizer": "no.json"},
+            r"no such file\. .*: --config\.data\.tokenizer=FILE\.$",
+        ),
     ):
         data = Tokens(**{"data_dir": str(folder), "context": CONTEXT, **changes})
         with pytest.raises(UserError, match=message):

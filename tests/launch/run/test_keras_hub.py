@@ -18,7 +18,7 @@ from tests.support import warm
 from tests.support.hub.tiny_gemma3 import WORDS, build_tiny_gemma3, write_texts
 from tftpu.checkpoint import manifest
 from tftpu.launch.main import main
-from tftpu.launch.run import serving
+from tftpu.launch.run import finished, serving
 from tftpu.launch.run.finished import FinishedRunOptions
 
 pytestmark = pytest.mark.slow
@@ -140,6 +140,41 @@ def test_evaluation_exports_and_the_server_see_the_adapters(run, capsys, tmp_pat
     assert served.model.decoder([])(found) == "the quick"
 
 
+@pytest.mark.parametrize("kind", ["adapters", "all weights, sharded"])
+def test_a_preset_is_read_by_plain_kerashub(kind, config, run, tmp_path, capsys):
+    import keras_hub
+
+    workdir, to = str(run), str(tmp_path / "preset")
+    if kind != "adapters":
+        workdir = str(tmp_path / "run")
+        words = ["train", str(config), f"--workdir={workdir}", "--config.model.lora=0"]
+        words += ["--config.cluster.engine=jax", "--config.cluster.tpu=none"]
+        words += ["--config.cluster.virtual_devices=2", "--config.cluster.mesh=fsdp:2"]
+        words = [sys.executable, "-m", "tftpu.launch.main", *words, "--config.train.steps=20"]
+        warm.run(words, check=True, **ON_JAX)
+    assert main(["export", workdir, "--format=preset", f"--output={to}"]) == 0
+    said = capsys.readouterr().out
+    assert f"read by  keras_hub.models.Gemma3CausalLM.from_preset({to!r})" in said
+    assert "tftpu serve" not in said  # which takes the run
+    read = keras_hub.models.CausalLM.from_preset(to)
+    texts = ["the quick brown fox", "all of its old books"]
+    batch = read.preprocessor.generate_preprocess(texts)
+    assert batch["token_ids"].shape == (2, 16)  # the run's length, not the preset's
+    experiment = finished.load_experiment(workdir)
+    experiment.cluster.engine = "tensorflow"
+    trained = finished.restore_without_data(experiment, workdir).trainer
+    wanted = np.asarray(trained.model(batch, training=False))
+    np.testing.assert_allclose(np.asarray(read(batch, training=False)), wanted, atol=1e-5)
+    first = keras_hub.models.CausalLM.from_preset(str(config.parent / "gemma3"))
+    assert np.abs(np.asarray(first(batch, training=False)) - wanted).max() > 0.1
+    read.compile(sampler="greedy")
+    length = len(read.preprocessor.tokenizer("the quick brown fox")) + 1  # that begins a text
+    written = read.generate("the quick brown fox", max_length=min(16, length + 12))
+    assert len(written) > len("the quick brown fox")
+    if kind == "adapters":  # the other's engine needs a process of its own
+        assert read_text(capsys, workdir, "--prompt=the quick brown fox").startswith(written)
+
+
 def test_adapters_above_a_rounded_base_learn_as_above_floats(config, run, tmp_path):
     workdir, flag = tmp_path / "run", "--config.model.lora_base=int4"
     assert main(["train", str(config), f"--workdir={workdir}", "--tpu=none", flag]) == 0
@@ -247,6 +282,7 @@ def test_classifiers_learn_and_predict(build, address, tmp_path, capsys):
         assert model.call(model.encode(["all its books again"]))["label"] == [b"b"]
     if build is build_vit:  # the preprocessor is inside
         assert "images uint8 [20, 20, 3]" in capsys.readouterr().out
+    assert main(["export", run, "--format=preset", f"--output={tmp_path / 'preset'}"]) == 0
 
 
 def test_its_data_are_checked_and_shown(config, capsys):

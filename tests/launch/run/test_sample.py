@@ -1,11 +1,13 @@
 """Samples of byte models."""
 
 import functools
+import json
 import types
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from tftpu.config import Experiment
 from tftpu.engines import functions
@@ -90,8 +92,47 @@ def test_a_prompt_is_the_beginning_of_a_text_that_was_trained_on(tmp_path):
         (Tokens(train_text=str(path)), "It's the baker who"),
         (Tokens(train_text=str(ruled)), "She sang of the"),
         (Tokens(train_text=str(numbers)), "Once upon a time"),
-        (Texts(train_text=str(table), field="story", prompt="question"), "What did she sing"),
+        (
+            Texts(train_text=str(table), field="story", prompt="question"),
+            "What did she sing about?",
+        ),
         (Texts(train_text=str(table)), "Once upon a time"),
         (Tokens(data_dir=str(tmp_path)), "Once upon a time"),
     ):
         assert sample.find_prompt(data) == prompt
+
+
+@pytest.mark.parametrize(
+    ("texts", "flag"),
+    [
+        (["Q: Who?\nA: Me.", "Q: It's who?\nA: You: and I."], r"$'Q: It\'s who?\nA:'"),
+        (["Ask: a, see: b Say: c", "Ask: d Say: e"], "'Ask: d Say:'"),
+        (
+            ["## In:\nold\n## Out:\nnew", "## In:\ncold\n## Out:\nhot"],
+            r"$'## In:\ncold\n## Out:\n'",
+        ),
+        (["Note: a b c d e", "Note: b c d e f"], ""),
+        (["Q: a A: b", "neither of them"], ""),
+        (["Q: a A: b"], ""),
+        (["Q: a A: b", f"Q: {'a ' * 99} A: b"], "'Q: a A:'"),
+    ],
+)
+def test_a_question_is_asked_as_it_was_trained_on(texts, flag, tmp_path):
+    path = tmp_path / "joined.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    experiment = config_flags.load("python_gpt", [])
+    experiment.data = Texts(train_text=str(path))
+    trainer = types.SimpleNamespace(model=types.SimpleNamespace(generate_step=None))
+    found = sample.suggest_flags(experiment, trainer)
+    assert found == f"--prompt={flag} --temperature=0" if flag else "temperature" not in found
+
+
+def test_a_question_of_pairs_is_given_whole(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"q": f"What is {n} and then {n} and more?", "a": "x"} for n in range(3)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    experiment = config_flags.load("python_gpt", [])
+    experiment.data = Texts(train_text=str(path), field="a", prompt="q")
+    trainer = types.SimpleNamespace(model=types.SimpleNamespace(generate_step=None))
+    flags = "--prompt='What is 1 and then 1 and more?' --temperature=0"
+    assert sample.suggest_flags(experiment, trainer) == flags

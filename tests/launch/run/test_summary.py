@@ -9,6 +9,7 @@ from tftpu.config import Experiment, TrainConfig
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Images, StreamedImages
 from tftpu.launch.run import summary
+from tftpu.models.keras_hub.config import KerasHub
 from tftpu.models.sizes import GPT, ResNet
 from tftpu.runtime.goodput import Account, Clock
 
@@ -90,6 +91,9 @@ def test_what_to_try_next_writes_where_nothing_is(tmp_path):
         f"tftpu serve {tmp_path}",
         f"tftpu export-weights {tmp_path} --adapters --output={tmp_path}/adapters_2",
     ]
+    experiment.model = KerasHub("gemma3_1b", "causal_lm", lora=4)
+    (*_, last) = summary._list_next_commands(experiment, str(tmp_path), "--prompt=a", False)
+    assert last == f"tftpu export {tmp_path} --format=preset --output={tmp_path}/preset"
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,13 @@ def test_the_batches_are_those_of_the_presets_preprocessor(gemma3, tmp_path):
     assert last[1].shape == (2, 20)  # every twentieth of forty texts
 
 
+def test_a_preset_without_its_tokenizer_is_answered_with_what_to_write(tmp_path):
+    build_byte_gpt2().backbone.save_to_preset(str(tmp_path / "backbone"))
+    config = tftpu.KerasHub(str(tmp_path / "backbone"), "causal_lm")
+    with pytest.raises(UserError, match="It lacks its tokenizer: write it"):
+        presets.load_preprocessor(config)
+
+
 def test_texts_without_their_preset_are_explained(gemma3, tmp_path):
     (tmp_path / "t.csv").write_text("text,kind\na,b\nc,b\n")
     data = Texts(train_text=str(tmp_path / "t.csv"), label="kind", global_batch_size=1)

@@ -86,10 +86,23 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
 
 def keras_file(serving: Serving, to: str) -> Exported:
     """Writes a `.keras` file, the model itself; see `onnx`."""
+    return _write_model(serving, to, lambda path: serving.model.save(path))
+
+
+def preset(serving: Serving, to: str) -> Exported:
+    """Writes a preset of KerasHub, a model of it with its preprocessor if it has one; see `onnx`.
+
+    Raises:
+        UserError: as for `onnx`, or the run's KerasHub cannot write the model.
+    """
+    model: Any = serving.model
+    return _write_model(serving, to, lambda path: model.save_to_preset(str(path)))
+
+
+def _write_model(serving: Serving, to: str, write: Callable[[Path], None]) -> Exported:
+    """Writes a model that Keras runs, with the modules that define it."""
     modules = sorted(list_modules(serving.model))
-    return _write_export(
-        serving, to, lambda path: serving.model.save(path), "run_keras.py", modules
-    )
+    return _write_export(serving, to, write, "run_keras.py", modules)
 
 
 def list_modules(model: keras.Model) -> set[str]:

@@ -163,6 +163,9 @@ def test_a_language_model_takes_what_its_data_are_read_with(tmp_path, capsys):
         (["--to=m.onnx", "--inputs=tokens"], "determine the inputs of its export, images"),
         (["--to=m.onnx", "--inputs=,"], "give names, such as --inputs=tokens"),
         (["--to=m.keras", "--inputs=tokens"], "leave out --inputs"),
+        (["--format=preset", "--to=m"], "is ResNet: use saved_model, onnx"),
+        (["--format=preset", "--to=m", "--quantize=int8"], "--format=preset writes the weights"),
+        (["--format=preset", "--to=m.onnx"], "a folder with no such ending"),
         (["--format=saved_model", "--to=m.onnx"], "is a folder"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_prompt_that_ends_in_the_sign_of_the_unfinished_is_not_repeated(tmp_pa
         (["--prompt=a", "--stop=b"], "the tokens of this run are bytes"),
         (["--prompt=a", "--top_p=2"], "top_p=2.0: give a probability above 0 and at most 1"),
         (["--prompt=a", "--tokens=0"], "--tokens"),
-        (["--prompt=a", "--tokenizer=/nowhere"], "there is no such file"),
+        (["--prompt=a", "--tokenizer=/nowhere"], "path of that tokenizer.json: --tokenizer=FILE."),
     ],
 )
 def test_what_cannot_be_continued_is_said_in_a_sentence(run, capsys, words, message):

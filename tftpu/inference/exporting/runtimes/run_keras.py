@@ -1,10 +1,14 @@
-"""Runs a `.keras` file on Keras: `python run_keras.py MODEL INPUTS.npz OUTPUTS.npz MODULE...`.
+"""Runs a model on Keras: `python run_keras.py MODEL INPUTS.npz OUTPUTS.npz MODULE...`.
+
+MODEL is a `.keras` file, or the folder of a preset of KerasHub.
 
 The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS have the same form. The
 modules are those that define the model's layers.
 """
 
 import importlib
+import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +19,14 @@ import numpy as np
 path, given, to, *modules = sys.argv[1:]
 for module in modules:
     importlib.import_module(module)
-model: Any = keras.models.load_model(path)
+model: Any
+if os.path.isdir(path):
+    hub = importlib.import_module("keras_hub")
+    about = os.path.join(path, "task.json")
+    with open(about if os.path.exists(about) else os.path.join(path, "config.json")) as file:
+        model = getattr(hub.models, json.load(file)["class_name"]).from_preset(path)
+else:
+    model = keras.models.load_model(path)
 calls: dict[str, dict[str, Any]] = {}
 for key, value in np.load(given).items():
     number, _, name = key.partition("/")
