@@ -127,8 +127,10 @@ def _find_encoder(
 
     try:
         encode_text("a")
-    except Exception:  # the class may do anything with an address that it does not know
-        return None
+    except Exception:
+        if not own:
+            raise
+        return None  # a class may do anything with an address that it does not know
     return encode
 
 
