@@ -6,7 +6,9 @@ that `tftpu preflight` predicted for the config.
     tftpu data check resnet50_imagenet --hosts=4
 """
 
+import contextlib
 import dataclasses
+import io
 import math
 import os
 import re
@@ -22,7 +24,7 @@ from tftpu.amounts import format_duration, format_size
 from tftpu.config import Experiment
 from tftpu.engines import selection
 from tftpu.errors import UserError, counted
-from tftpu.input_pipelines.sources import StreamedImages
+from tftpu.input_pipelines.sources import Images, StreamedImages, Synthetic, Text, Tokens
 from tftpu.launch.output import reporting
 from tftpu.launch.preflight import reports
 from tftpu.launch.run import conditions
@@ -140,7 +142,12 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
         ignored = getattr(experiment.loss, "ignore_class", None)
         yield from inspect_values(experiment.model, batches, ignored)
         yield from inspect_lengths(experiment, batches, hosts)
-    yield from inspect_evaluation(prepared)
+    evaluation = inspect_evaluation(prepared)
+    yield from evaluation
+    if evaluation[0].level != "error":
+        with reporting_if_slow("Looking for evaluation examples in the training data"):
+            opened = pipeline if prepared is data else None
+            yield from inspect_overlap(data, opened, experiment.train.seed)
     yield from inspect_region(data.data_dir, options.zone)
     needs, source = read_needs(experiment, options)
     with reporting(f"Reading a batch, then timing the pipeline for {SECONDS:g} s"):
@@ -152,6 +159,7 @@ def inspect_images(data: Any) -> Iterator[Finding]:
     """Counts the classes of a folder or an index of images, and decodes the images."""
     if not isinstance(data, StreamedImages) or data.format == "tfds":
         return
+    from tftpu.input_pipelines import overlap
     from tftpu.input_pipelines.datasets import image_survey, streamed_images
 
     if data.format == "tfrecord":
@@ -171,6 +179,8 @@ def inspect_images(data: Any) -> Iterator[Finding]:
     if few := image_survey.describe_few(data.eval_split, len(splits[data.eval_split].images)):
         yield Finding("warning", few)
     yield from (Finding("warning", line) for line in image_survey.find_imbalance(splits))
+    if len(splits) == 2 and (same := overlap.describe_images(*splits.values())):
+        yield Finding("warning", same)
     paths = [path for found in splits.values() for path in image_survey.sample_paths(found)]
     report_activity(f"Decoding {counted(len(paths), 'image')}")
     damaged: dict[str, str] = {}
@@ -217,6 +227,37 @@ def inspect_evaluation(data: Any) -> list[Finding]:
     same = summary.describe_same_split(data)
     readable = Finding("ok", "the evaluation split can be read")
     return [readable, *([Finding("warning", same)] if same else [])]
+
+
+def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Finding]:
+    """Looks for evaluation examples in the training split.
+
+    Augmentation changes pictures (see `inspect_images`), synthetic examples are all alike, and a
+    repeated document stands in other windows.
+
+    Args:
+        data: the data, before a model's preprocessor.
+        pipeline: their training split, if it is open.
+        seed: of the training split.
+    """
+    from tftpu import input_pipelines
+    from tftpu.input_pipelines import overlap
+    from tftpu.launch.run import summary
+
+    left_out = Images | StreamedImages | Synthetic | Text | Tokens
+    if isinstance(data, left_out) or summary.describe_same_split(data):
+        return []
+    with contextlib.redirect_stdout(io.StringIO()):  # it was printed when they were opened before
+        opened = pipeline or input_pipelines.training(data, seed)
+        evaluation = input_pipelines.evaluation(data, seed)
+    if evaluation is None:
+        return []
+    training: Any = opened
+    if hasattr(opened, "starting_at"):
+        steps = -(-opened.count // opened.global_batch_size)
+        training = input_pipelines.starting_at(opened, 0).take(steps)
+    found = overlap.describe_inputs(training.as_numpy_iterator(), evaluation.as_numpy_iterator())
+    return [Finding("warning", found)] if found else []
 
 
 def read_first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:

@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from tests.support.data import data_sets
 from tftpu import input_pipelines
-from tftpu.config import DataConfig, Experiment, ModelConfig
+from tftpu.config import DataConfig, DataContext, Experiment, ModelConfig
 from tftpu.errors import UserError
+from tftpu.input_pipelines import overlap
 from tftpu.input_pipelines.formats.manifest import Feature
-from tftpu.input_pipelines.sources import Records, StreamedImages
+from tftpu.input_pipelines.sources import Records, StreamedImages, Texts
 from tftpu.launch import main
 from tftpu.launch.commands.data import check as data_check
 from tftpu.launch.preflight import reports
@@ -266,7 +267,12 @@ def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_name
         "val has 1 image, so one that is right or wrong changes the accuracy by 1",
         "train has 20 images of ant, and 2 of bee: the accuracy says little about the rare class",
     ]
-    assert texts[4:] == ["val has no images of bee", "23 images can be decoded"]
+    assert texts[4:] == [
+        "val has no images of bee",
+        "1 of 1 evaluation example also stands in training, where the model may just remember "
+        "them: leave repeated examples out of one of the splits",
+        "23 images can be decoded",
+    ]
     monkeypatch.setattr(data_check, "_DECODED", 10)
     monkeypatch.setattr(data_check, "_PROGRESS", 0.0)
     capsys.readouterr()
@@ -282,6 +288,41 @@ def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_name
     assert levels(data_check.inspect_images(photos))[-1] == "warning"
     photos.eval_split = "test"
     assert levels(data_check.inspect_images(photos)) == ["error"]
+
+
+@dataclasses.dataclass
+class Numbers(DataConfig):
+    """Rows of numbers, of which the first `shared` are in both splits."""
+
+    shared: int = 0
+
+    def rows(self, first: int, count: int) -> tf.data.Dataset:
+        """Returns rows of two numbers, labelled by the split."""
+        x = np.arange(first, first + count, dtype=np.float32)
+        examples = {"a": x, "b": -x}, np.full(count, first, np.int32)
+        return tf.data.Dataset.from_tensor_slices(examples).batch(4)
+
+    def training(self, context: DataContext) -> tf.data.Dataset:
+        """Returns 0 to 39, again and again."""
+        return self.rows(0, 40).repeat()
+
+    def evaluation(self, context: DataContext) -> tf.data.Dataset:
+        """Returns 10 rows."""
+        return self.rows(40 - self.shared, 10)
+
+
+def test_evaluation_examples_that_are_trained_on_are_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(overlap, "_MOST", 100)
+    assert data_check.inspect_overlap(Numbers("numbers", 4), None, 0) == []
+    (found,) = data_check.inspect_overlap(Numbers("numbers", 4, shared=3), None, 0)
+    assert found.level == "warning"
+    assert found.text.startswith("3 of 10 evaluation examples also stand in training")
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(f"line {n % 45}" for n in range(60)))
+    texts = Texts(train_text=str(lines), global_batch_size=8)
+    (found,) = data_check.inspect_overlap(texts, None, 0)
+    assert found.text.startswith("1 of 3 evaluation examples also stands")
+    assert capsys.readouterr().out == ""
 
 
 def test_the_splits_and_the_classes_of_shards_are_listed(tmp_path):

@@ -1,0 +1,78 @@
+"""Counts the evaluation examples that the training split holds as well.
+
+Each split is read for a few seconds at most, so that there may be more.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tftpu.errors import counted
+from tftpu.input_pipelines.reading.image_files import ImageFiles
+from tftpu.storage import files
+
+_MOST = 50_000  # examples of a split
+_SECONDS = 3.0
+
+
+def describe_images(trained: ImageFiles, evaluated: ImageFiles) -> str:
+    """Returns how many evaluation images are also trained on, by their files; "" if none is.
+
+    Only files of the same size are read.
+    """
+    sizes = {image.bytes for image in trained.images} & {i.bytes for i in evaluated.images}
+    sizes.discard(0)  # of damaged files
+    alike = [[i for i in split.images if i.bytes in sizes] for split in (trained, evaluated)]
+    known, looked_at = ((_digest(files.read(i.path)) for i in images) for images in alike)
+    return _describe(known, looked_at, len(evaluated.images))
+
+
+def describe_inputs(training: Iterable[Any], evaluation: Iterable[Any]) -> str:
+    """Returns how many evaluation examples are also trained on, by their inputs; "" if none is.
+
+    Args:
+        training: the batches of an epoch, of arrays.
+        evaluation: the same.
+    """
+    return _describe(_iterate_inputs(training), _iterate_inputs(evaluation))
+
+
+def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int = 0) -> str:
+    known, looked_at = set(_limit(training)), list(_limit(evaluation))
+    found = sum(digest in known for digest in looked_at)
+    if not found:
+        return ""
+    return (
+        f"{found:,} of {counted(count or len(looked_at), 'evaluation example')} also "
+        f"{'stands' if found == 1 else 'stand'} in training, where the model may just remember "
+        "them: leave repeated examples out of one of the splits"
+    )
+
+
+def _limit(digests: Iterable[bytes]) -> Iterator[bytes]:
+    due = time.monotonic() + _SECONDS
+    for digest in islice(digests, _MOST):
+        yield digest
+        if time.monotonic() > due:
+            return
+
+
+def _iterate_inputs(batches: Iterable[Any]) -> Iterator[bytes]:
+    import keras
+
+    for batch in batches:
+        parts = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(batch)[0])
+        for row in zip(*parts):
+            yield _digest(b"\0".join(map(_to_bytes, row)))
+
+
+def _to_bytes(part: Any) -> bytes:
+    return part if isinstance(part, bytes) else np.asarray(part).tobytes()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
