@@ -206,7 +206,7 @@ def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving
 
     # Without the loss and the optimizer, whose classes other machines may not have.
     model: Any = build_plain_model(experiment, trainer)
-    if form == "preset":
+    if form == "preset" and isinstance(experiment.model, KerasHub):
         from tftpu.models.keras_hub import presets
 
         model.preprocessor = presets.load_preprocessor(experiment.model)
