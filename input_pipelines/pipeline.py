@@ -188,7 +188,9 @@ class Pipeline:
             shaped = [tf.ensure_shape(p, (size, *p.shape[1:])) for p in tf.nest.flatten(batch)]
             return self.finish(tf.nest.pack_sequence_as(batch, shaped), seeds)
 
-        return self._prepare_records(drawn, size, False, finish_range)
+        batches = self._prepare_records(drawn, size, False, finish_range)
+        count = sum(-(-len(numbers) // size) for numbers in ranges)
+        return batches.apply(tf.data.experimental.assert_cardinality(count))
 
     def _compute_host_batch_size(self, hosts: int) -> int:
         share = compute_host_batch_size(self.global_batch_size, hosts)

@@ -1,5 +1,6 @@
 """Images with one class each, which are read, decoded and augmented during training."""
 
+import json
 import logging
 import os
 import shlex
@@ -264,9 +265,12 @@ def _explain_missing_split(data: "StreamedImages", split: str) -> str:
     if not converted and files.exists(files.join(output, manifest.NAME)):
         output = files.suggest_path(output)
     source, shards = shlex.quote(f"images:{folder}"), shlex.quote(output)
+    named = converted or "validation"
     flags = (
         f"add to your command: --config.data.format=tfrecord --config.data.data_dir={shards} "
-        f"--config.data.eval_split={shlex.quote(converted or 'validation')}"
+        f"--config.data.eval_split={shlex.quote(named)}, or to the config, for all commands: "
+        f'StreamedImages(format="tfrecord", data_dir={json.dumps(output)}, eval_split="{named}", '
+        "...)"
     )
     if converted:
         return f"{said} {shards} holds converted splits: {flags}"

@@ -461,7 +461,7 @@ def test_a_folder_of_classes_is_answered_with_flags_to_paste(tmp_path, monkeypat
     flags = "data.format=tfrecord", "data.data_dir=photos-shards", "data.eval_split=validation"
     with pytest.raises(UserError, match="--source=images:photos --output=photos-shards") as error:
         input_pipelines.training(data)
-    assert str(error.value).endswith(": " + " ".join(f"--config.{flag}" for flag in flags))
+    assert ": " + " ".join(f"--config.{flag}" for flag in flags) + ", or to the" in str(error.value)
     (tmp_path / "photos-shards").mkdir()
     shards = (manifest.Shard("a", 1, 20),)
     for names, split in (
@@ -472,7 +472,8 @@ def test_a_folder_of_classes_is_answered_with_flags_to_paste(tmp_path, monkeypat
         with pytest.raises(UserError, match="photos-shards holds converted splits: add") as error:
             input_pipelines.training(data)
         assert "data convert" not in str(error.value)
-        assert str(error.value).endswith(f"--config.data.eval_split={split}")
+        written = f'data_dir="photos-shards", eval_split="{split}", ...)'
+        assert str(error.value).endswith(f'StreamedImages(format="tfrecord", {written}')
     for names in (["train"], ["val"]):  # another conversion has its place
         manifest.write(manifest.Manifest("photos-shards", {}, dict.fromkeys(names, shards)))
         with pytest.raises(UserError, match=r"data convert .*=photos-shards_2 ") as error:

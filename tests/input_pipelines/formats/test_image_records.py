@@ -228,6 +228,7 @@ def test_images_without_labels_are_predicted(tmp_path):
     data = settings(tmp_path / "none")
     found = input_pipelines.prediction(data, f"tfrecord:{folder}:test")
     [images] = [np.asarray(batch) for batch in found.features([range(4, 8)])]
+    assert [len(found.features(r)) for r in ([range(4, 8)], [range(1), range(9)])] == [1, 4]
     assert np.rint(images.mean(axis=(1, 2, 3))).tolist() == [4, 5, 6, 7]
     assert found.read_fields(range(4, 6), ("id",))["id"].tolist() == ["4", "5"]
 
