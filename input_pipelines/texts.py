@@ -77,7 +77,12 @@ class Texts(DataConfig):
         rows = self._read_split("evaluation")
         if not self.eval_text:
             text = f"data.eval_text is empty: every {_HELD_OUT}th text of the training texts, "
-            print(f"{text}{len(rows):,} in all, is held out to evaluate on", flush=True)
+            known = {
+                (row.get(self.prompt), row[self.field]) for row in self._read_split("training")
+            }
+            same = sum((row.get(self.prompt), row[self.field]) in known for row in rows)
+            also = f"; {same:,} of them also stand in training, being repeated" if same else ""
+            print(f"{text}{len(rows):,} in all, is held out to evaluate on{also}", flush=True)
         examples = self._build_examples(rows)
         return tf.data.Dataset.from_tensor_slices(examples).batch(context.global_batch_size)
 

@@ -1,5 +1,6 @@
 """`Texts`: lines of files and records of tables, as they are."""
 
+import json
 import re
 
 import numpy as np
@@ -126,3 +127,15 @@ def test_a_missing_file_is_answered_with_the_nearest(tmp_path, monkeypatch):
     (tmp_path / "tales.txt").write_text("a\n")
     with pytest.raises(UserError, match=r"There is no file 'tale.txt' .* Did you mean 'tales.txt'"):
         read_epoch(Texts(train_text="tale.txt", global_batch_size=1))
+
+
+def test_texts_that_are_held_out_and_trained_on_are_counted(tmp_path, capsys):
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": f"text {n % 30}"}) for n in range(41)]  # 0, 20 and 40 are held out
+    path.write_text("\n".join(lines))
+    data = Texts(train_text=str(path), global_batch_size=4)
+    input_pipelines.evaluation(data)
+    assert "3 in all, is held out to evaluate on; 2 of them also stand" in capsys.readouterr().out
+    path.write_text("\n".join(lines[:30]))
+    input_pipelines.evaluation(data)
+    assert capsys.readouterr().out.endswith("2 in all, is held out to evaluate on\n")

@@ -109,7 +109,15 @@ def _read_prompts(options: Options) -> list[str]:
             "--prompt is empty, and has no token to continue: give a text, such as --prompt=The."
         )
     if options.input is None:
-        return [options.prompt or ""]
+        prompt = options.prompt or ""
+        if "\\n" in prompt and "\n" not in prompt:
+            print(
+                "The prompt holds a backslash and an n, which no shell turns into a new line: "
+                "write $'...' for '...' if a new line is meant.",
+                file=sys.stderr,
+                flush=True,
+            )
+        return [prompt]
     try:
         data = files.read(options.input)
     except OSError as error:

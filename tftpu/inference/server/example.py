@@ -42,9 +42,10 @@ def build_curl(model: Served | Language, address: str, route: str, prompt: str =
 
 
 def _build_text_request(route: str, prompt: str = "") -> dict[str, object]:
+    parameters = {"max_tokens": 32, "temperature": 0}  # the likeliest text, as small models babble
     if route.endswith("/completions"):
-        return {"prompt": prompt, "max_tokens": 32}
-    return {"instances": [{"prompt": prompt}], "parameters": {"max_tokens": 32}}
+        return {"prompt": prompt, **parameters}
+    return {"instances": [{"prompt": prompt}], "parameters": parameters}
 
 
 def _write_instances(inputs: Sequence[Input], values: Sequence[str]) -> str:

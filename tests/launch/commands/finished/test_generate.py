@@ -173,6 +173,13 @@ def test_what_cannot_be_continued_is_said_in_a_sentence(run, capsys, words, mess
     assert message in said and "Traceback" not in said
 
 
+@pytest.mark.parametrize(("prompt", "is_said"), [("Q?\\nA:", True), ("Q?\nA:", False)])
+def test_a_backslash_that_may_be_meant_as_a_new_line_is_said(capsys, prompt, is_said):
+    options = generate.Options(workdir="run", prompt=prompt)
+    assert generate._read_prompts(options) == [prompt]
+    assert ("holds a backslash and an n" in capsys.readouterr().err) is is_said
+
+
 def test_what_would_control_a_terminal_is_shown_as_a_sign():
     assert generate.replace_control_characters("a\x1b[2J\tb\r\n") == "a\ufffd[2J\tb\ufffd\n"
 
