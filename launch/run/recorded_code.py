@@ -1,6 +1,6 @@
-"""Digests of the code that is a run's own, and the folder in which the run was started.
+"""How a run was started: the command, its folder, and digests of the code that is the run's own.
 
-By them later commands see what has changed since, and where relative paths of the config begin.
+By them later commands say how it resumes, where its relative paths begin, and what has changed.
 
 A run keeps the fields of its config, but its classes and functions are read from their files, each
 time that the run is opened.
@@ -14,7 +14,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tftpu.config import Experiment
@@ -25,12 +25,27 @@ from tftpu.storage.own_files import OwnFile
 _NAME = "code.json"
 
 
-def write(workdir: str) -> None:
-    """Writes this folder, and digests of the loaded modules that are no part of a package."""
+def write(workdir: str, flags: Sequence[str]) -> None:
+    """Writes this folder, and digests of the loaded modules that are no part of a package.
+
+    Args:
+        workdir: the folder of the run.
+        flags: those of `tftpu train` as it was typed; none of a run that something else started.
+    """
     paths = _list_loaded()
     digests = {path: digest for path in paths if (digest := _hash_code(path))}
-    record = {"folder": os.getcwd(), "files": digests}
+    record = {"folder": os.getcwd(), "flags": list(flags), "files": digests}
     OwnFile(workdir, _NAME).write(json.dumps(record, indent=1).encode())
+
+
+def read_command(workdir: str) -> str:
+    """Returns the line that started a run, to be typed in its folder; "" if none is recorded."""
+    recorded = side_files.read(files.join(workdir, _NAME), flags=list, folder=str)
+    if not recorded or not recorded["flags"]:
+        return ""
+    config, *others = (str(flag) for flag in recorded["flags"])
+    line = shlex.join(["tftpu", "train", config.removeprefix("--config="), *others])
+    return line if recorded["folder"] == os.getcwd() else f"in {recorded['folder']}: {line}"
 
 
 def describe_changes(workdir: str) -> str:

@@ -105,7 +105,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
             startup.import_tensorflow()
         from tftpu.launch.run import training
 
-        training.train(experiment, workdir, callbacks=callbacks)
+        training.train(experiment, workdir, callbacks=callbacks, flags=parsing.to_argv(options))
 
 
 def load_experiment(options: Options) -> Experiment:

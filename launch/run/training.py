@@ -35,6 +35,7 @@ def train(
     workdir: str,
     initialise: Callable[[Experiment, Trainer], str] = build.load_initial_weights,
     callbacks: Sequence[keras.callbacks.Callback] = (),
+    flags: Sequence[str] = (),
 ) -> None:
     """Trains an experiment to the end of its steps, and prints the summary.
 
@@ -43,6 +44,7 @@ def train(
         workdir: folder of the run, local or `gs://`, claimed by this process.
         initialise: a function that sets the first weights of a new run; it returns a message or "".
         callbacks: further callbacks, in addition to those of the experiment.
+        flags: those of the command, for the line that resumes the run.
     """
     engine = build.connect(experiment)
     own_code.validate(experiment, engine.data_shards)
@@ -83,7 +85,7 @@ def train(
     if chief and trained < experiment.train.length:
         if state:
             OwnFile(workdir, _DATA).write(json.dumps(state).encode())
-        recorded_code.write(workdir)
+        recorded_code.write(workdir, flags)
         if trained:
             _report_longer_schedule(experiment, trained, workdir)
             _report_other_metric(experiment, workdir)

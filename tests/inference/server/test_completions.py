@@ -514,5 +514,8 @@ def test_openai_clients_list_the_model():
         [model] = found["data"]
         assert isinstance(model.pop("created"), int)
         assert model == {"id": "m", "object": "model", "owned_by": "tftpu"}
+        status, answer = ask(port, "POST", "/v1/chat/completions", {})
+        assert status == 404
+        assert "There is no chat: send" in message_of(answer, "invalid_request_error")
         status, answer = ask(port, "POST", "/v1/models", {})
         assert status == 405 and "Use GET" in message_of(answer, "invalid_request_error")

@@ -20,6 +20,7 @@ WIDTH = 8  # of its layer
 def get_config():
     return WIDTH, 20
 '''
+FLAGS = ["--config=own.py", "--workdir=runs/a b", "--config.train.steps=600"]
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def files(tmp_path, monkeypatch):
         path.write_text(_MODEL)
     loaded = [str(path) for path in (*found, tmp_path / "extension.so", tmp_path / "gone.py")]
     monkeypatch.setattr(known_reports, "list_own_code", lambda: loaded)
-    recorded_code.write(str(tmp_path / "run"))
+    recorded_code.write(str(tmp_path / "run"), FLAGS)
     return found
 
 
@@ -82,10 +83,13 @@ def test_files_that_are_found_only_from_where_the_run_was_started(tmp_path, monk
     data = Tokens(train_text="texts/*.txt,gone/*.txt", tokenizer="tokens.json")
     experiment = Experiment(GPT(), data, OptimizerConfig("adam"))
     monkeypatch.chdir(started)
-    recorded_code.write(str(tmp_path))
+    recorded_code.write(str(tmp_path), FLAGS)
     recorded_code.warn_of_folder(str(tmp_path), experiment)
     assert not capsys.readouterr().err
+    line = "tftpu train own.py '--workdir=runs/a b' --config.train.steps=600"
+    assert recorded_code.read_command(str(tmp_path)) == line
     monkeypatch.chdir(other)
+    assert recorded_code.read_command(str(tmp_path)) == f"in {started}: {line}"
     recorded_code.warn_of_folder(str(tmp_path), experiment)
     said = capsys.readouterr().err
     assert f"was started in {started}, where data.train_text=texts/*.txt begins: `cd '" in said

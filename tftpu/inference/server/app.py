@@ -266,8 +266,10 @@ def _build_refusal(
         return f"Use POST with a body of JSON, {{{field}}}, as in the line that the server printed."
 
     def _hint_at_texts(request: Request) -> str:
-        if not request.url.path.endswith("/completions") or not isinstance(model, Served):
+        if not request.url.path.endswith("/completions"):
             return ""
+        if isinstance(model, Language):
+            return f" There is no chat: send the whole of it to {payloads.COMPLETIONS} as a prompt."
         return " This model answers with arrays: serve the run of a language model for texts."
 
     def refusal(request: Request, error: Exception) -> Response:
