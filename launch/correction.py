@@ -1,6 +1,7 @@
 """Corrects a command line by what an error suggests, so that the line can be typed again."""
 
 import difflib
+import itertools
 import os
 import pathlib
 import re
@@ -162,9 +163,13 @@ def suggest_folder(path: str) -> str:
 
 
 def expand_folders(paths: Sequence[str]) -> list[str]:
-    """Returns the runs of a command that takes several: a folder of runs stands for these."""
+    """Returns the runs of a command that takes several: a folder of runs stands for these.
+
+    Commas separate them as well, unless a folder has one in its name.
+    """
     found: list[str] = []
-    for path in paths:
+    separated = [[path] if os.path.exists(path) else path.split(",") for path in paths]
+    for path in filter(None, itertools.chain(*separated)):
         is_run = files.is_remote(path) or os.path.isfile(os.path.join(path, "goodput.json"))
         found += [path] if is_run else sorted(list_runs(path)) or [path]
     return found

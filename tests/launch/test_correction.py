@@ -209,3 +209,9 @@ def test_a_whole_value_is_corrected_before_a_part_of_another():
     message = "The input 'photos' cannot be read. Did you mean 'images:photos'?"
     words = ["predict", "runs/photos", "--input=photos"]
     assert correction.correct(words, message) == [*words[:2], "--input=images:photos"]
+
+
+def test_commas_separate_runs_as_spaces_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b").mkdir()
+    assert correction.expand_folders(["x,y", "a,b", "z"]) == ["x", "y", "a,b", "z"]

@@ -389,7 +389,11 @@ def _open_records(data: DataConfig, options: Options) -> tuple["UnlabelledRecord
             if what not in path:  # a file of the class itself
                 raise
             missing = own_code.explain_missing(str(error.filename or what))
-            raise UserError(f"--input={options.input}: {missing}") from error
+            reader = f"{type(data).__name__}.prediction reads this address as it likes"
+            hint = f" {reader}; a text itself is often 'sentence:TEXT'." if " " in path else ""
+            if what != options.input:
+                hint = f" {reader}, and takes {options.input.rpartition(':')[0]!r} for a name."
+            raise UserError(f"--input={options.input}: {missing}{hint}") from error
     return records, records.features([range(1)])
 
 

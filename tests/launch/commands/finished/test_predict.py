@@ -254,6 +254,8 @@ def test_complete_predictions_are_said_to_be_there(capsys):
     [
         ("rows.csv", "--input=rows.csv: there is no file 'rows.csv'. Did you mean 'row.csv'?"),
         ("other", "Own.prediction() in line"),
+        ("a text", "--input=a text: there is no file 'a text'. Own.prediction reads this"),
+        ("text:a", "--input=text:a: there is no file 'text:a'. Own.prediction reads this"),
     ],
 )
 def test_an_input_that_does_not_exist_is_named_before_the_code_that_reads_it(
@@ -265,7 +267,8 @@ def test_an_input_that_does_not_exist_is_named_before_the_code_that_reads_it(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "row.csv").touch()
-    options = predict.Options(workdir="run", input="rows.csv", output="out")
+    given = "rows.csv" if opened == "other" else opened
+    options = predict.Options(workdir="run", input=given, output="out")
     with pytest.raises(UserError) as refused:
         predict._open_records(Own(), options)
     assert str(refused.value).startswith(said)
