@@ -6,7 +6,6 @@ Each split is read for a few seconds at most, so that there may be more.
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -42,23 +41,29 @@ def describe_inputs(training: Iterable[Any], evaluation: Iterable[Any]) -> str:
 
 
 def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int = 0) -> str:
-    known, looked_at = set(_limit(training)), list(_limit(evaluation))
-    found = sum(digest in known for digest in looked_at)
+    """Returns the warning; `count` is the number of evaluation examples, 0 if it is not known."""
+    (known, all_known), (looked_at, all_looked_at) = _collect(training), _collect(evaluation)
+    trained = set(known)
+    found = sum(digest in trained for digest in looked_at)
     if not found:
         return ""
+    least = "" if all_known and all_looked_at else "At least "
+    first = "" if count or all_looked_at else "the first "
     return (
-        f"{found:,} of {counted(count or len(looked_at), 'evaluation example')} also "
+        f"{least}{found:,} of {first}{counted(count or len(looked_at), 'evaluation example')} also "
         f"{'stands' if found == 1 else 'stand'} in training, where the model may just remember "
         "them: leave repeated examples out of one of the splits"
     )
 
 
-def _limit(digests: Iterable[bytes]) -> Iterator[bytes]:
-    due = time.monotonic() + _SECONDS
-    for digest in islice(digests, _MOST):
-        yield digest
-        if time.monotonic() > due:
-            return
+def _collect(digests: Iterable[bytes]) -> tuple[list[bytes], bool]:
+    """Returns the digests up to a limit of time and number, and whether they are all."""
+    due, found = time.monotonic() + _SECONDS, list[bytes]()
+    for digest in digests:
+        if len(found) >= _MOST or time.monotonic() > due:
+            return found, False
+        found.append(digest)
+    return found, True
 
 
 def _iterate_inputs(batches: Iterable[Any]) -> Iterator[bytes]:

@@ -77,10 +77,8 @@ class Texts(DataConfig):
         rows = self._read_split("evaluation")
         if not self.eval_text:
             text = f"data.eval_text is empty: every {_HELD_OUT}th text of the training texts, "
-            known = {
-                (row.get(self.prompt), row[self.field]) for row in self._read_split("training")
-            }
-            same = sum((row.get(self.prompt), row[self.field]) in known for row in rows)
+            known = set(map(self._format_input, self._read_split("training")))
+            same = sum(self._format_input(row) in known for row in rows)
             also = f"; {same:,} of them also stand in training, being repeated" if same else ""
             print(f"{text}{len(rows):,} in all, is held out to evaluate on{also}", flush=True)
         examples = self._build_examples(rows)
@@ -138,6 +136,9 @@ class Texts(DataConfig):
             if split == "evaluation"
             else [row for n, row in enumerate(rows) if n % _HELD_OUT]
         )
+
+    def _format_input(self, row: dict[str, Any]) -> tuple[str, str]:
+        return str(row.get(self.prompt)), str(row[self.field])
 
     def _read_all(self) -> list[dict[str, Any]]:
         return list(self._read(self.train_text))

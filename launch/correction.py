@@ -165,14 +165,19 @@ def suggest_folder(path: str) -> str:
 def expand_folders(paths: Sequence[str]) -> list[str]:
     """Returns the runs of a command that takes several: a folder of runs stands for these.
 
-    Commas separate them as well, unless a folder has one in its name.
+    Commas separate local ones as well, unless a folder has one in its name.
     """
     found: list[str] = []
-    separated = [[path] if os.path.exists(path) else path.split(",") for path in paths]
-    for path in filter(None, itertools.chain(*separated)):
+    for path in itertools.chain(*map(_separate, paths)):
         is_run = files.is_remote(path) or os.path.isfile(os.path.join(path, "goodput.json"))
         found += [path] if is_run else sorted(list_runs(path)) or [path]
     return found
+
+
+def _separate(path: str) -> list[str]:
+    parts = path.split(",")
+    is_one = files.is_remote(path) or os.path.exists(path) or not all(parts)
+    return [path] if is_one else parts
 
 
 def list_runs(path: str) -> list[str]:

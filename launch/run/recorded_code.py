@@ -23,6 +23,7 @@ from tftpu.storage import files, side_files
 from tftpu.storage.own_files import OwnFile
 
 _NAME = "code.json"
+_PATHS = ("data_dir", "train_text", "eval_text", "tokenizer", "preset", "init_from")
 
 
 def write(workdir: str, flags: Sequence[str]) -> None:
@@ -39,13 +40,21 @@ def write(workdir: str, flags: Sequence[str]) -> None:
 
 
 def read_command(workdir: str) -> str:
-    """Returns the line that started a run, to be typed in its folder; "" if none is recorded."""
-    recorded = side_files.read(files.join(workdir, _NAME), flags=list, folder=str)
-    if not recorded or not recorded["flags"]:
+    """Returns the line that started a run; "" of a run that recorded none."""
+    folder, flags = _read_start(workdir)
+    if not flags:
         return ""
-    config, *others = (str(flag) for flag in recorded["flags"])
+    config, *others = flags
     line = shlex.join(["tftpu", "train", config.removeprefix("--config="), *others])
-    return line if recorded["folder"] == os.getcwd() else f"in {recorded['folder']}: {line}"
+    return line if folder == os.getcwd() else f"cd {shlex.quote(folder)} && {line}"
+
+
+def _read_start(workdir: str) -> tuple[str, list[str]]:
+    """Returns the folder and the flags of a run; "" and [] of one that recorded only its code."""
+    recorded = side_files.read(files.join(workdir, _NAME)) or {}
+    folder, flags = recorded.get("folder"), recorded.get("flags")
+    has_flags = isinstance(flags, list) and all(isinstance(flag, str) for flag in flags)
+    return (folder if isinstance(folder, str) else ""), (flags or [] if has_flags else [])
 
 
 def describe_changes(workdir: str) -> str:
@@ -64,32 +73,32 @@ def describe_changes(workdir: str) -> str:
 
 def warn_of_folder(workdir: str, experiment: Experiment) -> None:
     """Prints which files of a config are found only in the folder where its run was started."""
-    recorded = side_files.read(files.join(workdir, _NAME), folder=str)
-    folder = recorded["folder"] if recorded else os.getcwd()
+    folder, _ = _read_start(workdir)
     lost = [
-        f"{place}={value}"
-        for place, value in _list_texts(experiment)
-        if not os.path.isabs(value)
-        and not glob.glob(value)
-        and glob.glob(os.path.join(glob.escape(folder), value))
+        f"{place}={path}"
+        for place, path in _list_paths(experiment)
+        if folder and not os.path.isabs(path) and not glob.glob(path)
+        if glob.glob(os.path.join(glob.escape(folder), path))
     ]
     if lost:
+        are = "is" if len(lost) == 1 else "are"
         print(
-            f"tftpu: warning: the run was started in {folder}, where {', '.join(lost)} begins: "
-            f"`cd {shlex.quote(folder)}` first.",
+            f"tftpu: warning: {', '.join(lost)} {are} relative to {folder}, where the run was "
+            f"started: run `cd {shlex.quote(folder)}` first.",
             file=sys.stderr,
             flush=True,
         )
 
 
-def _list_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """Yields the texts in the fields of the model and the data, with the place of each."""
+def _list_paths(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """Yields the paths in the fields of the model and the data, with the place of each."""
     for group in ("model", "data"):
         part = getattr(experiment, group)
         for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
             value = getattr(part, field.name)
             for text in value.split(",") if isinstance(value, str) else ():
-                if text:
+                # Splits and columns have the names of folders, too.
+                if text and (field.name in _PATHS or set("./*") & set(text)):
                     yield f"{group}.{field.name}", text
 
 

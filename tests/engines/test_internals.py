@@ -49,8 +49,28 @@ def test_a_model_takes_the_features_that_its_inputs_name():
         assert np.array_equal(keras_internals.call_model(model, features, False), 6 * rows)
     assert np.array_equal(keras_internals.call_model(sequential, features, False), 6 * rows)
     both = keras.Model([tokens, keras.Input((4,), name="other")], product)
-    with pytest.raises(UserError, match=r"give 'segments', 'tokens', but .* are 'tokens', 'other'"):
+    with pytest.raises(UserError, match=r"give 'segments', 'tokens', but .* the input 'other': "):
         keras_internals.call_model(both, features, False)
+
+
+def test_a_call_of_ones_own_gets_all_features():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            x = keras.Input((1,), name="a")
+            self._functional = keras.Model(x, 2 * x)
+
+        def call(self, x):
+            return self._functional(x["a"]) + x["b"]
+
+    class OwnSequential(keras.Sequential):
+        def call(self, x, training=None, mask=None):
+            return super().call(x["a"]) + x["b"]
+
+    sequential = OwnSequential([keras.Input((1,), name="a"), keras.layers.Rescaling(2)])
+    given = {"a": np.ones((1, 1), "float32"), "b": np.ones((1, 1), "float32")}
+    for model in (Own(), sequential):
+        assert float(keras_internals.call_model(model, given, False)[0, 0]) == 3
 
 
 def test_keras_divides_a_mean_loss_by_the_replicas_but_not_in_our_step():

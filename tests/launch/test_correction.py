@@ -214,4 +214,5 @@ def test_a_whole_value_is_corrected_before_a_part_of_another():
 def test_commas_separate_runs_as_spaces_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a,b").mkdir()
-    assert correction.expand_folders(["x,y", "a,b", "z"]) == ["x", "y", "a,b", "z"]
+    given = ["x,y", "a,b", "z", ",", "gs://b/r,1"]
+    assert correction.expand_folders(given) == ["x", "y", *given[1:]]

@@ -446,17 +446,20 @@ def _pick_inputs(model: Any, x: Nest) -> Nest:
 
     Keras takes them by name as well, but warns of others, and of a dictionary for a single input.
     """
-    functional = getattr(model, "_functional", None) or model
-    call = getattr(type(functional), "call", None)  # a subclass may have another
-    if not isinstance(x, dict) or call is not models.Functional.call:
+    if not isinstance(x, dict):
+        return x
+    # A subclass may have another `call`.
+    functional = model._functional if type(model).call is models.Sequential.call else model
+    if getattr(type(functional), "call", None) is not models.Functional.call:
         return x
     inputs = functional._inputs_struct
     tensors = keras.tree.flatten(inputs)
     names = list(inputs) if isinstance(inputs, dict) else [tensor.name for tensor in tensors]
-    if any(name not in x for name in names):
+    if missing := [name for name in names if name not in x]:
         raise UserError(
-            f"The data give {_quote(x)}, but the model's inputs are {_quote(names)}: give each "
-            f"input the name of a feature, such as keras.Input(..., name={next(iter(x))!r})."
+            f"The data give {_quote(x) or 'no feature'}, but the model has the "
+            f"{'input' if len(missing) == 1 else 'inputs'} {_quote(missing)}: give each input the "
+            "name of a feature, keras.Input(..., name=...), or add the feature to the data."
         )
     if isinstance(inputs, dict):
         return {name: x[name] for name in names}

@@ -240,6 +240,8 @@ def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Fin
         pipeline: their training split, if it is open.
         seed: of the training split.
     """
+    import tensorflow as tf
+
     from tftpu import input_pipelines
     from tftpu.input_pipelines import overlap
     from tftpu.launch.run import summary
@@ -247,16 +249,21 @@ def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Fin
     left_out = Images | StreamedImages | Synthetic | Text | Tokens
     if isinstance(data, left_out) or summary.describe_same_split(data):
         return []
-    with contextlib.redirect_stdout(io.StringIO()):  # it was printed when they were opened before
-        opened = pipeline or input_pipelines.training(data, seed)
-        evaluation = input_pipelines.evaluation(data, seed)
-    if evaluation is None:
-        return []
-    training: Any = opened
-    if hasattr(opened, "starting_at"):
-        steps = -(-opened.count // opened.global_batch_size)
-        training = input_pipelines.starting_at(opened, 0).take(steps)
-    found = overlap.describe_inputs(training.as_numpy_iterator(), evaluation.as_numpy_iterator())
+    hidden = contextlib.redirect_stdout(io.StringIO())  # printed when they were opened before
+    try:
+        with own_code.failures_of_class(data, "evaluation"), hidden:
+            opened = pipeline or input_pipelines.training(data, seed)
+            evaluation = input_pipelines.evaluation(data, seed)
+            if evaluation is None:
+                return []
+            training: Any = opened
+            if hasattr(opened, "starting_at"):
+                steps = -(-opened.count // opened.global_batch_size)
+                training = input_pipelines.starting_at(opened, 0).take(steps)
+            splits = (split.as_numpy_iterator() for split in (training, evaluation))
+            found = overlap.describe_inputs(*splits)
+    except (UserError, tf.errors.OpError) as error:
+        return [Finding("error", f"reading both splits: {str(error).splitlines()[0]}")]
     return [Finding("warning", found)] if found else []
 
 

@@ -389,10 +389,10 @@ def _open_records(data: DataConfig, options: Options) -> tuple["UnlabelledRecord
             if what not in path:  # a file of the class itself
                 raise
             missing = own_code.explain_missing(str(error.filename or what))
-            reader = f"{type(data).__name__}.prediction reads this address as it likes"
-            hint = f" {reader}; a text itself is often 'sentence:TEXT'." if " " in path else ""
-            if what != options.input:
-                hint = f" {reader}, and takes {options.input.rpartition(':')[0]!r} for a name."
+            hint = ""
+            if options.input in path and set(": ") & set(options.input):
+                reader = f"{type(data).__name__}.prediction"
+                hint = f" {reader} takes the whole of {options.input!r} for a path."
             raise UserError(f"--input={options.input}: {missing}{hint}") from error
     return records, records.features([range(1)])
 

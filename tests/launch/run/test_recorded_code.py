@@ -79,6 +79,7 @@ def test_files_that_are_found_only_from_where_the_run_was_started(tmp_path, monk
     started, other = tmp_path / "of me", tmp_path / "other"
     (started / "texts").mkdir(parents=True)
     (started / "texts" / "a.txt").write_text("a")
+    (started / "train").mkdir()  # the name of a split
     other.mkdir()
     data = Tokens(train_text="texts/*.txt,gone/*.txt", tokenizer="tokens.json")
     experiment = Experiment(GPT(), data, OptimizerConfig("adam"))
@@ -89,11 +90,19 @@ def test_files_that_are_found_only_from_where_the_run_was_started(tmp_path, monk
     line = "tftpu train own.py '--workdir=runs/a b' --config.train.steps=600"
     assert recorded_code.read_command(str(tmp_path)) == line
     monkeypatch.chdir(other)
-    assert recorded_code.read_command(str(tmp_path)) == f"in {started}: {line}"
+    assert recorded_code.read_command(str(tmp_path)) == f"cd '{started}' && {line}"
     recorded_code.warn_of_folder(str(tmp_path), experiment)
     said = capsys.readouterr().err
-    assert f"was started in {started}, where data.train_text=texts/*.txt begins: `cd '" in said
-    assert "gone" not in said and "tokens.json" not in said
+    assert f"data.train_text=texts/*.txt is relative to {started}, where the run" in said
+    assert "gone" not in said and "tokens.json" not in said and "train_split" not in said
+
+
+def test_runs_that_recorded_only_their_code_are_read(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code.json").write_text('{"files": {}}')
+    experiment = Experiment(GPT(), Tokens(train_text="texts/*.txt"), OptimizerConfig("adam"))
+    recorded_code.warn_of_folder(str(tmp_path), experiment)
+    assert recorded_code.read_command(str(tmp_path)) == "" and not caplog.records
 
 
 def test_only_digests_are_kept(files):

@@ -254,8 +254,8 @@ def test_complete_predictions_are_said_to_be_there(capsys):
     [
         ("rows.csv", "--input=rows.csv: there is no file 'rows.csv'. Did you mean 'row.csv'?"),
         ("other", "Own.prediction() in line"),
-        ("a text", "--input=a text: there is no file 'a text'. Own.prediction reads this"),
-        ("text:a", "--input=text:a: there is no file 'text:a'. Own.prediction reads this"),
+        ("a text", "--input=a text: there is no file 'a text'. Own.prediction takes the"),
+        ("text:a", "--input=text:a: there is no file 'text:a'. Own.prediction takes the"),
     ],
 )
 def test_an_input_that_does_not_exist_is_named_before_the_code_that_reads_it(
