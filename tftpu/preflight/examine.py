@@ -248,8 +248,11 @@ class Examiner:
         built = self._shared_build(target.replicas, self._count_examples(target))
         with self.processes.progress.show_phase("counting the products of the model"):
             seconds = built.count_flops() / target.flops_per_s
+        return f"at the peak {self._format_step(seconds, target)}"
+
+    def _format_step(self, seconds: float, target: Slice) -> str:
         usd = 1000 * seconds * find_usd_hour(target, self.options) / 3600
-        return f"at the peak {format_duration(seconds)} per step, {format_price(usd)} per 1,000"
+        return f"{format_duration(seconds)} per step, {format_price(usd)} per 1,000"
 
     def _suggest_dividing(self, target: Slice) -> str:
         """Returns what a device holds if an engine without a mesh is replaced, "" if no help."""
@@ -535,13 +538,16 @@ class Examiner:
             if target.host_limit is not None and kept > target.host_limit:
                 return [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
             if not compiled.error:
-                found = f"{field}={remat} makes this batch fit"
-                used = [format_size(parse_memory_stats(compiled.memory).total)]
-                if compiled.text:
-                    seconds = price(step, compiled, target).seconds
-                    used.append(f"{format_duration(seconds)} per step")
-                return [f"{found}: {', '.join(used)}, the same update."]
+                used = self._describe_use(step, compiled, target)
+                return [f"{field}={remat} makes this batch fit: {used}, the same update."]
         return [f"{field}={self.lowering.remats[-1]} is not enough to make this batch fit."]
+
+    def _describe_use(self, step: LoweredStep, compiled: Compiled, target: Slice) -> str:
+        """Returns the memory of a changed step that fits, and its time and price if it has them."""
+        used = format_size(parse_memory_stats(compiled.memory).total)
+        if not compiled.text:
+            return used
+        return f"{used}, {self._format_step(price(step, compiled, target).seconds, target)}"
 
     def _add_fixes(self, report: SliceReport, target: Slice) -> None:
         """Adds the memory, and changes that would fit, to the report of a step that does not."""
@@ -600,7 +606,7 @@ class Examiner:
             )
             compiled = self._compile_change(step, target, change)
             if not compiled.error:
-                used = format_size(parse_memory_stats(compiled.memory).total)
+                used = self._describe_use(step, compiled, target)
                 return [
                     f"--config.train.gradient_accumulation_steps={number} makes this batch fit: "
                     f"{used}, the same update."

@@ -372,6 +372,14 @@ def test_a_damaged_program_in_the_cache_is_compiled_again(monkeypatch, tmp_path)
         assert dataclasses.replace(again, compile_seconds=first.compile_seconds) == first
 
 
+@pytest.mark.medium
+def test_a_step_that_is_traced_again_is_the_same_program():
+    specs = classified(8, 16)
+    steps = (lower(mlp(1, 16), specs, 8, "float32", accumulating(2)) for _ in range(2))
+    first, second = map(compiler._convert_step, steps)  # each has a loop, a function of TensorFlow
+    assert b"while_body" in first and first == second
+
+
 def test_another_version_of_libtpu_compiles_again(monkeypatch):
     target = parse_slice("v3-8")
     before = compiler._build_key(b"module", target, {})

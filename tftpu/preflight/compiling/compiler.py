@@ -179,9 +179,11 @@ def _to_stablehlo(hlo: bytes) -> bytes:
         module = jax.ir.Module.parse(jax.xla.mlir.hlo_to_stablehlo(hlo))
         _remove_copies(module.body)
         _use_hardware_generator(module.body, jax)
-        # TensorFlow numbers its functions, which would change the cache key. A fixed name does not.
+        # TensorFlow numbers its functions, which would change the cache key: the module gets a
+        # fixed name, and its functions keep the number of XLA alone, at their end.
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
-        return module.operation.get_asm(enable_debug_info=True).encode()
+        text = module.operation.get_asm(enable_debug_info=True)
+        return re.sub(r"@\w+(?=\.\d+)", lambda name: re.sub(r"_\d+", "", name[0]), text).encode()
 
 
 def _explain_invalid(message: str, step: LoweredStep) -> str:
