@@ -1,6 +1,8 @@
 """Prepares a run for the model server and for exports."""
 
 import dataclasses
+import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from tftpu.inference.server.text import Language
     from tftpu.inference.writer import Writer
     from tftpu.training.trainer import Trainer
+
+_log = logging.getLogger(__name__)
 
 
 class ServedRun(NamedTuple):
@@ -92,29 +96,32 @@ def _find_encoder(
     """Returns a function that encodes texts as `tftpu predict --input=sentence:TEXT` does.
 
     Returns None if the data of the run read no texts. Of a class of the user's own, only reading
-    one tells.
+    one tells; why it fails is printed, unless it takes the text for a file that is missing.
     """
     import keras
     import numpy as np
 
     from tftpu import input_pipelines
     from tftpu.inference.server import payloads
-    from tftpu.inference.server.served import Refused
+    from tftpu.inference.server.served import Refused, extract_first_line
 
-    data = experiment.data
-    own = not data.address_kinds and type(data).prediction is not DataConfig.prediction
-    if payloads.SENTENCE not in data.address_kinds and not own:
+    data, name = experiment.data, type(experiment.data).__name__
+    unknown = not data.address_kinds and type(data).prediction is not DataConfig.prediction
+    if payloads.SENTENCE not in data.address_kinds and not unknown:
         return None
-    alone = dataclasses.replace(data, global_batch_size=1)
-    prepared = experiment.model.prepare_data(alone)
+    own = not own_code.is_of_tftpu(type(data))
 
     def encode_text(text: str) -> "Arrays":
         records = input_pipelines.prediction(prepared, f"{payloads.SENTENCE}:{text}")
+        if records.count != 1:
+            raise UserError(f"{name}.prediction returns {records.count} rows for one text.")
         [features] = records.features([range(records.count)]).as_numpy_iterator()
-        named = isinstance(features, Mapping)
-        parts = [features[i.name] for i in inputs] if named else keras.tree.flatten(features)
-        arrays = {i.name: part.astype(i.dtype) for i, part in zip(inputs, parts, strict=True)}
-        if any(arrays[i.name].shape != (1, *i.shape) for i in inputs):
+        if isinstance(features, Mapping):
+            parts = [features[i.name] for i in inputs if i.name in features]
+        else:
+            parts = keras.tree.flatten(features)
+        arrays = {i.name: part.astype(i.dtype) for i, part in zip(inputs, parts)}
+        if len(parts) != len(inputs) or any(arrays[i.name].shape != (1, *i.shape) for i in inputs):
             raise UserError("The features of a text are not inputs of the model.")
         return arrays
 
@@ -123,14 +130,26 @@ def _find_encoder(
             encoded = [encode_text(text) for text in texts]
         except UserError as error:
             raise Refused(str(error)) from error
+        except Exception as error:
+            if not own:
+                raise
+            _log.warning("A text cannot be read.", exc_info=error)
+            kind, why = type(error).__name__, extract_first_line(error)
+            raise Refused(f"{name}.prediction cannot read this text: {kind}: {why}") from error
         return {i.name: np.concatenate([row[i.name] for row in encoded]) for i in inputs}
 
     try:
+        prepared = experiment.model.prepare_data(dataclasses.replace(data, global_batch_size=1))
         encode_text("a")
-    except Exception:
+    except Exception as error:  # a class may do anything with an address that it does not know
         if not own:
             raise
-        return None  # a class may do anything with an address that it does not know
+        address = f"{payloads.SENTENCE}:a"
+        if not (isinstance(error, FileNotFoundError | UserError) and address in str(error)):
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            why = f"{name} cannot read {address!r}: {kind}{extract_first_line(error)}"
+            print(f"tftpu: texts are not answered: {why}", file=sys.stderr)
+        return None
     return encode
 
 

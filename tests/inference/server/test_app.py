@@ -132,11 +132,49 @@ def test_texts_are_answered_as_what_they_are_encoded_to(model):
             ("",): "A text is empty",
             ("a",) * 3: "There are 3 texts: give 1 to 2, which the server's --batch_size=N raises.",
             ("?",): "a question",
+            ("a", "b" * 20_001): "A text has 20,001 characters, and may have 20,000: send a part",
         }.items():
             status, said = ask(port, "POST", "/predict", {"instances": instances})
             assert status == 400 and says in said["error"]
         _, said = ask(port, "POST", "/predict", {"instances": [{"text": "ab"}]})
         assert said["error"].endswith("the model takes 'images', or 'sentence', a text.")
+        for body, says in (
+            ({"instances": [{"sentence": 3}]}, "'sentence' must be a text, not the number 3."),
+            ({"instances": [{"sentence": ["ab"]}]}, "'sentence' must be a text, not a list."),
+            ({"inputs": {"sentence": "ab"}}, "'sentence' must be a list of texts."),
+        ):
+            assert ask(port, "POST", "/predict", body) == (400, {"error": says})
+
+
+def test_texts_that_wait_are_limited_and_those_that_nobody_wants_are_not_encoded():
+    gate, begun = threading.Semaphore(0), []
+
+    def encode(texts: Sequence[str]) -> dict[str, np.ndarray]:
+        begun.extend(texts)
+        assert gate.acquire(timeout=30)
+        return {"x": np.array([len(text) for text in texts], np.int32)}
+
+    opened = threading.Event()
+    opened.set()
+    model = dataclasses.replace(held(opened, []), encode=encode)
+    with (
+        running(model, batch=2, waiting=2) as port,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        body = json.dumps({"instances": ["gone", "never"]}).encode()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(head_of_post(len(body)) + body)
+            while not begun:
+                time.sleep(0.01)
+            waits = pool.submit(ask, port, "POST", "/predict", {"instances": ["a", "bcd"]})
+            wait_for_waiting(port, 2)
+            assert ask(port, "POST", "/predict", {"instances": ["ab"]})[0] == 429
+        while b'status="499"' not in ask(port, "GET", "/metrics")[1]:
+            time.sleep(0.01)
+        gate.release(10)
+        assert waits.result() == (200, {"predictions": [2, 6]})
+        assert ask(port, "POST", "/predict", {"instances": ["ab"]}) == (200, {"predictions": [4]})
+    assert begun == ["gone", "a", "bcd", "ab"]
 
 
 def with_a_float() -> list:

@@ -1,12 +1,16 @@
 """Which runs are served with arrays, and which with text."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import tftpu
 from tftpu.errors import UserError
+from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.served import Refused, Served
 from tftpu.inference.server.text import Language
 from tftpu.launch.main import main
@@ -199,10 +203,74 @@ def test_data_that_read_no_sentence_take_no_texts(tmp_path):
     assert isinstance(model, Served) and model.encode is None
 
 
+@dataclasses.dataclass
+class Letters(tftpu.DataConfig):
+    """Texts as the numbers of two letters; does `fault` with a text."""
+
+    fault: str = ""
+
+    def __post_init__(self):
+        if self.fault == "batch" and self.global_batch_size % 8:
+            raise ValueError("give a multiple of 8")
+
+    def prediction(self, address, context):
+        text = address.partition(":")[2]
+        if self.fault == "path":
+            raise FileNotFoundError(2, "No such file or directory", address)
+        if self.fault == "kind":
+            raise UserError(f"{address} is no picture")
+        if self.fault == "others" or text == "?":
+            raise ValueError("no letters\nand more")
+        rows = [[ord(letter) for letter in text.ljust(2)[:2]]]
+        return np.array(rows * (2 if self.fault == "rows" or text == "two" else 1))
+
+
+class Bare(Letters):
+    """Letters that cannot be made again from their fields."""
+
+    def __init__(self):
+        super().__init__("letters", 8)
+
+
+def find_encoder(data: Letters) -> Any:
+    experiment = tftpu.Experiment(tftpu.ModelConfig(), data)
+    return serving._find_encoder(experiment, [Input("x", (2,), "int32")])
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (
+            Letters("", 8, fault="others"),
+            "Letters cannot read 'sentence:a': ValueError: no letters",
+        ),
+        (Letters("", 8, fault="batch"), "'sentence:a': ValueError: give a multiple of 8"),
+        (Letters("", 8, fault="rows"), "Letters.prediction returns 2 rows for one text."),
+        (Bare(), "Bare cannot read 'sentence:a': TypeError: "),
+        (Letters("", 8, fault="path"), ""),
+        (Letters("", 8, fault="kind"), ""),
+    ],
+)
+def test_a_class_that_reads_no_texts_is_served_without_and_says_why(data, why, capsys):
+    assert find_encoder(data) is None
+    said = capsys.readouterr().err
+    assert why in said and said.count("\n") == bool(why)
+    assert said.startswith("tftpu: texts are not answered: " if why else "")
+
+
+def test_a_text_that_a_class_cannot_read_is_the_requests_mistake(caplog):
+    encode = find_encoder(Letters("", 8))
+    np.testing.assert_array_equal(encode(["ab", "c"])["x"], [[97, 98], [99, 32]])
+    with pytest.raises(Refused, match=r"^Letters.prediction cannot read this text: ValueError: no"):
+        encode(["ab", "?"])
+    assert "in prediction" in caplog.text  # the whole traceback
+    with pytest.raises(Refused, match=r"^Letters.prediction returns 2 rows for one text\.$"):
+        encode(["two"])
+
+
 def test_values_that_tensorflow_refuses_are_the_requests_mistake():
     import tensorflow as tf
 
-    from tftpu.inference.exporting.inputs import Input
     from tftpu.inference.server import served
 
     def call(given):

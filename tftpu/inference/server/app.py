@@ -1,14 +1,14 @@
 """The routes of the server: Vertex AI's, TensorFlow Serving's, and OpenAI's completions."""
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,7 +22,7 @@ from tftpu.inference.server import origins, payloads
 from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_error, as_json
 from tftpu.inference.server.batching import Batcher
 from tftpu.inference.server.counts import Counts
-from tftpu.inference.server.served import Served
+from tftpu.inference.server.served import Arrays, Served
 from tftpu.inference.server.text import Language, Texts
 
 if TYPE_CHECKING:
@@ -81,18 +81,21 @@ def build_application(
     if isinstance(model, Served):
         work: Batcher | Texts = Batcher(model.call, limits.batch, limits.waiting, counts.batch)
         answered = Answered(limits, counts, lambda: False)
-        predict = _build_predictions_route(model, work, limits, answered)
+        encoder = _build_encoder(model, limits)
+        predict = _build_predictions_route(model, work, encoder, limits, answered)
     else:
         work = texts = Texts(model, limits.batch, limits.waiting, counts.batch)
         answered = Answered(limits, counts, lambda: texts.compiling)
+        encoder = None
         predict = _build_texts_routes(model, work, limits, answered)
-    counts.set_gauge(lambda: work.waiting)
+    works = [work] if encoder is None else [work, encoder]
+    counts.set_gauge(lambda: sum(one.waiting for one in works))
     task: set[asyncio.Task[None]] = set()
     ahead: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        task.add(asyncio.create_task(work.run()))
+        task.update(asyncio.create_task(one.run()) for one in works)
         if isinstance(model, Language) and isinstance(work, Texts) and compiled is not None:
             sizes = model.list_further_sizes(limits.batch)
             ahead.add(asyncio.create_task(work.compile_ahead(sizes, compiled)))
@@ -101,9 +104,9 @@ def build_application(
             running.cancel()
 
     async def health(_: Request) -> Response:
-        if any(not running.done() for running in task):
-            return as_json(b"{}")
-        return as_error("The model stopped.", 500, about.health)
+        if any(running.done() for running in task):
+            return as_error("The model stopped.", 500, about.health)
+        return as_json(b"{}")
 
     async def metrics(_: Request) -> Response:
         return Response(counts.format_text(), media_type=counts.media_type)
@@ -135,20 +138,32 @@ def build_application(
     return app
 
 
+def _build_encoder(model: Served, limits: Limits) -> Batcher | None:
+    """Returns a batcher that encodes texts, in one thread, as data need not be thread-safe."""
+    encode = model.encode
+    if encode is None:
+        return None
+
+    def call(given: Mapping[str, np.ndarray]) -> Arrays:
+        return encode(given[payloads.SENTENCE].tolist())
+
+    # One by one, so that it stops between two texts if their client has left or timed out.
+    return Batcher(call, 1, limits.waiting, lambda _: None)
+
+
 def _build_predictions_route(
-    model: Served, batcher: Batcher, limits: Limits, answered: Answered
+    model: Served, batcher: Batcher, encoder: Batcher | None, limits: Limits, answered: Answered
 ) -> Answer:
-    encoder = concurrent.futures.ThreadPoolExecutor(1, "encoder")  # data need not be thread-safe
-    most_texts = limits.batch if model.encode is not None else 0
+    most_texts = limits.batch if encoder is not None else 0
 
     def parse(given: dict[str, Any]) -> payloads.Request:
         return payloads.parse_request(given, model.inputs, most_texts)
 
     async def answer(body: bytearray) -> Response:
         asked = await answered.parse(parse, body)
-        if asked.texts and model.encode is not None:
-            running = asyncio.get_running_loop()
-            arrays = await running.run_in_executor(encoder, model.encode, asked.texts)
+        if asked.texts and encoder is not None:
+            texts = {payloads.SENTENCE: np.array(asked.texts, object)}
+            arrays = await encoder.compute_outputs(texts, asked.count)
             asked = dataclasses.replace(asked, arrays=arrays)
         found = await batcher.compute_outputs(asked.arrays, asked.count)
         if sum(value.nbytes for value in found.values()) > LONG:

@@ -30,6 +30,8 @@ _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
 _LOOKED_AT = 1000  # most examples in which a mistake is looked for
 _SHOWN = 40  # most characters of a value, in messages
+# Most characters of a text, which takes the only thread that reads texts about 50 us for each.
+_LONGEST_TEXT = 20_000
 _LONGEST_SIDE = 16_384  # most pixels along a side of an image, in messages
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 # Bytes of the largest body for each value and each list. As Python objects, they take 10 to 100
@@ -151,6 +153,11 @@ def _find_texts(examples: Any, rows: bool, most: int) -> list[str]:
         )
     if not all(texts):
         raise BadRequest("A text is empty: send one with words.")
+    longest = max(map(len, texts))
+    if longest > _LONGEST_TEXT:
+        raise BadRequest(
+            f"A text has {longest:,} characters, and may have {_LONGEST_TEXT:,}: send a part of it."
+        )
     return texts
 
 
@@ -182,6 +189,10 @@ def _parse_rows(instances: Any, inputs: Sequence[Input], others: str) -> Request
     if all(named):
         wrong = next((row for row in instances if set(row) != names), None)
         if wrong is not None:
+            if others and set(wrong) == {SENTENCE}:
+                raise BadRequest(
+                    f"{SENTENCE!r} must be a text, not {_describe_kind(wrong[SENTENCE])}."
+                )
             has, takes = _format_names(wrong), _format_names(names)
             raise BadRequest(f"An instance has {has}; the model takes {takes}{others}.")
         columns = {i.name: [row[i.name] for row in instances] for i in inputs}
@@ -200,6 +211,8 @@ def _parse_columns(columns: Any, inputs: Sequence[Input], others: str) -> Reques
         columns = {inputs[0].name: columns}
     names = {i.name for i in inputs}
     if not isinstance(columns, dict) or set(columns) != names:
+        if others and isinstance(columns, dict) and set(columns) == {SENTENCE}:
+            raise BadRequest(f"{SENTENCE!r} must be a list of texts.")
         has = _format_names(columns) if isinstance(columns, dict) else "no names"
         raise BadRequest(f"inputs has {has}; the model takes {_format_names(names)}{others}.")
     for name, values in columns.items():
@@ -305,11 +318,13 @@ def _explain_shape(values: list[Any], given: Input) -> BadRequest:
 
 
 def _describe_kind(value: Any) -> str:
-    """Returns the kind of a JSON value that is no list, such as "a text"."""
+    """Returns the kind of a JSON value, such as "a list"."""
     if value is None:
         return "null"
     if isinstance(value, str):
         return f"a text, {value[:_SHOWN]!r}"
+    if isinstance(value, list):
+        return "a list"
     return "an object" if isinstance(value, dict) else f"the number {value}"
 
 

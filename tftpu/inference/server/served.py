@@ -111,7 +111,7 @@ def _load_onnx(path: str) -> Served:
             data, options, providers=onnxruntime.get_available_providers()
         )
     except Exception as error:  # the exceptions of ONNX Runtime share no base class
-        raise UserError(f"ONNX Runtime cannot load {path}: {_extract_first_line(error)}") from error
+        raise UserError(f"ONNX Runtime cannot load {path}: {extract_first_line(error)}") from error
     inputs = [
         _check_input(path, value.name, value.shape, _parse_onnx_dtype(value.type))
         for value in session.get_inputs()
@@ -123,7 +123,7 @@ def _load_onnx(path: str) -> Served:
         try:
             found: list[Any] = list(session.run(list(outputs), dict(given)))
         except (failures.InvalidArgument, failures.RuntimeException) as error:
-            raise Refused(_extract_first_line(error)) from error
+            raise Refused(extract_first_line(error)) from error
         return dict(zip(outputs, found))
 
     used = device.find_onnxruntime_device(session.get_providers())
@@ -136,7 +136,7 @@ def _load_saved_model(path: str) -> Served:
     try:
         signatures = tf.saved_model.load(path).signatures
     except Exception as error:  # a damaged graph raises KeyError, RuntimeError and others
-        raise UserError(f"TensorFlow cannot load {path}: {_extract_first_line(error)}") from error
+        raise UserError(f"TensorFlow cannot load {path}: {extract_first_line(error)}") from error
     if "serving_default" not in signatures:
         raise UserError(f"The SavedModel {path} has no signature named serving_default.")
     run = signatures["serving_default"]
@@ -169,7 +169,7 @@ def wrap_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: C
         try:
             return call(given)
         except tf.errors.InvalidArgumentError as error:
-            raise Refused(_extract_first_line(error)) from error
+            raise Refused(extract_first_line(error)) from error
 
     return Served(inputs, outputs, explained, device.find_tensorflow_device())
 
@@ -197,7 +197,8 @@ def _parse_onnx_dtype(kind: str) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _extract_first_line(error: Exception) -> str:
+def extract_first_line(error: Exception) -> str:
+    """Returns the reason of an error whose message may have many lines."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("[[{{node")]
     if lines[:1] == ["Graph execution error:"]:  # a traceback of the model's code, then the reason
