@@ -102,11 +102,12 @@ def _check(
     for target in targets:
         selection.check_generation(selection.choose_engine(cluster), target.generation)
     lowering = selection.choose_lowering(cluster)
+    precision = choose_policy(options.precision, "tpu")
 
     def find_model() -> keras.Model:
         if compiled is not None:
             return compiled
-        found = lowering.build_model(model, choose_policy(options.precision, "tpu"))
+        found = lowering.build_model(model, precision)
         request.refuse_model(found)
         return found
 

@@ -88,7 +88,13 @@ def test_the_second_waits_for_a_core_and_for_memory(stand_in, jobs, monkeypatch,
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
     monkeypatch.setattr(processes, "measure_available_memory", lambda: memory)
     stand_in(0.5)
-    run_both(jobs, Processes(Progress()))
+    progress, phases = Progress(), []
+    show = progress.show_phase
+    monkeypatch.setattr(
+        progress, "show_phase", lambda text, *others: phases.append(text) or show(text, *others)
+    )
+    run_both(jobs, Processes(progress))
+    assert phases.count("waiting for another compiler to end, compiling") == 1
     first, second = sorted(times(jobs))
     assert first[1] <= second[0]
 

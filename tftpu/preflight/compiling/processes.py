@@ -76,7 +76,7 @@ class Processes:
         """
         with (
             (job / "stderr.txt").open("wb") as log,
-            self._running_compiler(job, target, verbose, log) as process,
+            self._running_compiler(job, target, verbose, log, text) as process,
             self.progress.show_phase(text, process.pid, time_limit, expected) as phase,
         ):
             failure = _wait_for_end(process, time_limit)
@@ -96,7 +96,7 @@ class Processes:
 
     @contextlib.contextmanager
     def _running_compiler(
-        self, job: Path, target: Slice, verbose: bool, log: IO[bytes]
+        self, job: Path, target: Slice, verbose: bool, log: IO[bytes], text: str
     ) -> Iterator[subprocess.Popen]:
         """Starts a compiler's process as soon as memory allows, and ends it after the block."""
         need = _AT_START + _PER_BYTE * (job / "module.mlir").stat().st_size
@@ -111,8 +111,10 @@ class Processes:
             "TPU_WORKER_HOSTNAMES": "localhost",
         }
         with self._changed:
-            while not self._has_room(need):
-                self._changed.wait(1.0)  # looks again, because other programs use memory, too
+            if not self._has_room(need):
+                with self.progress.show_phase(f"waiting for another compiler to end, {text}"):
+                    while not self._has_room(need):
+                        self._changed.wait(1.0)  # looks again, as other programs use memory, too
             if self._stopped:
                 raise StoppedError
             process = subprocess.Popen(
