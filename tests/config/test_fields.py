@@ -67,7 +67,7 @@ def test_a_search_continues_on_other_devices():
 
 def test_any_other_field_is_compared(workdir):
     now = changed("data.shuffle", 7)
-    with pytest.raises(UserError, match=r"data\.shuffle was 16384 by default and is 7"):
+    with pytest.raises(UserError, match=r"data\.shuffle was 16384 and is 7"):
         start._check_same_run(now, workdir)
     before = config_flags.load(CONFIG, [])
     differing = plans.describe_differences(plans.extract_fields(before), plans.extract_fields(now))
