@@ -231,7 +231,7 @@ def _find_features(source: Shards) -> dict[str, Feature]:
     [record], _ = source.read_range(first, first + 1, 1).get_single_element()
     try:
         return example_proto.find_features(record.numpy(), source.pieces[0].path)
-    except UserError:  # who reads this record is told
+    except UserError:  # reading this record raises it again
         return {}
 
 

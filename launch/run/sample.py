@@ -79,9 +79,9 @@ def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
 
 def _format_prompt(data: DataConfig) -> str:
     """Returns the flags for a prompt; of a question, they ask for the likeliest answer."""
-    question, _ = find_question(data)
+    question, texts = find_question(data)
     if not question:
-        return f"--prompt={shlex.quote(find_prompt(data))}"
+        return f"--prompt={shlex.quote(_choose_words(texts))}"
     quoted = shlex.quote(question)
     if "\n" in question:  # in a line of a shell
         escaped = question.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
@@ -99,8 +99,13 @@ def find_prompt(data: DataConfig) -> str:
         See `find_question`; other words if no file of texts is here.
     """
     question, texts = find_question(data)
+    return question or _choose_words(texts)
+
+
+def _choose_words(texts: list[str]) -> str:
+    """Returns the first words of a text; others if there is none that suits."""
     found = (" ".join(text.split()[:_WORDS]) for text in texts)
-    return question or _choose(filter(_has_letters, found), _LONG) or _BEGINNING
+    return _choose(filter(_has_letters, found), _LONG) or _BEGINNING
 
 
 def find_question(data: DataConfig) -> tuple[str, list[str]]:
