@@ -13,7 +13,7 @@ from tftpu.engines import selection
 from tftpu.errors import UserError
 from tftpu.input_pipelines import sources  # noqa: F401 (which a config.json may name)
 from tftpu.launch.correction import suggest_folder
-from tftpu.launch.run import recorded_code, result
+from tftpu.launch.run import recorded_start, result
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.settings.options import ConfigOptions, Overrides, flag, require_config
 from tftpu.launch.startup import import_tensorflow
@@ -155,8 +155,8 @@ def is_run(path: str) -> bool:
 
 def _warn_of_changes(workdir: str, experiment: Experiment) -> None:
     """Prints which files of the run have changed, or are elsewhere; to stderr."""
-    recorded_code.warn_of_folder(workdir, experiment)
-    changes = recorded_code.describe_changes(workdir)
+    recorded_start.warn_of_folder(workdir, experiment)
+    changes = recorded_start.describe_changes(workdir)
     if changes:
         print(
             f"tftpu: warning: {changes} since the run was trained: its model and data are "

@@ -19,7 +19,7 @@ from tftpu.launch import interrupts, startup
 from tftpu.launch.diagnosis import quick
 from tftpu.launch.diagnosis.machine import Machine
 from tftpu.launch.preflight import mesh_choice
-from tftpu.launch.run import another_run, recorded_code, result
+from tftpu.launch.run import another_run, recorded_start, result
 from tftpu.launch.settings import config_flags, parsing
 from tftpu.launch.settings.options import TIME, RunOptions, flag
 from tftpu.runtime import goodput, slow
@@ -95,7 +95,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
         read = side_files.take if chief else side_files.read
         _check_same_run(experiment, workdir, read, options)
         if chief:
-            recorded_code.warn_of_folder(workdir, experiment)
+            recorded_start.warn_of_folder(workdir, experiment)
         said = _describe_end(workdir, experiment.train.steps) if chief else ""
         if said:
             print(said, flush=True)

@@ -16,7 +16,7 @@ from tftpu.amounts import format_metric
 from tftpu.config import Experiment, OptimizerConfig, to_json
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch.run import another_run, recorded_code, result, summary
+from tftpu.launch.run import another_run, recorded_start, result, summary
 from tftpu.launch.run import experiment as build
 from tftpu.launch.settings import keras_objects, own_code
 from tftpu.optim import schedules
@@ -85,7 +85,7 @@ def train(
     if chief and trained < experiment.train.length:
         if state:
             OwnFile(workdir, _DATA).write(json.dumps(state).encode())
-        recorded_code.write(workdir, flags)
+        recorded_start.write(workdir, flags)
         if trained:
             _report_longer_schedule(experiment, trained, workdir)
             _report_other_metric(experiment, workdir)
@@ -129,7 +129,7 @@ def _check_classes(experiment: Experiment, trainer: Trainer) -> None:
 
 def _warn_of_changes(workdir: str, *, resumes: bool) -> None:
     """Prints which files of the run's code have changed; to stderr."""
-    changes = recorded_code.describe_changes(workdir)
+    changes = recorded_start.describe_changes(workdir)
     if changes:
         follows = "it resumes with today's code"
         if not resumes:

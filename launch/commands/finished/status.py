@@ -17,7 +17,7 @@ from tftpu.amounts import format_clock, format_metric, format_price
 from tftpu.checkpoint import manifest
 from tftpu.errors import UserError, counted
 from tftpu.launch.correction import expand_folders, suggest_folder
-from tftpu.launch.run import recorded_code
+from tftpu.launch.run import recorded_start
 from tftpu.launch.settings import config_flags
 from tftpu.launch.settings.options import flag, required
 from tftpu.observe import writers
@@ -180,7 +180,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     return {
         "workdir": workdir,
         "config": _find_config(workdir),
-        "command": recorded_code.read_command(workdir),
+        "command": recorded_start.read_command(workdir),
         **{name: value for name, value in facts.items() if value is not None},
         "restarts": account.restarts,
         "state": state,

@@ -16,7 +16,7 @@ from tftpu.config import OptimizerConfig, to_json
 from tftpu.launch import main as command_line
 from tftpu.launch.commands.finished import status
 from tftpu.launch.commands.finished.status import format_status
-from tftpu.launch.run import recorded_code, start
+from tftpu.launch.run import recorded_start, start
 from tftpu.launch.settings import config_flags
 from tftpu.runtime import goodput
 from tftpu.storage import files, locks
@@ -123,7 +123,7 @@ def test_the_state_follows_the_process_that_holds_the_workdir(finished_run, tmp_
     monkeypatch.chdir(tmp_path)
     said = "\n".join(format_status(status.read_status(str(tmp_path))))
     assert f"(tftpu train own.py --workdir={tmp_path}, with its other flags)" in said
-    recorded_code.write(str(tmp_path), ["--config=own.py", "--config.train.steps=600"])
+    recorded_start.write(str(tmp_path), ["--config=own.py", "--config.train.steps=600"])
     said = "\n".join(format_status(status.read_status(str(tmp_path))))
     assert "same command resumes it (tftpu train own.py --config.train.steps=600)" in said
     with locks.locked(str(tmp_path)):  # status leaves no lock behind
