@@ -12,10 +12,10 @@ import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Axes that arrays may be sharded along: the examples, the heads of attention, and the time of an
-# example. TOKENS is the time of a residual stream, which is sharded further between two sharded
-# products (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
-EXAMPLES, HEADS, TIME, TOKENS = "examples", "heads", "time", "tokens"
+# Axes that arrays may be sharded along: the examples, the heads of attention, the channels of a
+# convolution, and the time of an example. TOKENS is the time of a residual stream, which is sharded
+# further between two sharded products (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+EXAMPLES, HEADS, CHANNELS, TIME, TOKENS = "examples", "heads", "channels", "time", "tokens"
 # The name of a sharded weight after a layer has gathered it to read it.
 GATHERED = "gathered weight"
 
@@ -40,8 +40,8 @@ class Sharding(NamedTuple):
     """The way in which a program that the compiler divides over devices shards its arrays.
 
     Attributes:
-        shards: number of shards along each sharded axis inside of a layer, `HEADS`, `TIME` and
-            `TOKENS`.
+        shards: number of shards along each sharded axis inside of a layer, `HEADS`, `CHANNELS`,
+            `TIME` and `TOKENS`.
         ring: the devices that share `TIME`, if any do.
         shard_function: runs a function such as a kernel, which the compiler cannot divide.
         shard: constrains an array to be sharded along its dimensions with a name.
@@ -87,9 +87,9 @@ def shard_function(
 
     Args:
         function: a function of arrays, such as a kernel.
-        inputs: for each argument a tuple of `EXAMPLES`, `HEADS`, `TIME` or None for each dimension,
-            or of a pair of the name and a size that is not sharded, such as that of a column of
-            heads. An argument may be None, or a list of arrays with these dimensions.
+        inputs: for each argument a tuple of `EXAMPLES`, `HEADS`, `CHANNELS`, `TIME` or None for
+            each dimension, or of a pair of the name and a size that is not sharded, such as that of
+            a column of heads. An argument may be None, or a list of arrays with these dimensions.
         outputs: the same for the result, or a tuple of these for several.
     """
     sharding = _SHARDING.get()
@@ -97,7 +97,7 @@ def shard_function(
 
 
 def is_sharded(name: str) -> bool:
-    """Returns whether an axis inside of a layer is sharded: `HEADS`, `TIME`, `TOKENS`."""
+    """Returns whether an axis inside of a layer, such as `HEADS` or `TOKENS`, is sharded."""
     return count_shards(name) > 1
 
 

@@ -31,7 +31,7 @@ OTHERS = (
     Case(
         "resnet", "data:2,fsdp:2", global_clipnorm=1.0, gradient_accumulation_steps=2, weighted=True
     ),
-    Case("efficientnetv2", "data:2,fsdp:4"),
+    Case("efficientnetv2", "data:2,fsdp:2,tensor:2"),
     Case("vit", "fsdp:4,tensor:2"),
     Case("bert", "data:2,fsdp:2,tensor:2"),
     Case("gpt", "fsdp:8", gradient_accumulation_steps=2, weighted=True),

@@ -1,5 +1,9 @@
-"""The private interfaces of Keras's JAX backend that the engine uses; tested with 3.14 - 3.15."""
+"""The private interfaces of Keras's JAX backend that the engine uses, and what it replaces in JAX.
 
+Tested with Keras 3.14 - 3.15 and jax 0.10.2.
+"""
+
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,3 +68,20 @@ def _place_assigned_by(put: _Put) -> None:
         return own(variable, value)
 
     kind.assign = assign
+
+
+def convolve_by(convolve: Callable[..., Any]) -> None:
+    """Makes a function convolve for Keras's layers and all else, from now on in this process.
+
+    Args:
+        convolve: a function of `jax.lax.conv_general_dilated` and of its arguments.
+    """
+    own = jax.lax.conv_general_dilated
+    if getattr(own, "__module__", "") == __name__:  # an earlier call has replaced it already
+        return
+
+    @functools.wraps(own, assigned=["__doc__"])
+    def conv_general_dilated(*args: Any, **kwargs: Any) -> Any:
+        return convolve(own, *args, **kwargs)
+
+    jax.lax.conv_general_dilated = conv_general_dilated

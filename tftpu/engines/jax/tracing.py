@@ -13,9 +13,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from tftpu import sharding
 from tftpu.config.mesh import SEQUENCE, TENSOR
 from tftpu.engines import keras_internals
+from tftpu.engines.jax import internals
+from tftpu.engines.jax.convolution import convolve
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.kernels.dispatch import attending_by_kernel
-from tftpu.sharding import EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharding
+from tftpu.sharding import CHANNELS, EXAMPLES, HEADS, TIME, TOKENS, Ring, Sharding
 
 
 @contextlib.contextmanager
@@ -24,6 +26,7 @@ def tracing_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
     JAX's errors stay unchanged: Keras would fail to add the arguments of the layer to them.
     """
+    internals.convolve_by(convolve)
     with building_for(platform, mesh), keras_internals.plain_errors(), attending_by_kernel():
         yield
 
@@ -53,7 +56,7 @@ def _describe_sharding(mesh: Mesh | AbstractMesh) -> Sharding:
 
 def _map_axes(mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
     """Returns the axes with several devices along which each named dimension is sharded."""
-    found = {HEADS: (TENSOR,), TIME: (SEQUENCE,), TOKENS: (SEQUENCE, TENSOR)}
+    found = {HEADS: (TENSOR,), CHANNELS: (TENSOR,), TIME: (SEQUENCE,), TOKENS: (SEQUENCE, TENSOR)}
     several = {
         name: tuple(axis for axis in axes if mesh.shape[axis] > 1) for name, axes in found.items()
     }
@@ -85,8 +88,8 @@ def _divide_function(
 ) -> Callable[..., Any]:
     """Does what `tftpu.sharding.shard_function` promises.
 
-    Devices divide the examples along the axes that divide the batch, the heads along `tensor`, and
-    the time along `sequence`. Every device computes indivisible dimensions in full.
+    Devices divide the examples along the axes that divide the batch, heads and channels along
+    `tensor`, and the time along `sequence`. Every device computes indivisible dimensions in full.
     """
     axes = _map_axes(mesh)
     several = isinstance(outputs[0], tuple)

@@ -5,10 +5,12 @@ devices only add up what the second one returns (Shoeybi et al. 2019, Megatron-L
 https://arxiv.org/abs/1909.08053). Embeddings are sharded by the vocabulary, attention by its heads.
 The compiler divides the program as the weights are, so a poor choice costs time, not correctness.
 
-Convolutions, and the products of a block that has one, stay whole.
+Convolutions are sharded by their filters where a model has more of them than of products; otherwise
+they stay whole, such as the one that reads the patches of a transformer's images.
 """
 
 import collections
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from tftpu import layer_internals as internals
 from tftpu.blocks import structure
 
 Axes = tuple[str | None, ...]
+CONVOLUTIONS = keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
 
 
 class Product(NamedTuple):
@@ -55,11 +58,16 @@ def derive_axes(model: keras.Model, axis: str) -> dict[str, Axes]:
     blocks = structure.find_blocks(model)
     inside = {id(layer) for block in blocks for layer in internals.flatten_layers(block)}
     rest = [layer for layer in internals.flatten_layers(model) if id(layer) not in inside]
-    widths = _count_sizes(_list_products(internals.flatten_layers(model)))
+    products = _list_products(internals.flatten_layers(model))
+    widths = _count_sizes(products)
     for layers in [*map(internals.flatten_layers, blocks), rest]:
         for variable, dimension in _choose_dimensions(layers, widths):
             rank = len(variable.shape)
             found[variable.path] = tuple(axis if i == dimension else None for i in range(rank))
+    convolutions = [one for one in internals.flatten_layers(model) if isinstance(one, CONVOLUTIONS)]
+    if len(convolutions) > len(products):
+        for variable in itertools.chain.from_iterable(map(_list_own, convolutions)):
+            found[variable.path] = (*[None] * (len(variable.shape) - 1), axis)
     return found
 
 
@@ -72,8 +80,7 @@ def _choose_dimensions(
         layers: those of the block.
         widths: see `_count_sizes`, of the whole model.
     """
-    convolves = any(_is_convolution(layer) for layer in layers)
-    products = [] if convolves else _list_products(layers)
+    products = _list_products(layers)
     sizes = _count_sizes(products)
     width = max(sizes, key=lambda size: (sizes[size], widths[size]), default=0)
     last = _find_last_squares(layers, products, width)
@@ -89,7 +96,7 @@ def _choose_dimensions(
             for variable in _list_own(layer):
                 if layer.input_dim in variable.shape:  # the matrix, or its transpose for the logits
                     yield variable, tuple(variable.shape).index(layer.input_dim)
-        elif id(layer) not in multiplying and not convolves:
+        elif id(layer) not in multiplying:
             yield from _shard_experts(layer, width)
 
 
@@ -111,23 +118,6 @@ def _read_product(layer: keras.Layer) -> Product | None:
         outputs = tuple(i for i, label in enumerate(labels) if label not in given)
         return Product(layer, kernels[0], inputs, outputs) if inputs and outputs else None
     return Product(layer, kernels[0], (0,), (1,)) if isinstance(layer, keras.layers.Dense) else None
-
-
-def find_grouped_convolution(model: keras.Model) -> str | None:
-    """Returns the name of a layer that convolves groups of channels apart; None if there is none.
-
-    Where devices hold the same examples, as along `tensor`, XLA multiplies the gradient of its
-    kernel by their number (jax 0.10.2 on CPU devices; a test tries it).
-    """
-    for layer in internals.flatten_layers(model):
-        apart = getattr(layer, "groups", 1) != 1 or hasattr(layer, "depth_multiplier")
-        if _is_convolution(layer) and apart:
-            return layer.name
-    return None
-
-
-def _is_convolution(layer: keras.Layer) -> bool:
-    return hasattr(layer, "kernel_size") and hasattr(layer, "strides")
 
 
 def _count_sizes(products: Sequence[Product]) -> collections.Counter[int]:

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tftpu.config.mesh import DATA, FSDP, SEQUENCE, TENSOR
 from tftpu.engines.jax.placement import mesh as meshes
-from tftpu.engines.jax.placement.deriving import Axes, derive_axes, find_grouped_convolution
+from tftpu.engines.jax.placement.deriving import Axes, derive_axes
 from tftpu.errors import UserError
 
 SMALLEST = 4096  # elements; sharding a smaller array costs more traffic than it saves memory
@@ -53,7 +53,7 @@ class Layout:
     Raises:
         UserError: `sequence` is used and the model has no rules, `tensor` is and shards none of its
             weights, or a rule matches no variable or names a dimension that the axis does not
-            divide. `sequence` or `tensor` is used and a layer convolves groups of channels.
+            divide.
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, model: keras.Model):
@@ -69,14 +69,6 @@ class Layout:
                 f"rest of the tokens. Use the axes {DATA!r}, {FSDP!r} and {TENSOR!r}, which work "
                 "with any model."
             )
-        for axis in (SEQUENCE, TENSOR):
-            grouped = find_grouped_convolution(model) if mesh.shape[axis] > 1 else None
-            if grouped:
-                raise UserError(
-                    f"The mesh has {axis}:{mesh.shape[axis]}, and the layer {grouped!r} convolves "
-                    f"groups of channels: XLA would multiply the gradient of its kernel by "
-                    f"{mesh.shape[axis]}. Use the axes {DATA!r} and {FSDP!r}."
-                )
         if mesh.shape[TENSOR] > 1 and rules:
             self._rules = rules
             self._check_rules([v.path for v in model.variables])
@@ -86,9 +78,8 @@ class Layout:
         if mesh.shape[TENSOR] > 1 and not any(TENSOR in spec for spec in self._specs.values()):
             raise UserError(
                 f"The mesh has {TENSOR}:{mesh.shape[TENSOR]}, but no layer of the "
-                f"{type(model).__name__} {model.name!r} has a vocabulary, heads or units whose "
-                f"number {mesh.shape[TENSOR]} divides (convolutions are not sharded). Use the axes "
-                f"{DATA!r} and {FSDP!r}."
+                f"{type(model).__name__} {model.name!r} has a vocabulary, heads, units or filters "
+                f"whose number {mesh.shape[TENSOR]} divides. Use the axes {DATA!r} and {FSDP!r}."
             )
         # Optimizers name the slots of a variable after the variable.
         self._slots = {

@@ -1,0 +1,81 @@
+"""Differentiates convolutions of groups on 8 devices, for `tests/engines/jax/test_convolution.py`.
+
+    KERAS_BACKEND=jax python -m tests.support.steps.convolutions
+
+Prints, as JSON, the largest relative difference of a convolution and its gradients from those on
+one device, by cases: divided by the engine, and by XLA alone.
+"""
+
+import itertools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import tftpu
+from tftpu.config.mesh import mesh_sizes
+from tftpu.engines.jax.placement import mesh as meshes
+from tftpu.engines.jax.tracing import tracing_for
+
+MESHES = "data:2,tensor:4", "fsdp:2,sequence:2,tensor:2"
+CHANNELS, FILTERS, EXAMPLES = 16, 32, 4
+
+
+def main() -> None:
+    """Prints the differences."""
+    tftpu.connect("none", virtual_devices=8)
+    found: dict[str, dict[str, float]] = {"engine": {}, "XLA": {}}
+    cases = itertools.product(MESHES, (1, 2), (1, 3), (1, 2), (4, 16), ("data", "filters"))
+    for number, (axes, rank, stride, dilation, groups, divided) in enumerate(cases):
+        if stride > 1 and dilation > 1:  # Keras refuses it
+            continue
+        first = number % 2 == 1  # channels first
+        mesh = meshes.make(mesh_sizes(axes, 8), jax.devices())
+        inputs, kernel, options = draw(rank, groups, first)
+        options |= {"window_strides": (stride,) * rank, "rhs_dilation": (dilation,) * rank}
+        expected = differentiate(inputs, kernel, options)
+        batch = PartitionSpec(meshes.list_batch_axes(mesh))
+        inputs = jax.device_put(inputs, NamedSharding(mesh, batch))
+        last = "tensor" if divided == "filters" else None
+        spec = PartitionSpec(*[None] * (rank + 1), last)
+        kernel = jax.device_put(kernel, NamedSharding(mesh, spec))
+        name = f"{axes} {rank}d stride {stride} dilation {dilation} groups {groups} {divided}"
+        found["XLA"][name] = compare(differentiate(inputs, kernel, options), expected)
+        with tracing_for("cpu", mesh):
+            found["engine"][name] = compare(differentiate(inputs, kernel, options), expected)
+    print(json.dumps(found))
+
+
+def draw(rank: int, groups: int, first: bool) -> tuple[Any, Any, dict[str, Any]]:
+    """Returns inputs, a kernel, and how JAX calls their dimensions."""
+    rng, space = np.random.default_rng(rank * groups), "HW"[:rank]
+    kernel = rng.normal(size=(3, 2)[:rank] + (CHANNELS // groups, FILTERS))
+    sizes = (9, 8)[:rank]
+    shape = (EXAMPLES, CHANNELS, *sizes) if first else (EXAMPLES, *sizes, CHANNELS)
+    names = f"NC{space}" if first else f"N{space}C"
+    options = {"dimension_numbers": (names, f"{space}IO", names), "feature_group_count": groups}
+    return rng.normal(size=shape).astype("f"), kernel.astype("f"), {**options, "padding": "SAME"}
+
+
+def differentiate(inputs: Any, kernel: Any, options: dict[str, Any]) -> list[np.ndarray]:
+    """Returns the sum of the squares of what a convolution returns, and its gradients."""
+
+    def add_up(inputs: Any, kernel: Any) -> jax.Array:
+        return jnp.sum(jax.lax.conv_general_dilated(inputs, kernel, **options) ** 2)
+
+    return jax.tree.map(
+        np.asarray, jax.tree.leaves(jax.jit(jax.value_and_grad(add_up, (0, 1)))(inputs, kernel))
+    )
+
+
+def compare(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Returns the largest difference, relative to the largest expected value of an array."""
+    pairs = zip(found, expected, strict=True)
+    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    main()
