@@ -30,7 +30,7 @@ from tftpu.preflight.advise import parse_memory_error
 from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
-from tftpu.preflight.examine import Examiner
+from tftpu.preflight.examining.examiner import Examiner
 from tftpu.preflight.slice_report import SliceReport
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice, parse_slice

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tftpu.preflight.examine import check
+    from tftpu.preflight.examining.checking import check
     from tftpu.preflight.options import PreflightOptions
     from tftpu.preflight.report import Report
     from tftpu.preflight.simulated import simulated_slice
@@ -18,7 +18,7 @@ _LAZY = {
     "PreflightOptions": "options",
     "Report": "report",
     "SliceReport": "slice_report",
-    "check": "examine",
+    "check": "examining.checking",
     "simulated_slice": "simulated",
 }
 

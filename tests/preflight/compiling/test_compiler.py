@@ -29,7 +29,8 @@ from tftpu.preflight.compiling import compiler
 from tftpu.preflight.compiling.caller import Caller
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
-from tftpu.preflight.examine import Examiner
+from tftpu.preflight.examining.changes import suggest_recomputing
+from tftpu.preflight.examining.examiner import Examiner
 from tftpu.tpu.slices import parse_slice
 
 pytestmark = pytest.mark.compiles
@@ -407,7 +408,7 @@ def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     )
     target = parse_slice("v2-8")
     assert examiner.compile(examiner.lower(8, 8192), target).out_of_memory
-    (said,) = examiner.suggest_recomputing(target, 8192)
+    (said,) = suggest_recomputing(examiner, target, 8192)
     fits = r"--config\.model\.remat=block makes this batch fit: .* GiB, .* ms per step, .*\."
     assert re.fullmatch(fits, said)
 
@@ -427,7 +428,7 @@ def test_blocks_of_any_model_are_advised_to_be_recomputed():
         options = PreflightOptions(train=TrainConfig(remat=remat), precision="float32")
         lowering, processes = TensorFlowLowering(), Processes(Progress())
         examiner = Examiner(chain, spec, options, lowering, Caller(), processes)
-        return examiner.suggest_recomputing(target, examples)
+        return suggest_recomputing(examiner, target, examples)
 
     (said,) = advise("none")
     assert re.fullmatch(

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import types
+from typing import Any
 
 import keras
 import pytest
@@ -15,13 +16,13 @@ import tensorflow as tf
 
 from tftpu import preflight
 from tftpu.errors import UserError
-from tftpu.preflight import examine
 from tftpu.preflight.compiling import processes, progress
 from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
 from tftpu.preflight.compiling.work_folder import open_work_folder
+from tftpu.preflight.examining import changes, examiner
 from tftpu.preflight.slice_report import SliceReport
 from tftpu.tpu.slices import parse_slice
 
@@ -188,7 +189,7 @@ def test_slices_of_as_many_devices_share_one_model_and_one_lowered_step(monkeypa
         model.compile("sgd", "mse")
         return model
 
-    monkeypatch.setattr(examine, "compile_program", refuse)
+    monkeypatch.setattr(examiner, "compile_program", refuse)
     spec = (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2)))
     names = ["v3-8", "v5e-4", "v5e-8", "v2-8"]
     report = preflight.check(model_fn, spec, names)
@@ -213,7 +214,7 @@ def test_a_change_without_an_answer_is_not_called_a_misfit_and_costs_no_other_sl
         model.compile("sgd", "mse")
         return model
 
-    monkeypatch.setattr(examine, "compile_program", answer)
+    monkeypatch.setattr(examiner, "compile_program", answer)
     spec = (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2)))
     report = preflight.check(model_fn, spec, ["v5e-8", "v3-8"])
     refused, other = report.slices
@@ -231,13 +232,12 @@ def test_a_mesh_that_fits_is_kept_if_another_has_no_answer(monkeypatch):
         types.SimpleNamespace(examine_once=lambda _, report=report: report)
         for report in (undecided, fits)
     ]
-    examiner = examine.Examiner.__new__(examine.Examiner)
-    examiner._list_finer = lambda _: finer
-    examiner.processes, examiner.tried = types.SimpleNamespace(progress=Progress()), []
-    assert examiner._try_wider_meshes(parse_slice("v5e-8")) is fits
+    running = types.SimpleNamespace(progress=Progress())
+    examining: Any = types.SimpleNamespace(list_finer=lambda _: finer, processes=running, tried=[])
+    assert changes._try_wider_meshes(examining, parse_slice("v5e-8")) is fits
     finer.pop()
     with pytest.raises(UserError, match="With the mesh fsdp:4: late"):
-        examiner._try_wider_meshes(parse_slice("v5e-8"))
+        changes._try_wider_meshes(examining, parse_slice("v5e-8"))
 
 
 def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(monkeypatch, capfd):
@@ -255,7 +255,7 @@ def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(monkeypa
         return model
 
     monkeypatch.setattr(progress, "_LONG", 0.0)
-    monkeypatch.setattr(examine, "compile_program", answer)
+    monkeypatch.setattr(examiner, "compile_program", answer)
     preflight.check(model_fn, (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2))), ["v5e-8"])
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("v5e-8 with")]
     assert said[:2] == [
@@ -286,7 +286,7 @@ def test_an_interrupted_check_says_which_slices_were_finished(slices, known, mon
         model.compile("sgd", "mse")
         return model
 
-    monkeypatch.setattr(examine, "compile_program", finish)
+    monkeypatch.setattr(examiner, "compile_program", finish)
     spec = (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2)))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

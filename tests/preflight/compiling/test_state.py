@@ -10,8 +10,8 @@ from tftpu import preflight
 from tftpu.config import TrainConfig
 from tftpu.engines.lowered import StateBytes
 from tftpu.engines.tensorflow.lowering import lower
-from tftpu.preflight import examine
 from tftpu.preflight.compiling.compiler import Compiled
+from tftpu.preflight.examining import examiner
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.slice_report import SliceReport, suggest_for_state
 from tftpu.tpu.slices import parse_slice
@@ -32,7 +32,7 @@ def uncompiled(monkeypatch):
         raise AssertionError("The step was lowered or compiled.")
 
     monkeypatch.setattr(lower.TensorFlowBuiltStep, "lower", refuse)
-    monkeypatch.setattr(examine, "compile_program", refuse)
+    monkeypatch.setattr(examiner, "compile_program", refuse)
 
 
 def test_what_a_device_holds_is_known_before_the_step_is_compiled():
@@ -94,7 +94,7 @@ def test_the_estimate_comes_before_the_compiler_and_names_what_cannot_fit(monkey
         said.append(capfd.readouterr().err)
         return Compiled("no compiler", False, "", {}, 0.0, 1.0, False)
 
-    monkeypatch.setattr(examine, "compile_program", refuse)
+    monkeypatch.setattr(examiner, "compile_program", refuse)
     preflight.check(model, BATCH, ["v5e-1", "v5e-8", "v5p-16"])
     assert said[0].startswith("Estimate before compiling, by arithmetic: weights and optimizer's")
     refused = "27 GiB of 15.8 GiB: does not fit"
@@ -126,7 +126,7 @@ def specs(*shapes, dtype=tf.int32):
     ids=["tokens", "nested", "texts", "pixels", "numbers", "no labels", "own"],
 )
 def test_only_labels_of_tokens_are_counted(batch, tokens):
-    assert examine._count_tokens(batch) == tokens
+    assert examiner._count_tokens(batch) == tokens
 
 
 def test_an_optimizer_without_state_is_not_advised_twice(uncompiled):

@@ -1,0 +1,242 @@
+"""The search for changes that make a step fit a slice."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tftpu.amounts import format_duration, format_size
+from tftpu.config.mesh import AUTO
+from tftpu.engines.lowered import LoweredStep
+from tftpu.errors import UserError, counted
+from tftpu.preflight import advise
+from tftpu.preflight.compiling.compiler import Compiled
+from tftpu.preflight.examining.examiner import Examiner
+from tftpu.preflight.pricing.cost import count_host_bytes, parse_memory_stats, price
+from tftpu.preflight.slice_report import (
+    SliceReport,
+    describe_host_excess,
+    suggest_for_state,
+    summarize,
+)
+from tftpu.tpu.slices import Slice
+
+
+def examine(
+    examiner: Examiner, target: Slice, note: Callable[[SliceReport], None] = lambda report: None
+) -> SliceReport:
+    """Returns the report of one slice, with advice if the step does not fit.
+
+    Args:
+        examiner: the check of the model.
+        target: the slice.
+        note: called with the report of a step that does not fit, before changes are tried.
+    """
+    report = examiner.examine_once(target)
+    if report.fits or not report.compiles or report.exceeds_host:
+        return report
+    found = advise.parse_memory_error(report.error)
+    report.hbm_bytes = found[0] if found else report.hbm_bytes
+    note(report)
+    progress = examiner.processes.progress
+    progress.print_unless_over(
+        f"{summarize(report)}; looking for a change that makes it fit, first those that keep "
+        "the update, then smaller batches (Ctrl-C ends that, and says what was found)"
+    )
+    try:
+        return _search_change(examiner, report, target)
+    except UserError as error:
+        report.advice.append(f"The search for a change that fits has stopped. {error}")
+        return report
+
+
+def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> SliceReport:
+    """Adds changes that make a step fit to its report; returns that of the mesh, for `auto`.
+
+    Raises:
+        UserError: a change cannot be judged, as the time was over or the compiler crashed.
+    """
+    wider, finer = _try_wider_meshes(examiner, target), examiner.list_finer(target)
+    if examiner.options.mesh == AUTO and (wider is not None or finer):
+        return wider or examine(finer[-1], target)
+    if wider is not None:
+        used = format_size(wider.hbm_bytes)
+        if wider.step_ms is not None:
+            used += f", {format_duration(wider.step_ms / 1e3)} per step"
+        advice = f"--config.cluster.mesh={wider.mesh} makes this batch fit: "
+        advice += f"{used}, the same update."
+        report.advice.insert(0, advice)
+    if report.largest_per_core_batch is None:
+        _add_fixes(examiner, report, target)
+    return report
+
+
+def _try_wider_meshes(examiner: Examiner, target: Slice) -> SliceReport | None:
+    """Returns the report of the fitting mesh that divides the model least, or None.
+
+    Found by bisection: what is cut more needs less memory.
+    """
+    found = None
+    candidates = examiner.list_finer(target)
+    tried = candidates[-1:]  # if the finest mesh does not fit, none does
+    while tried:
+        [finer] = tried
+        report = finer.examine_once(target)
+        answer = summarize(report).removeprefix(f"{target.name}: ")
+        _add_try(examiner, target, f" with mesh={report.mesh}", answer)
+        if report.undecided and found is not None:
+            return found
+        if report.undecided:
+            raise UserError(f"With the mesh {report.mesh}: {report.error}")
+        place = candidates.index(finer)
+        if report.fits:
+            found, candidates = report, candidates[:place]
+        elif found is None:
+            return None
+        else:
+            candidates = candidates[place + 1 :]
+        tried = candidates[len(candidates) // 2 :][:1]
+    return found
+
+
+def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> list[str]:
+    """Returns advice on whether the batch fits if the blocks keep fewer activations, or none.
+
+    The list is empty if nothing can recompute the model's blocks, or something does.
+
+    Args:
+        examiner: the check of the model.
+        target: the slice.
+        per_core: examples per share of the global batch.
+    """
+    rebuilt = examiner.options.recomputing
+    if rebuilt is None:
+        built = examiner.caller.run(lambda: examiner.build_shared(target.replicas, per_core))
+        if examiner.options.train.remat != "none" or not built.has_blocks:
+            return []
+    field = f"--config.{'train' if rebuilt is None else 'model'}.remat"
+    for remat in examiner.lowering.remats:
+        changed: dict[str, Any] = {"remat": remat}
+        if rebuilt is not None:
+            changed = {"model_fn": functools.partial(rebuilt, remat)}
+        change = f" with {field}={remat}"
+        step = examiner.lower(target.replicas, per_core, change=change, **changed)
+        compiled = _compile_change(examiner, step, target, change)
+        kept = count_host_bytes(compiled.memory)
+        if target.host_limit is not None and kept > target.host_limit:
+            return [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
+        if not compiled.error:
+            used = _describe_use(examiner, step, compiled, target)
+            return [f"{field}={remat} makes this batch fit: {used}, the same update."]
+    return [f"{field}={examiner.lowering.remats[-1]} is not enough to make this batch fit."]
+
+
+def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
+    """Adds the memory, and changes that would fit, to the report of a step that does not."""
+    per_core = report.per_core_batch
+    limit = target.generation.hbm_limit
+    needs, limit = advise.parse_memory_error(report.error) or (2 * limit, limit)
+    report.hbm_bytes = needs
+
+    def measure_need(batch: int) -> tuple[bool, int]:
+        change = f" with a batch of {batch:,} per core, as {per_core:,} are too many"
+        step = examiner.lower(target.replicas, batch, change=change)
+        compiled = _compile_change(examiner, step, target, change)
+        if compiled.error and not compiled.out_of_memory:
+            raise UserError(f"With {counted(batch, 'example')} per core: {compiled.error}")
+        if compiled.error:
+            wanted = advise.parse_memory_error(compiled.error)
+            return False, wanted[0] if wanted else limit + 1
+        return True, parse_memory_stats(compiled.memory).total
+
+    # What keeps the update is tried before smaller batches, of which there may be a dozen.
+    report.advice += _suggest_accumulation(examiner, target, per_core, needs)
+    report.advice += suggest_recomputing(examiner, target, per_core)
+    unit = advise.batch_step(per_core // examiner.microbatches, examiner.options.batch_unit)
+    unit *= examiner.microbatches
+    report.largest_per_core_batch, report.smallest_failing_batch = advise.find_largest_batch(
+        measure_need, per_core, needs, limit, unit
+    )
+    if not report.largest_per_core_batch and not any(" makes " in x for x in report.advice):
+        state = examiner.build_shared(target.replicas, per_core).state_bytes
+        report.advice += [
+            f"Weights and optimizer's state take {format_size(state.total)} of a device.",
+            *suggest_for_state(report, state, target),
+        ]
+
+
+def _suggest_accumulation(
+    examiner: Examiner, target: Slice, per_core: int, needs: int
+) -> list[str]:
+    """Returns advice on microbatches that fit, or none.
+
+    The numbers tried are the present one times powers of two, from the one on that would be
+    enough if all but the state shrank like the microbatch.
+
+    Args:
+        examiner: the check of the model.
+        target: the slice.
+        per_core: examples per share of the global batch.
+        needs: bytes that the step needs now.
+    """
+    state = examiner.caller.run(
+        lambda: examiner.build_shared(target.replicas, per_core)
+    ).state_bytes
+    room = max(1, target.generation.hbm_limit - state.total)
+    numbers = [examiner.microbatches * 2**power for power in range(1, per_core.bit_length())]
+    unit = examiner.options.batch_unit or 1
+    possible = [number for number in numbers if per_core % (number * unit) == 0]
+    enough = examiner.microbatches * (needs - state.total) / room
+    for number in [n for n in possible if n >= enough] or possible[-1:]:
+        change = f" with {number} microbatches"
+        step = examiner.lower(
+            target.replicas, per_core, change=change, gradient_accumulation_steps=number
+        )
+        compiled = _compile_change(examiner, step, target, change)
+        if not compiled.error:
+            used = _describe_use(examiner, step, compiled, target)
+            return [
+                f"--config.train.gradient_accumulation_steps={number} makes this batch fit: "
+                f"{used}, the same update."
+            ]
+    return ["Gradient accumulation is not enough to make this batch fit."] * bool(possible)
+
+
+def _compile_change(examiner: Examiner, step: LoweredStep, target: Slice, change: str) -> Compiled:
+    """Compiles a changed step, of which "does not fit" must not be said without an answer.
+
+    Raises:
+        UserError: there is no answer.
+    """
+    compiled = examiner.compile(step, target, change)
+    if compiled.undecided:
+        raise UserError(f"{change[1:2].upper()}{change[2:]}: {compiled.error}")
+    _add_try(examiner, target, change, _describe_try(compiled, target))
+    return compiled
+
+
+def _add_try(examiner: Examiner, target: Slice, change: str, answer: str) -> None:
+    """Adds the answer to a change to `tried`, and prints it."""
+    text = f"{target.name}{change}: {answer}"
+    examiner.tried.append((target.name, text))
+    examiner.processes.progress.print_result(text)
+
+
+def _describe_use(examiner: Examiner, step: LoweredStep, compiled: Compiled, target: Slice) -> str:
+    """Returns the memory of a changed step that fits, and its time and price if it has them."""
+    used = format_size(parse_memory_stats(compiled.memory).total)
+    if not compiled.text:
+        return used
+    return f"{used}, {examiner.format_step(price(step, compiled, target).seconds, target)}"
+
+
+def _describe_try(compiled: Compiled, target: Slice) -> str:
+    """Returns whether a change of the step helps, in a few words."""
+    kept = count_host_bytes(compiled.memory)
+    if target.host_limit is not None and kept > target.host_limit:
+        return "does not fit into the host's memory"
+    if not compiled.error:
+        return f"fits, {format_size(parse_memory_stats(compiled.memory).total)}"
+    if not compiled.out_of_memory:
+        return "does not compile"
+    needed = advise.parse_memory_error(compiled.error)
+    return "does not fit" + (f", {format_size(needed[0])} needed" if needed else "")

@@ -1,0 +1,142 @@
+"""The preflight check: compile a step for each slice, price it, give advice."""
+
+from collections.abc import Iterable
+
+import keras
+
+from tftpu.config import ClusterConfig
+from tftpu.config.validation import check_types
+from tftpu.engines import selection
+from tftpu.engines.lowered import ModelFn
+from tftpu.errors import UserError
+from tftpu.optim.precision import choose_policy
+from tftpu.preflight import compiled_model, request
+from tftpu.preflight.compiling.caller import Caller
+from tftpu.preflight.compiling.compiler import check_machine
+from tftpu.preflight.compiling.processes import Processes
+from tftpu.preflight.compiling.progress import Progress
+from tftpu.preflight.examining import changes
+from tftpu.preflight.examining.estimates import estimate_slices
+from tftpu.preflight.examining.examiner import Examiner
+from tftpu.preflight.options import PreflightOptions
+from tftpu.preflight.report import Report
+from tftpu.preflight.slice_report import SliceReport, summarize
+from tftpu.tensors import Nest
+from tftpu.tpu.slices import Slice
+
+
+def check(
+    model: keras.Model | ModelFn,
+    batch: Nest | int = 32,
+    slices: Iterable[str] = ("v3-8", "v5e-8"),
+    options: PreflightOptions | None = None,
+) -> Report:
+    """Compiles the train step of a Keras model for TPU slices, on a machine without a TPU.
+
+    Example:
+
+        model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        print(tftpu.preflight.check(model, 1024, ["v3-8"]))
+
+    Args:
+        model: a compiled model that its config describes, which keeps its precision; or a function
+            that returns a newly built and compiled model, and is called several times.
+        batch: the global batch as arrays or `tf.TensorSpec`s of static shape: `(x, y)` or
+            `(x, y, sample_weight)`, nested as the model takes them. Or the number of its examples,
+            for a model with symbolic inputs and one output, whose loss tells the labels.
+        slices: names such as "v3-8" or "v5e-8".
+        options: options of the check; None takes the defaults.
+
+    Raises:
+        UserError: a slice does not exist; no TPU can run the model (the message names the layer
+            and the op); or this machine has no TPU compiler.
+    """
+    try:
+        return _check(model, batch, slices, options)
+    except (UserError, KeyboardInterrupt) as error:
+        raise error.with_traceback(None)  # noqa: B904 (the frames of tftpu explain no mistake)
+
+
+def _check(
+    model: keras.Model | ModelFn,
+    batch: Nest | int,
+    slices: Iterable[str],
+    options: PreflightOptions | None,
+) -> Report:
+    """Does what `check` does, whose tracebacks leave out the frames from here on."""
+    targets = request.parse_slices(slices)
+    options = PreflightOptions() if options is None else options
+    request.refuse_options(options)
+    compiled = model if isinstance(model, keras.Model) else None
+    if compiled is None:
+        request.refuse_model_fn(model)
+    request.refuse_batch_argument(batch)
+    cluster = ClusterConfig(
+        engine=options.engine, mesh=options.mesh, compiler_options=options.compiler_options
+    )
+    check_types("options", cluster)
+    cluster.validate()
+    for target in targets:
+        selection.check_generation(selection.choose_engine(cluster), target.generation)
+    lowering = selection.choose_lowering(cluster)
+    precision = choose_policy(options.precision, "tpu")
+
+    def find_model() -> keras.Model:
+        if compiled is not None:
+            return compiled
+        found = lowering.build_model(model, precision)
+        request.refuse_model(found)
+        return found
+
+    batch_spec = compiled_model.read_batch_spec(batch, find_model)
+    request.refuse_batch(batch_spec, options)
+    if isinstance(model, keras.Model):
+        if options.objectives is None:
+            compiled_model.refuse_other_shapes(model, batch_spec)
+        options = compiled_model.choose_precision(model, options)
+        model_fn = compiled_model.build_function(model)
+    else:
+        model_fn = model
+    check_machine()
+    caller = Caller()
+    with Progress() as progress:
+        processes = Processes(progress)
+        examiner = Examiner(model_fn, batch_spec, options, lowering, caller, processes)
+        for line in estimate_slices(examiner, targets):
+            progress.print_unless_over(line)
+        left = [target.name for target in targets]
+        known: dict[str, str] = {}
+
+        def examine(target: Slice) -> SliceReport:
+            def note(report: SliceReport) -> None:
+                known[target.name] = f"{summarize(report)}; changes were being tried"
+
+            report = changes.examine(examiner, target, note)
+            advice = [text.removesuffix(".") for text in report.advice[:1]]
+            known[target.name] = "; ".join([summarize(report), *advice])
+            left.remove(target.name)
+            if left:
+                progress.print_result(f"{known[target.name]}; still checked: {', '.join(left)}")
+            return report
+
+        try:
+            found = caller.map_items(examine, targets, processes.stop)
+        except KeyboardInterrupt:
+            unfinished = [text for name, text in examiner.tried if name in left]
+            progress.print_at_end(_describe_unfinished([*known.values(), *unfinished], left))
+            raise
+    return Report(
+        global_batch_size=examiner.global_batch_size,
+        precision=compiled_model.read_precision(compiled) if compiled else examiner.precision,
+        steps=options.steps,
+        slices=found,
+    )
+
+
+def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:
+    """Returns lines about a check that was interrupted."""
+    if not known:
+        return [f"Not known yet, but for the estimates above: {', '.join(left)}."]
+    finished = ["Known before the interruption:", *(f"  {line}" for line in known)]
+    return [*finished, f"Not finished: {', '.join(left)}. What was compiled comes from the cache."]
