@@ -18,6 +18,7 @@ from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records, StreamedImages, Texts
 from tftpu.launch import main
 from tftpu.launch.commands.data import check as data_check
+from tftpu.launch.data_checks import images
 from tftpu.launch.preflight import reports
 from tftpu.models.sizes import GPT, ResNet
 from tftpu.runtime import slow
@@ -273,8 +274,8 @@ def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_name
         "them: leave repeated examples out of one of the splits",
         "23 images can be decoded",
     ]
-    monkeypatch.setattr(data_check, "_DECODED", 10)
-    monkeypatch.setattr(data_check, "_PROGRESS", 0.0)
+    monkeypatch.setattr(images, "_DECODED", 10)
+    monkeypatch.setattr(images, "_PROGRESS", 0.0)
     capsys.readouterr()
     list(data_check.inspect_images(photos))
     assert "Decoding 23 images ...\n0 of 23 images ...\n10 of 23" in capsys.readouterr().err

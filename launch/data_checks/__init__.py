@@ -1,0 +1,1 @@
+"""The checks of data before a run, for `tftpu data check`."""

@@ -1,0 +1,16 @@
+"""What a check of data has found."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        level: "ok", "warning" or "error".
+        text: one line, or more with the names of files.
+    """
+
+    level: str
+    text: str

@@ -1,0 +1,72 @@
+"""Checks the evaluation split, and whether its examples stand in the training split."""
+
+import contextlib
+import io
+from typing import Any
+
+from tftpu.errors import UserError
+from tftpu.input_pipelines.sources import Images, StreamedImages, Synthetic, Text, Tokens
+from tftpu.launch.data_checks.finding import Finding
+from tftpu.launch.settings import own_code
+from tftpu.runtime.slow import reporting_if_slow
+
+Pipeline = Any  # of `tftpu.input_pipelines.training`
+
+
+def inspect_evaluation(data: Any) -> list[Finding]:
+    """Checks that the evaluation split is there and another one, and reads its first batch."""
+    from tftpu import input_pipelines
+    from tftpu.launch.run import summary
+
+    with reporting_if_slow("Reading the evaluation split"):
+        try:
+            with own_code.failures_of_class(data, "evaluation"):
+                batches = input_pipelines.evaluation(data)
+        except UserError as error:
+            return [Finding("error", f"evaluation: {error}")]
+        if batches is None:
+            return [Finding("ok", "the data have no evaluation split")]
+        is_empty = next(iter(batches), None) is None
+    if is_empty:
+        return [Finding("error", "the evaluation split is empty.")]
+    same = summary.describe_same_split(data)
+    readable = Finding("ok", "the evaluation split can be read")
+    return [readable, *([Finding("warning", same)] if same else [])]
+
+
+def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Finding]:
+    """Looks for evaluation examples in the training split.
+
+    Augmentation changes pictures (see `inspect_images`), synthetic examples are all alike, and a
+    repeated document stands in other windows.
+
+    Args:
+        data: the data, before a model's preprocessor.
+        pipeline: their training split, if it is open.
+        seed: of the training split.
+    """
+    import tensorflow as tf
+
+    from tftpu import input_pipelines
+    from tftpu.input_pipelines import overlap
+    from tftpu.launch.run import summary
+
+    left_out = Images | StreamedImages | Synthetic | Text | Tokens
+    if isinstance(data, left_out) or summary.describe_same_split(data):
+        return []
+    hidden = contextlib.redirect_stdout(io.StringIO())  # printed when they were opened before
+    try:
+        with own_code.failures_of_class(data, "evaluation"), hidden:
+            opened = pipeline or input_pipelines.training(data, seed)
+            evaluation = input_pipelines.evaluation(data, seed)
+            if evaluation is None:
+                return []
+            training: Any = opened
+            if hasattr(opened, "starting_at"):
+                steps = -(-opened.count // opened.global_batch_size)
+                training = input_pipelines.starting_at(opened, 0).take(steps)
+            splits = (split.as_numpy_iterator() for split in (training, evaluation))
+            found = overlap.describe_inputs(*splits)
+    except (UserError, tf.errors.OpError) as error:
+        return [Finding("error", f"reading both splits: {str(error).splitlines()[0]}")]
+    return [Finding("warning", found)] if found else []
