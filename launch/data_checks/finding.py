@@ -1,4 +1,4 @@
-"""What a check of data has found."""
+"""The result of one check of data."""
 
 import dataclasses
 
