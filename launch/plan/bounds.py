@@ -32,7 +32,7 @@ class Facts:
         blocks: whether `train.remat` can recompute blocks of the model.
         statistics: whether the model has statistics of a microbatch.
         states: the bytes of the state on a device, by `candidates.name_state`; or why the
-            model cannot be divided so, such as convolutions along `tensor`.
+            model cannot be divided so.
     """
 
     flops: int
