@@ -11,7 +11,6 @@ from tftpu.blocks import JAX_REMATS, REMATS
 from tftpu.config import ClusterConfig, Experiment
 from tftpu.config.mesh import (
     AUTO,
-    TENSOR,
     check_between_slices,
     count_batch_shards,
     list_meshes,
@@ -125,16 +124,12 @@ class Space:
 
         Args:
             target: the slice.
-            blocks: whether the model has blocks that `remat` can recompute. One without any is
-                divided along `tensor` by a mesh that is given, alone.
+            blocks: whether the model has blocks that `remat` can recompute.
             statistics: whether the model has statistics of a microbatch, so that other microbatches
                 would train something else.
         """
         train = self.experiment.train
         for mesh in self._list_fitting_meshes(target):
-            tensor = mesh_sizes(mesh or None, target.replicas)[TENSOR]
-            if tensor > 1 and not blocks and MESH not in self.fixed:
-                continue  # no closed form says what such a model exchanges along `tensor`
             shards = count_shards(mesh, target)
             shard, rest = divmod(self.experiment.data.global_batch_size, shards)
             counts = [n for n in range(1, shard + 1) if shard % n == 0 and not rest]

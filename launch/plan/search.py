@@ -117,7 +117,8 @@ class Search:
         # The most bytes by which programs were above their closed form, or the fewest below, by
         # `_name_memory`.
         self._uncounted: dict[tuple[str, str, str], int] = {}
-        self._fitting_flash: set[str] = set()  # slices on which the attention kernel fits
+        # Slices on which the attention kernel may run: no verdict says otherwise.
+        self._kernels = {one.slice for one in self._estimates if one.attention == "flash"}
         self._waiting = sorted(self._estimates.values(), key=self._rank_likely)
         self._running: set[Candidate] = set()
         self.verdicts: dict[Candidate, Verdict] = {}
@@ -127,6 +128,11 @@ class Search:
     def size(self) -> int:
         """The number of all candidates."""
         return len(self._estimates)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All candidates."""
+        return list(self._estimates)
 
     @property
     def left(self) -> int:
@@ -170,12 +176,19 @@ class Search:
 
     def _note(self, candidate: Candidate, verdict: Verdict) -> None:
         self.verdicts[candidate] = verdict
-        if verdict.fits and candidate.attention == "flash":
-            self._fitting_flash.add(candidate.slice)
+        if candidate.attention == "flash" and not (verdict.fits or verdict.too_large):
+            self._kernels.discard(candidate.slice)
         if verdict.hbm_bytes:
             above = verdict.hbm_bytes - self._estimates[candidate].likely_bytes
             group, above = _name_memory(candidate), above * _count_parts(candidate)
             self._uncounted[group] = max(self._uncounted.get(group, above), above)
+
+    def list_promising(self) -> list[Estimate]:
+        """Returns the candidate of each slice that is to be compiled first."""
+        found: dict[str, Estimate] = {}
+        for one in self._waiting:
+            found.setdefault(one.candidate.slice, one)
+        return list(found.values())
 
     def has_slice(self, name: str) -> bool:
         """Returns whether there are candidates for a slice."""
@@ -207,9 +220,9 @@ class Search:
         self, one: Estimate
     ) -> tuple[bool, bool, bool, bool, tuple[bool, float, float]]:
         candidate, likely = one.candidate, self.goal.rank(one.likely_seconds, one.usd_hour)
-        # Closed forms count no scores of plain attention, which usually make it slower than a
-        # kernel that fits.
-        is_plain = candidate.attention == "plain" and candidate.slice in self._fitting_flash
+        # Closed forms count no scores of plain attention, which usually make it slower than the
+        # kernel.
+        is_plain = candidate.attention == "plain" and candidate.slice in self._kernels
         uncounted = self._uncounted.get(_name_memory(candidate), 0) / _count_parts(candidate)
         too_large = one.likely_bytes + uncounted > one.limit_bytes
         changed = candidate not in self._own

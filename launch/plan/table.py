@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.errors import counted
-from tftpu.launch.plan.candidates import MESH, Candidate, Space
+from tftpu.launch.plan.candidates import ATTENTION, MESH, Candidate, Space
 from tftpu.launch.plan.search import OVER_BUDGET, TOO_SLOW, Search
 
 _TEXT = ("slice", "mesh", "changes of the config", "")  # columns aligned to the left
@@ -86,10 +86,40 @@ def format_command(
     return shlex.join(["tftpu", "train", config, *kept, *changes])
 
 
+def describe_estimates(search: Search, space: Space) -> list[str]:
+    """Returns lines about the most promising candidate of each slice, by arithmetic.
+
+    Args:
+        search: the search, of which nothing was compiled yet.
+        space: the config, and the fields that were chosen.
+    """
+    lines = [
+        f"{counted(search.size, 'candidate')}. Estimate before compiling, by arithmetic: the first "
+        "one of each slice, at the chip's peak"
+    ]
+    for one in search.list_promising():
+        shown = " ".join([one.candidate.slice, *space.list_changes(one.candidate)])
+        seconds = search.goal.steps * one.least_seconds
+        usd = one.usd_hour * seconds / 3600
+        lines.append(
+            f"  {shown}: {format_duration(one.least_seconds)} per step, "
+            f"{format_duration(seconds)} and {format_price(usd)} for the run"
+        )
+    return lines
+
+
 def explain_nothing(search: Search) -> str:
     """Returns why no candidate can be shown, and what to change."""
     if search.left:
-        return "No candidate that fits is known yet."
+        flags = {"slice": "--slices", "mesh": f"--config.{MESH}=fsdp:-1"}
+        flags["attention"] = f"--config.{ATTENTION}=auto"
+        several = [
+            flag
+            for name, flag in flags.items()
+            if len({getattr(one, name) for one in search.candidates}) > 1
+        ]
+        fewer = f", or leave fewer to choose from by {' '.join(several)}" if several else ""
+        return f"No candidate that fits is known yet: give more time by --time_limit{fewer}."
     if any(verdict.fits for verdict in search.verdicts.values()):
         return "Of the candidates that fit, none could be priced."
     if OVER_BUDGET in search.pruned.values():

@@ -13,6 +13,7 @@ from tftpu.launch import startup
 from tftpu.launch.preflight import reports
 from tftpu.launch.settings.own_code import failures_of_class
 from tftpu.models.keras_hub.config import KerasHub
+from tftpu.runtime.slow import reporting_if_slow
 from tftpu.tpu.slices import ALIASES, GENERATIONS, parse_slice
 
 if TYPE_CHECKING:
@@ -69,16 +70,17 @@ def check(
     Raises:
         UserError: as `tftpu.preflight.check` does, or the precision is not native to TPUs.
     """
-    experiment, batch_spec = prepare(experiment)
-    from tftpu import preflight
-    from tftpu.launch.run.experiment import build_model
+    with reporting_if_slow("Loading TensorFlow"):
+        experiment, batch_spec = prepare(experiment)
+        from tftpu.launch.run.experiment import build_model
+        from tftpu.preflight.examining.checking import check as check_slices
 
     options = build_options(experiment)
     options.prices = prices or {}
     options.verbose = verbose
     if time_limit is not None:
         options.time_limit = time_limit
-    report = preflight.check(lambda: build_model(experiment), batch_spec, slices, options)
+    report = check_slices(lambda: build_model(experiment), batch_spec, slices, options)
     report.settings = reports.compute_settings(experiment, batch_spec)
     return report
 

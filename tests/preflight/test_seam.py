@@ -7,10 +7,12 @@ from tests.support.repository.imports import modules
 
 # What builds and lowers models needs an engine, and what checks the request for that.
 WITH_AN_ENGINE = tuple(
-    f"tftpu.preflight.{name}" for name in ("compiled_model", "examine", "request", "writing")
+    f"tftpu.preflight.{name}" for name in ("compiled_model", "examining", "request", "writing")
 )
 MODULES = [
-    name for name in modules() if name.startswith("tftpu.preflight.") and name not in WITH_AN_ENGINE
+    name
+    for name in modules()
+    if name.startswith("tftpu.preflight.") and not name.startswith(WITH_AN_ENGINE)
 ]
 
 

@@ -25,8 +25,8 @@ from tftpu.engines import selection
 from tftpu.errors import UserError, counted
 from tftpu.launch import interrupts
 from tftpu.launch.plan import table
-from tftpu.launch.plan.bounds import Facts, estimate
-from tftpu.launch.plan.candidates import Candidate, Space, name_state
+from tftpu.launch.plan.bounds import Facts, estimate, is_estimated
+from tftpu.launch.plan.candidates import MESH, Candidate, Space, name_state
 from tftpu.launch.plan.journal import FILE, Journal, compute_key
 from tftpu.launch.plan.search import Goal, Search
 from tftpu.launch.preflight.check import build_console, parse_prices, prepare
@@ -148,12 +148,12 @@ def _search_known(
 
 def _search(options: Options, space: Space, targets: Sequence[Slice], journal: Journal) -> Search:
     """Examines candidates, and prints the answer, also after Ctrl-C."""
-    selection.choose_backend(space.plan_cluster())
     with slow.reporting_if_slow("Loading TensorFlow"):
+        selection.choose_backend(space.plan_cluster())
         import_tensorflow()
-    from tftpu.launch.plan.examining import PlanExaminer
+        from tftpu.launch.plan.examining import PlanExaminer
 
-    prepared, batch_spec = prepare(space.experiment)
+        prepared, batch_spec = prepare(space.experiment)
     space = dataclasses.replace(space, experiment=prepared)
     check_machine()
     start = time.monotonic()
@@ -162,6 +162,8 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
     if facts != journal.facts:
         journal.write_facts(facts)
     search = _build_search(options, space, targets, facts)
+    for line in table.describe_estimates(search, space):
+        print(line, file=sys.stderr, flush=True)
     try:
         examiner.run(search, journal, options.time_limit - (time.monotonic() - start))
     finally:
@@ -180,6 +182,7 @@ def _build_search(options: Options, space: Space, targets: Sequence[Slice], fact
         for target in targets
         for candidate in space.list_candidates(target, facts.blocks, facts.statistics)
         if not isinstance(facts.states[name_state(candidate.mesh, target)], str)
+        and (MESH in space.fixed or is_estimated(candidate, target, facts))
     ]
     own = [one.candidate for one in estimates if space.has_settings(one.candidate)]
     return Search(estimates, goal, own)

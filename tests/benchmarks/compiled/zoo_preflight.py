@@ -103,7 +103,8 @@ def figures(item: SliceReport) -> tuple[str, ...]:
     if item.compiles:
         largest = item.largest_per_core_batch
         most = f"{largest} per device fit" if largest else "not even the smallest batch fits"
-        return memory, f"out of memory: {most}", "", ""
+        changes = [text for text in item.advice if " makes " in text]
+        return memory, f"out of memory: {changes[0] if changes else most}", "", ""
     reason = " ".join(item.error.split()).replace("|", "/")
     return "", f"does not compile: {reason[:200]}", "", ""
 

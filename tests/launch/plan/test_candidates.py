@@ -40,13 +40,6 @@ def test_every_candidate_trains_the_global_batch_of_the_config():
         assert 32 % (shards * one.microbatches) == 0
 
 
-def test_a_model_without_blocks_is_divided_along_tensor_only_by_a_given_mesh():
-    chosen = candidates_of(space_of("resnet50_imagenet"), "v5e-4", blocks=False)
-    assert {one.mesh for one in chosen} == {"data:4", "data:2,fsdp:2", "fsdp:4"}
-    given = space_of("resnet50_imagenet", "--config.cluster.mesh=data:2,tensor:2")
-    assert {one.mesh for one in candidates_of(given, "v5e-4", blocks=False)} == {"data:2,tensor:2"}
-
-
 def test_what_the_overrides_set_is_kept():
     space = space_of(
         "python_gpt",

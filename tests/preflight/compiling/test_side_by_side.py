@@ -218,9 +218,10 @@ def test_a_change_without_an_answer_is_not_called_a_misfit_and_costs_no_other_sl
     spec = (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2)))
     report = preflight.check(model_fn, spec, ["v5e-8", "v3-8"])
     refused, other = report.slices
+    field = "--config.train.gradient_accumulation_steps=2"
     assert other.error == "no compiler" and refused.largest_per_core_batch is None
     assert refused.advice == [
-        f"The search for a change that fits has stopped. With 2 microbatches: {late}"
+        f"The search for a change that fits has stopped. With {field}: {late}"
     ]
     assert late in report.text() and "is not enough" not in report.text()
 
@@ -240,13 +241,16 @@ def test_a_mesh_that_fits_is_kept_if_another_has_no_answer(monkeypatch):
         changes._try_wider_meshes(examining, parse_slice("v5e-8"))
 
 
-def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(monkeypatch, capfd):
+@pytest.mark.parametrize("fitting", ["steps=4", "no microbatches"])
+def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(
+    fitting, monkeypatch, capfd
+):
     size = ("argument", "output", "alias", "temp", "generated_code")
     memory = {f"{part}_size_in_bytes": 2**20 for part in size} | {"peak_memory_in_bytes": 2**22}
     full = "Used 20.00G of 15.75G hbm."
 
     def answer(step, target, chosen, limit, verbose, processes, text):
-        fits = "a batch of 3" in text or "4 microbatches" in text
+        fits = "a batch of 3" in text or fitting in text
         return Compiled("" if fits else full, not fits, "", memory, 0.0, 1.0, False)
 
     def model_fn():
@@ -258,11 +262,17 @@ def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(monkeypa
     monkeypatch.setattr(examiner, "compile_program", answer)
     preflight.check(model_fn, (tf.TensorSpec((64, 4)), tf.TensorSpec((64, 2))), ["v5e-8"])
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("v5e-8 with")]
-    assert said[:2] == [
-        "v5e-8 with 2 microbatches: does not fit, 20 GiB needed",
-        "v5e-8 with 4 microbatches: fits, 3 MiB",
-    ]
-    assert "v5e-8 with a batch of 3 per core, as 8 are too many: fits, 3 MiB" in said[2:]
+    field = "v5e-8 with --config.train.gradient_accumulation_steps"
+    assert said[0] == f"{field}=2: does not fit, 20 GiB needed"
+    smaller = [line for line in said if " per core, as 8 are too many: " in line]
+    if fitting == "steps=4":  # nothing else is compiled then
+        assert said[1:] == [f"{field}=4: fits, 3 MiB"]
+    else:
+        assert said[1:3] == [
+            f"{field}=4: does not fit, 20 GiB needed",
+            f"{field}=8: does not fit, 20 GiB needed",
+        ]
+        assert "v5e-8 with a batch of 3 per core, as 8 are too many: fits, 3 MiB" in smaller
 
 
 @pytest.mark.medium

@@ -65,7 +65,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
         advice = f"--config.cluster.mesh={wider.mesh} makes this batch fit: "
         advice += f"{used}, the same update."
         report.advice.insert(0, advice)
-    if report.largest_per_core_batch is None:
+    elif report.largest_per_core_batch is None:
         _add_fixes(examiner, report, target)
     return report
 
@@ -120,27 +120,56 @@ def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> lis
             changed = {"model_fn": functools.partial(rebuilt, remat)}
         change = f" with {field}={remat}"
         step = examiner.lower(target.replicas, per_core, change=change, **changed)
-        compiled = _compile_change(examiner, step, target, change)
-        kept = count_host_bytes(compiled.memory)
-        if target.host_limit is not None and kept > target.host_limit:
+        compiled, answer = _try_change(examiner, step, target, change)
+        if _exceeds_host(compiled, target):
+            kept = count_host_bytes(compiled.memory)
             return [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
         if not compiled.error:
-            used = _describe_use(examiner, step, compiled, target)
-            return [f"{field}={remat} makes this batch fit: {used}, the same update."]
+            return [f"{field}={remat} makes this batch fit: {answer}, the same update."]
     return [f"{field}={examiner.lowering.remats[-1]} is not enough to make this batch fit."]
 
 
 def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
-    """Adds the memory, and changes that would fit, to the report of a step that does not."""
+    """Adds the memory, and changes that would fit, to the report of a step that does not.
+
+    Smaller batches are tried only if nothing that keeps the update fits: there may be a dozen.
+    """
     per_core = report.per_core_batch
     limit = target.generation.hbm_limit
     needs, limit = advise.parse_memory_error(report.error) or (2 * limit, limit)
     report.hbm_bytes = needs
+    report.advice += _suggest_accumulation(examiner, target, per_core, needs)
+    report.advice += suggest_recomputing(examiner, target, per_core)
+    if any(" makes " in text for text in report.advice):
+        return
+    report.largest_per_core_batch, report.smallest_failing_batch = find_largest_batch(
+        examiner, target, per_core, needs, limit
+    )
+    if not report.largest_per_core_batch:
+        state = examiner.build_shared(target.replicas, per_core).state_bytes
+        report.advice += [
+            f"Weights and optimizer's state take {format_size(state.total)} of a device.",
+            *suggest_for_state(report, state, target),
+        ]
+
+
+def find_largest_batch(
+    examiner: Examiner, target: Slice, per_core: int, needs: int, limit: int
+) -> tuple[int, int]:
+    """Returns the largest per-core batch that fits, 0 if none does, and the smallest that does not.
+
+    Args:
+        examiner: the check of the model.
+        target: the slice.
+        per_core: examples per share of the global batch, which do not fit.
+        needs: bytes that the step needs now.
+        limit: bytes of a device's memory.
+    """
 
     def measure_need(batch: int) -> tuple[bool, int]:
         change = f" with a batch of {batch:,} per core, as {per_core:,} are too many"
         step = examiner.lower(target.replicas, batch, change=change)
-        compiled = _compile_change(examiner, step, target, change)
+        compiled, _ = _try_change(examiner, step, target, change)
         if compiled.error and not compiled.out_of_memory:
             raise UserError(f"With {counted(batch, 'example')} per core: {compiled.error}")
         if compiled.error:
@@ -148,20 +177,9 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
             return False, wanted[0] if wanted else limit + 1
         return True, parse_memory_stats(compiled.memory).total
 
-    # What keeps the update is tried before smaller batches, of which there may be a dozen.
-    report.advice += _suggest_accumulation(examiner, target, per_core, needs)
-    report.advice += suggest_recomputing(examiner, target, per_core)
     unit = advise.batch_step(per_core // examiner.microbatches, examiner.options.batch_unit)
     unit *= examiner.microbatches
-    report.largest_per_core_batch, report.smallest_failing_batch = advise.find_largest_batch(
-        measure_need, per_core, needs, limit, unit
-    )
-    if not report.largest_per_core_batch and not any(" makes " in x for x in report.advice):
-        state = examiner.build_shared(target.replicas, per_core).state_bytes
-        report.advice += [
-            f"Weights and optimizer's state take {format_size(state.total)} of a device.",
-            *suggest_for_state(report, state, target),
-        ]
+    return advise.find_largest_batch(measure_need, per_core, needs, limit, unit)
 
 
 def _suggest_accumulation(
@@ -187,22 +205,25 @@ def _suggest_accumulation(
     possible = [number for number in numbers if per_core % (number * unit) == 0]
     enough = examiner.microbatches * (needs - state.total) / room
     for number in [n for n in possible if n >= enough] or possible[-1:]:
-        change = f" with {number} microbatches"
+        field = f"--config.train.gradient_accumulation_steps={number}"
+        change = f" with {field}"
         step = examiner.lower(
             target.replicas, per_core, change=change, gradient_accumulation_steps=number
         )
-        compiled = _compile_change(examiner, step, target, change)
+        compiled, answer = _try_change(examiner, step, target, change)
         if not compiled.error:
-            used = _describe_use(examiner, step, compiled, target)
-            return [
-                f"--config.train.gradient_accumulation_steps={number} makes this batch fit: "
-                f"{used}, the same update."
-            ]
+            return [f"{field} makes this batch fit: {answer}, the same update."]
     return ["Gradient accumulation is not enough to make this batch fit."] * bool(possible)
 
 
-def _compile_change(examiner: Examiner, step: LoweredStep, target: Slice, change: str) -> Compiled:
+def _try_change(
+    examiner: Examiner, step: LoweredStep, target: Slice, change: str
+) -> tuple[Compiled, str]:
     """Compiles a changed step, of which "does not fit" must not be said without an answer.
+
+    Returns:
+        The compiled step, and the answer in a few words: the memory, time and price of one that
+        fits, or why it does not.
 
     Raises:
         UserError: there is no answer.
@@ -210,8 +231,10 @@ def _compile_change(examiner: Examiner, step: LoweredStep, target: Slice, change
     compiled = examiner.compile(step, target, change)
     if compiled.undecided:
         raise UserError(f"{change[1:2].upper()}{change[2:]}: {compiled.error}")
-    _add_try(examiner, target, change, _describe_try(compiled, target))
-    return compiled
+    fits = not compiled.error and not _exceeds_host(compiled, target)
+    answer = _describe_use(examiner, step, compiled, target) if fits else _explain(compiled)
+    _add_try(examiner, target, change, f"{'fits, ' * fits}{answer}")
+    return compiled, answer
 
 
 def _add_try(examiner: Examiner, target: Slice, change: str, answer: str) -> None:
@@ -229,13 +252,14 @@ def _describe_use(examiner: Examiner, step: LoweredStep, compiled: Compiled, tar
     return f"{used}, {examiner.format_step(price(step, compiled, target).seconds, target)}"
 
 
-def _describe_try(compiled: Compiled, target: Slice) -> str:
-    """Returns whether a change of the step helps, in a few words."""
-    kept = count_host_bytes(compiled.memory)
-    if target.host_limit is not None and kept > target.host_limit:
-        return "does not fit into the host's memory"
+def _exceeds_host(compiled: Compiled, target: Slice) -> bool:
+    return target.host_limit is not None and count_host_bytes(compiled.memory) > target.host_limit
+
+
+def _explain(compiled: Compiled) -> str:
+    """Returns why a changed step does not fit."""
     if not compiled.error:
-        return f"fits, {format_size(parse_memory_stats(compiled.memory).total)}"
+        return "does not fit into the host's memory"
     if not compiled.out_of_memory:
         return "does not compile"
     needed = advise.parse_memory_error(compiled.error)

@@ -66,7 +66,8 @@ def test_an_interrupted_plan_says_what_it_knows(tmp_path):
     process.send_signal(signal.SIGTERM)  # of `timeout`, and answered like a Ctrl-C
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "No candidate that fits is known yet." in said
+    advice = "give more time by --time_limit, or leave fewer to choose from by --config.model."
+    assert f"No candidate that fits is known yet: {advice}attention=auto.\n" in said
     assert (
         "48 candidates: 0 compiled, 0 pruned, 48 left: the same command continues with them."
         in said
