@@ -1,8 +1,8 @@
-"""A small ResNet on 8x8 digits, to try all of tftpu in a minute.
+"""A small ResNet on 8x8 digits, to try all of tftpu in a minute or two.
 
     tftpu train digits_resnet
 
-It takes about 25 seconds on 2 CPU cores and reaches an accuracy of 0.997. Eight virtual replicas
+It takes one to two minutes on 2 CPU cores and reaches an accuracy of 0.997. Eight virtual replicas
 (`--virtual_devices=8`) start with the same numbers, which drift apart only by rounding.
 """
 

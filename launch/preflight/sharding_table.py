@@ -31,16 +31,16 @@ def format_lines(experiment: Experiment) -> Iterator[str]:
     """
     layout, model, optimizer = _build_layout(experiment)
     rows = [
-        _build_row(variable, layout.find_weight_sharding(variable))
-        for variable in model.trainable_variables
+        _build_row(variable, layout.find_weight_sharding(variable)) for variable in model.weights
     ]
     paths, shapes, axes_of, _ = zip(*rows)
     first, second, third = (max(map(len, column)) for column in (paths, shapes, axes_of))
-    for path, shape, axes, held in rows:
-        yield f"{path:{first}}  {shape:>{second}}  {axes:{third}}  {held / _MIB:10.3f} MiB"
+    for variable, (path, shape, axes, held) in zip(model.weights, rows):
+        frozen = "" if variable.trainable else "  not trained"
+        yield f"{path:{first}}  {shape:>{second}}  {axes:{third}}  {held / _MIB:10.3f} MiB{frozen}"
     slots = sum(_count_bytes(slot, layout.find_slot_sharding(slot)) for slot in optimizer.variables)
     weights = sum(held for *_, held in rows)
-    whole = sum(_count_bytes(variable, layout.whole) for variable in model.trainable_variables)
+    whole = sum(_count_bytes(variable, layout.whole) for variable in model.weights)
     devices = math.prod(layout.mesh.shape.values())
     yield (
         f"A device of {devices} holds {weights / _MIB:,.1f} of {whole / _MIB:,.1f} MiB of weights, "

@@ -121,10 +121,22 @@ def test_a_model_that_no_config_describes_needs_a_function():
     with pytest.raises(UserError, match="is not compiled"):
         preflight.check(model, (np.zeros((8, 2)), np.zeros((8, 1))), ["v5e-8"])
     model.compile("sgd", "mse")
-    with pytest.raises(UserError, match=r"cannot be built again .*give a function"):
-        preflight.check(model, (np.zeros((8, 2)), np.zeros((8, 1))), ["v5e-8"])
+    for batch in (np.zeros((8, 2)), np.zeros((8, 1))), 8:  # a number is no other mistake
+        with pytest.raises(
+            UserError, match=r"class Unknown cannot be .* Give a function"
+        ) as caught:
+            preflight.check(model, batch, ["v5e-8"])
+        assert len(str(caught.value)) < 500 and caught.value.__cause__ is None
+
+
+def test_a_number_of_examples_needs_symbolic_inputs():
+    def build_unknown():
+        model = Unknown(keras.layers.Dense(1))
+        model.compile("sgd", "mse")
+        return model
+
     with pytest.raises(UserError, match="only of a model with symbolic inputs"):
-        preflight.check(model, 8, ["v5e-8"])
+        preflight.check(build_unknown, 8, ["v5e-8"])
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Runs of KerasHub's models from a config: every command on them, and a run that is killed."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -330,8 +331,12 @@ def test_its_sharding_is_shown(config):
     command = [sys.executable, "-m", "tftpu.launch.main", "config", "show", str(config)]
     command += ["--sharding", "--config.cluster.mesh=fsdp:8"]
     shown = warm.run(command, check=True, **ON_JAX).stdout
-    assert "lora_kernel_a" in shown
-    assert "A device of 8 holds" in shown.splitlines()[-1]
+    *rows, total = shown.splitlines()
+    [kernel] = [row for row in rows if "decoder_block_0/attention/query/kernel " in row]
+    assert kernel.endswith("not trained") and "lora_kernel_a" in shown
+    shapes = [row.split()[1].split("x") for row in rows]
+    whole = sum(4 * math.prod(map(int, shape)) for shape in shapes) / 2**20
+    assert total.startswith("A device of 8 holds") and f" of {whole:,.1f} MiB of weights" in total
 
 
 @pytest.mark.compiles

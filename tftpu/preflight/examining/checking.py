@@ -89,15 +89,13 @@ def _check(
         request.refuse_model(found)
         return found
 
+    model_fn = compiled_model.build_function(model) if isinstance(model, keras.Model) else model
     batch_spec = compiled_model.read_batch_spec(batch, find_model)
     request.refuse_batch(batch_spec, options)
     if isinstance(model, keras.Model):
         if options.objectives is None:
             compiled_model.refuse_other_shapes(model, batch_spec)
         options = compiled_model.choose_precision(model, options)
-        model_fn = compiled_model.build_function(model)
-    else:
-        model_fn = model
     check_machine()
     caller = Caller()
     with Progress() as progress:
