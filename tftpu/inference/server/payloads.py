@@ -185,7 +185,11 @@ def _parse_rows(instances: Any, inputs: Sequence[Input], others: str) -> Request
     names = {i.name for i in inputs}
     named = [isinstance(row, dict) and not _is_encoded(row) for row in instances]
     if any(named) and not all(named):
-        raise BadRequest("Some instances have names and some have none: write all alike.")
+        first, other = named.index(True), named.index(False)
+        raise BadRequest(
+            f"Instance {first} has {_format_names(instances[first])}, and instance {other} has no "
+            "names: write all alike."
+        )
     if all(named):
         wrong = next((row for row in instances if set(row) != names), None)
         if wrong is not None:
@@ -305,12 +309,17 @@ def is_number(text: str) -> bool:
 
 def _explain_shape(values: list[Any], given: Input) -> BadRequest:
     """Returns the error for examples of another shape than the model takes."""
-    shapes = {_infer_shape(value) for value in values[:_LOOKED_AT]}
+    found = [_infer_shape(value) for value in values[:_LOOKED_AT]]
+    shapes = set(found)
+    if given.shape in shapes and len(shapes) > 1:
+        place = next(place for place, shape in enumerate(found) if shape != given.shape)
+        return BadRequest(f"{_takes(given)}; instance {place} is {list(found[place])}.")
     if len(shapes) > 1 or given.shape in shapes:
         return BadRequest(f"{_takes(given)}; the examples given differ in shape.")
     [shape] = shapes
     if not shape and not isinstance(values[0], list):
-        return BadRequest(f"{_takes(given)}; given was {_describe_kind(values[0])}.")
+        file = ' Send an image file as {"b64": "..."}.' if _is_of_images(given) else ""
+        return BadRequest(f"{_takes(given)}; given was {_describe_kind(values[0])}.{file}")
     hint = ""
     if (len(values), *shape) == given.shape:
         hint = " A list is missing around this one example: [[...]] instead of [...]."
@@ -345,11 +354,23 @@ def _decode_images(values: list[Any], given: Input) -> np.ndarray:
             f"The images of this request have {format_size(size)} once unpacked: send fewer at "
             f"once, of {format_size(_UNPACKED)} together."
         )
-    parts = (
-        _decode_pixels(v, given) if _is_encoded(v) else _parse_numbers([v], given)[0]
-        for v in values
-    )
-    return np.stack(list(parts))
+    parts = []
+    for place, value in enumerate(values):
+        try:
+            parts.append(
+                _decode_pixels(value, given)
+                if _is_encoded(value)
+                else _parse_numbers([value], given)[0]
+            )
+        except BadRequest as error:
+            if len(values) == 1:
+                raise
+            raise BadRequest(f"Instance {place}: {error}") from error
+    return np.stack(parts)
+
+
+def _is_of_images(given: Input) -> bool:
+    return given.dtype == "uint8" and len(given.shape) == 3 and given.shape[-1] in (1, 3)
 
 
 def _is_encoded(value: Any) -> bool:
@@ -360,7 +381,7 @@ def _decode_pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
     """Returns the pixels of an image file in base64."""
     from PIL import Image, ImageOps
 
-    if given.dtype != "uint8" or len(given.shape) != 3 or given.shape[-1] not in (1, 3):
+    if not _is_of_images(given):
         raise BadRequest(f"{_takes(given)}, no image.")
     try:
         file = base64.b64decode(value["b64"], validate=True)
