@@ -277,7 +277,8 @@ def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
     """
     flips = tf.stack([_is_one_of(number, 3, 4, 7, 8), _is_one_of(number, 2, 3, 6, 7)])
     corner = tf.where(flips, size - place[:2] - place[2:], place[:2])
-    transposed = tf.concat([corner[::-1], place[:1:-1]], 0)
+    # Not place[:1:-1]: TensorFlow's optimizer of layouts would print an error about such a slice.
+    transposed = tf.concat([corner[::-1], place[3:1:-1]], 0)
     return tf.where(number >= 5, transposed, tf.concat([corner, place[2:]], 0))
 
 
