@@ -143,12 +143,16 @@ class Search:
         """Returns the most promising candidate, which counts as running, or None.
 
         None is left then, or those that are wait for what runs on the same slice with the same
-        mesh, as its verdict decides about them.
+        mesh, as its verdict decides about them. Until something fits, slices on which nothing runs
+        come first: compilers are several times as fast for some generations as for others.
         """
         self._prune()
         busy = {(one.slice, one.mesh) for one in self._running}
-        free = (e for e in self._waiting if (e.candidate.slice, e.candidate.mesh) not in busy)
-        chosen = next(free, None)
+        free = [e for e in self._waiting if (e.candidate.slice, e.candidate.mesh) not in busy]
+        if not any(verdict.fits for verdict in self.verdicts.values()):
+            slices = {one.slice for one in self._running}
+            free.sort(key=lambda e: (self._rank_likely(e)[0], e.candidate.slice in slices))
+        chosen = next(iter(free), None)
         if chosen is None:
             return None
         self._waiting.remove(chosen)

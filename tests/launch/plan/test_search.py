@@ -206,7 +206,20 @@ def test_the_settings_of_the_config_are_tried_first_but_for_those_that_cannot_fi
     estimates.append(Estimate(larger, 100, 100, 2 * LIMIT, LIMIT, 0.1, 0.1, 1.0))
     search = Search(estimates, CHEAPEST, [own, larger, elsewhere])
     assert search.choose_next() == own
-    assert search.choose_next() == other  # on another core, before there is a verdict
+    # On another core, before there is a verdict: on a slice for which nothing is compiled.
+    assert search.choose_next() == elsewhere
+    assert search.choose_next() == other
+
+
+def test_once_something_fits_the_most_promising_is_next_whatever_its_slice():
+    first, second = (Candidate("a", mesh, "block", 1) for mesh in ("fsdp:4", "data:4"))
+    third, fourth = (Candidate("a", mesh, "block", 1) for mesh in ("tensor:4", "fsdp:2"))
+    elsewhere = Candidate("b", "fsdp:4", "block", 1)
+    seconds = {first: 1.0, second: 1.1, third: 1.2, fourth: 1.3, elsewhere: 1.4}
+    search = Search([estimate_of(one, least=seconds[one]) for one in seconds], CHEAPEST)
+    assert search.choose_next() == first
+    search.record(first, Verdict(True, step_seconds=2.0))
+    assert [search.choose_next(), search.choose_next()] == [second, third]
 
 
 def test_plain_attention_waits_for_the_kernel_unless_it_does_not_run():
