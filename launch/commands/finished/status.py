@@ -229,7 +229,8 @@ def format_status(record: dict[str, Any]) -> list[str]:
         rows.append(("step", f"{step}/{steps} ({step / steps:.0%})"))
     if record.get("examples_per_sec"):
         speed = f"{format_metric(record['examples_per_sec'])} examples/s in the last steps"
-        speed += f" on {counted(record['chips'], 'chip')}" if record.get("chips", 1) > 1 else ""
+        unit = "chip" if "usd" in record else "device"  # only TPUs have a price
+        speed += f" on {counted(record['chips'], unit)}" if record.get("chips", 1) > 1 else ""
         rows.append(("speed", speed + (f", MFU {record['mfu']:.1%}" if "mfu" in record else "")))
     if running and "eta_seconds" in record and step < steps:
         rows.append(("time left", format_clock(record["eta_seconds"])))

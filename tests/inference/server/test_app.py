@@ -129,10 +129,10 @@ def test_texts_are_answered_as_what_they_are_encoded_to(model):
             assert ask(port, "POST", "/predict", {"inputs": inputs}) == columns
         for instances, says in {
             ("ab", 3): "Some examples are texts and some are not",
-            ("",): "A text is empty",
+            ("a", ""): "The text of instance 1 is empty: send one with words.",
             ("a",) * 3: "There are 3 texts: give 1 to 2, which the server's --batch_size=N raises.",
-            ("?",): "a question",
-            ("a", "b" * 20_001): "A text has 20,001 characters, and may have 20,000: send a part",
+            ("a", "?"): "Instance 1: a question",
+            ("a", "b" * 20_001): "instance 1 has 20,001 characters, and may have 20,000: send a",
         }.items():
             status, said = ask(port, "POST", "/predict", {"instances": instances})
             assert status == 400 and says in said["error"]

@@ -22,7 +22,7 @@ from tftpu.inference.server import origins, payloads
 from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_error, as_json
 from tftpu.inference.server.batching import Batcher
 from tftpu.inference.server.counts import Counts
-from tftpu.inference.server.served import Arrays, Served
+from tftpu.inference.server.served import Arrays, Refused, Served
 from tftpu.inference.server.text import Language, Texts
 
 if TYPE_CHECKING:
@@ -145,7 +145,11 @@ def _build_encoder(model: Served, limits: Limits) -> Batcher | None:
         return None
 
     def call(given: Mapping[str, np.ndarray]) -> Arrays:
-        return encode(given[payloads.SENTENCE].tolist())
+        [text], [place] = given[payloads.SENTENCE], given["place"]
+        try:
+            return encode([text])
+        except Refused as error:
+            raise Refused(f"Instance {place}: {error}") from error
 
     # One by one, so that it stops between two texts if their client has left or timed out.
     return Batcher(call, 1, limits.waiting, lambda _: None)
@@ -162,7 +166,8 @@ def _build_predictions_route(
     async def answer(body: bytearray) -> Response:
         asked = await answered.parse(parse, body)
         if asked.texts and encoder is not None:
-            texts = {payloads.SENTENCE: np.array(asked.texts, object)}
+            places = np.arange(asked.count)
+            texts = {payloads.SENTENCE: np.array(asked.texts, object), "place": places}
             arrays = await encoder.compute_outputs(texts, asked.count)
             asked = dataclasses.replace(asked, arrays=arrays)
         found = await batcher.compute_outputs(asked.arrays, asked.count)

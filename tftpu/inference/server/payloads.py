@@ -151,13 +151,14 @@ def _find_texts(examples: Any, rows: bool, most: int) -> list[str]:
             f"There are {len(texts)} texts: give 1 to {most}, which the server's --batch_size=N "
             "raises."
         )
-    if not all(texts):
-        raise BadRequest("A text is empty: send one with words.")
-    longest = max(map(len, texts))
-    if longest > _LONGEST_TEXT:
-        raise BadRequest(
-            f"A text has {longest:,} characters, and may have {_LONGEST_TEXT:,}: send a part of it."
-        )
+    for place, text in enumerate(texts):
+        if not text:
+            raise BadRequest(f"The text of instance {place} is empty: send one with words.")
+        if len(text) > _LONGEST_TEXT:
+            raise BadRequest(
+                f"The text of instance {place} has {len(text):,} characters, and may have "
+                f"{_LONGEST_TEXT:,}: send a part of it."
+            )
     return texts
 
 

@@ -162,6 +162,13 @@ def test_a_run_that_evaluates_says_so_and_has_no_time_left(finished_run, tmp_pat
     assert "50 examples/s in the last steps" in text
 
 
+def test_only_tpus_are_called_chips(finished_run, tmp_path):
+    record = goodput.read(str(finished_run)).to_json() | {"chips": 4, "examples_per_sec": 50.0}
+    for more, said in ({}, "4 devices\n"), ({"usd": 1.5}, "4 chips\n"):
+        files.write_whole(str(tmp_path / goodput.FILE), json.dumps(record | more).encode())
+        assert f" on {said}" in "\n".join(format_status(status.read_status(str(tmp_path))))
+
+
 @pytest.mark.medium
 def test_an_evaluation_is_written_when_it_begins(tmp_path):
     seen = set()
