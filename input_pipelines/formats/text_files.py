@@ -159,7 +159,7 @@ def read_documents(
 
 
 def read_texts(
-    path: str, data: bytes, field: str, advice: str = _RENAME
+    path: str, data: bytes, field: str, advice: str = _RENAME, other_field: str = ""
 ) -> Iterator[tuple[str, str]]:
     """Yields the lines of a text file, or the texts of a table, each with its place.
 
@@ -168,12 +168,13 @@ def read_texts(
         data: its content.
         field: the field that holds the text, in a table.
         advice: what to do if a record has no such field.
+        other_field: the field that holds the text in records without `field`; "": none.
 
     Raises:
         UserError: as for `read_documents`.
     """
     with _decompress(path, io.BufferedReader(io.BytesIO(data))) as file:
-        for place, text in _read_documents(path, file, field, 0, None, advice):
+        for place, text in _read_documents(path, file, field, 0, None, advice, other_field):
             if place != path:
                 yield place, text
                 continue
@@ -239,7 +240,13 @@ def _is_json(data: bytes) -> bool:
 
 
 def _read_documents(
-    path: str, file: Any, field: str, begin: int, end: int | None, advice: str = _RENAME
+    path: str,
+    file: Any,
+    first_field: str,
+    begin: int,
+    end: int | None,
+    advice: str = _RENAME,
+    other_field: str = "",
 ) -> Iterator[tuple[str, str]]:
     found = _detect_format(path, file)
     if found == _TEXT:
@@ -248,6 +255,7 @@ def _read_documents(
         return
     empty = True
     for place, row in _read_rows(path, file, found, begin, end):
+        field = other_field if other_field and first_field not in row else first_field
         empty, text = False, row.get(field)
         if field in row and not isinstance(text, str):
             raise UserError(

@@ -29,7 +29,7 @@ class TextOptions:
     )
     stop: str | None = flag(
         None,
-        "token of the tokenizer that ends a text",
+        "token of the tokenizer that ends a text; where tokens are bytes, a character",
         metavar="TOKEN",
         shown="data.end_of_text of the run, or the end tokens of KerasHub's model",
     )
@@ -203,7 +203,8 @@ def find_stop_tokens(data: DataConfig, codec: Codec, given: str | None, model: A
     Args:
         data: the data of the run.
         codec: the vocabulary.
-        given: the name of the token; None: the data's own end token, or the model's.
+        given: the name of the token, or the character of a byte; None: the data's own end token,
+            or the model's.
         model: the Keras model.
 
     Raises:
@@ -212,12 +213,15 @@ def find_stop_tokens(data: DataConfig, codec: Codec, given: str | None, model: A
     name = given or getattr(data, "end_of_text", None)
     if name is None:
         return codec.find_stops(model) if isinstance(codec, TaskCodec) else []
-    if not isinstance(codec, TokenizerFile | TaskCodec):
+    if isinstance(codec, TokenizerFile | TaskCodec):
+        return [codec.find_token(name)]
+    found = codec.encode(name)
+    if len(found) > 1:
         raise UserError(
-            "--stop names a token of --tokenizer, but the tokens of this run are bytes: leave it "
-            "out."
+            f"--stop={name} has {len(found)} bytes, and each token of this run is a byte: give a "
+            "character of one byte, such as --stop=$'\\n' for the end of a line."
         )
-    return [codec.find_token(name)]
+    return found
 
 
 def has_byte_tokens(data: DataConfig) -> bool:

@@ -15,6 +15,7 @@ import sys
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from tftpu.config import DataConfig
 from tftpu.engines import selection
 from tftpu.errors import NotFiniteError, UserError, counted
 from tftpu.input_pipelines.formats import text_files
@@ -38,8 +39,8 @@ class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
     prompt: str | None = flag(None, "text to continue", metavar="TEXT")
     input: str | None = flag(
         None,
-        "file with a prompt on each line, or a table (.jsonl, .csv) with the field prompt; prints "
-        "JSON lines",
+        "file with a prompt on each line, or a table (.jsonl, .csv) with the field prompt, or "
+        "that of the run's data; prints JSON lines",
         metavar="FILE",
     )
     tokens: int = flag(200, "tokens to write", minimum=1, aliases=("length", "max_tokens"))
@@ -56,11 +57,12 @@ class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
 
 def run(options: Options) -> None:
     """Prints the texts that the model of the best checkpoint writes."""
-    prompts = _read_prompts(options)
+    content = _read_input(options)
     shown = options.prompt is not None and sys.stdout.isatty()
     with output.reporting(f"Loading {options.workdir}"):
         options.split_cpu(options.config)
         experiment = finished.load_experiment(options.workdir, options)
+        prompts = _list_prompts(options, content, experiment.data)
         options.set_cluster(experiment.cluster)
         experiment.cluster.validate()
         selection.choose_backend(experiment.cluster)  # before KerasHub's tokenizer loads Keras
@@ -101,7 +103,8 @@ def run(options: Options) -> None:
         _stream(writer, codec, prompts[0], rows[0])
 
 
-def _read_prompts(options: Options) -> list[str]:
+def _read_input(options: Options) -> bytes:
+    """Returns the content of the file with prompts; b"" for --prompt, after checking it."""
     if (options.prompt is None) == (options.input is None):
         raise UserError("Give either --prompt=TEXT or --input=FILE, with a prompt on each line.")
     if options.prompt == "":
@@ -117,15 +120,22 @@ def _read_prompts(options: Options) -> list[str]:
                 file=sys.stderr,
                 flush=True,
             )
-        return [prompt]
+        return b""
     try:
-        data = files.read(options.input)
+        return files.read(options.input)
     except OSError as error:
         reason = error.strerror or error
         near = "" if files.exists(options.input) else files.suggest_existing(options.input)
         raise UserError(f"--input={options.input} cannot be read: {reason}.{near}") from error
+
+
+def _list_prompts(options: Options, content: bytes, data: DataConfig) -> list[str]:
+    """Returns the prompts; in a table, the field "prompt" holds them, or the data's own."""
+    if options.input is None:
+        return [options.prompt or ""]
+    own = str(getattr(data, "prompt", None) or "")
     advice = "Rename the field that holds the prompt, or give a text file with a prompt a line."
-    found = list(text_files.read_texts(options.input, data, "prompt", advice))
+    found = list(text_files.read_texts(options.input, content, "prompt", advice, own))
     for place, prompt in found:
         if not prompt:
             raise UserError(f"--input: {place} holds no prompt.")

@@ -13,6 +13,7 @@ from tftpu.errors import UserError
 from tftpu.inference.rows import build_rows
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.writer import Writer
+from tftpu.input_pipelines.sources import Texts, Tokens
 from tftpu.launch.commands.finished import generate
 from tftpu.launch.main import main
 from tftpu.launch.run import texts
@@ -91,6 +92,30 @@ def test_json_lines_hold_prompts_of_several_lines(run, capsys, tmp_path):
     assert json.loads(line)["prompt"] == prompt
 
 
+def list_prompts(own_field: str, row: dict[str, str]) -> list[str]:
+    """Returns the prompts of a table of one row, for a run whose own prompts are in a field."""
+    options = generate.Options(workdir="run", input="p.jsonl")
+    data = Texts(train_text="a.jsonl", prompt=own_field, field="answer")
+    return generate._list_prompts(options, json.dumps(row).encode(), data)
+
+
+def test_prompts_may_be_in_the_field_of_the_runs_own():
+    assert list_prompts("question", {"question": "a", "answer": "b"}) == ["a"]
+    assert list_prompts("question", {"question": "a", "prompt": "c"}) == ["c"]
+    unnamed = {"": "0", "text": "a"}  # as a table's index
+    for own_field, missing in ("", "prompt"), ("question", "question"):
+        with pytest.raises(UserError, match=f"the record has no field '{missing}', only "):
+            list_prompts(own_field, unnamed)
+
+
+def test_a_character_of_a_byte_ends_a_text_of_bytes():
+    data, codec = Tokens(train_text="a.txt"), texts.ByteCodec()
+    assert texts.find_stop_tokens(data, codec, "\n", None) == [10]
+    assert texts.find_stop_tokens(data, codec, None, None) == []
+    with pytest.raises(UserError, match="--stop=é has 2 bytes, and each token of this run is a b"):
+        texts.find_stop_tokens(data, codec, "é", None)
+
+
 @pytest.mark.slow
 def test_a_line_with_values_that_are_not_finite_has_an_error_of_its_own(capsys):
     model = language_model("llama", vocabulary=256, layers=1)
@@ -161,7 +186,6 @@ def test_a_prompt_that_ends_in_the_sign_of_the_unfinished_is_not_repeated(tmp_pa
         (["--prompt", ""], "--prompt is empty, and has no token to continue"),
         (["--prompt=a", "--input=b"], "Give either --prompt=TEXT or --input=FILE"),
         (["--input=/nowhere"], "--input=/nowhere cannot be read: "),
-        (["--prompt=a", "--stop=b"], "the tokens of this run are bytes"),
         (["--prompt=a", "--top_p=2"], "top_p=2.0: give a probability above 0 and at most 1"),
         (["--prompt=a", "--tokens=0"], "--tokens"),
         (["--prompt=a", "--tokenizer=/nowhere"], "path of that tokenizer.json: --tokenizer=FILE."),
@@ -176,7 +200,7 @@ def test_what_cannot_be_continued_is_said_in_a_sentence(run, capsys, words, mess
 @pytest.mark.parametrize(("prompt", "is_said"), [("Q?\\nA:", True), ("Q?\nA:", False)])
 def test_a_backslash_that_may_be_meant_as_a_new_line_is_said(capsys, prompt, is_said):
     options = generate.Options(workdir="run", prompt=prompt)
-    assert generate._read_prompts(options) == [prompt]
+    generate._read_input(options)
     assert ("holds a backslash and an n" in capsys.readouterr().err) is is_said
 
 
