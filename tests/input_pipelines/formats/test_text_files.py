@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tftpu.config import DataConfig
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert import packed_text
 from tftpu.input_pipelines.convert.readers import text
@@ -202,4 +203,5 @@ def test_hidden_files_match_only_a_pattern_that_names_them(tmp_path, monkeypatch
 def test_prompts_are_read_as_other_texts_are(tmp_path, name, content):
     (tmp_path / name).write_text(content, newline="")
     options = generate.Options(workdir="w", input=str(tmp_path / name))
-    assert generate._read_prompts(options) == ["a\u2028b", "c"]
+    content = generate._read_input(options)
+    assert generate._list_prompts(options, content, DataConfig()) == ["a\u2028b", "c"]
