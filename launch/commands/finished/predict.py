@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tftpu.inference.predict import Job
     from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
-_FORMATS = ("jsonl", "tfrecord", "parquet", "bigquery")
+_FORMATS = ("jsonl", "csv", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
 _SECONDS = 10.0  # seconds between two lines of progress
 _FIELDS = 5  # names of fields that are suggested
@@ -60,7 +60,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
         "records to predict, such as images:FOLDER or evaluation",
     )
     output: str = required("DIR", "folder of the predictions, local or gs://")
-    format: str = flag("jsonl", "jsonl, tfrecord, parquet or bigquery", metavar="NAME")
+    format: str = flag("jsonl", "jsonl, csv, tfrecord, parquet or bigquery", metavar="NAME")
     table: str | None = flag(
         None,
         "for bigquery: PROJECT.DATASET.TABLE to load the shards into",
@@ -405,9 +405,10 @@ def _choose_encoder(form: str, options: Options) -> Any:
     """Returns the function that encodes a shard."""
     from tftpu.input_pipelines.formats import results
 
-    if form == "parquet":
-        return functools.partial(results.parquet, with_errors=options.skip_bad)
-    return getattr(results, form)
+    encode = getattr(results, form)
+    if form in ("csv", "parquet"):
+        return functools.partial(encode, with_errors=options.skip_bad)
+    return encode
 
 
 def _read_class_names(experiment: Experiment, changed: _OutputSelector) -> list[str] | None:
