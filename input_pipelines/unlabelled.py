@@ -27,6 +27,11 @@ from tftpu.storage import files
 
 _log = logging.getLogger(__name__)
 
+_NO_FIELDS = (
+    "it has none to keep. TFRecord files and tables of BigQuery have fields, Texts have 'text', "
+    "and the splits of Images have 'label'; what a class of your own reads has none"
+)
+
 Places = Callable[[range], tuple[list[str], list[int]]]
 Fields = Callable[[range, Sequence[str]], Mapping[str, Any]]
 
@@ -63,11 +68,11 @@ class UnlabelledRecords:
         """
         for name in names:
             if name not in self.names:
-                has = f"it has {sorted(self.names)}" if self.names else "it has none to keep"
+                has = f"it has {sorted(self.names)}" if self.names else _NO_FIELDS
                 raise UserError(
-                    f"The input has no field {name!r}: {has}. TFRecord files and tables of "
-                    "BigQuery have fields; images, arrays, and what a class of your own reads have "
-                    "none."
+                    f"The input has no field {name!r}: {has}. Predictions are in the order of the "
+                    "input, and name its file and, if it holds several, the record, from 0: join "
+                    "other columns by these."
                 )
         return self.fields(numbers, names) if self.fields and names and numbers else {}
 

@@ -1,9 +1,10 @@
-"""Encodes rows of named values as a file: JSON lines, TFRecord or Parquet.
+"""Encodes rows of named values as a file: JSON lines, CSV, TFRecord or Parquet.
 
 Values are columns by name: arrays (rows, ...) of numbers, or lists of texts. A row without values
 keeps the columns `KEYS` and has the reason in a column "error".
 """
 
+import csv as csv_files
 import functools
 import io
 import json
@@ -33,8 +34,27 @@ def jsonl(columns: Columns, errors: Errors) -> bytes:
         errors: the reasons why rows have no values, by the places of the rows.
     """
     encode = json.JSONEncoder(ensure_ascii=False).encode
-    rows = _iterate_rows(columns, errors)
+    rows = iterate_rows(columns, errors)
     return "".join([f"{encode(row)}\n" for row in rows]).encode(errors="surrogateescape")
+
+
+def csv(columns: Columns, errors: Errors, with_errors: bool = False) -> bytes:
+    """Returns the names of the columns, and a line for each row, quoted as in RFC 4180.
+
+    A list is one cell, in the form of JSON. What `jsonl` writes as null is an empty cell.
+
+    Args:
+        columns, errors, with_errors: as for `parquet`.
+    """
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    names = [*columns, ERROR] if errors or with_errors else [*columns]
+    written = io.StringIO(newline="")
+    lines = csv_files.DictWriter(written, names)
+    lines.writeheader()
+    for row in iterate_rows(columns, errors):
+        as_is = (str, type(None))
+        lines.writerow({n: v if isinstance(v, as_is) else encode(v) for n, v in row.items()})
+    return written.getvalue().encode(errors="surrogateescape")
 
 
 def tfrecord(columns: Columns, errors: Errors) -> bytes:
@@ -107,7 +127,8 @@ def _to_arrow(pyarrow: Any, values: Any, mask: np.ndarray | None) -> Any:
     return found
 
 
-def _iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
+def iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
+    """Yields the object of JSON for each row; see `jsonl`."""
     names, plain = list(columns), [_to_plain(values) for values in columns.values()]
     for number, values in enumerate(zip(*plain)):
         row = dict(zip(names, values))

@@ -1,6 +1,5 @@
 """Predictions in shards: every record once, whatever ends a process, on any devices."""
 
-import dataclasses
 import json
 
 import keras
@@ -17,6 +16,7 @@ from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.inference.predict import predict
 from tftpu.inference.prediction.outputs import add_embedding, build_columns, has_probabilities
+from tftpu.input_pipelines.formats import results
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records
 from tftpu.storage import files
@@ -60,11 +60,17 @@ def test_records_whose_outputs_are_not_finite_are_counted(tmp_path, caplog):
         logits[[3, 7], 0] = np.nan, np.inf
         return {"logits": logits}
 
-    predict(trainer, records(), dataclasses.replace(job(tmp_path / "wrong"), columns=columns))
-    (said,) = caplog.messages
-    # 2 in each of 5 shards
-    assert said.startswith("10 records that were written now have outputs that are not finite")
-    assert "first record 3 of" in said
+    held = {"jsonl": "null", "csv": "empty cells, or as null in lists"}
+    held |= dict.fromkeys(("tfrecord", "parquet"), "NaN or infinity")
+    for form in held:
+        encode = getattr(results, form)
+        wrong = job(tmp_path / form, format=form, encode=encode, columns=columns)
+        predict(trainer, records(), wrong)
+    for said, as_what in zip(caplog.messages, held.values(), strict=True):
+        # 2 in each of 5 shards
+        assert said.startswith("10 records that were written now have outputs that are not finite")
+        assert "first record 3 of" in said
+        assert said.endswith(f"; the files hold them as {as_what}.")
 
 
 @pytest.mark.medium

@@ -165,3 +165,16 @@ def test_the_state_of_training_data_is_as_much_as_is_known_of_them():
     assert input_pipelines.describe_state(read_from_files(np.zeros(3)))["examples"] == 3
     arrays = input_pipelines.from_arrays(np.zeros((10, 2), np.float32), global_batch_size=4)
     assert input_pipelines.describe_state(arrays) == {"examples": 10}
+
+
+def test_a_field_that_cannot_be_kept_is_answered_with_the_columns_to_join_by():
+    @dataclasses.dataclass
+    class Table(Own):
+        def prediction(self, address: str, context: tftpu.DataContext) -> Any:
+            return X
+
+    records = input_pipelines.prediction(Table(), "new.csv")
+    assert records.places(range(1, 3)) == (["new.csv"] * 2, [1, 2])
+    with pytest.raises(UserError, match=r"none to keep.*Texts have 'text'.*class of your own") as e:
+        records.read_fields(range(0), ["review"])
+    assert str(e.value).endswith("the record, from 0: join other columns by these.")

@@ -78,6 +78,8 @@ def test_texts_to_predict_need_no_class(table, tmp_path):
     (batch,) = records.features([range(3)]).as_numpy_iterator()
     assert records.count == 3 and batch.tolist() == [b"one", b"two", b"three", b"three"]
     new.write_text("one\ntwo\nfour")
+    with pytest.raises(UserError, match=r"it has \['text'\]\. Predictions are in the order of"):
+        records.read_fields(range(0), ["review"])
     assert input_pipelines.prediction(data, f"text:{new}").identity != records.identity
     alone = input_pipelines.prediction(data, "sentence:A nice film, 8:10")
     assert next(alone.features([range(1)]).as_numpy_iterator())[0] == b"A nice film, 8:10"

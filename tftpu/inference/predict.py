@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 RECORDS_PER_SHARD = 4096
 _NAMED = 20  # most damaged files that a message names
+_NOT_FINITE = {"jsonl": "null", "csv": "empty cells, or as null in lists"}  # others keep them
 _WAITING = 2  # shards in memory that may wait to be written
 
 
@@ -157,10 +158,11 @@ def predict(
             [file], numbers = records.places(range(wrong[0], wrong[0] + 1))
             _log.warning(
                 "%s that %s written now %s outputs that are not finite (NaN or infinity), first "
-                "%s%s; JSON and CSV files hold them as null or nan.",
+                "%s%s; the files hold them as %s.",
                 counted(len(wrong), "record"),
                 *(("was", "has") if len(wrong) == 1 else ("were", "have")),
                 *("".join(f"record {number} of " for number in numbers), file),
+                _NOT_FINITE.get(job.format, "NaN or infinity"),
             )
         known.close()
         return _write_manifest_if_complete(job, plan, shards, known)

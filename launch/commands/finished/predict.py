@@ -7,8 +7,8 @@ class, what its prediction() reads, such as FILE.csv.
 
 The output is a folder of shards and a manifest, which is written last. Each shard has the
 predictions for a fixed range of records, with the file of every record, and its number where a file
-holds several. After an interruption, the same command continues and writes damaged files again;
-with --verify it only names them.
+holds several. Up to 5 predictions are printed, too, without long lists. After an interruption, the
+same command continues and writes damaged files again; with --verify it only names them.
 
     tftpu predict runs/digits_resnet --input=images:scans --output=predicted
 """
@@ -44,10 +44,13 @@ if TYPE_CHECKING:
     from tftpu.inference.predict import Job
     from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
-_FORMATS = ("jsonl", "tfrecord", "parquet", "bigquery")
+_FORMATS = ("jsonl", "csv", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
 _SECONDS = 10.0  # seconds between two lines of progress
 _FIELDS = 5  # names of fields that are suggested
+_ROWS = 5  # most predictions that are printed
+_VALUES = 20  # most values of a list that is printed
+_VALUES_BESIDE_CLASS = 5  # as many as those of top5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
         "records to predict, such as images:FOLDER or evaluation",
     )
     output: str = required("DIR", "folder of the predictions, local or gs://")
-    format: str = flag("jsonl", "jsonl, tfrecord, parquet or bigquery", metavar="NAME")
+    format: str = flag("jsonl", "jsonl, csv, tfrecord, parquet or bigquery", metavar="NAME")
     table: str | None = flag(
         None,
         "for bigquery: PROJECT.DATASET.TABLE to load the shards into",
@@ -137,10 +140,12 @@ def run(options: Options) -> None:
     outputs = changed.outputs
     names = _read_class_names(experiment, changed) if changed.classifies else None
     records = _name_labels(records, data, names)
+    written: list[dict[str, Any]] = []
+    encode = _choose_encoder(form, options)
     job = Job(
         options.output.rstrip("/"),
         form,
-        _choose_encoder(form, options),
+        _collect_rows(encode, written) if records.count <= _ROWS else encode,
         build_columns(outputs, changed.probabilities, names),
         {
             "input": options.input,
@@ -168,6 +173,7 @@ def run(options: Options) -> None:
         ) from error
     others = progress.found > 0 or machine[1] > 1  # have written some of the rows
     _print_summary(job, records, complete, others)
+    _print_rows(written)
     if named is None:
         print(f"They hold {', '.join(outputs)}; --outputs chooses among {', '.join(_OUTPUTS)}.")
     if records.names and not keep:
@@ -300,6 +306,17 @@ def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, oth
         )
 
 
+def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints predictions as lines of JSON, without long lists; none if nothing else is left."""
+    from tftpu.input_pipelines.formats.results import KEYS
+
+    for row in rows:
+        most = _VALUES_BESIDE_CLASS if "class" in row else _VALUES
+        shown = {name: value for name, value in row.items() if np.size(value) <= most}
+        if shown.keys() - set(KEYS):
+            print(json.dumps(shown, ensure_ascii=False))
+
+
 def _check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> None:
     """Raises `UserError` for fields of files of images, before anything is loaded."""
     if type(data) not in (Images, StreamedImages):  # another class may read anything
@@ -405,9 +422,21 @@ def _choose_encoder(form: str, options: Options) -> Any:
     """Returns the function that encodes a shard."""
     from tftpu.input_pipelines.formats import results
 
-    if form == "parquet":
-        return functools.partial(results.parquet, with_errors=options.skip_bad)
-    return getattr(results, form)
+    encode = getattr(results, form)
+    if form in ("csv", "parquet"):
+        return functools.partial(encode, with_errors=options.skip_bad)
+    return encode
+
+
+def _collect_rows(encode: Any, rows: list[dict[str, Any]]) -> Any:
+    """Returns a function that encodes a shard, and appends its rows to a list."""
+    from tftpu.input_pipelines.formats import results
+
+    def encode_and_collect(columns: results.Columns, errors: results.Errors) -> bytes:
+        rows.extend(results.iterate_rows(columns, errors))
+        return encode(columns, errors)
+
+    return encode_and_collect
 
 
 def _read_class_names(experiment: Experiment, changed: _OutputSelector) -> list[str] | None:

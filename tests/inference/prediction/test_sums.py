@@ -18,6 +18,7 @@ from tftpu.storage import files
 
 FORMATS = {
     "jsonl": results.jsonl,
+    "csv": functools.partial(results.csv, with_errors=False),
     "tfrecord": results.tfrecord,
     "parquet": functools.partial(results.parquet, with_errors=False),
 }

@@ -1,5 +1,6 @@
-"""Rows of values as files: JSON lines, TFRecord, Parquet."""
+"""Rows of values as files: JSON lines, CSV, TFRecord, Parquet."""
 
+import csv
 import io
 import json
 
@@ -41,6 +42,30 @@ def test_any_float32_survives_json():
     np.testing.assert_array_equal(again, values)
 
 
+def test_a_table_of_csv_is_quoted_and_has_the_same_values():
+    texts = ['say "hi", you', "two\r\nlines", "ü;\t"]
+    scores = np.array([1 / 3, np.nan, -np.inf], np.float32)
+    columns = {**COLUMNS, "text": texts, "score": scores}
+    data = results.csv(columns, {})
+    lines = data.split(b"\r\n")
+    assert lines[0] == b"file,record,logits,names,grid,fine,text,score"
+    assert lines[1].endswith(b'"[[-6, -5], [-4, -3]]",true,"say ""hi"", you",0.333333343')
+    found = list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+    assert [row["text"] for row in found] == texts
+    assert [row["score"] for row in found[1:]] == ["", ""]
+    for row, line in zip(found, results.jsonl(columns, {}).splitlines(), strict=True):
+        expected = json.loads(line)
+        for name in ("record", "logits", "names", "grid", "fine"):
+            assert json.loads(row[name]) == expected[name]
+        assert row["file"] == expected["file"]
+
+
+def test_all_tables_of_csv_have_the_same_header():
+    good, bad = (results.csv(COLUMNS, errors, True) for errors in ({}, {1: "no image"}))
+    assert good.split(b"\r\n")[0] == bad.split(b"\r\n")[0]
+    assert good.split(b"\r\n")[0].endswith(b",fine,error")
+
+
 def test_examples_have_the_bytes_of_protobuf(tmp_path):
     (tmp_path / "f").write_bytes(results.tfrecord(COLUMNS, {}))
     found = [r.numpy() for r in tf.data.TFRecordDataset(str(tmp_path / "f"))]
@@ -71,13 +96,16 @@ def test_a_table_of_parquet_has_the_same_values():
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-@pytest.mark.parametrize("form", ["jsonl", "tfrecord", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", "csv", "tfrecord", "parquet"])
 def test_a_bad_record_has_its_key_and_the_reason(tmp_path, form, numbered):
     columns = {name: held for name, held in COLUMNS.items() if numbered or name != "record"}
     data = getattr(results, form)(columns, {1: "no image"})
     if form == "parquet":
         row = pyarrow.parquet.read_table(io.BytesIO(data)).to_pylist()[1]
         row = {name: value for name, value in row.items() if value is not None}
+    elif form == "csv":
+        row = list(csv.DictReader(io.StringIO(data.decode(), newline="")))[1]
+        row = {name: int(v) if name == "record" else v for name, v in row.items() if v}
     elif form == "jsonl":
         row = json.loads(data.splitlines()[1])
     else:

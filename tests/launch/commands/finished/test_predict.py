@@ -1,5 +1,6 @@
 """`tftpu predict` on a small run of images."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 import tftpu
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import small
+from tftpu.input_pipelines.formats import results
 from tftpu.input_pipelines.sources import Texts
 from tftpu.launch.commands.finished import predict
 from tftpu.launch.main import main
@@ -77,6 +79,13 @@ def test_a_file_that_is_no_image_stops_or_is_named(run, folder, tmp_path, capsys
     assert "\n3 predictions and 1 error in " in f"\n{capsys.readouterr().out}"
     assert main(["predict", *given, "--skip_bad"]) == 0  # it finds them there
     assert "\n4 rows in " in capsys.readouterr().out
+    table = [f"--output={tmp_path}/csv", "--format=csv", "--skip_bad"]
+    assert main(["predict", *given[:2], *table]) == 0
+    *shown, error = [json.loads(x) for x in capsys.readouterr().out.splitlines() if x[0] == "{"]
+    with (tmp_path / "csv" / "predictions-00000-of-00001.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class_name"] for row in rows] == [*(row["class_name"] for row in shown), ""]
+    assert rows[-1]["error"] == error["error"] and len(shown) == 3
     *good, bad = (tmp_path / "out" / "predictions-00000-of-00001.jsonl").read_text().splitlines()
     assert len(good) == 3 and all("class_name" in line for line in good)
     assert set(json.loads(bad)) == {"file", "error"}
@@ -136,7 +145,7 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
         ([f"--input=images:{Path(__file__).parent}"], "There are no images (.jpg, "),
         (["--input=evaluation", "--keep=lable"], "The input has no field 'lable'"),
         (["--input=evaluation", "--outputs=class"], "Did you mean 'classes'?"),
-        (["--input=evaluation", "--format=csv"], "--format has no 'csv'"),
+        (["--input=evaluation", "--format=tsv"], "--format has no 'tsv'"),
         (["--input=evaluation", "--format=jsonl,parquet"], "--format has no 'jsonl,parquet'"),
         (["--input=evaluation", "--shard=3/2"], "must be K/N"),
         (["--input=evaluation", "--format=bigquery"], "must be given together"),
@@ -144,6 +153,7 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
         (["--input=evaluation", "--format=bigquery", "--table=a.b.c"], "gs://BUCKET/FOLDER"),
         (["--input=evaluation", "--output=labels.jsonl"], "give a folder, --output=labels."),
         (["--input=evaluation", "--output=a.parquet"], "--output=a --format=parquet."),
+        (["--input=evaluation", "--output=a.csv"], "--output=a --format=csv."),
         (["--input=evaluation", "--output=s3://x/y"], "--output=s3://x/y is not a folder"),
     ],
 )
@@ -228,6 +238,24 @@ def test_texts_that_cannot_be_used_are_refused_before_tensorflow_is_loaded(
     monkeypatch.setattr(finished, "restore_for_records", None)
     assert main(["predict", "runs/a", "--output=out", f"--input=text:{file}"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_few_predictions_are_printed_without_long_lists(capsys):
+    rows: list = []
+    encode = predict._collect_rows(results.jsonl, rows)
+    texts = {"file": ["ä", "b"], "record": [0, 1]}
+    logits = np.zeros((2, 10), np.float32)
+    columns = {**texts, "class": [1, 0], "top5_classes": np.zeros((2, 5), int), "logits": logits}
+    assert encode(columns, {1: "no text"}) == results.jsonl(columns, {1: "no text"})
+    predict._print_rows(rows)
+    assert capsys.readouterr().out.splitlines() == [
+        '{"file": "ä", "record": 0, "class": 1, "top5_classes": [0, 0, 0, 0, 0]}',
+        '{"file": "b", "record": 1, "error": "no text"}',
+    ]
+    predict._print_rows([*results.iterate_rows({**texts, "logits": logits[:, :2]}, {})])
+    assert capsys.readouterr().out.startswith('{"file": "ä", "record": 0, "logits": [0.0, 0.0]}\n')
+    predict._print_rows([*results.iterate_rows({**texts, "logits": np.zeros((2, 3, 7))}, {})])
+    assert not capsys.readouterr().out
 
 
 def test_progress_says_what_is_there_and_what_is_left(capsys, monkeypatch):
