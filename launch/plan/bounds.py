@@ -70,14 +70,6 @@ class Estimate:
     usd_hour: float
 
 
-def is_estimated(candidate: Candidate, target: Slice, facts: Facts) -> bool:
-    """Returns whether a closed form says what a candidate exchanges.
-
-    That along `tensor` is known of models with blocks alone: a plan leaves convolutions whole.
-    """
-    return facts.input_bytes > 0 or mesh_sizes(candidate.mesh or None, target.replicas)[TENSOR] == 1
-
-
 def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float) -> Estimate:
     """Returns the closed forms of a candidate.
 

@@ -14,8 +14,10 @@ import numpy as np
 
 from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.blocks.running import count_input_bytes
+from tftpu.config.mesh import AUTO, TENSOR, parse_mesh
 from tftpu.engines import selection
 from tftpu.engines.data.conversion import replace_examples
+from tftpu.engines.jax.placement.deriving import is_convolutional
 from tftpu.engines.lowered import BuiltStep
 from tftpu.errors import UserError
 from tftpu.launch.plan.bounds import Facts
@@ -34,6 +36,11 @@ from tftpu.preflight.examining.examiner import Examiner
 from tftpu.preflight.slice_report import SliceReport
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice, parse_slice
+
+_CONVOLUTIONS = (
+    f"Most layers are convolutions, of which a plan does not know what they exchange along "
+    f"{TENSOR!r}: give such a mesh by --config.cluster.mesh."
+)
 
 
 class PlanExaminer:
@@ -70,6 +77,9 @@ class PlanExaminer:
             for name, (target, mesh) in states.items():
                 if first_built and name in measured:
                     continue
+                if first_built and self._leaves_out(mesh, first_built[0].model):
+                    measured[name] = _CONVOLUTIONS
+                    continue
                 try:
                     built = self._build(target, mesh, progress)
                 except UserError as error:
@@ -94,6 +104,12 @@ class PlanExaminer:
             statistics=any(isinstance(x, keras.layers.BatchNormalization) for x in layers),
             states=measured,
         )
+
+    def _leaves_out(self, mesh: str, model: keras.Model) -> bool:
+        """Returns whether a plan leaves a mesh out, as no closed form says what it exchanges."""
+        own = self._space.experiment.cluster.mesh
+        asked = own not in (None, AUTO) and TENSOR in parse_mesh(own)
+        return TENSOR in parse_mesh(mesh) and not asked and is_convolutional(model)
 
     def _build(self, target: Slice, mesh: str, progress: Progress) -> BuiltStep:
         examples = self._space.experiment.data.global_batch_size // count_shards(mesh, target)

@@ -117,7 +117,7 @@ class Search:
         # The most bytes by which programs were above their closed form, or the fewest below, by
         # `_name_memory`.
         self._uncounted: dict[tuple[str, str, str], int] = {}
-        # Slices on which the attention kernel may run: no verdict says otherwise.
+        # Slices on which the attention kernel may run: none of its programs failed to compile.
         self._kernels = {one.slice for one in self._estimates if one.attention == "flash"}
         self._waiting = sorted(self._estimates.values(), key=self._rank_likely)
         self._running: set[Candidate] = set()
@@ -180,7 +180,8 @@ class Search:
 
     def _note(self, candidate: Candidate, verdict: Verdict) -> None:
         self.verdicts[candidate] = verdict
-        if candidate.attention == "flash" and not (verdict.fits or verdict.too_large):
+        known = verdict.fits or verdict.too_large or verdict.hbm_bytes
+        if candidate.attention == "flash" and not known:
             self._kernels.discard(candidate.slice)
         if verdict.hbm_bytes:
             above = verdict.hbm_bytes - self._estimates[candidate].likely_bytes

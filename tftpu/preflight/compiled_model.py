@@ -30,12 +30,12 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
         config: Any = keras.saving.serialize_keras_object(model)
         _rebuild(config)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0].partition(". ")[0]
+        said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise UserError(
             f"The model {model.name!r} of the class {type(model).__name__} cannot be built again "
             "from its config. Give a function that builds, compiles and returns it, and the shapes "
             "of a batch, or arrays: check(build, (tf.TensorSpec((1024, 8)), tf.TensorSpec((1024,), "
-            f"'int32')), slices). Keras says: {reason[:300]}."
+            f"'int32')), slices). The reason: {said[:300] or type(error).__name__}."
         ) from None
     return lambda: _rebuild(config)
 

@@ -59,9 +59,9 @@ class SliceReport:
         host_bytes: bytes that the program of a device keeps in its host's memory.
         host_limit_bytes: bytes of its host's memory for each device; None if it is not known.
         largest_tensors: the largest arrays in HBM.
-        largest_per_core_batch: if the step does not fit, the largest per-core batch that does; 0
-            if none does.
-        smallest_failing_batch: if the step does not fit, the smallest per-core batch that does not.
+        largest_per_core_batch: if the step does not fit, nor any change that keeps the update, the
+            largest per-core batch that does; 0 if none does.
+        smallest_failing_batch: likewise the smallest per-core batch that does not.
         step_ms: predicted time; `step_ms_low` and `step_ms_high` are the ends of its range.
         roofline_ms: time at peak FLOP/s or peak bandwidth, whichever is longer. No program is
             faster.

@@ -25,8 +25,8 @@ from tftpu.engines import selection
 from tftpu.errors import UserError, counted
 from tftpu.launch import interrupts
 from tftpu.launch.plan import table
-from tftpu.launch.plan.bounds import Facts, estimate, is_estimated
-from tftpu.launch.plan.candidates import MESH, Candidate, Space, name_state
+from tftpu.launch.plan.bounds import Facts, estimate
+from tftpu.launch.plan.candidates import Candidate, Space, name_state
 from tftpu.launch.plan.journal import FILE, Journal, compute_key
 from tftpu.launch.plan.search import Goal, Search
 from tftpu.launch.preflight.check import build_console, parse_prices, prepare
@@ -182,7 +182,6 @@ def _build_search(options: Options, space: Space, targets: Sequence[Slice], fact
         for target in targets
         for candidate in space.list_candidates(target, facts.blocks, facts.statistics)
         if not isinstance(facts.states[name_state(candidate.mesh, target)], str)
-        and (MESH in space.fixed or is_estimated(candidate, target, facts))
     ]
     own = [one.candidate for one in estimates if space.has_settings(one.candidate)]
     return Search(estimates, goal, own)

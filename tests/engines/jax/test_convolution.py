@@ -14,8 +14,14 @@ def differences():
 
 @pytest.mark.slow
 def test_gradients_are_those_of_one_device(differences):
-    assert len(differences["engine"]) == 48
+    assert len(differences["engine"]) == 72
     assert {n: d for n, d in differences["engine"].items() if not d < 1e-5} == {}
+
+
+@pytest.mark.slow
+def test_so_are_those_of_kernels_that_vmap_makes_groups_of(differences):
+    assert len(differences["vmap"]) == 2
+    assert {n: d for n, d in differences["vmap"].items() if not d < 1e-5} == {}
 
 
 @pytest.mark.slow

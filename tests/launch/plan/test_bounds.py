@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tftpu.engines.lowered import StateBytes
-from tftpu.launch.plan.bounds import Facts, estimate, is_estimated
+from tftpu.launch.plan.bounds import Facts, estimate
 from tftpu.launch.plan.candidates import Candidate
 from tftpu.tpu.slices import parse_slice
 
@@ -60,11 +60,3 @@ def test_what_recomputes_or_exchanges_more_is_likely_to_take_longer():
 def test_what_keeps_more_is_likely_to_need_more_memory():
     order = [estimate_of(remat=r).likely_bytes for r in ("offload", "block", "products", "none")]
     assert order == sorted(set(order))
-
-
-def test_no_closed_form_says_what_a_model_without_blocks_exchanges_along_tensor():
-    convolutions = dataclasses.replace(FACTS, input_bytes=0)
-    for mesh, known in (("fsdp:8", True), ("fsdp:4,tensor:2", False)):
-        candidate = dataclasses.replace(PLAIN, mesh=mesh)
-        assert is_estimated(candidate, parse_slice("v6e-8"), convolutions) == known
-        assert is_estimated(candidate, parse_slice("v6e-8"), FACTS)

@@ -1,6 +1,6 @@
 """The private interfaces of Keras's JAX backend that the engine uses, and what it replaces in JAX.
 
-Tested with Keras 3.14 - 3.15 and jax 0.10.2.
+Tested with Keras 3.14 - 3.15 and jax 0.10.2; `tests/engines/jax/test_convolution.py` tries them.
 """
 
 import functools
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax._src.lax import convolution
 from jax.core import Tracer
 from keras.src import backend
 
@@ -73,10 +74,12 @@ def _place_assigned_by(put: _Put) -> None:
 def convolve_by(convolve: Callable[..., Any]) -> None:
     """Makes a function convolve for Keras's layers and all else, from now on in this process.
 
+    JAX's own module has the function under its name too: `vmap` calls that with more groups.
+
     Args:
         convolve: a function of `jax.lax.conv_general_dilated` and of its arguments.
     """
-    own = jax.lax.conv_general_dilated
+    own = convolution.conv_general_dilated
     if getattr(own, "__module__", "") == __name__:  # an earlier call has replaced it already
         return
 
@@ -84,4 +87,4 @@ def convolve_by(convolve: Callable[..., Any]) -> None:
     def conv_general_dilated(*args: Any, **kwargs: Any) -> Any:
         return convolve(own, *args, **kwargs)
 
-    jax.lax.conv_general_dilated = conv_general_dilated
+    jax.lax.conv_general_dilated = convolution.conv_general_dilated = conv_general_dilated

@@ -52,7 +52,7 @@ def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origi
         outputs = [origin] * len(equation.outvars)
         if bodies:
             count, outputs = _count_called(equation, bodies, inputs)
-            total += count * (equation.params.get("length", 1) if name == "scan" else 1)
+            total += count * _count_runs(equation)
         for variable, origin in zip(equation.outvars, outputs):
             flows = name != "stop_gradient" and _is_differentiable(variable)
             origins[id(variable)] = origin if flows else stopped(origin)
@@ -84,6 +84,19 @@ def _count_called(
             total = max(counts) if equation.primitive.name == "cond" else sum(counts)
             return total, outputs
         inputs = after
+
+
+def _count_runs(equation: Any) -> int:
+    """Returns how often the body of an equation is computed: by a loop, or by several devices.
+
+    Devices that hold the same results count once.
+    """
+    given = equation.params
+    if equation.primitive.name == "shard_map":
+        parts = [part for spec in given["out_specs"] for part in spec if part is not None]
+        axes = {axis for part in parts for axis in (part if isinstance(part, tuple) else (part,))}
+        return math.prod(given["mesh"].shape[axis] for axis in axes)
+    return given["length"] if equation.primitive.name == "scan" else 1
 
 
 def _find_used(jaxpr: Jaxpr) -> list[Any]:

@@ -312,14 +312,17 @@ def _explain_shape(values: list[Any], given: Input) -> BadRequest:
     """Returns the error for examples of another shape than the model takes."""
     found = [_infer_shape(value) for value in values[:_LOOKED_AT]]
     shapes = set(found)
+    text = next((value for value in values[:_LOOKED_AT] if isinstance(value, str)), None)
+    file = ' Send an image file as {"b64": "..."}.' if text and _is_of_images(given) else ""
     if given.shape in shapes and len(shapes) > 1:
         place = next(place for place, shape in enumerate(found) if shape != given.shape)
-        return BadRequest(f"{_takes(given)}; instance {place} is {list(found[place])}.")
+        other = found[place] and list(found[place])
+        is_what = f"is {other or _describe_kind(values[place])}"
+        return BadRequest(f"{_takes(given)}; instance {place} {is_what}.{file}")
     if len(shapes) > 1 or given.shape in shapes:
         return BadRequest(f"{_takes(given)}; the examples given differ in shape.")
     [shape] = shapes
     if not shape and not isinstance(values[0], list):
-        file = ' Send an image file as {"b64": "..."}.' if _is_of_images(given) else ""
         return BadRequest(f"{_takes(given)}; given was {_describe_kind(values[0])}.{file}")
     hint = ""
     if (len(values), *shape) == given.shape:

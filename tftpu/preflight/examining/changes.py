@@ -98,10 +98,10 @@ def _try_wider_meshes(examiner: Examiner, target: Slice) -> SliceReport | None:
     return found
 
 
-def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> list[str]:
-    """Returns advice on whether the batch fits if the blocks keep fewer activations, or none.
+def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> tuple[bool, list[str]]:
+    """Returns whether the batch fits if the blocks keep fewer activations, and advice on that.
 
-    The list is empty if nothing can recompute the model's blocks, or something does.
+    There is none if nothing can recompute the model's blocks, or something does.
 
     Args:
         examiner: the check of the model.
@@ -112,7 +112,7 @@ def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> lis
     if rebuilt is None:
         built = examiner.caller.run(lambda: examiner.build_shared(target.replicas, per_core))
         if examiner.options.train.remat != "none" or not built.has_blocks:
-            return []
+            return False, []
     field = f"--config.{'train' if rebuilt is None else 'model'}.remat"
     for remat in examiner.lowering.remats:
         changed: dict[str, Any] = {"remat": remat}
@@ -120,13 +120,14 @@ def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> lis
             changed = {"model_fn": functools.partial(rebuilt, remat)}
         change = f" with {field}={remat}"
         step = examiner.lower(target.replicas, per_core, change=change, **changed)
-        compiled, answer = _try_change(examiner, step, target, change)
+        compiled, fits, answer = _try_change(examiner, step, target, change)
+        if fits:
+            return True, [f"{field}={remat} makes this batch fit: {answer}, the same update."]
         if _exceeds_host(compiled, target):
             kept = count_host_bytes(compiled.memory)
-            return [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
-        if not compiled.error:
-            return [f"{field}={remat} makes this batch fit: {answer}, the same update."]
-    return [f"{field}={examiner.lowering.remats[-1]} is not enough to make this batch fit."]
+            return False, [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
+    last = examiner.lowering.remats[-1]
+    return False, [f"{field}={last} is not enough to make this batch fit."]
 
 
 def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
@@ -138,9 +139,10 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
     limit = target.generation.hbm_limit
     needs, limit = advise.parse_memory_error(report.error) or (2 * limit, limit)
     report.hbm_bytes = needs
-    report.advice += _suggest_accumulation(examiner, target, per_core, needs)
-    report.advice += suggest_recomputing(examiner, target, per_core)
-    if any(" makes " in text for text in report.advice):
+    divided, accumulating = _suggest_accumulation(examiner, target, per_core, needs)
+    recomputed, recomputing = suggest_recomputing(examiner, target, per_core)
+    report.advice += [*accumulating, *recomputing]
+    if divided or recomputed:
         return
     report.largest_per_core_batch, report.smallest_failing_batch = find_largest_batch(
         examiner, target, per_core, needs, limit
@@ -169,13 +171,13 @@ def find_largest_batch(
     def measure_need(batch: int) -> tuple[bool, int]:
         change = f" with a batch of {batch:,} per core, as {per_core:,} are too many"
         step = examiner.lower(target.replicas, batch, change=change)
-        compiled, _ = _try_change(examiner, step, target, change)
+        compiled, fits, _ = _try_change(examiner, step, target, change, priced=False)
         if compiled.error and not compiled.out_of_memory:
             raise UserError(f"With {counted(batch, 'example')} per core: {compiled.error}")
-        if compiled.error:
-            wanted = advise.parse_memory_error(compiled.error)
-            return False, wanted[0] if wanted else limit + 1
-        return True, parse_memory_stats(compiled.memory).total
+        if fits:
+            return True, parse_memory_stats(compiled.memory).total
+        wanted = advise.parse_memory_error(compiled.error)
+        return False, wanted[0] if wanted else limit + 1
 
     unit = advise.batch_step(per_core // examiner.microbatches, examiner.options.batch_unit)
     unit *= examiner.microbatches
@@ -184,8 +186,8 @@ def find_largest_batch(
 
 def _suggest_accumulation(
     examiner: Examiner, target: Slice, per_core: int, needs: int
-) -> list[str]:
-    """Returns advice on microbatches that fit, or none.
+) -> tuple[bool, list[str]]:
+    """Returns whether microbatches make the step fit, and advice on them, or none.
 
     The numbers tried are the present one times powers of two, from the one on that would be
     enough if all but the state shrank like the microbatch.
@@ -210,20 +212,28 @@ def _suggest_accumulation(
         step = examiner.lower(
             target.replicas, per_core, change=change, gradient_accumulation_steps=number
         )
-        compiled, answer = _try_change(examiner, step, target, change)
-        if not compiled.error:
-            return [f"{field} makes this batch fit: {answer}, the same update."]
-    return ["Gradient accumulation is not enough to make this batch fit."] * bool(possible)
+        _, fits, answer = _try_change(examiner, step, target, change)
+        if fits:
+            return True, [f"{field} makes this batch fit: {answer}, the same update."]
+    said = ["Gradient accumulation is not enough to make this batch fit."]
+    return False, said if possible else []
 
 
 def _try_change(
-    examiner: Examiner, step: LoweredStep, target: Slice, change: str
-) -> tuple[Compiled, str]:
+    examiner: Examiner, step: LoweredStep, target: Slice, change: str, priced: bool = True
+) -> tuple[Compiled, bool, str]:
     """Compiles a changed step, of which "does not fit" must not be said without an answer.
 
+    Args:
+        examiner: the check of the model.
+        step: the changed step.
+        target: the slice.
+        change: see `Examiner.compile`.
+        priced: whether the answer has the time and the price of a step that fits.
+
     Returns:
-        The compiled step, and the answer in a few words: the memory, time and price of one that
-        fits, or why it does not.
+        The compiled step, whether it fits, and the answer in a few words: its memory, time and
+        price, or why it does not.
 
     Raises:
         UserError: there is no answer.
@@ -232,9 +242,15 @@ def _try_change(
     if compiled.undecided:
         raise UserError(f"{change[1:2].upper()}{change[2:]}: {compiled.error}")
     fits = not compiled.error and not _exceeds_host(compiled, target)
-    answer = _describe_use(examiner, step, compiled, target) if fits else _explain(compiled)
+    answer = _explain_misfit(compiled)
+    if fits:
+        answer = format_size(parse_memory_stats(compiled.memory).total)
+        if priced and compiled.text:
+            with examiner.processes.progress.show_phase(f"reading {target.name}"):
+                seconds = price(step, compiled, target).seconds
+            answer += f", {examiner.format_step(seconds, target)}"
     _add_try(examiner, target, change, f"{'fits, ' * fits}{answer}")
-    return compiled, answer
+    return compiled, fits, answer
 
 
 def _add_try(examiner: Examiner, target: Slice, change: str, answer: str) -> None:
@@ -244,19 +260,11 @@ def _add_try(examiner: Examiner, target: Slice, change: str, answer: str) -> Non
     examiner.processes.progress.print_result(text)
 
 
-def _describe_use(examiner: Examiner, step: LoweredStep, compiled: Compiled, target: Slice) -> str:
-    """Returns the memory of a changed step that fits, and its time and price if it has them."""
-    used = format_size(parse_memory_stats(compiled.memory).total)
-    if not compiled.text:
-        return used
-    return f"{used}, {examiner.format_step(price(step, compiled, target).seconds, target)}"
-
-
 def _exceeds_host(compiled: Compiled, target: Slice) -> bool:
     return target.host_limit is not None and count_host_bytes(compiled.memory) > target.host_limit
 
 
-def _explain(compiled: Compiled) -> str:
+def _explain_misfit(compiled: Compiled) -> str:
     """Returns why a changed step does not fit."""
     if not compiled.error:
         return "does not fit into the host's memory"

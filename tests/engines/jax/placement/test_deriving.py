@@ -107,6 +107,15 @@ def test_channels_stay_sharded_between_two_products():
     assert derived == {"up/kernel": (None, T), "up/bias": (T,), "down/kernel": (T, None)}
 
 
+def test_convolutions_beside_more_products_stay_whole():
+    given = keras.Input((8, 16))
+    convolved = keras.layers.Conv1D(16, 3, groups=2, padding="same", name="apart")(given)
+    for number in range(3):
+        convolved = keras.layers.Dense(16, name=f"dense{number}")(convolved)
+    derived = derive_axes(keras.Model(given, convolved), T)
+    assert derived and not any(path.startswith("apart") for path in derived)
+
+
 def test_what_the_axis_does_not_divide_stays_whole():
     mesh = AbstractMesh((1, 1, 1, 4), ("data", "fsdp", "sequence", T))
     small = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7), keras.layers.Dense(8)])

@@ -58,17 +58,27 @@ def derive_axes(model: keras.Model, axis: str) -> dict[str, Axes]:
     blocks = structure.find_blocks(model)
     inside = {id(layer) for block in blocks for layer in internals.flatten_layers(block)}
     rest = [layer for layer in internals.flatten_layers(model) if id(layer) not in inside]
-    products = _list_products(internals.flatten_layers(model))
-    widths = _count_sizes(products)
+    widths = _count_sizes(_list_products(internals.flatten_layers(model)))
     for layers in [*map(internals.flatten_layers, blocks), rest]:
         for variable, dimension in _choose_dimensions(layers, widths):
             rank = len(variable.shape)
             found[variable.path] = tuple(axis if i == dimension else None for i in range(rank))
-    convolutions = [one for one in internals.flatten_layers(model) if isinstance(one, CONVOLUTIONS)]
-    if len(convolutions) > len(products):
+    if is_convolutional(model):
+        convolutions = _list_convolutions(model)
         for variable in itertools.chain.from_iterable(map(_list_own, convolutions)):
-            found[variable.path] = (*[None] * (len(variable.shape) - 1), axis)
+            if variable.name in ("kernel", "bias"):
+                found[variable.path] = (*[None] * (len(variable.shape) - 1), axis)
     return found
+
+
+def is_convolutional(model: keras.Model) -> bool:
+    """Returns whether a model has more convolutions than products, which are then sharded."""
+    products = _list_products(internals.flatten_layers(model))
+    return len(_list_convolutions(model)) > len(products)
+
+
+def _list_convolutions(model: keras.Model) -> list[keras.Layer]:
+    return [one for one in internals.flatten_layers(model) if isinstance(one, CONVOLUTIONS)]
 
 
 def _choose_dimensions(
@@ -96,7 +106,7 @@ def _choose_dimensions(
             for variable in _list_own(layer):
                 if layer.input_dim in variable.shape:  # the matrix, or its transpose for the logits
                     yield variable, tuple(variable.shape).index(layer.input_dim)
-        elif id(layer) not in multiplying:
+        elif id(layer) not in multiplying and not hasattr(layer, "kernel_size"):
             yield from _shard_experts(layer, width)
 
 
