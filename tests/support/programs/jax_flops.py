@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from tests.support.models import foreign_models
 from tftpu.config import TrainConfig
@@ -32,6 +33,14 @@ def scanned(x: Any, weights: Any) -> Any:
     return jax.lax.scan(lambda y, _: (jax.jit(jnp.matmul)(y, weights), None), x, length=3)[0]
 
 
+def sharded(x: Any, weights: Any) -> Any:
+    """Multiplies on four devices, of which each pair has half of the rows."""
+    mesh = AbstractMesh((2, 2), ("rows", "same"))
+    specs = PartitionSpec("rows"), PartitionSpec()
+    multiply = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=specs, out_specs=specs[0])
+    return multiply(x, weights)
+
+
 def counted(function: Callable[..., Any], *origins: Origin, shapes: Any = ((4, 4), (4, 4))) -> int:
     """Returns the FLOPs of a function of arrays."""
     given = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
@@ -43,6 +52,7 @@ def functions() -> dict[str, int]:
     return {
         "trained loop": counted(scanned, FIXED, TRAINED),
         "fixed loop": counted(scanned, FIXED, FIXED),
+        "sharded": counted(sharded, DATA, TRAINED),
         "stopped": counted(lambda x, w: jax.lax.stop_gradient(x @ w) @ w, DATA, TRAINED),
         "constant": counted(lambda x, w: x @ w @ jnp.eye(4), DATA, TRAINED),
         "recomputed": counted(lambda x, w: jax.checkpoint(jnp.matmul)(x, w), DATA, FIXED),

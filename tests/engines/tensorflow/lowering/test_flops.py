@@ -134,6 +134,7 @@ def test_jax_counts_functions_the_same():
     assert on_jax()["functions"] == {
         "trained loop": 3 * 3 * PRODUCT,
         "fixed loop": 3 * PRODUCT,
+        "sharded": 3 * PRODUCT,
         "stopped": 5 * PRODUCT,
         "constant": 3 * PRODUCT,
         "recomputed": PRODUCT,
