@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tftpu.amounts import format_duration, format_size
+from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.config.mesh import DATA, parse_mesh
 from tftpu.engines.lowered import StateBytes
 from tftpu.preflight.compiling.compiler import Compiled
@@ -153,8 +153,17 @@ def summarize(report: SliceReport) -> str:
         held = f", {format_size(report.hbm_bytes)} needed" if report.hbm_bytes else ""
         known = report.compiles or report.undecided
         return f"{report.slice}: {describe_verdict(report) if known else 'no'}{held}"
-    step = f", {format_duration(report.step_ms / 1e3)} per step" if report.step_ms else ""
-    return f"{report.slice}: fits, {format_size(report.hbm_bytes)}{step}"
+    return f"{report.slice}: fits, {describe_use(report)}"
+
+
+def describe_use(report: SliceReport) -> str:
+    """Returns the memory of a step that fits, and its time and price if they are known."""
+    parts = [format_size(report.hbm_bytes)]
+    if report.step_ms is not None:
+        parts.append(f"{format_duration(report.step_ms / 1e3)} per step")
+    if report.usd_per_1000_steps is not None:
+        parts.append(f"{format_price(report.usd_per_1000_steps)} per 1,000")
+    return ", ".join(parts)
 
 
 def describe_verdict(item: SliceReport) -> str:

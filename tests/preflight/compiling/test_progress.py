@@ -91,4 +91,6 @@ def test_a_report_in_a_line():
     assert summarize(report) == "v5e-8: does not fit, 3 GiB needed"
     report.fits, report.step_ms = True, 835.0
     assert summarize(report) == "v5e-8: fits, 3 GiB, 835 ms per step"
+    report.usd_per_1000_steps = 2.5
+    assert summarize(report) == "v5e-8: fits, 3 GiB, 835 ms per step, $2.50 per 1,000"
     assert summarize(SliceReport(slice="v5e-7", replicas=7, error="none")) == "v5e-7: no"

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tftpu.amounts import format_duration, format_size
+from tftpu.amounts import format_size
 from tftpu.config.mesh import AUTO
 from tftpu.engines.lowered import LoweredStep
 from tftpu.errors import UserError, counted
@@ -15,6 +15,7 @@ from tftpu.preflight.pricing.cost import count_host_bytes, parse_memory_stats, p
 from tftpu.preflight.slice_report import (
     SliceReport,
     describe_host_excess,
+    describe_use,
     suggest_for_state,
     summarize,
 )
@@ -59,12 +60,11 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
     if examiner.options.mesh == AUTO and (wider is not None or finer):
         return wider or examine(finer[-1], target)
     if wider is not None:
-        used = format_size(wider.hbm_bytes)
-        if wider.step_ms is not None:
-            used += f", {format_duration(wider.step_ms / 1e3)} per step"
-        advice = f"--config.cluster.mesh={wider.mesh} makes this batch fit: "
-        advice += f"{used}, the same update."
-        report.advice.insert(0, advice)
+        report.advice.insert(
+            0,
+            f"--config.cluster.mesh={wider.mesh} makes this batch fit: {describe_use(wider)}, the "
+            "same update.",
+        )
     elif report.largest_per_core_batch is None:
         _add_fixes(examiner, report, target)
     return report
