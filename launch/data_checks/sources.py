@@ -10,13 +10,12 @@ import numpy as np
 
 from tftpu.amounts import format_size
 from tftpu.errors import counted
+from tftpu.launch.data_checks import Pipeline
 from tftpu.launch.data_checks.finding import Finding
 from tftpu.storage import files
 
 _SMALL, _LARGE = 8 << 20, 1 << 30  # bytes below and above which a shard is small or large
 _MEMORY = 0.5  # largest share of the host's memory that the pipeline may take
-
-Pipeline = Any  # of `tftpu.input_pipelines.training`
 
 
 def inspect_shapes(spec: Any, announced: Any) -> list[Finding]:

@@ -2,15 +2,13 @@
 
 import math
 import time
-from typing import Any
 
 from tftpu.amounts import format_duration
 from tftpu.errors import counted
+from tftpu.launch.data_checks import Pipeline
 from tftpu.launch.data_checks.finding import Finding
 
 _BRIEF = 5.0  # seconds of an epoch for which no other machine is worth its price
-
-Pipeline = Any  # of `tftpu.input_pipelines.training`
 
 
 def measure_speed(pipeline: Pipeline, hosts: int, seconds: float) -> float:

@@ -6,11 +6,10 @@ from typing import Any
 
 from tftpu.errors import UserError
 from tftpu.input_pipelines.sources import Images, StreamedImages, Synthetic, Text, Tokens
+from tftpu.launch.data_checks import Pipeline
 from tftpu.launch.data_checks.finding import Finding
 from tftpu.launch.settings import own_code
 from tftpu.runtime.slow import reporting_if_slow
-
-Pipeline = Any  # of `tftpu.input_pipelines.training`
 
 
 def inspect_evaluation(data: Any) -> list[Finding]:

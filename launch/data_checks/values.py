@@ -8,12 +8,11 @@ import numpy as np
 from tftpu.config import Experiment
 from tftpu.engines import selection
 from tftpu.errors import UserError, counted
+from tftpu.launch.data_checks import Pipeline
 from tftpu.launch.data_checks.finding import Finding
 from tftpu.launch.settings import own_code
 
 _BATCHES = 3  # batches whose numbers are compared with the model's limits
-
-Pipeline = Any  # of `tftpu.input_pipelines.training`
 
 
 def read_first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:

@@ -160,10 +160,14 @@ def describe_use(report: SliceReport) -> str:
     """Returns the memory of a step that fits, and its time and price if they are known."""
     parts = [format_size(report.hbm_bytes)]
     if report.step_ms is not None:
-        parts.append(f"{format_duration(report.step_ms / 1e3)} per step")
-    if report.usd_per_1000_steps is not None:
-        parts.append(f"{format_price(report.usd_per_1000_steps)} per 1,000")
+        parts.append(format_step(report.step_ms / 1e3, report.usd_per_1000_steps))
     return ", ".join(parts)
+
+
+def format_step(seconds: float, usd_per_1000_steps: float | None) -> str:
+    """Returns the time of a step, and the price of a thousand if it is known."""
+    price = "" if usd_per_1000_steps is None else f", {format_price(usd_per_1000_steps)} per 1,000"
+    return f"{format_duration(seconds)} per step{price}"
 
 
 def describe_verdict(item: SliceReport) -> str:

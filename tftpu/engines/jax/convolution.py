@@ -27,9 +27,11 @@ def convolve(original: Callable[..., jax.Array], *args: Any, **kwargs: Any) -> j
         original: that function.
         args, kwargs: its arguments.
     """
+    if not sharding.is_sharded(sharding.TOKENS) or _is_of_one_device():
+        return original(*args, **kwargs)
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     groups = given.pop("feature_group_count", 1)
-    if groups == 1 or not sharding.is_sharded(sharding.TOKENS) or _is_of_one_device():
+    if groups == 1:
         return original(*args, **kwargs)
     inputs, kernel = given.pop("lhs"), given.pop("rhs")
     numbers = jax.lax.conv_dimension_numbers(

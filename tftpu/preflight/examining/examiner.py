@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from tftpu.amounts import format_duration, format_price
 from tftpu.config import PerReplicaBatch
 from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.lowered import BuiltStep, LoweredStep, Lowering, ModelFn, StateBytes
@@ -27,6 +26,7 @@ from tftpu.preflight.slice_report import (
     fill_state,
     fill_unpriced,
     find_usd_hour,
+    format_step,
 )
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice
@@ -234,8 +234,7 @@ class Examiner:
 
     def format_step(self, seconds: float, target: Slice) -> str:
         """Returns the time of a step and the price of a thousand on a slice."""
-        usd = 1000 * seconds * find_usd_hour(target, self.options) / 3600
-        return f"{format_duration(seconds)} per step, {format_price(usd)} per 1,000"
+        return format_step(seconds, 1000 * seconds * find_usd_hour(target, self.options) / 3600)
 
 
 def _count_tokens(batch_spec: Nest) -> int | None:

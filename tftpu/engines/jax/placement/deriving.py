@@ -20,7 +20,7 @@ from tftpu import layer_internals as internals
 from tftpu.blocks import structure
 
 Axes = tuple[str | None, ...]
-CONVOLUTIONS = keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
+_CONVOLUTIONS = keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
 
 
 class Product(NamedTuple):
@@ -78,7 +78,7 @@ def is_convolutional(model: keras.Model) -> bool:
 
 
 def _list_convolutions(model: keras.Model) -> list[keras.Layer]:
-    return [one for one in internals.flatten_layers(model) if isinstance(one, CONVOLUTIONS)]
+    return [one for one in internals.flatten_layers(model) if isinstance(one, _CONVOLUTIONS)]
 
 
 def _choose_dimensions(
