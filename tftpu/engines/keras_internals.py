@@ -456,10 +456,11 @@ def _pick_inputs(model: Any, x: Nest) -> Nest:
     tensors = keras.tree.flatten(inputs)
     names = list(inputs) if isinstance(inputs, dict) else [tensor.name for tensor in tensors]
     if missing := [name for name in names if name not in x]:
+        example = next((repr(name) for name in x if name not in names), "...")
         raise UserError(
             f"The data give {_quote(x) or 'no feature'}, but the model has the "
             f"{'input' if len(missing) == 1 else 'inputs'} {_quote(missing)}: give each input the "
-            "name of a feature, keras.Input(..., name=...), or add the feature to the data."
+            f"name of a feature, keras.Input(..., name={example}), or add the feature to the data."
         )
     if isinstance(inputs, dict):
         return {name: x[name] for name in names}

@@ -124,12 +124,15 @@ class SliceReport:
     usd_per_run: float | None = None
     hours_per_run: float | None = None
     kwh_per_run: float | None = None
-    by_layer: list[Spent] = dataclasses.field(default_factory=list)
-    by_kind: list[Spent] = dataclasses.field(default_factory=list)
-    top_instructions: list[Spent] = dataclasses.field(default_factory=list)
+    by_layer: list[Spent] = dataclasses.field(default_factory=list, repr=False)
+    by_kind: list[Spent] = dataclasses.field(default_factory=list, repr=False)
+    top_instructions: list[Spent] = dataclasses.field(default_factory=list, repr=False)
     lints: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
-    plots: Plots | None = None
+    plots: Plots | None = dataclasses.field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return summarize(self)
 
     @property
     def is_arithmetic(self) -> bool:

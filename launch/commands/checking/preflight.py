@@ -158,7 +158,7 @@ def run(options: Options) -> None:
 
         _write(options.html, build_page(report).encode())
     if not options.report and not any(item.fits for item in report.slices):
-        raise UserError(f"None of the slices {options.slices} is known to run the step: see above.")
+        raise UserError(_say_none(options, "run the step as it is"))
 
 
 def _price_text(options: Options) -> None:
@@ -181,7 +181,13 @@ def _price_text(options: Options) -> None:
             options.json, json.dumps([dataclasses.asdict(r) for r in reports], indent=1).encode()
         )
     if all(report.error for report in reports):
-        raise UserError(f"None of the slices {options.slices} is known to write text: see above.")
+        raise UserError(_say_none(options, "write text"))
+
+
+def _say_none(options: Options, what: str) -> str:
+    several = len(options.names) > 1
+    slices = "None of the slices" if several else "The slice"
+    return f"{slices} {options.slices} is {'' if several else 'not '}known to {what}: see above."
 
 
 def _write(path: str, data: bytes) -> None:

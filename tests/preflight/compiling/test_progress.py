@@ -93,4 +93,5 @@ def test_a_report_in_a_line():
     assert summarize(report) == "v5e-8: fits, 3 GiB, 835 ms per step"
     report.usd_per_1000_steps = 2.5
     assert summarize(report) == "v5e-8: fits, 3 GiB, 835 ms per step, $2.50 per 1,000"
+    assert str(report) == summarize(report)
     assert summarize(SliceReport(slice="v5e-7", replicas=7, error="none")) == "v5e-7: no"
