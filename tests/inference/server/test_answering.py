@@ -21,8 +21,8 @@ from tests.support.serving import SHAPE, ask, head_of_post, running
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server import payloads, run
 from tftpu.inference.server.answering import Limits
+from tftpu.inference.server.answers import BadRequest
 from tftpu.inference.server.app import About
-from tftpu.inference.server.payloads import BadRequest
 from tftpu.inference.server.protocol import TimeoutProtocol
 from tftpu.inference.server.served import Refused, Served
 

@@ -18,7 +18,7 @@ from tftpu.inference.batch import Part
 from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling
 from tftpu.inference.server import completions, run
-from tftpu.inference.server.payloads import BadRequest
+from tftpu.inference.server.answers import BadRequest
 from tftpu.inference.server.text import Language
 
 STREAM = {"prompt": "a", "max_tokens": 5, "stream": True}

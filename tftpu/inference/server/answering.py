@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from tftpu.amounts import format_size
 from tftpu.errors import NotFiniteError
-from tftpu.inference.server import payloads
+from tftpu.inference.server import answers, payloads
+from tftpu.inference.server.answers import BadRequest, UnknownModel
 from tftpu.inference.server.batching import Busy
 from tftpu.inference.server.counts import Counts
-from tftpu.inference.server.payloads import BadRequest, UnknownModel
 from tftpu.inference.server.served import Refused
 from tftpu.inference.server.text import Stopped
 
@@ -216,7 +216,7 @@ class Answered:
             self._counts.log_failure(error)
             said = _describe_failure(error)
             _forget(error)
-        yield b"data: " + payloads.format_error(said, 500, payloads.COMPLETIONS) + b"\n\n"
+        yield b"data: " + answers.format_error(said, 500, answers.COMPLETIONS) + b"\n\n"
 
 
 def _describe_failure(error: Exception) -> str:
@@ -268,5 +268,5 @@ def as_json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = 
 def as_error(
     message: str, status: int, path: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns an answer that says what is wrong; see `payloads.format_error`."""
-    return as_json(payloads.format_error(message, status, path), status, headers)
+    """Returns an answer that says what is wrong; see `answers.format_error`."""
+    return as_json(answers.format_error(message, status, path), status, headers)

@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tftpu.errors import UserError, find_nearest
-from tftpu.inference.server import origins, payloads
+from tftpu.inference.server import answers, origins, payloads
 from tftpu.inference.server.answering import LONG, Answer, Answered, Limits, as_error, as_json
 from tftpu.inference.server.batching import Batcher
 from tftpu.inference.server.counts import Counts
@@ -128,8 +128,8 @@ def build_application(
         complete = answered(
             _build_completions_route(model, work, about.name, limits, answered), "completions"
         )
-        routes.append(Route(payloads.COMPLETIONS, complete, methods=["POST"]))
-        routes.append(Route(payloads.MODELS, _build_models_route(about)))
+        routes.append(Route(answers.COMPLETIONS, complete, methods=["POST"]))
+        routes.append(Route(answers.MODELS, _build_models_route(about)))
     failures = {HTTPException: _build_refusal(routes, model, counts)}
     own = [Middleware(origins.OwnHosts, hosts=about.hosts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=failures, middleware=own)
@@ -172,8 +172,8 @@ def _build_predictions_route(
             asked = dataclasses.replace(asked, arrays=arrays)
         found = await batcher.compute_outputs(asked.arrays, asked.count)
         if sum(value.nbytes for value in found.values()) > LONG:
-            return as_json(await asyncio.to_thread(payloads.answer, found, asked))
-        return as_json(payloads.answer(found, asked))
+            return as_json(await asyncio.to_thread(answers.format_answer, found, asked.rows))
+        return as_json(answers.format_answer(found, asked.rows))
 
     return answer
 
@@ -273,7 +273,7 @@ def _build_refusal(
     routes: list[Route], model: Served | Language, counts: Counts
 ) -> Callable[[Request, Exception], Response]:
     # First what a person most likely wants.
-    paths = sorted((route.path for route in routes), key=lambda path: path != payloads.COMPLETIONS)
+    paths = sorted((route.path for route in routes), key=lambda path: path != answers.COMPLETIONS)
     addresses = ", ".join(paths)
 
     def _suggest_method(request: Request) -> str:
@@ -282,14 +282,14 @@ def _build_refusal(
         if "POST" not in known.get(path, ()):
             return f"Use GET: curl {at}{path}"
         # JSON escapes the quotes of a whole line for the shell, which then could not be pasted.
-        field = '"prompt": "..."' if path == payloads.COMPLETIONS else '"instances": [...]'
+        field = '"prompt": "..."' if path == answers.COMPLETIONS else '"instances": [...]'
         return f"Use POST with a body of JSON, {{{field}}}, as in the line that the server printed."
 
     def _hint_at_texts(request: Request) -> str:
         if not request.url.path.endswith("/completions"):
             return ""
         if isinstance(model, Language):
-            return f" There is no chat: send the whole of it to {payloads.COMPLETIONS} as a prompt."
+            return f" There is no chat: send the whole of it to {answers.COMPLETIONS} as a prompt."
         return " This model answers with arrays: serve the run of a language model for texts."
 
     def refusal(request: Request, error: Exception) -> Response:
@@ -298,7 +298,7 @@ def _build_refusal(
         hint = _hint_at_texts(request)
         path = request.url.path
         # OpenAI's are no misspellings of those that are there.
-        near = None if path in payloads.OPENAI else find_nearest(path, [r.path for r in routes])
+        near = None if path in answers.OPENAI else find_nearest(path, [r.path for r in routes])
         known = f"Did you mean {near!r}?" if near else f"There are {addresses}."
         said = {
             404: f"There is nothing at this address. {known}{hint}",

@@ -15,12 +15,9 @@ import orjson
 from tftpu.errors import UserError, did_you_mean
 from tftpu.inference.rows import Row
 from tftpu.inference.sampling import Sampling
-from tftpu.inference.server.payloads import (
-    BadRequest,
-    UnknownModel,
-    check_signature,
-    is_number,
-)
+from tftpu.inference.server.answers import BadRequest, UnknownModel
+from tftpu.inference.server.arrays import is_number
+from tftpu.inference.server.payloads import check_signature
 from tftpu.inference.server.text import Language
 
 _TOKENS = 16  # OpenAI's default

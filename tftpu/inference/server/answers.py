@@ -1,0 +1,69 @@
+"""The answers to requests as JSON: predictions, and what is wrong."""
+
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tftpu.inference.server.served import Arrays
+
+# OpenAI's addresses; only the first two are served, where the model writes text.
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+OPENAI = COMPLETIONS, MODELS, "/v1/chat/completions", "/v1/embeddings"
+SHOWN = 40  # most characters of a value, in messages
+
+
+class BadRequest(Exception):  # noqa: N818 (an answer, not a failure of the server)
+    """A request cannot be answered; the message says why."""
+
+
+class UnknownModel(Exception):  # noqa: N818
+    """A request names a model that is not served."""
+
+
+def format_answer(found: Arrays, rows: bool) -> bytes:
+    """Returns the body of an answer: "predictions" for rows, "outputs" for columns."""
+    columns = {name: _to_plain(value) for name, value in found.items()}
+    if not rows:
+        only = next(iter(columns.values())) if len(columns) == 1 else columns
+        return _encode_json({"outputs": only})
+    if len(columns) == 1:
+        [values] = columns.values()
+        return _encode_json({"predictions": values})
+    examples = [dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)]
+    return _encode_json({"predictions": examples})
+
+
+def _to_plain(values: np.ndarray) -> Any:
+    """Returns an array that JSON can hold; texts become a list."""
+    if values.dtype.kind in "OSU":
+        return _decode_texts(values.tolist())
+    if values.dtype.kind == "f" and values.dtype.itemsize != 8:
+        values = values.astype(np.float32)
+    return np.ascontiguousarray(values)
+
+
+def _decode_texts(values: Any) -> Any:
+    """Returns nested lists of texts."""
+    if isinstance(values, list):
+        return [_decode_texts(value) for value in values]
+    return values.decode(errors="replace") if isinstance(values, bytes) else values
+
+
+def _encode_json(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def format_error(message: str, status: int, path: str) -> bytes:
+    """Returns the body of an error, in the form that clients of an address read.
+
+    Args:
+        message: says what is wrong.
+        status: the status of the answer; of an error in the middle of a text, 500.
+        path: the address: OpenAI's have OpenAI's form, others TensorFlow Serving's.
+    """
+    if path not in OPENAI:
+        return _encode_json({"error": message})
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = "rate_limit_error" if status == 429 else kind
+    return _encode_json({"error": {"message": message, "type": kind, "param": None, "code": None}})
