@@ -20,37 +20,37 @@ import json
 import os
 import re
 import shlex
-import sys
-import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tftpu.checkpoint import manifest as checkpoint
-from tftpu.config import DataConfig, Experiment
+from tftpu.config import Experiment
 from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.inference.prediction import plans
 from tftpu.input_pipelines import addresses
-from tftpu.input_pipelines.sources import Images, StreamedImages, Texts
+from tftpu.input_pipelines.sources import Texts
 from tftpu.launch.output import reporting
+from tftpu.launch.predictions.outputs import OutputSelector, read_class_names
+from tftpu.launch.predictions.printing import (
+    ROWS,
+    ProgressPrinter,
+    collect_rows,
+    print_rows,
+    print_summary,
+)
+from tftpu.launch.predictions.records import check_has_fields, name_labels, open_records
 from tftpu.launch.run import finished, result
-from tftpu.launch.settings import own_code
 from tftpu.launch.settings.options import DeviceOptions, flag, required
 from tftpu.runtime.slow import report_activity
 from tftpu.storage import files
 
 if TYPE_CHECKING:
+    from tftpu import Trainer
     from tftpu.inference.predict import Job
     from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 _FORMATS = ("jsonl", "csv", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
-_SECONDS = 10.0  # seconds between two lines of progress
 _FIELDS = 5  # names of fields that are suggested
-_ROWS = 5  # most predictions that are printed
-_VALUES = 20  # most values of a list that is printed
-_VALUES_BESIDE_CLASS = 5  # as many as those of top5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,77 +92,124 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
     skip_bad: bool = flag(False, "write the reason for a record that cannot be read, and continue")
     verify: bool = flag(False, "only check the files that are there, by their checksums")
 
+    @property
+    def kept_fields(self) -> tuple[str, ...]:
+        """The fields of the input that are written as well."""
+        return tuple(name for name in self.keep.split(",") if name)
+
+    @property
+    def file_format(self) -> str:
+        """The format of the files: BigQuery loads Parquet."""
+        return "parquet" if self.format == "bigquery" else self.format
+
 
 def run(options: Options) -> None:
     """Writes the predictions that do not exist yet."""
-    outputs = options.outputs
-    named = None if outputs is None else _parse_choices("outputs", outputs, _OUTPUTS)
-    form = options.format
-    if form not in _FORMATS:
-        raise UserError(f"--format has no {form!r}.{did_you_mean(form, _FORMATS)}")
-    machine = _parse_machine(options.shard)
-    files.check_folder("--output", options.output)
-    _check_output_name(options)
-    _check_table(form, options)
+    chosen, machine = _parse_outputs(options.outputs), _parse_machine(options.shard)
+    _check_flags(options)
+    folder = options.output.rstrip("/")
     if options.verify:
-        _verify(options.output.rstrip("/"))
+        _verify(folder)
         return
-    form = "parquet" if form == "bigquery" else form
     finished.check_exists(options.workdir)
-    keep = _parse_kept_fields(options)
-    known = {"input": options.input, "keep": list(keep), "format": form}
-    known |= {"records_per_shard": options.records_per_shard, "machines": machine[1]}
-    known |= {"outputs": named} if named else {}
-    plans.check_same(options.output.rstrip("/"), known | _describe_best(options.workdir))
-    changed = _OutputSelector(named)
+    plans.check_same(folder, _describe_plan(options, chosen, machine[1]))
+    changed = OutputSelector(chosen)
     with reporting(f"Loading {options.workdir}"):
-        options.split_cpu(options.config)
-        experiment = finished.load_experiment(options.workdir, options)
-        data = experiment.data
-        addresses.check_address(options.input, data)
-        if type(data) is Texts and options.input.startswith("text:"):
-            data.check_patterns(options.input.removeprefix("text:"))
-        _check_has_fields(options.input, data, keep)
-        wanted = options.batch_size or data.global_batch_size
-        # A batch belongs to one shard.
-        data.global_batch_size = min(wanted, options.records_per_shard)
-        options.set_cluster(experiment.cluster)
-        experiment.cluster.validate()
-        (trainer, step, _), records = finished.restore_for_records(
-            experiment,
-            options.workdir,
-            lambda: _open_records(experiment.prepared_data, options),
-            changed,
-        )
-    from tftpu.inference.predict import Job, predict
+        experiment, restored, records = _restore(options, changed)
+    from tftpu.inference.predict import Job
     from tftpu.inference.prediction.outputs import build_columns
 
-    outputs = changed.outputs
-    names = _read_class_names(experiment, changed) if changed.classifies else None
-    records = _name_labels(records, data, names)
+    names = read_class_names(experiment, changed) if changed.classifies else None
+    records = name_labels(records, experiment.data, names)
     written: list[dict[str, Any]] = []
-    encode = _choose_encoder(form, options)
+    encode = _choose_encoder(options)
     job = Job(
-        options.output.rstrip("/"),
-        form,
-        _collect_rows(encode, written) if records.count <= _ROWS else encode,
-        build_columns(outputs, changed.probabilities, names),
+        folder,
+        options.file_format,
+        collect_rows(encode, written) if records.count <= ROWS else encode,
+        build_columns(changed.outputs, changed.probabilities, names),
         {
             "input": options.input,
             "identity": records.identity,
-            "step": step,
-            "checkpoint": _compute_digest(options.workdir, step),
-            "outputs": outputs,
+            "step": restored.step,
+            "checkpoint": _compute_digest(options.workdir, restored.step),
+            "outputs": changed.outputs,
             "class_names": names and hashlib.blake2b("\n".join(names).encode()).hexdigest()[:16],
         },
-        keep,
+        options.kept_fields,
         options.records_per_shard,
         machine,
     )
     _check_files(records.count, options)
-    report_activity(f"Predicting {counted(records.count, 'record')} with step {step:,}")
+    report_activity(f"Predicting {counted(records.count, 'record')} with step {restored.step:,}")
+    complete = _predict(restored.trainer, records, job)
+    print_rows(written)
+    if chosen is None:
+        held = ", ".join(changed.outputs)
+        print(f"They hold {held}; --outputs chooses among {', '.join(_OUTPUTS)}.")
+    if records.names and not options.kept_fields:
+        fields = shlex.quote(",".join(records.names[:_FIELDS]))
+        print(f"--keep={fields} writes fields of the input beside them, to another --output.")
+    if complete and options.table is not None:
+        _load(job, options.table)
+
+
+def _check_flags(options: Options) -> None:
+    """Raises `UserError` for flags that are wrong, before anything is loaded."""
+    if options.format not in _FORMATS:
+        raise UserError(
+            f"--format has no {options.format!r}.{did_you_mean(options.format, _FORMATS)}"
+        )
+    files.check_folder("--output", options.output)
+    _check_output_name(options)
+    _check_table(options)
+
+
+def _describe_plan(options: Options, chosen: list[str] | None, machines: int) -> dict[str, Any]:
+    """Returns what the output's plan says of the flags and the best checkpoint."""
+    known = {
+        "input": options.input,
+        "keep": list(options.kept_fields),
+        "format": options.file_format,
+        "records_per_shard": options.records_per_shard,
+        "machines": machines,
+    }
+    known |= {"outputs": chosen} if chosen else {}
+    return known | _describe_best(options.workdir)
+
+
+def _restore(
+    options: Options, changed: OutputSelector
+) -> tuple[Experiment, finished.RestoredRun, "UnlabelledRecords"]:
+    """Returns the config, the restored run, and the records to predict."""
+    options.split_cpu(options.config)
+    experiment = finished.load_experiment(options.workdir, options)
+    data, keep = experiment.data, options.kept_fields
+    addresses.check_address(options.input, data)
+    if type(data) is Texts and options.input.startswith("text:"):
+        data.check_patterns(options.input.removeprefix("text:"))
+    check_has_fields(options.input, data, keep)
+    # A batch belongs to one shard.
+    wanted = options.batch_size or data.global_batch_size
+    data.global_batch_size = min(wanted, options.records_per_shard)
+    options.set_cluster(experiment.cluster)
+    experiment.cluster.validate()
+    restored, records = finished.restore_for_records(
+        experiment,
+        options.workdir,
+        lambda: open_records(experiment.prepared_data, options.input, options.skip_bad, keep),
+        changed,
+    )
+    return experiment, restored, records
+
+
+def _predict(trainer: "Trainer", records: "UnlabelledRecords", job: "Job") -> bool:
+    """Writes what is missing, and says where; returns whether the rows of all machines exist."""
+    from tftpu.inference.predict import predict
+
+    progress = ProgressPrinter()
     try:
-        complete = predict(trainer, records, job, progress := ProgressPrinter())
+        complete = predict(trainer, records, job, progress)
     except KeyboardInterrupt as error:
         error.add_note("The same command predicts the records that are missing.")
         raise
@@ -171,16 +218,9 @@ def run(options: Options) -> None:
             f"{job.output} cannot be written ({error.strerror or error}): run the same command "
             "again once it can be written."
         ) from error
-    others = progress.found > 0 or machine[1] > 1  # have written some of the rows
-    _print_summary(job, records, complete, others)
-    _print_rows(written)
-    if named is None:
-        print(f"They hold {', '.join(outputs)}; --outputs chooses among {', '.join(_OUTPUTS)}.")
-    if records.names and not keep:
-        fields = shlex.quote(",".join(records.names[:_FIELDS]))
-        print(f"--keep={fields} writes fields of the input beside them, to another --output.")
-    if complete and options.table is not None:
-        _load(job, options.table)
+    others = progress.found > 0 or job.machine[1] > 1  # have written some of the rows
+    print_summary(job, records, complete, others)
+    return complete
 
 
 def _describe_best(workdir: str) -> dict[str, Any]:
@@ -212,123 +252,6 @@ def _verify(output: str) -> None:
     print(f"all files in {output} are as they were written")
 
 
-class _OutputSelector:
-    """Changes the run's model to one with the requested outputs.
-
-    Args:
-        outputs: names of outputs; None: the classes of a classifier, or else the logits.
-
-    Attributes:
-        outputs: the names of the outputs; set once the model is built.
-        probabilities: whether the model returns probabilities; set once it is built.
-        shape: the shape of its outputs; set once it is built.
-    """
-
-    def __init__(self, outputs: list[str] | None):
-        self.outputs = outputs or []
-        self.probabilities = False
-        self.shape: Any = ()
-
-    @property
-    def classifies(self) -> bool:
-        """True if classes are requested."""
-        return bool({"classes", "top5"} & set(self.outputs))
-
-    def __call__(self, model: Any) -> Any:
-        from tftpu.inference.prediction import outputs
-
-        self.outputs = self.outputs or [outputs.choose_default(model)]
-        self.shape = getattr(model, "output_shape", ())
-        if self.classifies:
-            self.probabilities = outputs.has_probabilities(model)
-        if "embedding" not in self.outputs:
-            return model
-        changed = outputs.add_embedding(model)
-        changed.compile(optimizer=model.optimizer)
-        return changed
-
-
-class ProgressPrinter:
-    """Prints lines that say how far a prediction is.
-
-    Attributes:
-        found: the number of records that were predicted before.
-    """
-
-    def __init__(self) -> None:
-        self.found = 0
-        self._first: tuple[int, float] | None = None
-        self._said = 0.0
-
-    def __call__(self, done: int, count: int) -> None:
-        now = time.monotonic()
-        if self._first is None:
-            self._first, self._said, self.found = (done, now), now, done
-            if done:
-                print(f"{done:,} of {count:,} records are there already", flush=True)
-        elif done < count and now - self._said >= _SECONDS:
-            begun, since = self._first
-            rate = (done - begun) / (now - since)
-            left = (count - done) / rate
-            print(f"{done:,} of {count:,} records  {rate:,.0f}/s  {left:,.0f} s left", flush=True)
-            self._said = now
-
-
-def _print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, others: bool) -> None:
-    """Prints how many predictions and errors are where.
-
-    Args:
-        job: what was predicted.
-        records: the records, with those that this process could not read.
-        complete: whether the predictions of all machines are there.
-        others: whether other processes wrote some of the rows; these may hold errors, too.
-    """
-    machine, machines = job.machine
-    if records.skipped:
-        print(
-            f"tftpu: warning: {counted(len(records.skipped), 'record')} could not be read; what "
-            "was wrong stands in the row of each, as its error.",
-            file=sys.stderr,
-        )
-    if complete:
-        shards = -(-records.count // job.records_per_shard)
-        number = "00000" if shards == 1 else "*"
-        name = f"predictions-{number}-of-{shards:05d}.{job.format}"
-        errors = len(records.skipped)
-        said = counted(records.count - errors, "prediction")
-        said += f" and {counted(errors, 'error')}" if errors else ""
-        said = counted(records.count, "row") if others else said
-        print(f"{said} in {files.join(job.output, name)}")
-    else:
-        print(
-            f"the predictions of machine {machine} of {machines} are in {job.output}; those of "
-            "others are missing"
-        )
-
-
-def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints predictions as lines of JSON, without long lists; none if nothing else is left."""
-    from tftpu.input_pipelines.formats.results import KEYS
-
-    for row in rows:
-        most = _VALUES_BESIDE_CLASS if "class" in row else _VALUES
-        shown = {name: value for name, value in row.items() if np.size(value) <= most}
-        if shown.keys() - set(KEYS):
-            print(json.dumps(shown, ensure_ascii=False))
-
-
-def _check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> None:
-    """Raises `UserError` for fields of files of images, before anything is loaded."""
-    if type(data) not in (Images, StreamedImages):  # another class may read anything
-        return
-    of_files = getattr(data, "format", "") in ("folder", "index")
-    if keep and (address.partition(":")[0] == "images" or (":" not in address and of_files)):
-        raise UserError(
-            f"--keep={','.join(keep)}: pictures in files have no fields, and each row names its "
-            "file: leave out --keep."
-        )
-
-
 def _check_output_name(options: Options) -> None:
     """Raises `UserError` for a new folder whose name is that of a file."""
     name, ending = os.path.splitext(options.output)
@@ -342,9 +265,9 @@ def _check_output_name(options: Options) -> None:
         )
 
 
-def _check_table(form: str, options: Options) -> None:
+def _check_table(options: Options) -> None:
     """Checks the flags of a table before hours are spent on its rows."""
-    if (form == "bigquery") != (options.table is not None):
+    if (options.format == "bigquery") != (options.table is not None):
         raise UserError(
             "--format=bigquery and --table=PROJECT.DATASET.TABLE must be given together."
         )
@@ -371,13 +294,16 @@ def _load(job: "Job", table: str) -> None:
     print(f"loaded into {table} by the job {name}")
 
 
-def _parse_choices(flag_name: str, text: str, known: tuple[str, ...]) -> list[str]:
+def _parse_outputs(text: str | None) -> list[str] | None:
+    """Returns the outputs that were asked for; None: the model's default."""
+    if text is None:
+        return None
     chosen = [name for name in text.split(",") if name]
     for name in chosen:
-        if name not in known:
-            raise UserError(f"--{flag_name} has no {name!r}.{did_you_mean(name, known)}")
+        if name not in _OUTPUTS:
+            raise UserError(f"--outputs has no {name!r}.{did_you_mean(name, _OUTPUTS)}")
     if not chosen:
-        raise UserError(f"--{flag_name} is empty: choose from {', '.join(known)}.")
+        raise UserError(f"--outputs is empty: choose from {', '.join(_OUTPUTS)}.")
     return chosen
 
 
@@ -391,88 +317,14 @@ def _parse_machine(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _open_records(data: DataConfig, options: Options) -> tuple["UnlabelledRecords", Any]:
-    from tftpu import input_pipelines
-
-    with own_code.failures_of_class(data, "prediction"):
-        try:
-            records = input_pipelines.prediction(
-                data, options.input, options.skip_bad, _parse_kept_fields(options)
-            )
-        except FileNotFoundError as error:
-            # Not every library names the file apart from its message.
-            path = str(error.filename or error)
-            what = options.input.rpartition(":")[2]
-            if what not in path:  # a file of the class itself
-                raise
-            missing = own_code.explain_missing(str(error.filename or what))
-            hint = ""
-            if options.input in path and set(": ") & set(options.input):
-                reader = f"{type(data).__name__}.prediction"
-                hint = f" {reader} takes the whole of {options.input!r} for a path."
-            raise UserError(f"--input={options.input}: {missing}{hint}") from error
-    return records, records.features([range(1)])
-
-
-def _parse_kept_fields(options: Options) -> tuple[str, ...]:
-    return tuple(name for name in options.keep.split(",") if name)
-
-
-def _choose_encoder(form: str, options: Options) -> Any:
+def _choose_encoder(options: Options) -> Any:
     """Returns the function that encodes a shard."""
     from tftpu.input_pipelines.formats import results
 
-    encode = getattr(results, form)
-    if form in ("csv", "parquet"):
+    encode = getattr(results, options.file_format)
+    if options.file_format in ("csv", "parquet"):
         return functools.partial(encode, with_errors=options.skip_bad)
     return encode
-
-
-def _collect_rows(encode: Any, rows: list[dict[str, Any]]) -> Any:
-    """Returns a function that encodes a shard, and appends its rows to a list."""
-    from tftpu.input_pipelines.formats import results
-
-    def encode_and_collect(columns: results.Columns, errors: results.Errors) -> bytes:
-        rows.extend(results.iterate_rows(columns, errors))
-        return encode(columns, errors)
-
-    return encode_and_collect
-
-
-def _read_class_names(experiment: Experiment, changed: _OutputSelector) -> list[str] | None:
-    """Returns the names of the classes, if this machine has them; see `finished.read_class_names`.
-
-    Raises:
-        UserError: the model has another number of classes.
-    """
-    names = finished.read_class_names(experiment)
-    classes = changed.shape[-1] if isinstance(changed.shape, tuple) and changed.shape else None
-    if names is not None and classes is not None and len(names) != classes:
-        raise UserError(
-            f"{type(experiment.data).__name__}.class_names() returns {len(names)} names, but the "
-            f"model has {classes} classes."
-        )
-    return names
-
-
-def _name_labels(
-    records: "UnlabelledRecords", data: DataConfig, names: list[str] | None
-) -> "UnlabelledRecords":
-    """Returns the records with the class name beside a kept label, if that is a class id."""
-    label, first = getattr(data, "label_feature", "label"), getattr(data, "first_class", 0)
-    read = records.fields
-    if names is None or read is None or label not in records.names:
-        return records
-
-    def read_with_names(numbers: range, kept: Sequence[str]) -> dict[str, Any]:
-        found = dict(read(numbers, kept))
-        ids = np.asarray(found.get(label, ""))
-        if ids.ndim == 1 and ids.dtype.kind in "iu":
-            known = {first + number: name for number, name in enumerate(names)}
-            found[f"{label}_name"] = [known.get(number, "") for number in ids.tolist()]
-        return found
-
-    return dataclasses.replace(records, fields=read_with_names)
 
 
 def _check_files(count: int, options: Options) -> None:

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tftpu
-from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import small
-from tftpu.input_pipelines.formats import results
 from tftpu.input_pipelines.sources import Texts
 from tftpu.launch.commands.finished import predict
 from tftpu.launch.main import main
@@ -238,65 +235,3 @@ def test_texts_that_cannot_be_used_are_refused_before_tensorflow_is_loaded(
     monkeypatch.setattr(finished, "restore_for_records", None)
     assert main(["predict", "runs/a", "--output=out", f"--input=text:{file}"]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_few_predictions_are_printed_without_long_lists(capsys):
-    rows: list = []
-    encode = predict._collect_rows(results.jsonl, rows)
-    texts = {"file": ["ä", "b"], "record": [0, 1]}
-    logits = np.zeros((2, 10), np.float32)
-    columns = {**texts, "class": [1, 0], "top5_classes": np.zeros((2, 5), int), "logits": logits}
-    assert encode(columns, {1: "no text"}) == results.jsonl(columns, {1: "no text"})
-    predict._print_rows(rows)
-    assert capsys.readouterr().out.splitlines() == [
-        '{"file": "ä", "record": 0, "class": 1, "top5_classes": [0, 0, 0, 0, 0]}',
-        '{"file": "b", "record": 1, "error": "no text"}',
-    ]
-    predict._print_rows([*results.iterate_rows({**texts, "logits": logits[:, :2]}, {})])
-    assert capsys.readouterr().out.startswith('{"file": "ä", "record": 0, "logits": [0.0, 0.0]}\n')
-    predict._print_rows([*results.iterate_rows({**texts, "logits": np.zeros((2, 3, 7))}, {})])
-    assert not capsys.readouterr().out
-
-
-def test_progress_says_what_is_there_and_what_is_left(capsys, monkeypatch):
-    times = iter([0.0, 4.0, 11.0, 12.0])
-    monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
-    progress = predict.ProgressPrinter()
-    for done in (100, 200, 650, 1000):
-        progress(done, 1000)
-    assert capsys.readouterr().out.splitlines() == [
-        "100 of 1,000 records are there already",
-        "650 of 1,000 records  50/s  7 s left",
-    ]
-
-
-def test_complete_predictions_are_said_to_be_there(capsys):
-    predict.ProgressPrinter()(0, 5)
-    assert not capsys.readouterr().out
-    predict.ProgressPrinter()(5, 5)
-    assert capsys.readouterr().out == "5 of 5 records are there already\n"
-
-
-@pytest.mark.parametrize(
-    ("opened", "said"),
-    [
-        ("rows.csv", "--input=rows.csv: there is no file 'rows.csv'. Did you mean 'row.csv'?"),
-        ("other", "Own.prediction() in line"),
-        ("a text", "--input=a text: there is no file 'a text'. Own.prediction takes the"),
-        ("text:a", "--input=text:a: there is no file 'text:a'. Own.prediction takes the"),
-    ],
-)
-def test_an_input_that_does_not_exist_is_named_before_the_code_that_reads_it(
-    opened, said, tmp_path, monkeypatch
-):
-    class Own(tftpu.DataConfig):
-        def prediction(self, address, context):
-            Path(opened).read_bytes()
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "row.csv").touch()
-    given = "rows.csv" if opened == "other" else opened
-    options = predict.Options(workdir="run", input=given, output="out")
-    with pytest.raises(UserError) as refused:
-        predict._open_records(Own(), options)
-    assert str(refused.value).startswith(said)

@@ -1,0 +1,1 @@
+"""Parts of `tftpu predict`: the outputs, the records, and what is printed."""

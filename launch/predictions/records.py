@@ -1,0 +1,81 @@
+"""The records that are predicted, and the fields that are kept of them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tftpu.config import DataConfig
+from tftpu.errors import UserError
+from tftpu.input_pipelines.sources import Images, StreamedImages
+from tftpu.launch.settings import own_code
+
+if TYPE_CHECKING:
+    from tftpu.input_pipelines.unlabelled import UnlabelledRecords
+
+
+def check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> None:
+    """Raises `UserError` for fields of files of images, before anything is loaded."""
+    if type(data) not in (Images, StreamedImages):  # another class may read anything
+        return
+    of_files = getattr(data, "format", "") in ("folder", "index")
+    if keep and (address.partition(":")[0] == "images" or (":" not in address and of_files)):
+        raise UserError(
+            f"--keep={','.join(keep)}: pictures in files have no fields, and each row names its "
+            "file: leave out --keep."
+        )
+
+
+def open_records(
+    data: DataConfig, address: str, skip_bad: bool, keep: tuple[str, ...]
+) -> tuple["UnlabelledRecords", Any]:
+    """Returns the records at an address, and the specs of their features.
+
+    Args:
+        data: the data of the run.
+        address: where the records are, as `--input` names it.
+        skip_bad: whether records that cannot be read are skipped.
+        keep: the fields of the input that are kept.
+
+    Raises:
+        UserError: there are none.
+    """
+    from tftpu import input_pipelines
+
+    with own_code.failures_of_class(data, "prediction"):
+        try:
+            records = input_pipelines.prediction(data, address, skip_bad, keep)
+        except FileNotFoundError as error:
+            # Not every library names the file apart from its message.
+            path = str(error.filename or error)
+            what = address.rpartition(":")[2]
+            if what not in path:  # a file of the class itself
+                raise
+            missing = own_code.explain_missing(str(error.filename or what))
+            hint = ""
+            if address in path and set(": ") & set(address):
+                reader = f"{type(data).__name__}.prediction"
+                hint = f" {reader} takes the whole of {address!r} for a path."
+            raise UserError(f"--input={address}: {missing}{hint}") from error
+    return records, records.features([range(1)])
+
+
+def name_labels(
+    records: "UnlabelledRecords", data: DataConfig, names: list[str] | None
+) -> "UnlabelledRecords":
+    """Returns the records with the class name beside a kept label, if that is a class id."""
+    label, first = getattr(data, "label_feature", "label"), getattr(data, "first_class", 0)
+    read = records.fields
+    if names is None or read is None or label not in records.names:
+        return records
+
+    def read_with_names(numbers: range, kept: Sequence[str]) -> dict[str, Any]:
+        found = dict(read(numbers, kept))
+        ids = np.asarray(found.get(label, ""))
+        if ids.ndim == 1 and ids.dtype.kind in "iu":
+            known = {first + number: name for number, name in enumerate(names)}
+            found[f"{label}_name"] = [known.get(number, "") for number in ids.tolist()]
+        return found
+
+    return dataclasses.replace(records, fields=read_with_names)

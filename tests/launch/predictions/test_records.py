@@ -1,0 +1,33 @@
+"""The records of `tftpu predict`."""
+
+from pathlib import Path
+
+import pytest
+
+import tftpu
+from tftpu.errors import UserError
+from tftpu.launch.predictions.records import open_records
+
+
+@pytest.mark.parametrize(
+    ("opened", "said"),
+    [
+        ("rows.csv", "--input=rows.csv: there is no file 'rows.csv'. Did you mean 'row.csv'?"),
+        ("other", "Own.prediction() in line"),
+        ("a text", "--input=a text: there is no file 'a text'. Own.prediction takes the"),
+        ("text:a", "--input=text:a: there is no file 'text:a'. Own.prediction takes the"),
+    ],
+)
+def test_an_input_that_does_not_exist_is_named_before_the_code_that_reads_it(
+    opened, said, tmp_path, monkeypatch
+):
+    class Own(tftpu.DataConfig):
+        def prediction(self, address, context):
+            Path(opened).read_bytes()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "row.csv").touch()
+    given = "rows.csv" if opened == "other" else opened
+    with pytest.raises(UserError) as refused:
+        open_records(Own(), given, False, ())
+    assert str(refused.value).startswith(said)
