@@ -1,4 +1,4 @@
-"""What `tftpu predict` prints: how far it is, where the rows are, and a few of them."""
+"""Lines of `tftpu predict`: how far it is, where the rows are, and a few of them."""
 
 import json
 import sys
