@@ -95,8 +95,10 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
     traffic = (state.total + state.optimizer + state.averages) / target.bytes_per_s
     again = 1.0 if candidate.remat in ("none", "products") else _RECOMPUTED
     exchange = _estimate_exchange(candidate.microbatches, sizes, target, facts, examples)
-    # A program with more microbatches reads the weights more often.
-    reads = candidate.microbatches * state.weights / target.bytes_per_s
+    # Each microbatch reads the weights forward and backward; several add to sums of the gradients,
+    # which are written, read and written again.
+    sums = 3 * gradients if candidate.microbatches > 1 else 0
+    reads = candidate.microbatches * (2 * state.weights + sums) / target.bytes_per_s
     return Estimate(
         candidate=candidate,
         state_bytes=state.total,

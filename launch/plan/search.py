@@ -69,6 +69,11 @@ class Goal:
         return "too slow" if self.budget is None else "over budget"
 
     @property
+    def aim(self) -> str:
+        """What is looked for, such as "the fastest for at most $50.00"."""
+        return f"the {'fastest' if self.budget is not None else 'cheapest'}{self.limit}"
+
+    @property
     def limit(self) -> str:
         """The limit as a clause, "" without one."""
         if self.budget is not None:
@@ -168,7 +173,7 @@ class Search:
         if not self._own.isdisjoint(known):
             self._own.clear()
         for one, verdict in known.items():
-            if one in self._estimates:
+            if self.has_candidate(one):
                 self._note(one, verdict)
         self._waiting.sort(key=self._rank_likely)
 
@@ -194,6 +199,30 @@ class Search:
         for one in self._waiting:
             found.setdefault(one.candidate.slice, one)
         return list(found.values())
+
+    def list_unpriced(self) -> dict[str, Estimate | str]:
+        """Returns the slices without a price: what is cheapest at the peak of those left, or why.
+
+        The reason is the one for which most of its candidates were not compiled; "" for a slice on
+        which none of those compiled runs.
+        """
+        priced = {one.slice for one, verdict in self.verdicts.items() if verdict.step_seconds}
+        found: dict[str, Estimate | str] = {}
+        for name in dict.fromkeys(one.slice for one in self._estimates):
+            if name in priced:
+                continue
+            left = [e for c, e in self._estimates.items() if c.slice == name and self._is_open(c)]
+            reasons = collections.Counter(r for c, r in self.pruned.items() if c.slice == name)
+            why = next(iter(reasons.most_common(1)), ("", 0))[0]
+            found[name] = min(left, key=lambda e: e.least_seconds) if left else why
+        return found
+
+    def _is_open(self, candidate: Candidate) -> bool:
+        return candidate not in self.verdicts and candidate not in self.pruned
+
+    def has_candidate(self, candidate: Candidate) -> bool:
+        """Returns whether a candidate is among those to choose from."""
+        return candidate in self._estimates
 
     def has_slice(self, name: str) -> bool:
         """Returns whether there are candidates for a slice."""

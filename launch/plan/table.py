@@ -8,8 +8,11 @@ from rich.table import Table
 
 from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.errors import counted
+from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import ATTENTION, MESH, Candidate, Space
 from tftpu.launch.plan.search import OVER_BUDGET, TOO_SLOW, Search
+from tftpu.preflight.pricing.prices import BASES
+from tftpu.tpu.slices import parse_slice
 
 _TEXT = ("slice", "mesh", "changes of the config", "")  # columns aligned to the left
 
@@ -93,19 +96,44 @@ def describe_estimates(search: Search, space: Space) -> list[str]:
         search: the search, of which nothing was compiled yet.
         space: the config, and the fields that were chosen.
     """
+    other = "" if search.goal.budget is None else ", without --budget for the cheapest"
+    count = counted(search.size, "candidate")
     lines = [
-        f"{counted(search.size, 'candidate')}. Estimate before compiling, by arithmetic: the first "
-        "one of each slice, at the chip's peak"
+        f"Looking for {search.goal.aim}{other}, among {count}. Estimate before compiling, by "
+        "arithmetic: the first one of each slice, at the chip's peak; whether it fits is for the "
+        "compiler to say"
     ]
     for one in search.list_promising():
         shown = " ".join([one.candidate.slice, *space.list_changes(one.candidate)])
-        seconds = search.goal.steps * one.least_seconds
-        usd = one.usd_hour * seconds / 3600
-        lines.append(
-            f"  {shown}: {format_duration(one.least_seconds)} per step, "
-            f"{format_duration(seconds)} and {format_price(usd)} for the run"
-        )
+        step = format_duration(one.least_seconds)
+        lines.append(f"  {shown}: {step} per step, {_format_least(search, one)}")
     return lines
+
+
+def describe_unpriced(search: Search) -> list[str]:
+    """Returns a line for each slice of which no candidate has a price."""
+    lines = []
+    for name, found in search.list_unpriced().items():
+        said = found or "none of its candidates runs"
+        if isinstance(found, Estimate):
+            said = f"no price yet; at the chip's peak {_format_least(search, found)}"
+        lines.append(f"  {name}: {said}")
+    return lines
+
+
+def describe_ranges(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns how far the times of candidates may be off, by generation."""
+    names = dict.fromkeys(parse_slice(row["slice"]).generation.name for row in rows)
+    by_share: dict[str, list[str]] = {}
+    for name in names:
+        by_share.setdefault(f"{1 - BASES[name].low:.0%}", []).append(name)
+    return ", ".join(f"±{share} on {' and '.join(some)}" for share, some in by_share.items())
+
+
+def _format_least(search: Search, one: Estimate) -> str:
+    seconds = search.goal.steps * one.least_seconds
+    usd = one.usd_hour * seconds / 3600
+    return f"{format_duration(seconds)} and {format_price(usd)} for the run"
 
 
 def explain_nothing(search: Search) -> str:
@@ -148,7 +176,9 @@ def describe_search(
     said += [f"{unpriced} not priced"] if unpriced else []
     compiled = f"{len(search.verdicts):,} compiled" + (f" ({', '.join(said)})" if said else "")
     pruned = f"{len(search.pruned):,} pruned"
-    left = f"{search.left:,} left{': the same command continues with them' if search.left else ''}"
+    left = f"{search.left:,} left"
+    if search.left:
+        left += ": the same command continues with them, for as long as --time_limit says"
     lines = [f"{counted(search.size, 'candidate')}: {compiled}, {pruned}, {left}."]
     lines += [f"  {count} {reason}" for reason, count in search.count_pruned().items()]
     errors = dict.fromkeys(v.error.splitlines()[0] for v in failed if not v.too_large and v.error)

@@ -129,6 +129,93 @@ def test_a_model_that_no_config_describes_needs_a_function():
         assert len(str(caught.value)) < 500 and caught.value.__cause__ is None
 
 
+class Plain(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.logits = keras.layers.Dense(4)
+
+    def call(self, x):
+        return self.logits(x)
+
+
+class WithKeywords(Plain):
+    def __init__(self, **kwargs):
+        keras.Model.__init__(self, **kwargs)
+        self.logits = keras.layers.Dense(4)
+
+
+class Sized(Plain):
+    def __init__(self, width=4, **kwargs):
+        keras.Model.__init__(self, **kwargs)
+        self.logits = keras.layers.Dense(width)
+
+
+class Described(Sized):
+    def __init__(self, width=4, **kwargs):
+        super().__init__(width, **kwargs)
+        self.width = width
+
+    def get_config(self):
+        return {"width": self.width}
+
+
+class Graph(keras.Model):
+    def __init__(self, width=4):
+        inputs = keras.Input((12,))
+        super().__init__(inputs, keras.layers.Dense(width)(inputs))
+
+
+class Half(keras.layers.Layer):
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def call(self, x):
+        return self.factor * x
+
+
+def own_loss(y_true, y_pred):
+    return keras.ops.mean((y_true - y_pred) ** 2, axis=-1)
+
+
+def with_layer(layer: keras.layers.Layer) -> keras.Model:
+    inputs = keras.Input((12,))
+    return keras.Model(inputs, layer(inputs))
+
+
+@pytest.mark.parametrize(
+    "make", [Plain, WithKeywords, lambda: Described(7), lambda: with_layer(Half(0.25))]
+)
+def test_classes_and_losses_of_your_own_are_built_again(make):
+    model = make()
+    model.compile("adam", own_loss, metrics=["mae"])
+    again = compiled_model.build_function(model)()
+    assert (type(again), again.loss) == (type(model), own_loss)
+    x = np.ones((2, 12), "float32")
+    shapes = [[v.shape for v in one.weights] for one in (again, model) if one(x) is not None]
+    assert shapes[0] == shapes[1]
+    if isinstance(again, Plain):
+        assert again.logits.units == model.logits.units
+    else:
+        assert again.layers[-1].factor == 0.25
+
+
+@pytest.mark.parametrize("make", [lambda: Sized(8), lambda: Graph(8), lambda: with_layer(Sized(8))])
+def test_a_class_whose_arguments_keras_does_not_keep_is_refused(make):
+    """Its config has the defaults in their place: a smaller model would be priced."""
+    model = make()
+    model.compile("sgd", "mse")
+    with pytest.raises(UserError, match=r"not keep what \w+\(\) was given as width\. Give a"):
+        compiled_model.build_function(model)
+
+
+def test_the_precision_of_a_class_that_was_not_called_is_that_of_its_layers():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = Plain()
+    keras.config.set_dtype_policy("float32")
+    assert compiled_model.read_precision(model) == "mixed_bfloat16"
+
+
 def test_a_number_of_examples_needs_symbolic_inputs():
     def build_unknown():
         model = Unknown(keras.layers.Dense(1))
@@ -137,6 +224,20 @@ def test_a_number_of_examples_needs_symbolic_inputs():
 
     with pytest.raises(UserError, match="only of a model with symbolic inputs"):
         preflight.check(build_unknown, 8, ["v5e-8"])
+
+
+@pytest.mark.slow
+def test_a_class_of_your_own_is_checked_as_its_function_is():
+    def build_plain():
+        model = Plain()
+        model.compile("adam", own_loss)
+        return model
+
+    batch = tf.TensorSpec((64, 12)), tf.TensorSpec((64, 4))
+    options = PreflightOptions(precision="float32")
+    [ours] = preflight.check(build_plain(), batch, ["v5e-8"]).slices
+    [expected] = preflight.check(build_plain, batch, ["v5e-8"], options).slices
+    assert ours.compiles and ours.step_ms == expected.step_ms
 
 
 @pytest.mark.slow

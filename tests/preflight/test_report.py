@@ -203,7 +203,7 @@ def test_slices_that_were_not_compiled_are_no_evidence():
     refused = SliceReport("v5e-16", 16, error="16 devices do not divide a batch of 1,000.")
     assert "Compiled with" not in Report(1000, "float32", None, [refused]).text()
     both = Report(1000, "float32", None, [refused, filled("v3-8")]).text()
-    assert "Compiled with" in both and " on v3 (" in both and " on v5e (" not in both
+    assert "Compiled with" in both and " on v3, of" in both and " on v5e (" not in both
 
 
 def test_the_json_has_the_fields_that_other_commands_read():

@@ -412,6 +412,11 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def list_models(model: keras.Model) -> list[keras.Model]:
+    """Returns the model, and all models among its layers, nested ones included."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]
+
+
 def has_frozen_weights(model: keras.Model) -> bool:
     """Returns whether a weight that layers made to be trained is frozen.
 

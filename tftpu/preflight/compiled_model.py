@@ -2,8 +2,9 @@
 
 import copy
 import dataclasses
+import inspect
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,27 +18,86 @@ from tftpu.tensors import Nest
 
 
 def build_function(model: keras.Model) -> Callable[[], keras.Model]:
-    """Returns a function that builds and compiles a model like another one, from its config.
+    """Returns a function that builds and compiles a model like another one.
+
+    It is built from its config; a class whose constructor takes nothing is called.
 
     Args:
         model: the compiled model.
 
     Raises:
-        UserError: the model is not compiled, or does not describe itself in a config.
+        UserError: the model is not compiled, or does not describe itself.
     """
     _refuse_uncompiled(model)
     try:
-        config: Any = keras.saving.serialize_keras_object(model)
-        _rebuild(config)
+        build = _find_builder(model)
+        _refuse_other_weights(build(), model)
     except Exception as error:
         said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise UserError(
             f"The model {model.name!r} of the class {type(model).__name__} cannot be built again "
-            "from its config. Give a function that builds, compiles and returns it, and the shapes "
-            "of a batch, or arrays: check(build, (tf.TensorSpec((1024, 8)), tf.TensorSpec((1024,), "
-            f"'int32')), slices). The reason: {said[:300] or type(error).__name__}."
+            f"from its config: {said[:300] or type(error).__name__}. Give a function that builds, "
+            "compiles and returns it, and a batch, (x[:1024], y[:1024]) or tf.TensorSpecs of its "
+            "shapes: check(build, batch, slices)."
         ) from None
-    return lambda: _rebuild(config)
+    return build
+
+
+def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
+    own = [layer for layer in keras_internals.list_models(model) if _loses_arguments(layer)]
+    for layer in own:
+        if names := _list_parameters(type(layer)):
+            raise UserError(
+                f"Keras does not keep what {type(layer).__name__}() was given as {', '.join(names)}"
+            )
+    objects = _list_own_objects(model)
+    if model in own and not _takes_keywords(type(model)):
+        compiled = model.get_compile_config()
+        return lambda: _compile(type(model)(), compiled, objects)
+    config: Any = keras.saving.serialize_keras_object(model)
+    return lambda: _rebuild(config, objects)
+
+
+def _loses_arguments(model: keras.Model) -> bool:
+    """Returns whether the config of a model lacks the arguments of its constructor.
+
+    `keras.Model.get_config` gives the defaults of a subclass in their place (Keras 3.15.1).
+    """
+    kind = type(model)
+    inherited = _is_of_keras(kind.__init__) or not _is_of_keras(kind.get_config)
+    takes_graph = {"inputs", "outputs"} <= inspect.signature(kind.__init__).parameters.keys()
+    return not inherited and not takes_graph
+
+
+def _list_parameters(kind: type) -> list[str]:
+    """Returns the parameters of a constructor, apart from `self` and any keywords."""
+    _, *given = inspect.signature(kind.__init__).parameters.values()
+    return [one.name for one in given if one.kind is not one.VAR_KEYWORD]
+
+
+def _takes_keywords(kind: type) -> bool:
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    return any(one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def _list_own_objects(model: keras.Model) -> dict[str, Any]:
+    """Returns the classes and functions of a model that are not Keras's, by their names."""
+    layers = [model, *keras_internals.list_layers(model)]
+    losses = [loss for loss in keras.tree.flatten(model.loss) if not isinstance(loss, str)]
+    found = [*layers, *losses, model.optimizer]
+    kinds = [one if inspect.isfunction(one) else type(one) for one in found]
+    return {kind.__name__: kind for kind in kinds if not _is_of_keras(kind)}
+
+
+def _is_of_keras(kind: Any) -> bool:
+    return kind.__module__.partition(".")[0] in ("keras", "builtins")
+
+
+def _refuse_other_weights(built: keras.Model, model: keras.Model) -> None:
+    """Raises `UserError` if a model that was built again has other weights."""
+    shapes = [[tuple(v.shape) for v in one.weights] for one in (built, model)]
+    if built.built and model.built and shapes[0] != shapes[1]:
+        raise UserError("from its config it has weights of other shapes")
 
 
 def choose_precision(model: keras.Model, options: PreflightOptions) -> PreflightOptions:
@@ -51,7 +111,9 @@ def choose_precision(model: keras.Model, options: PreflightOptions) -> Preflight
 def read_precision(model: keras.Model) -> str:
     """Returns the dtype policy of a model's layers: the mixed one if there is, else all."""
     layers = keras_internals.list_layers(model)
-    found = sorted({layer.dtype_policy.name for layer in layers if layer.weights})
+    # Without weights, as those of a class that was not called yet, any layer tells.
+    weighted = [layer for layer in layers if layer.weights] or layers
+    found = sorted({layer.dtype_policy.name for layer in weighted})
     mixed = [name for name in found if name in ("mixed_bfloat16", "mixed_float16")]
     return mixed[0] if mixed else " and ".join(found) or "float32"
 
@@ -130,9 +192,18 @@ def _refuse_uncompiled(model: keras.Model) -> None:
         )
 
 
-def _rebuild(config: dict[str, Any]) -> keras.Model:
+def _rebuild(config: dict[str, Any], objects: Mapping[str, Any]) -> keras.Model:
     # A copy, since Keras takes the parts of a functional model out of the config that it reads.
-    return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=False)
+    with keras.saving.custom_object_scope(dict(objects)):
+        return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=False)
+
+
+def _compile(
+    model: keras.Model, compiled: dict[str, Any], objects: Mapping[str, Any]
+) -> keras.Model:
+    with keras.saving.custom_object_scope(dict(objects)):
+        model.compile_from_config(copy.deepcopy(compiled))
+    return model
 
 
 def _to_spec(value: Any) -> Any:

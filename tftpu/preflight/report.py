@@ -9,6 +9,7 @@ import re
 from rich.console import Console
 from rich.table import Table
 
+from tftpu.errors import counted
 from tftpu.preflight import table
 from tftpu.preflight.pricing.prices import BASES
 from tftpu.preflight.slice_report import SliceReport
@@ -18,6 +19,10 @@ from tftpu.version import __version__
 _FLOAT32 = (
     "The model computes in float32. With mixed_bfloat16 a step usually needs less time and memory: "
     "keras.config.set_dtype_policy('mixed_bfloat16') before the model is built."
+)
+_SHORT = (
+    "Steps well below a millisecond are mostly overhead on a TPU, which is not modelled: they may "
+    "take longer than their range says."
 )
 WIDTH = 132  # columns of a report that is not printed to a terminal, which fit the whole table
 
@@ -139,6 +144,7 @@ class Report:
             "predictions were off for models that the fit did not know. Time and cost are those of "
             "the steps alone, without start-up, evaluation, checkpoints and waiting for input.",
             *([_FLOAT32] if self.precision == "float32" else []),
+            *([_SHORT] if any((item.step_ms or 1.0) < 0.5 for item in compiled) else []),
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]
         if any(item.kwh_per_run is not None for item in self.slices):
@@ -165,8 +171,8 @@ def _translate(advice: str) -> str:
 def _describe_runs(compiled: list[SliceReport]) -> str:
     """Returns on how many published runs the times of slices are based."""
     names = dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled)
-    return ", ".join(
-        f"{BASES[name].runs} on {name} (models: {BASES[name].models})" for name in names
+    return " and ".join(
+        f"{BASES[name].runs} on {name}, of {counted(BASES[name].models, 'model')}" for name in names
     )
 
 

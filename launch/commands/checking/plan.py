@@ -164,6 +164,8 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
     search = _build_search(options, space, targets, facts)
     for line in table.describe_estimates(search, space):
         print(line, file=sys.stderr, flush=True)
+    if known := sum(map(search.has_candidate, journal.verdicts)):
+        print(f"{counted(known, 'candidate')} known from {FILE}", file=sys.stderr, flush=True)
     try:
         examiner.run(search, journal, options.time_limit - (time.monotonic() - start))
     finally:
@@ -190,7 +192,7 @@ def _build_search(options: Options, space: Space, targets: Sequence[Slice], fact
 def _describe_run(space: Space, goal: Goal) -> str:
     engine = "JAX" if space.has_mesh else "TensorFlow"
     batch = counted(space.experiment.data.global_batch_size, "example")
-    return f"{counted(goal.steps, 'step')} of {batch} on the {engine} engine{goal.limit}"
+    return f"{counted(goal.steps, 'step')} of {batch} on the {engine} engine: {goal.aim}"
 
 
 def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
@@ -217,19 +219,21 @@ def _print_answer(
         console.print(table.build_table(rows, search.goal.miss), highlight=False)
         lines, best = [""], search.list_best()[0]
         if search.meets_goal(best):
-            lines = ["", f"On {best.slice}:", *_list_command(options, best, space), ""]
+            so_far = "The best so far, on" if search.left else "On"
+            lines = ["", f"{so_far} {best.slice}:", *_list_command(options, best, space), ""]
     else:
         lines = [table.explain_nothing(search)]
     refusals = {t.name: space.explain_refusal(t) for t in targets if not search.has_slice(t.name)}
     states = journal.facts.states if journal.facts else {}
     undivided = [states[name] for name in space.list_states(targets) if name in states]
     undivided = [reason for reason in undivided if isinstance(reason, str)]
+    lines += table.describe_unpriced(search) if rows else []
     lines += table.describe_search(search, refusals, undivided)
     if rows:
         given = f"{options.price} dollars a chip-hour, as given; else " if options.price else ""
         lines.append(
             f"Prices: {given}{PRICE_SOURCE}. Compiled, not run: predictions for the steps alone, "
-            "with the ranges that `tftpu preflight` prints."
+            f"{table.describe_ranges(rows)}; rows that differ by less are alike."
         )
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -158,7 +158,8 @@ def run(options: Options) -> None:
 
         _write(options.html, build_page(report).encode())
     if not options.report and not any(item.fits for item in report.slices):
-        raise UserError(_say_none(options, "run the step as it is"))
+        undecided = any(item.undecided for item in report.slices)
+        raise UserError(_say_none(options, "The step as it is", undecided))
 
 
 def _price_text(options: Options) -> None:
@@ -181,13 +182,12 @@ def _price_text(options: Options) -> None:
             options.json, json.dumps([dataclasses.asdict(r) for r in reports], indent=1).encode()
         )
     if all(report.error for report in reports):
-        raise UserError(_say_none(options, "write text"))
+        raise UserError(_say_none(options, "Writing text", undecided=True))
 
 
-def _say_none(options: Options, what: str) -> str:
-    several = len(options.names) > 1
-    slices = "None of the slices" if several else "The slice"
-    return f"{slices} {options.slices} is {'' if several else 'not '}known to {what}: see above."
+def _say_none(options: Options, what: str, undecided: bool) -> str:
+    runs = "does not run on" if len(options.names) == 1 else "runs on none of"
+    return f"{what} {'is not known to run on' if undecided else runs} {options.slices}: see above."
 
 
 def _write(path: str, data: bytes) -> None:

@@ -60,3 +60,16 @@ def test_what_recomputes_or_exchanges_more_is_likely_to_take_longer():
 def test_what_keeps_more_is_likely_to_need_more_memory():
     order = [estimate_of(remat=r).likely_bytes for r in ("offload", "block", "products", "none")]
     assert order == sorted(set(order))
+
+
+def test_many_microbatches_cost_more_than_recomputing():
+    data = {"8 data:8": StateBytes(30 * GIB, 60 * GIB, 0)}
+    whole = dataclasses.replace(FACTS, states=FACTS.states | data, examples=256)
+    plain = dataclasses.replace(PLAIN, mesh="data:8", remat="none", microbatches=32)
+    target = parse_slice("v6e-8")
+    once = dataclasses.replace(plain, microbatches=1)
+    many, one = (estimate(each, target, whole, 21.6).likely_seconds for each in (plain, once))
+    # Weights are read twice; sums of the gradients are written, read and written.
+    assert many - one == pytest.approx((31 * 2 * 30 + 32 * 3 * 30) * GIB / 1638e9)
+    recomputed = dataclasses.replace(once, remat="block")
+    assert estimate(recomputed, target, whole, 21.6).likely_seconds < many

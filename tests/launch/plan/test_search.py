@@ -6,6 +6,7 @@ import random
 import pytest
 
 from tftpu.launch.plan import search as plan
+from tftpu.launch.plan import table
 from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import Candidate
 from tftpu.launch.plan.search import Goal, Search, Verdict
@@ -239,3 +240,36 @@ def test_plain_attention_waits_for_the_kernel_unless_it_does_not_run():
             found.append(one)
             search.record(one, Verdict(False, error="no"))
         assert found == order
+
+
+def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
+    left, dear = Candidate("c", "", "none", 1), Candidate("d", "", "none", 1)
+    large = Candidate("e", "", "none", 1)
+    estimates = [estimate_of(ONE), estimate_of(left, least=0.5), estimate_of(left, least=0.5)]
+    estimates += [estimate_of(dear, usd=99.0), estimate_of(large)]
+    search = Search(estimates, Goal(7200))
+    fits, fails = Verdict(True, 1, step_seconds=1.0), Verdict(False, 2 * LIMIT, too_large=True)
+    search.record_known({ONE: fits, large: fails})
+    search.choose_next()
+    assert {name: found for name, found in search.list_unpriced().items() if found} == {
+        "c": estimates[1],
+        "d": plan.NO_BETTER,
+    }
+    assert table.describe_unpriced(search) == [
+        "  c: no price yet; at the chip's peak 60 min and $1.00 for the run",
+        "  d: no better than the best even at the chip's peak",
+        "  e: none of its candidates runs",
+    ]
+
+
+def test_what_is_looked_for_is_said_in_words():
+    assert Goal(1, budget=100.0).aim == "the fastest for at most $100.00"
+    assert (Goal(1, deadline=21600.0).aim, Goal(1).aim) == (
+        "the cheapest in at most 6h",
+        "the cheapest",
+    )
+
+
+def test_rows_say_how_far_their_times_may_be_off():
+    rows = [{"slice": name} for name in ("v6e-8", "v5e-1", "v5p-8", "v6e-1")]
+    assert table.describe_ranges(rows) == "±16% on v6e and v5e, ±25% on v5p"

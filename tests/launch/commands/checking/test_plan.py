@@ -72,7 +72,7 @@ def test_an_interrupted_plan_says_what_it_knows(tmp_path):
     advice = "give more time by --time_limit, or leave fewer to choose from by --config.model."
     assert f"No candidate that fits is known yet: {advice}attention=auto.\n" in said
     assert (
-        "48 candidates: 0 compiled, 0 pruned, 48 left: the same command continues with them."
+        "48 candidates: 0 compiled, 0 pruned, 48 left: the same command continues with them, for "
         in said
     )
 
