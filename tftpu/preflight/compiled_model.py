@@ -52,7 +52,7 @@ def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
             )
     objects = _list_own_objects(model)
     if model in own and not _takes_keywords(type(model)):
-        compiled = model.get_compile_config()
+        compiled: Any = model.get_compile_config()
         return lambda: _compile(type(model)(), compiled, objects)
     config: Any = keras.saving.serialize_keras_object(model)
     return lambda: _rebuild(config, objects)

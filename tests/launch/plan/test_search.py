@@ -256,7 +256,7 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
         "d": plan.NO_BETTER,
     }
     assert table.describe_unpriced(search) == [
-        "  c: no price yet; at the chip's peak 60 min and $1.00 for the run",
+        "  c: no price yet; at the chip's peak 1 h and $1.00 for the run",
         "  d: no better than the best even at the chip's peak",
         "  e: none of its candidates runs",
     ]
