@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tftpu.amounts import format_size
@@ -139,8 +140,11 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
     limit = target.generation.hbm_limit
     needs, limit = advise.parse_memory_error(report.error) or (2 * limit, limit)
     report.hbm_bytes = needs
-    divided, accumulating = _suggest_accumulation(examiner, target, per_core, needs)
-    recomputed, recomputing = suggest_recomputing(examiner, target, per_core)
+    with ThreadPoolExecutor(2, "changes") as pool:  # a compiler keeps one core busy
+        accumulates = pool.submit(_suggest_accumulation, examiner, target, per_core, needs)
+        recomputes = pool.submit(suggest_recomputing, examiner, target, per_core)
+    divided, accumulating = accumulates.result()
+    recomputed, recomputing = recomputes.result()
     report.advice += [*accumulating, *recomputing]
     if divided or recomputed:
         return
