@@ -209,6 +209,51 @@ def test_a_class_whose_arguments_keras_does_not_keep_is_refused(make):
         compiled_model.build_function(model)
 
 
+class Forgetful(Described):
+    def __init__(self, width=4, rate=0.1, **kwargs):
+        super().__init__(width, **kwargs)
+        self.rate = rate
+
+
+def test_a_config_without_a_setting_is_refused():
+    model = Forgetful(8, rate=0.5)
+    model.compile("sgd", "mse")
+    with pytest.raises(UserError, match=r"rate of Forgetful is 0\.5, and 0\.1 in what it builds\."):
+        compiled_model.build_function(model)
+
+
+class CompilesItself(Plain):
+    """As KerasHub's tasks; Keras's `compile_from_config` only warns of such a class."""
+
+    def __init__(self):
+        super().__init__()
+        self.compile("adam", "mse")
+
+    def compile(self, *arguments, **named):
+        super().compile(*arguments, **named)
+
+
+class TwoOptimizers(Plain):
+    def compile(self, d_optimizer, **named):
+        super().compile(**named)
+        self.d_optimizer = d_optimizer
+
+
+def test_what_the_model_was_compiled_with_is_kept_whatever_its_constructor_compiles():
+    model = CompilesItself()
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.9), own_loss)
+    again = compiled_model.build_function(model)()
+    assert again.optimizer.get_config() == model.optimizer.get_config()
+    assert again.loss is own_loss
+
+
+def test_a_class_with_a_compile_of_its_own_that_keeps_more_is_refused():
+    model = TwoOptimizers()
+    model.compile("sgd", loss="mse")
+    with pytest.raises(UserError, match=r"d_optimizer of TwoOptimizers is 'sgd', and None"):
+        compiled_model.build_function(model)
+
+
 def test_the_precision_of_a_class_that_was_not_called_is_that_of_its_layers():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = Plain()

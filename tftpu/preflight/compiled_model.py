@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import inspect
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,6 +15,9 @@ from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 from tftpu.preflight.options import PreflightOptions
 from tftpu.tensors import Nest
+
+# Attributes of a model or layer that depend on how often it was built, called or compiled.
+_BY_KERAS = ("name", "built", "compiled", "loss", "stop_training")
 
 
 def build_function(model: keras.Model) -> Callable[[], keras.Model]:
@@ -31,7 +34,7 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
     _refuse_uncompiled(model)
     try:
         build = _find_builder(model)
-        _refuse_other_weights(build(), model)
+        _refuse_differences(build(), model)
     except Exception as error:
         said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise UserError(
@@ -50,12 +53,21 @@ def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
             raise UserError(
                 f"Keras does not keep what {type(layer).__name__}() was given as {', '.join(names)}"
             )
-    objects = _list_own_objects(model)
-    if model in own and not _takes_keywords(type(model)):
-        compiled: Any = model.get_compile_config()
-        return lambda: _compile(type(model)(), compiled, objects)
     config: Any = keras.saving.serialize_keras_object(model)
-    return lambda: _rebuild(config, objects)
+    compiled: Any = config.pop("compile_config", None)
+    objects = _list_own_objects(model)
+    calls_class = model in own and not _takes_keywords(type(model))
+
+    def build() -> keras.Model:
+        # Copies, since Keras takes the parts of a functional model out of the config that it reads.
+        with keras.saving.custom_object_scope(objects):
+            # A class with a `compile` of its own may be compiled by its constructor, as KerasHub's
+            # tasks are, but not by `compile_from_config`.
+            built = type(model)() if calls_class else _deserialize(config)
+            keras.Model.compile(built, **_deserialize(compiled))
+        return built
+
+    return build
 
 
 def _loses_arguments(model: keras.Model) -> bool:
@@ -93,11 +105,23 @@ def _is_of_keras(kind: Any) -> bool:
     return kind.__module__.partition(".")[0] in ("keras", "builtins")
 
 
-def _refuse_other_weights(built: keras.Model, model: keras.Model) -> None:
-    """Raises `UserError` if a model that was built again has other weights."""
+def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
+    """Raises `UserError` if a model that was built again has other weights or settings."""
     shapes = [[tuple(v.shape) for v in one.weights] for one in (built, model)]
     if built.built and model.built and shapes[0] != shapes[1]:
-        raise UserError("from its config it has weights of other shapes")
+        raise UserError("what its config builds has weights of other shapes")
+    if built.get_compile_config() != model.get_compile_config():
+        raise UserError("what its config builds is compiled with other arguments")
+    again, given = ([one, *keras_internals.list_layers(one)] for one in (built, model))
+    for copied, layer in zip(again, given):
+        for name, was in {} if _is_of_keras(type(layer)) else vars(layer).items():
+            if name.startswith("_") or name in _BY_KERAS:
+                continue
+            now = getattr(copied, name, None)
+            plain = isinstance(was, bool | int | float | str)
+            if (was != now) if plain else now is None and was is not None:
+                kind = type(layer).__name__
+                raise UserError(f"{name} of {kind} is {was!r:.80}, and {now!r} in what it builds")
 
 
 def choose_precision(model: keras.Model, options: PreflightOptions) -> PreflightOptions:
@@ -192,18 +216,8 @@ def _refuse_uncompiled(model: keras.Model) -> None:
         )
 
 
-def _rebuild(config: dict[str, Any], objects: Mapping[str, Any]) -> keras.Model:
-    # A copy, since Keras takes the parts of a functional model out of the config that it reads.
-    with keras.saving.custom_object_scope(dict(objects)):
-        return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=False)
-
-
-def _compile(
-    model: keras.Model, compiled: dict[str, Any], objects: Mapping[str, Any]
-) -> keras.Model:
-    with keras.saving.custom_object_scope(dict(objects)):
-        model.compile_from_config(copy.deepcopy(compiled))
-    return model
+def _deserialize(config: Any) -> Any:
+    return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=False)
 
 
 def _to_spec(value: Any) -> Any:
