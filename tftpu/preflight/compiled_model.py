@@ -23,7 +23,7 @@ _BY_KERAS = ("name", "built", "compiled", "loss", "stop_training")
 def build_function(model: keras.Model) -> Callable[[], keras.Model]:
     """Returns a function that builds and compiles a model like another one.
 
-    It is built from its config; a class whose constructor takes nothing is called.
+    It is built from its config; a class that has none is called with its constructor's defaults.
 
     Args:
         model: the compiled model.
@@ -39,24 +39,23 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
         said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise UserError(
             f"The model {model.name!r} of the class {type(model).__name__} cannot be built again "
-            f"from its config: {said[:300] or type(error).__name__}. Give a function that builds, "
-            "compiles and returns it, and a batch, (x[:1024], y[:1024]) or tf.TensorSpecs of its "
-            "shapes: check(build, batch, slices)."
+            f"from its config: {said[:300] or type(error).__name__}. Return what the constructor "
+            "takes from get_config(), or give a function that builds, compiles and returns it, and "
+            "a batch, (x[:1024], y[:1024]) or tf.TensorSpecs: check(build, batch, slices)."
         ) from None
     return build
 
 
 def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
-    own = [layer for layer in keras_internals.list_models(model) if _loses_arguments(layer)]
-    for layer in own:
-        if names := _list_parameters(type(layer)):
-            raise UserError(
-                f"Keras does not keep what {type(layer).__name__}() was given as {', '.join(names)}"
-            )
+    given = _list_parameters(type(model)) if _loses_arguments(model) else []
+    if needed := [one.name for one in given if one.default is one.empty]:
+        raise UserError(
+            f"Keras does not keep what {type(model).__name__}() was given as {', '.join(needed)}"
+        )
     config: Any = keras.saving.serialize_keras_object(model)
     compiled: Any = config.pop("compile_config", None)
     objects = _list_own_objects(model)
-    calls_class = model in own and not _takes_keywords(type(model))
+    calls_class = _loses_arguments(model)
 
     def build() -> keras.Model:
         # Copies, since Keras takes the parts of a functional model out of the config that it reads.
@@ -81,15 +80,10 @@ def _loses_arguments(model: keras.Model) -> bool:
     return not inherited and not takes_graph
 
 
-def _list_parameters(kind: type) -> list[str]:
+def _list_parameters(kind: type) -> list[inspect.Parameter]:
     """Returns the parameters of a constructor, apart from `self` and any keywords."""
     _, *given = inspect.signature(kind.__init__).parameters.values()
-    return [one.name for one in given if one.kind is not one.VAR_KEYWORD]
-
-
-def _takes_keywords(kind: type) -> bool:
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    return any(one.kind is one.VAR_KEYWORD for one in parameters)
+    return [one for one in given if one.kind is not one.VAR_KEYWORD]
 
 
 def _list_own_objects(model: keras.Model) -> dict[str, Any]:
@@ -106,22 +100,49 @@ def _is_of_keras(kind: Any) -> bool:
 
 
 def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
-    """Raises `UserError` if a model that was built again has other weights or settings."""
+    """Raises `UserError` if a model that was built again has other weights, layers or settings."""
+    if built.get_compile_config() != model.get_compile_config():
+        raise UserError("the copy is compiled with other arguments")
+    copies, layers = ([one, *keras_internals.list_layers(one)] for one in (built, model))
+    if [type(one) for one in copies] != [type(one) for one in layers]:
+        raise UserError("the copy has other layers")
+    for copied, layer in zip(copies, layers):
+        again = _read_settings(copied)
+        for name, was in _read_settings(layer).items():
+            if was != (now := again.get(name)):
+                kind = type(layer).__name__
+                raise UserError(f"{name} of {kind} is {was!r:.80}, but {now!r:.80} in the copy")
     shapes = [[tuple(v.shape) for v in one.weights] for one in (built, model)]
     if built.built and model.built and shapes[0] != shapes[1]:
-        raise UserError("what its config builds has weights of other shapes")
-    if built.get_compile_config() != model.get_compile_config():
-        raise UserError("what its config builds is compiled with other arguments")
-    again, given = ([one, *keras_internals.list_layers(one)] for one in (built, model))
-    for copied, layer in zip(again, given):
-        for name, was in {} if _is_of_keras(type(layer)) else vars(layer).items():
-            if name.startswith("_") or name in _BY_KERAS:
-                continue
-            now = getattr(copied, name, None)
-            plain = isinstance(was, bool | int | float | str)
-            if (was != now) if plain else now is None and was is not None:
-                kind = type(layer).__name__
-                raise UserError(f"{name} of {kind} is {was!r:.80}, and {now!r} in what it builds")
+        raise UserError("the copy has weights of other shapes")
+
+
+def _read_settings(layer: keras.Layer) -> dict[str, Any]:
+    """Returns the config of a layer of Keras, or else the attributes that its own class sets.
+
+    Names and dtypes are left out; the layers of a model are compared one by one.
+    """
+    if not _is_of_keras(type(layer)):
+        kept = vars(layer).items()
+        return {
+            name: value if _is_plain(value) else type(value).__name__
+            for name, value in kept
+            if not name.startswith("_") and name not in _BY_KERAS
+        }
+    return {} if isinstance(layer, keras.Model) else _without_names(layer.get_config())
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _without_names(config: Any) -> Any:
+    if isinstance(config, dict):
+        left_out = ("name", "dtype", "registered_name", "build_config")
+        return {k: _without_names(v) for k, v in config.items() if k not in left_out}
+    return [_without_names(one) for one in config] if isinstance(config, list | tuple) else config
 
 
 def choose_precision(model: keras.Model, options: PreflightOptions) -> PreflightOptions:
