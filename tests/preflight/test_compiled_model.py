@@ -225,7 +225,8 @@ def test_a_class_whose_arguments_keras_does_not_keep_is_refused(make):
     """Its config has the defaults in their place: a smaller model would be priced."""
     model = make()
     model.compile("sgd", "mse")
-    said = r"(units of Dense is 8, but 4|widths of Several is \(8, 5\), but \(8, 4\)) in the copy\. Return what .* or give a function"
+    units, widths = r"units of Dense is 8, but 4", r"widths of Several is \(8, 5\), but \(8, 4\)"
+    said = rf"({units}|{widths}) in the copy\. Return what .* or give a function"
     with pytest.raises(UserError, match=said):
         compiled_model.build_function(model)
 

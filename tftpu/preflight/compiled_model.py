@@ -16,8 +16,8 @@ from tftpu.errors import UserError
 from tftpu.preflight.options import PreflightOptions
 from tftpu.tensors import Nest
 
-# Attributes of a model or layer that depend on how often it was built, called or compiled.
-_BY_KERAS = ("name", "built", "compiled", "loss", "stop_training")
+# Attributes of a model or layer that differ between equal ones, or say how often it was called.
+_BY_KERAS = ("name", "input_names", "output_names", "built", "compiled", "loss", "stop_training")
 
 
 def build_function(model: keras.Model) -> Callable[[], keras.Model]:
