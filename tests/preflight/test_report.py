@@ -106,6 +106,7 @@ def test_flags_of_the_advice_are_named_as_python_sets_them():
         "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: 1 GiB per device.",
         "--config.train.gradient_accumulation_steps=2 makes this batch fit: 9 GiB.",
         "--config.train.remat=block is not enough to make this batch fit.",
+        "--config.cluster.mesh=fsdp:8 --config.train.remat=block makes this batch fit: 8 GiB.",
         "The search for a change that fits has stopped. With --config.train.remat=block: late",
     ]
     report = Report(64, "mixed_bfloat16", None, [item])
@@ -116,6 +117,8 @@ def test_flags_of_the_advice_are_named_as_python_sets_them():
         f'{start}(engine="jax", mesh="fsdp:-1"), with KERAS_BACKEND=jax set before Python starts.',
         "In Python, --config.train.gradient_accumulation_steps=2 is "
         f"{start}(train=tftpu.TrainConfig(gradient_accumulation_steps=2)).",
+        "In Python, --config.cluster.mesh=fsdp:8 --config.train.remat=block is "
+        f'{start}(mesh="fsdp:8", train=tftpu.TrainConfig(remat="block")).',
     ]
     report.settings = "a digest"  # of a config, whose flags these are
     assert "In Python" not in report.text()

@@ -156,12 +156,11 @@ def _translate(advice: str) -> str:
     """Returns how Python sets the flags of a config that are in an advice; "" if none are."""
     found = re.findall(r"--config\.(cluster|train)\.(\w+)=([\w:,-]*\w)", advice)
     flags = " ".join(f"--config.{group}.{name}={value}" for group, name, value in found)
-    fields = [
-        f"{name}={value}" if value.isdigit() else f'{name}="{value}"' for _, name, value in found
-    ]
-    options = ", ".join(fields)
-    if any(group == "train" for group, *_ in found):
-        options = f"train=tftpu.TrainConfig({options})"
+    fields: dict[str, list[str]] = {"cluster": [], "train": []}
+    for group, name, value in found:
+        fields[group].append(f"{name}={value}" if value.isdigit() else f'{name}="{value}"')
+    trained = f"train=tftpu.TrainConfig({', '.join(fields['train'])})"
+    options = ", ".join([*fields["cluster"], *([trained] if fields["train"] else [])])
     text = f"In Python, {flags} is options=tftpu.preflight.PreflightOptions({options})"
     if "engine=jax" in flags:
         text += ", with KERAS_BACKEND=jax set before Python starts"

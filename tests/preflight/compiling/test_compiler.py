@@ -220,7 +220,8 @@ def test_the_largest_batch_that_it_names_compiles_and_the_next_does_not(model_fn
     assert verdict.compiles and not verdict.fits
     assert verdict.hbm_bytes > verdict.hbm_limit_bytes
     if any(" makes " in text for text in verdict.advice):
-        assert "accumulation_steps" in verdict.advice[0] and verdict.largest_per_core_batch is None
+        assert any("accumulation_steps" in text for text in verdict.advice)
+        assert verdict.largest_per_core_batch is None
     options = PreflightOptions(batch_unit=unit)
     examiner = Examiner(
         *(model_fn, spec, options, TensorFlowLowering()), *(Caller(), Processes(Progress()))
@@ -441,7 +442,7 @@ def test_blocks_of_any_model_are_advised_to_be_recomputed():
     assert re.fullmatch(
         r"--config\.train\.remat=block makes this batch fit: .*, the same update\.", said
     )
-    assert advise("block") == (False, [])
+    assert advise("block") == (None, [])
 
 
 @pytest.mark.exhaustive

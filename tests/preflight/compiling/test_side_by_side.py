@@ -362,3 +362,27 @@ def test_folders_of_killed_processes_are_removed_and_others_stay(tmp_path):
     living.kill()
     living.wait()
     assert sorted(map(str, tmp_path.iterdir())) == sorted(folders[1:])
+
+
+@pytest.mark.parametrize(
+    ("divided", "recomputed", "expected"),
+    [(2.0, 1.0, "remat, parts"), (1.0, 2.0, "parts, remat"), (None, 2.0, "remat, parts")],
+)
+def test_the_fastest_change_that_fits_comes_first(divided, recomputed, expected, monkeypatch):
+    report = SliceReport("v5e-8", 8, per_core_batch=8, error="no room")
+    monkeypatch.setattr(changes, "_suggest_accumulation", lambda *_: (divided, ["parts"]))
+    monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (recomputed, ["remat"]))
+    changes._add_fixes(types.SimpleNamespace(), report, parse_slice("v5e-8"))
+    assert ", ".join(report.advice) == expected
+    assert report.largest_per_core_batch is None
+
+
+def test_the_advice_on_a_mesh_that_was_chosen_names_it(monkeypatch):
+    report = SliceReport("v5e-8", 8, mesh="fsdp:8")
+    report.advice = ["--config.train.remat=block makes this batch fit: 1 GiB.", "Not enough."]
+    monkeypatch.setattr(changes, "examine", lambda *_: report)
+    finer = types.SimpleNamespace(options=types.SimpleNamespace(mesh="fsdp:8"))
+    assert changes._examine_mesh(finer, parse_slice("v5e-8")).advice == [
+        "--config.cluster.mesh=fsdp:8 --config.train.remat=block makes this batch fit: 1 GiB.",
+        "Not enough.",
+    ]

@@ -1,6 +1,7 @@
 """The search for changes that make a step fit a slice."""
 
 import functools
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -59,7 +60,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
     """
     wider, finer = _try_wider_meshes(examiner, target), examiner.list_finer(target)
     if examiner.options.mesh == AUTO and (wider is not None or finer):
-        return wider or examine(finer[-1], target)
+        return wider or _examine_mesh(finer[-1], target)
     if wider is not None:
         report.advice.insert(
             0,
@@ -68,6 +69,14 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
         )
     elif report.largest_per_core_batch is None:
         _add_fixes(examiner, report, target)
+    return report
+
+
+def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
+    """Returns the report with the mesh that divides the model most, which its advice names."""
+    report = examine(examiner, target)
+    mesh = f"--config.cluster.mesh={examiner.options.mesh} "
+    report.advice = [mesh * text.startswith("--config.") + text for text in report.advice]
     return report
 
 
@@ -99,10 +108,13 @@ def _try_wider_meshes(examiner: Examiner, target: Slice) -> SliceReport | None:
     return found
 
 
-def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> tuple[bool, list[str]]:
-    """Returns whether the batch fits if the blocks keep fewer activations, and advice on that.
+def suggest_recomputing(
+    examiner: Examiner, target: Slice, per_core: int
+) -> tuple[float | None, list[str]]:
+    """Returns the time of a step that fits as the blocks keep fewer activations, and advice on it.
 
-    There is none if nothing can recompute the model's blocks, or something does.
+    The time is None if none fits, and infinite without a price. There is no advice if nothing can
+    recompute the model's blocks, or something does.
 
     Args:
         examiner: the check of the model.
@@ -113,7 +125,7 @@ def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> tup
     if rebuilt is None:
         built = examiner.caller.run(lambda: examiner.build_shared(target.replicas, per_core))
         if examiner.options.train.remat != "none" or not built.has_blocks:
-            return False, []
+            return None, []
     field = f"--config.{'train' if rebuilt is None else 'model'}.remat"
     for remat in examiner.lowering.remats:
         changed: dict[str, Any] = {"remat": remat}
@@ -121,14 +133,14 @@ def suggest_recomputing(examiner: Examiner, target: Slice, per_core: int) -> tup
             changed = {"model_fn": functools.partial(rebuilt, remat)}
         change = f" with {field}={remat}"
         step = examiner.lower(target.replicas, per_core, change=change, **changed)
-        compiled, fits, answer = _try_change(examiner, step, target, change)
-        if fits:
-            return True, [f"{field}={remat} makes this batch fit: {answer}, the same update."]
+        compiled, seconds, answer = _try_change(examiner, step, target, change)
+        if seconds is not None:
+            return seconds, [f"{field}={remat} makes this batch fit: {answer}, the same update."]
         if _exceeds_host(compiled, target):
             kept = count_host_bytes(compiled.memory)
-            return False, [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
+            return None, [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
     last = examiner.lowering.remats[-1]
-    return False, [f"{field}={last} is not enough to make this batch fit."]
+    return None, [f"{field}={last} is not enough to make this batch fit."]
 
 
 def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
@@ -143,10 +155,11 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
     with ThreadPoolExecutor(2, "changes") as pool:  # a compiler keeps one core busy
         accumulates = pool.submit(_suggest_accumulation, examiner, target, per_core, needs)
         recomputes = pool.submit(suggest_recomputing, examiner, target, per_core)
-    divided, accumulating = accumulates.result()
-    recomputed, recomputing = recomputes.result()
-    report.advice += [*accumulating, *recomputing]
-    if divided or recomputed:
+    # The fastest first, before what does not fit.
+    found = [accumulates.result(), recomputes.result()]
+    found.sort(key=lambda change: (change[0] is None, change[0]))
+    report.advice += [text for _, advice in found for text in advice]
+    if found[0][0] is not None:
         return
     report.largest_per_core_batch, report.smallest_failing_batch = find_largest_batch(
         examiner, target, per_core, needs, limit
@@ -175,10 +188,10 @@ def find_largest_batch(
     def measure_need(batch: int) -> tuple[bool, int]:
         change = f" with a batch of {batch:,} per core, as {per_core:,} are too many"
         step = examiner.lower(target.replicas, batch, change=change)
-        compiled, fits, _ = _try_change(examiner, step, target, change, priced=False)
+        compiled, seconds, _ = _try_change(examiner, step, target, change, priced=False)
         if compiled.error and not compiled.out_of_memory:
             raise UserError(f"With {counted(batch, 'example')} per core: {compiled.error}")
-        if fits:
+        if seconds is not None:
             return True, parse_memory_stats(compiled.memory).total
         wanted = advise.parse_memory_error(compiled.error)
         return False, wanted[0] if wanted else limit + 1
@@ -190,8 +203,8 @@ def find_largest_batch(
 
 def _suggest_accumulation(
     examiner: Examiner, target: Slice, per_core: int, needs: int
-) -> tuple[bool, list[str]]:
-    """Returns whether microbatches make the step fit, and advice on them, or none.
+) -> tuple[float | None, list[str]]:
+    """Returns the time of a step that fits by microbatches, and advice on them, or none.
 
     The numbers tried are the present one times powers of two, from the one on that would be
     enough if all but the state shrank like the microbatch.
@@ -216,16 +229,16 @@ def _suggest_accumulation(
         step = examiner.lower(
             target.replicas, per_core, change=change, gradient_accumulation_steps=number
         )
-        _, fits, answer = _try_change(examiner, step, target, change)
-        if fits:
-            return True, [f"{field} makes this batch fit: {answer}, the same update."]
+        _, seconds, answer = _try_change(examiner, step, target, change)
+        if seconds is not None:
+            return seconds, [f"{field} makes this batch fit: {answer}, the same update."]
     said = ["Gradient accumulation is not enough to make this batch fit."]
-    return False, said if possible else []
+    return None, said if possible else []
 
 
 def _try_change(
     examiner: Examiner, step: LoweredStep, target: Slice, change: str, priced: bool = True
-) -> tuple[Compiled, bool, str]:
+) -> tuple[Compiled, float | None, str]:
     """Compiles a changed step, of which "does not fit" must not be said without an answer.
 
     Args:
@@ -236,8 +249,8 @@ def _try_change(
         priced: whether the answer has the time and the price of a step that fits.
 
     Returns:
-        The compiled step, whether it fits, and the answer in a few words: its memory, time and
-        price, or why it does not.
+        The compiled step, its seconds (None if it does not fit, infinite without a price), and the
+        answer in a few words: its memory, time and price, or why it does not fit.
 
     Raises:
         UserError: there is no answer.
@@ -246,15 +259,16 @@ def _try_change(
     if compiled.undecided:
         raise UserError(f"{change[1:2].upper()}{change[2:]}: {compiled.error}")
     fits = not compiled.error and not _exceeds_host(compiled, target)
-    answer = _explain_misfit(compiled)
+    seconds, answer = None, _explain_misfit(compiled)
     if fits:
+        seconds = math.inf
         answer = format_size(parse_memory_stats(compiled.memory).total)
         if priced and compiled.text:
             with examiner.processes.progress.show_phase(f"reading {target.name}"):
                 seconds = price(step, compiled, target).seconds
             answer += f", {examiner.format_step(seconds, target)}"
     _add_try(examiner, target, change, f"{'fits, ' * fits}{answer}")
-    return compiled, fits, answer
+    return compiled, seconds, answer
 
 
 def _add_try(examiner: Examiner, target: Slice, change: str, answer: str) -> None:
