@@ -147,6 +147,10 @@ class Report:
             *([_SHORT] if any((item.step_ms or 1.0) < 0.5 for item in compiled) else []),
             f"Prices: {PRICE_SOURCE}, unless others were given.",
         ]
+        if self.steps is None and not self.settings:
+            lines.append(
+                "PreflightOptions(steps=10_000) adds the time and cost of that many steps."
+            )
         if any(item.kwh_per_run is not None for item in self.slices):
             lines.append(f"Energy: {POWER_SOURCE}.")
         return lines

@@ -41,8 +41,11 @@ def examine(
     report.hbm_bytes = found[0] if found else report.hbm_bytes
     note(report)
     progress = examiner.processes.progress
+    said = summarize(report)
+    if report.mesh and examiner.options.mesh == AUTO:
+        said = said.replace(":", f" with mesh={report.mesh}:", 1)
     progress.print_unless_over(
-        f"{summarize(report)}; looking for a change that makes it fit, first those that keep "
+        f"{said}; looking for a change that makes it fit, first those that keep "
         "the update, then smaller batches (Ctrl-C ends that, and says what was found)"
     )
     try:
