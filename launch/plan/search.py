@@ -70,7 +70,7 @@ class Goal:
 
     @property
     def aim(self) -> str:
-        """What is looked for, such as "the fastest for at most $50.00"."""
+        """The aim, such as "the fastest for at most $50.00"."""
         return f"the {'fastest' if self.budget is not None else 'cheapest'}{self.limit}"
 
     @property
