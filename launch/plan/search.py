@@ -204,9 +204,9 @@ class Search:
         """Returns the slices without a price: what is cheapest at the peak of those left, or why.
 
         The reason is the one for which most of its candidates were not compiled; "" for a slice on
-        which none of those compiled runs.
+        which none of those compiled runs. Slices are left out where a candidate fits.
         """
-        priced = {one.slice for one, verdict in self.verdicts.items() if verdict.step_seconds}
+        priced = {one.slice for one, verdict in self.verdicts.items() if verdict.fits}
         found: dict[str, Estimate | str] = {}
         for name in dict.fromkeys(one.slice for one in self._estimates):
             if name in priced:

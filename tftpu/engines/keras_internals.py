@@ -16,6 +16,7 @@ from keras.src import backend, models
 from keras.src.backend.common import global_state, masking, symbolic_scope
 from keras.src.initializers import random_initializers
 from keras.src.losses import loss as losses_module
+from keras.src.models import functional
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
@@ -412,9 +413,22 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
-def list_models(model: keras.Model) -> list[keras.Model]:
-    """Returns the model, and all models among its layers, nested ones included."""
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.Model)]
+def keeps_graph(layer: keras.Layer) -> bool:
+    """Returns whether the config of a layer holds a graph, as of a functional model."""
+    if not isinstance(layer, models.Functional | models.Sequential):
+        return False
+    return functional.functional_like_constructor(type(layer))
+
+
+@contextlib.contextmanager
+def building_under(policy: str) -> Iterator[None]:
+    """Sets the dtype policy of what is built within the block."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def has_frozen_weights(model: keras.Model) -> bool:

@@ -159,7 +159,7 @@ def run(options: Options) -> None:
         _write(options.html, build_page(report).encode())
     if not options.report and not any(item.fits for item in report.slices):
         undecided = any(item.undecided for item in report.slices)
-        raise UserError(_say_none(options, "The step as it is", undecided))
+        raise UserError(_say_none(options, "This step", undecided))
 
 
 def _price_text(options: Options) -> None:

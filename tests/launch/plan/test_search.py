@@ -246,10 +246,11 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     left, dear = Candidate("c", "", "none", 1), Candidate("d", "", "none", 1)
     large = Candidate("e", "", "none", 1)
     estimates = [estimate_of(ONE), estimate_of(left, least=0.5), estimate_of(left, least=0.5)]
-    estimates += [estimate_of(dear, usd=99.0), estimate_of(large)]
+    unpriced = Candidate("f", "", "none", 1)
+    estimates += [estimate_of(dear, usd=99.0), estimate_of(large), estimate_of(unpriced)]
     search = Search(estimates, Goal(7200))
     fits, fails = Verdict(True, 1, step_seconds=1.0), Verdict(False, 2 * LIMIT, too_large=True)
-    search.record_known({ONE: fits, large: fails})
+    search.record_known({ONE: fits, large: fails, unpriced: Verdict(True, 1)})
     search.choose_next()
     assert {name: found for name, found in search.list_unpriced().items() if found} == {
         "c": estimates[1],

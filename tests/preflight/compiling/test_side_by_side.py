@@ -377,11 +377,25 @@ def test_the_fastest_change_that_fits_comes_first(divided, recomputed, expected,
     assert report.largest_per_core_batch is None
 
 
+def test_a_change_that_fits_is_kept_if_the_other_search_has_no_answer(monkeypatch):
+    def stop(*_):
+        raise UserError("Late.")
+
+    report = SliceReport("v5e-8", 8, per_core_batch=8, error="no room")
+    monkeypatch.setattr(changes, "_suggest_accumulation", stop)
+    monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (1.0, ["remat"]))
+    changes._add_fixes(types.SimpleNamespace(), report, parse_slice("v5e-8"))
+    assert report.advice == ["remat", "Another change has no answer. Late."]
+    monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (None, ["not enough"]))
+    with pytest.raises(UserError, match=r"Late\."):
+        changes._add_fixes(types.SimpleNamespace(), report, parse_slice("v5e-8"))
+
+
 def test_the_advice_on_a_mesh_that_was_chosen_names_it(monkeypatch):
     report = SliceReport("v5e-8", 8, mesh="fsdp:8")
     report.advice = ["--config.train.remat=block makes this batch fit: 1 GiB.", "Not enough."]
     monkeypatch.setattr(changes, "examine", lambda *_: report)
-    finer = types.SimpleNamespace(options=types.SimpleNamespace(mesh="fsdp:8"))
+    finer = types.SimpleNamespace(options=types.SimpleNamespace(mesh="auto"))
     assert changes._examine_mesh(finer, parse_slice("v5e-8")).advice == [
         "--config.cluster.mesh=fsdp:8 --config.train.remat=block makes this batch fit: 1 GiB.",
         "Not enough.",

@@ -167,6 +167,7 @@ def _is_of_images(given: Input) -> bool:
 
 
 def is_image_file(value: Any) -> bool:
+    """Returns whether a value of a request is a file in base64."""
     return isinstance(value, dict) and set(value) == {"b64"}
 
 

@@ -78,7 +78,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
 def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
     """Returns the report with the mesh that divides the model most, which its advice names."""
     report = examine(examiner, target)
-    mesh = f"--config.cluster.mesh={examiner.options.mesh} "
+    mesh = f"--config.cluster.mesh={report.mesh} "
     report.advice = [mesh * text.startswith("--config.") + text for text in report.advice]
     return report
 
@@ -158,12 +158,20 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
     with ThreadPoolExecutor(2, "changes") as pool:  # a compiler keeps one core busy
         accumulates = pool.submit(_suggest_accumulation, examiner, target, per_core, needs)
         recomputes = pool.submit(suggest_recomputing, examiner, target, per_core)
+    found, errors = [], []
+    for search in (accumulates, recomputes):
+        try:
+            found.append(search.result())
+        except UserError as error:
+            errors.append(error)
     # The fastest first, before what does not fit.
-    found = [accumulates.result(), recomputes.result()]
     found.sort(key=lambda change: (change[0] is None, change[0]))
     report.advice += [text for _, advice in found for text in advice]
-    if found[0][0] is not None:
+    if found and found[0][0] is not None:
+        report.advice += [f"Another change has no answer. {error}" for error in errors]
         return
+    if errors:
+        raise errors[0]
     report.largest_per_core_batch, report.smallest_failing_batch = find_largest_batch(
         examiner, target, per_core, needs, limit
     )

@@ -10,7 +10,7 @@ from tftpu.engines import selection
 from tftpu.engines.lowered import ModelFn
 from tftpu.errors import UserError
 from tftpu.optim.precision import choose_policy
-from tftpu.preflight import compiled_model, request
+from tftpu.preflight import compiled_model, rebuilding, request
 from tftpu.preflight.compiling.caller import Caller
 from tftpu.preflight.compiling.compiler import check_machine
 from tftpu.preflight.compiling.processes import Processes
@@ -89,7 +89,7 @@ def _check(
         request.refuse_model(found)
         return found
 
-    model_fn = compiled_model.build_function(model) if isinstance(model, keras.Model) else model
+    model_fn = rebuilding.build_function(model) if isinstance(model, keras.Model) else model
     batch_spec = compiled_model.read_batch_spec(batch, find_model)
     request.refuse_batch(batch_spec, options)
     if isinstance(model, keras.Model):

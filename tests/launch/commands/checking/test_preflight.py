@@ -18,7 +18,7 @@ def test_a_slice_that_cannot_share_the_batch_is_reported_with_the_reason(tmp_pat
     said = capsys.readouterr()
     assert "does not compile" in said.out
     assert "norm_batch=16 does not divide the 4 examples" in said.out
-    assert "The step as it is does not run on v3-32: see above." in said.err
+    assert "This step does not run on v3-32: see above." in said.err
 
 
 @pytest.mark.slow

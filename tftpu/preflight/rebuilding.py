@@ -1,0 +1,145 @@
+"""Builds a compiled Keras model again, for a check of it on other devices.
+
+A copy that could differ from the model is refused: its price would be that of another step.
+"""
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tftpu.engines import keras_internals
+from tftpu.errors import UserError
+from tftpu.preflight.compiled_model import find_policy, refuse_uncompiled
+
+_KEYWORDS = "**"  # stands for any keywords
+_COMPILED = {_KEYWORDS, *inspect.signature(keras.Model.compile).parameters}
+
+
+def build_function(model: keras.Model) -> Callable[[], keras.Model]:
+    """Returns a function that builds and compiles a model like another one.
+
+    It is built from its config; or by its class, if that has no config and takes no arguments.
+
+    Args:
+        model: the compiled model.
+
+    Raises:
+        UserError: the model is not compiled, or does not describe itself.
+    """
+    refuse_uncompiled(model)
+    try:
+        build = _find_builder(model)
+        with keras_internals.building_under(find_policy(model)):
+            _refuse_differences(build(), model)
+    except Exception as error:
+        said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        raise UserError(
+            f"The model {model.name!r} of the class {type(model).__name__} cannot be built again "
+            f"from its config: {said[:300] or type(error).__name__}. Give a function that builds, "
+            "compiles and returns it, and a batch, (x[:1024], y[:1024]) or tf.TensorSpecs: "
+            "check(build, batch, slices)."
+        ) from None
+    return build
+
+
+def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
+    _refuse_lost_arguments(model)
+    config: Any = keras.saving.serialize_keras_object(model)
+    compiled = config.get("compile_config")
+    objects = _list_own_objects(model)
+    by_class = _loses_arguments(model) and not _list_parameters(type(model).__init__)
+
+    def build() -> keras.Model:
+        with keras.saving.custom_object_scope(objects):
+            built = type(model)() if by_class else _deserialize(config)
+            if _has_own_compile(type(model)):  # as KerasHub's tasks, which Keras does not compile
+                keras.Model.compile(built, **_deserialize(compiled))
+            elif by_class:
+                built.compile_from_config(copy.deepcopy(compiled))
+        return built
+
+    return build
+
+
+def _deserialize(config: Any) -> Any:
+    # A copy, since Keras takes the parts of a functional model out of the config that it reads.
+    return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=False)
+
+
+def _refuse_lost_arguments(model: keras.Model) -> None:
+    """Raises `UserError` if the config of a model, or of one in it, has not all that made it."""
+    for layer in filter(_loses_arguments, [model, *keras_internals.list_layers(model)]):
+        names = _list_parameters(type(layer).__init__)
+        if names not in ([], [_KEYWORDS]):
+            raise UserError(
+                f"Keras does not keep what {type(layer).__name__}() was given as "
+                f"{', '.join(name for name in names if name != _KEYWORDS)}, unless get_config() "
+                "returns it"
+            )
+    kind = type(model)
+    more = [one for one in _list_parameters(kind.compile) if one not in _COMPILED]
+    if more and _has_own_compile(kind) and kind.train_step is not keras.Model.train_step:
+        raise UserError(
+            f"Keras does not keep what {kind.__name__}.compile() was given as {', '.join(more)}"
+        )
+
+
+def _loses_arguments(layer: keras.Layer) -> bool:
+    """Returns whether the config of a layer lacks the arguments of its constructor.
+
+    Of a subclass of `keras.Model`, `get_config` gives the defaults in their place (Keras 3.15.1).
+    """
+    kind = type(layer)
+    if not isinstance(layer, keras.Model) or not _is_of_keras(kind.get_config):
+        return False
+    return not _is_of_keras(kind.__init__) and not keras_internals.keeps_graph(layer)
+
+
+def _list_parameters(method: Callable[..., Any]) -> list[str]:
+    """Returns the parameters of a method, apart from `self`; `_KEYWORDS` for any keywords."""
+    _, *given = inspect.signature(method).parameters.values()
+    return [_KEYWORDS if one.kind is one.VAR_KEYWORD else one.name for one in given]
+
+
+def _has_own_compile(kind: type) -> bool:
+    """Returns whether Keras leaves it to the class to compile a copy, and it does not."""
+    own = kind.compile is not keras.Model.compile
+    return own and kind.compile_from_config is keras.Model.compile_from_config
+
+
+def _list_own_objects(model: keras.Model) -> dict[str, Any]:
+    """Returns the classes and functions of a model that are not Keras's, by their names.
+
+    Those that share a name with another are left out, as their config does not tell them apart.
+    """
+    layers = [model, *keras_internals.list_layers(model)]
+    losses = [loss for loss in keras.tree.flatten(model.loss) if not isinstance(loss, str)]
+    found = [*layers, *losses, model.optimizer]
+    kinds = {one if inspect.isfunction(one) else type(one) for one in found}
+    own = [kind for kind in kinds if not _is_of_keras(kind)]
+    counts = Counter(kind.__name__ for kind in own)
+    return {kind.__name__: kind for kind in own if counts[kind.__name__] == 1}
+
+
+def _is_of_keras(kind: Any) -> bool:
+    return kind.__module__.partition(".")[0] in ("keras", "builtins")
+
+
+def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
+    """Raises `UserError` if a copy has other weights, or before it is built other layers."""
+    both = built, model
+    if built.built and model.built:
+        weights = [[(tuple(v.shape), v.trainable) for v in one.weights] for one in both]
+        if weights[0] != weights[1]:
+            raise UserError("a copy has other weights, or trains others")
+        return
+    layers = [keras_internals.list_layers(one) for one in both]
+    known = [[(type(o), o.trainable, o.dtype_policy.name) for o in some] for some in layers]
+    # A config may leave layers to the first call; a class has them all when it is called.
+    comparable = len(known[0]) == len(known[1]) or _loses_arguments(model)
+    if comparable and known[0] != known[1]:
+        raise UserError("a copy has other layers, dtypes or frozen layers")
