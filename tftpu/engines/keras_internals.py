@@ -16,7 +16,7 @@ from keras.src import backend, models
 from keras.src.backend.common import global_state, masking, symbolic_scope
 from keras.src.initializers import random_initializers
 from keras.src.losses import loss as losses_module
-from keras.src.models import functional
+from keras.src.models import functional as functional_models
 from keras.src.optimizers import base_optimizer
 from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
@@ -417,7 +417,7 @@ def keeps_graph(layer: keras.Layer) -> bool:
     """Returns whether the config of a layer holds a graph, as of a functional model."""
     if not isinstance(layer, models.Functional | models.Sequential):
         return False
-    return functional.functional_like_constructor(type(layer))
+    return functional_models.functional_like_constructor(type(layer))
 
 
 @contextlib.contextmanager
