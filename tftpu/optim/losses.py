@@ -135,9 +135,9 @@ def chunked_crossentropy(
         Only `values` has a gradient.
     """
     classes, width = matrix.shape
-    parts, count = rows.count, math.ceil(classes / CHUNK)
+    parts = rows.count
     own = classes // parts  # rows of a part
-    size = math.ceil(own / count / LANES) * LANES
+    count, size = divide_classes(classes, parts)
 
     def rounded(factor: Tensor) -> Tensor:
         """Rounds to the compute dtype; products and sums are computed in float32."""
@@ -223,6 +223,16 @@ def chunked_crossentropy(
         return tuple(map(rows.divide_tokens, (value, plain, correct))), gradient
 
     return Chunked(*loss(hidden, matrix))
+
+
+def divide_classes(classes: int, parts: int) -> tuple[int, int]:
+    """Returns the number of chunks of each part of the classes, and the classes of a chunk.
+
+    The chunks of all parts have about `CHUNK` classes together, and each has one of its part's.
+    """
+    own = classes // parts
+    size = math.ceil(own / math.ceil(classes / CHUNK) / LANES) * LANES
+    return math.ceil(own / size), size
 
 
 def _run_loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[Tensor, ...]:

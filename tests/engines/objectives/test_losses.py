@@ -246,3 +246,12 @@ def test_no_array_of_time_by_vocabulary_is_in_a_tpus_memory():
     # Each chunk is counted, although the number of iterations depends on the logits: the logits
     # twice, and two gradients. The rest of this model is small.
     assert 1 < priced.flops / (4 * 2 * batch * time * vocabulary * 128) < 1.1
+
+
+@pytest.mark.parametrize(
+    ("classes", "parts"), [(262_144, 8), (262_144, 1), (128_256, 16), (50_257, 1), (1000, 4)]
+)
+def test_each_chunk_of_classes_has_some(classes, parts):
+    count, size = losses.divide_classes(classes, parts)
+    assert (count - 1) * size < classes // parts <= count * size
+    assert size % losses.LANES == 0 and parts * (size - losses.LANES) <= losses.CHUNK
