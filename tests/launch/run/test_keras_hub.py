@@ -207,7 +207,7 @@ def test_mistakes_are_explained(config, tmp_path, capsys):
         "--config.model.task=causal_ml": "KerasHub has no such task. Did you mean 'causal_lm'?",
         "--config.data.train_text=nothing.txt": "There is no file 'nothing.txt'",
         "--config.model.weights=some": "model.weights is 'some'",
-        "--config.model.init_from=runs/x": "name the preset",
+        "--config.model.init_from=runs/x": "name the folder of a preset",
     }.items():
         assert main([*words, flag]) == 2
         assert said in capsys.readouterr().err
