@@ -27,7 +27,7 @@ from tftpu.launch.plan.search import Search, Verdict
 from tftpu.launch.preflight.check import build_options
 from tftpu.launch.run.experiment import build_model
 from tftpu.layer_internals import flatten_layers
-from tftpu.optim.precision import choose_policy
+from tftpu.optim.policy import choose_policy
 from tftpu.preflight.advise import parse_memory_error
 from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.processes import Processes

@@ -132,7 +132,7 @@ def check_text(
         )
     startup.leave_devices_alone()
     from tftpu.launch.run.experiment import build_layers
-    from tftpu.optim.precision import choose_policy
+    from tftpu.optim.policy import choose_policy
     from tftpu.preflight.writing import check_writing, print_writing
 
     _check_precision(experiment)

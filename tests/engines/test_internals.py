@@ -294,3 +294,18 @@ def test_products_are_recorded_in_their_thread_and_nothing_stays_replaced():
     assert products.find_factors(ours) is not None and found[0] is not None
     assert products.find_factors(keras.ops.matmul(x, matrix)) is None
     assert keras.src.backend.numpy.matmul is own
+
+
+def test_the_config_of_a_functional_model_holds_its_graph_unless_a_class_builds_it():
+    class Passes(keras.Model):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    class Builds(keras.Model):
+        def __init__(self, width):
+            inputs = keras.Input((2,))
+            super().__init__(inputs, keras.layers.Dense(width)(inputs))
+
+    inputs = keras.Input((2,))
+    assert keras_internals.keeps_graph(Passes(inputs, 2 * inputs))
+    assert not keras_internals.keeps_graph(Builds(3))

@@ -93,7 +93,7 @@ class Half(keras.layers.Layer):
 
 
 class CompilesItself(Plain):
-    """As KerasHub's tasks; Keras's `compile_from_config` only warns of such a class."""
+    """A class like KerasHub's tasks, of which Keras's `compile_from_config` only warns."""
 
     def __init__(self):
         super().__init__()

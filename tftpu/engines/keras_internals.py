@@ -415,20 +415,8 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
 
 def keeps_graph(layer: keras.Layer) -> bool:
     """Returns whether the config of a layer holds a graph, as of a functional model."""
-    if not isinstance(layer, models.Functional | models.Sequential):
-        return False
-    return functional_models.functional_like_constructor(type(layer))
-
-
-@contextlib.contextmanager
-def building_under(policy: str) -> Iterator[None]:
-    """Sets the dtype policy of what is built within the block."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
+    is_functional = isinstance(layer, models.Functional)
+    return is_functional and functional_models.functional_like_constructor(type(layer))
 
 
 def has_frozen_weights(model: keras.Model) -> bool:

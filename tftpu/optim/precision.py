@@ -4,8 +4,7 @@ import keras
 
 from tftpu.config import PRECISIONS
 from tftpu.errors import UserError, did_you_mean
-
-_AUTO = {"tpu": "mixed_bfloat16", "gpu": "mixed_float16", "cpu": "float32"}
+from tftpu.optim.policy import choose_policy
 
 
 def set_precision(name: str = "auto") -> str:
@@ -35,8 +34,3 @@ def set_precision(name: str = "auto") -> str:
         )
     keras.config.set_dtype_policy(policy)
     return policy
-
-
-def choose_policy(name: str, platform: str) -> str:
-    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"."""
-    return _AUTO[platform] if name == "auto" else name

@@ -13,6 +13,7 @@ import keras
 
 from tftpu.engines import keras_internals
 from tftpu.errors import UserError
+from tftpu.optim.policy import building_under
 from tftpu.preflight.compiled_model import find_policy, refuse_uncompiled
 
 _KEYWORDS = "**"  # stands for any keywords
@@ -33,7 +34,7 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
     refuse_uncompiled(model)
     try:
         build = _find_builder(model)
-        with keras_internals.building_under(find_policy(model)):
+        with building_under(find_policy(model)):
             _refuse_differences(build(), model)
     except Exception as error:
         said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")

@@ -78,7 +78,7 @@ def test_many_microbatches_cost_more_than_recomputing():
 
 
 def test_the_likely_time_is_near_that_of_compiled_steps():
-    """Of Llama, 64 x 2,048 tokens, 16 blocks 2,048 wide: tftpu preflight, 2026-11-30."""
+    """Llama, 64 x 2,048 tokens, 16 blocks 2,048 wide, by tftpu preflight, 2026-11-30."""
     states = {"8 fsdp:8": StateBytes(569_122_816, 1_138_245_636, 0)}
     sizes = {"examples": 64, "input_bytes": 2**27, "weights": 4_551_090_176}
     facts = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""What `tftpu predict` prints."""
+"""The lines of `tftpu predict`."""
 
 import numpy as np
 

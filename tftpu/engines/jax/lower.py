@@ -32,6 +32,7 @@ from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.lowered import LoweredStep, ModelFn, ObjectivesOf, StateBytes
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.errors import UserError
+from tftpu.optim.policy import building_under
 from tftpu.tensors import Nest
 from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
 from tftpu.tpu.slices import Slice
@@ -167,10 +168,9 @@ def _naming_no_lines() -> Iterator[None]:
 @contextlib.contextmanager
 def _tracing_under(precision: str) -> Iterator[None]:
     """Sets a dtype policy for the block, and explains loops that JAX cannot differentiate."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precision)
     try:
-        yield
+        with building_under(precision):
+            yield
     except ValueError as error:
         if "Reverse-mode differentiation does not work" not in str(error):
             raise
@@ -179,8 +179,6 @@ def _tracing_under(precision: str) -> Iterator[None]:
             "iterations is unknown: use keras.ops.scan, or a fixed number of iterations. JAX "
             f"reports: {str(error)[:200]}"
         ) from error
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def _trace_step(

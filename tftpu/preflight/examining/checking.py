@@ -9,7 +9,7 @@ from tftpu.config.validation import check_types
 from tftpu.engines import selection
 from tftpu.engines.lowered import ModelFn
 from tftpu.errors import UserError
-from tftpu.optim.precision import choose_policy
+from tftpu.optim.policy import choose_policy
 from tftpu.preflight import compiled_model, rebuilding, request
 from tftpu.preflight.compiling.caller import Caller
 from tftpu.preflight.compiling.compiler import check_machine

@@ -11,7 +11,7 @@ from tftpu.config import PerReplicaBatch
 from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.lowered import BuiltStep, LoweredStep, Lowering, ModelFn, StateBytes
 from tftpu.errors import UserError, counted
-from tftpu.optim.precision import choose_policy
+from tftpu.optim.policy import choose_policy
 from tftpu.preflight import advise, request
 from tftpu.preflight.compiling.caller import Caller
 from tftpu.preflight.compiling.compiler import KERNEL_MEMORY, Compiled, compile_program

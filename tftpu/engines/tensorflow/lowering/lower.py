@@ -27,6 +27,7 @@ from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.errors import UserError
+from tftpu.optim.policy import building_under
 from tftpu.tpu.slices import Slice
 
 _LARGE = 4096  # elements of a variable from which its values are not computed
@@ -255,13 +256,13 @@ class _Extended(internals.OneDeviceExtended):
 @contextlib.contextmanager
 def _building_under(precision: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Sets a dtype policy for the block, in which a model and its step are built for a strategy."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precision)
-    try:
-        with strategy.scope(), keras_internals.fresh_names(), sharding.compiling_for("tpu"):
-            yield
-    finally:
-        keras.config.set_dtype_policy(before)
+    with (
+        building_under(precision),
+        strategy.scope(),
+        keras_internals.fresh_names(),
+        sharding.compiling_for("tpu"),
+    ):
+        yield
 
 
 def to_hlo(

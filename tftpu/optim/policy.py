@@ -1,0 +1,24 @@
+"""Keras's dtype policies: the one that a precision means, and what is built under one."""
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+
+_AUTO = {"tpu": "mixed_bfloat16", "gpu": "mixed_float16", "cpu": "float32"}
+
+
+def choose_policy(name: str, platform: str) -> str:
+    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"."""
+    return _AUTO[platform] if name == "auto" else name
+
+
+@contextlib.contextmanager
+def building_under(policy: str) -> Iterator[None]:
+    """Sets the dtype policy of the layers that are built within the block."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
