@@ -203,8 +203,9 @@ def replacing_graphs(replacements: Mapping[int, Callable[..., None]]) -> Iterato
 
 
 def read_settings(layer: keras.Layer) -> dict[str, Any]:
-    """Returns the attributes of a layer beyond those that every Keras layer has."""
-    every = set(vars(keras.layers.Layer()))
+    """Returns the attributes of a layer beyond those that every Keras layer, or model, has."""
+    base = keras.Model if isinstance(layer, keras.Model) else keras.layers.Layer
+    every = set(vars(base()))
     own = {name: value for name, value in vars(layer).items() if name not in every}
     # TensorFlow's, for checkpoints.
     return {name: value for name, value in own.items() if not name.startswith("_self_")}

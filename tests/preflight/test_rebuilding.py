@@ -58,6 +58,67 @@ class Sized(Plain):
         self.logits = keras.layers.Dense(width)
 
 
+class Keeping(Plain):
+    """A class that keeps most of its arguments, as many do, but does not describe itself."""
+
+    def __init__(self, width, depth=1, rate=0.1, **kwargs):
+        keras.Model.__init__(self, **kwargs)
+        self.width, self.depth = width, depth
+        inner = [keras.layers.Dense(width, "relu") for _ in range(depth)]
+        self.hidden = keras.Sequential([*inner, keras.layers.Dropout(rate)])
+        self.logits = keras.layers.Dense(4)
+
+    def call(self, x):
+        return self.logits(self.hidden(x))
+
+
+class WithWeight(Plain):
+    def __init__(self, rows=3):
+        super().__init__()
+        self.table = self.add_weight(shape=(rows, 4), name="table")
+
+    def call(self, x):
+        return super().call(x) + self.table[0]
+
+
+class WithFunction(Plain):
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.scale = lambda x: factor * x
+
+    def call(self, x):
+        return self.scale(super().call(x))
+
+
+class WithBranch(Plain):
+    """A class whose argument is seen in the graph of a model in it alone."""
+
+    def __init__(self, residual=False):
+        keras.Model.__init__(self)
+        inputs = keras.Input((12,))
+        hidden = keras.layers.Dense(12)(inputs)
+        hidden = hidden + inputs if residual else hidden
+        self.logits = keras.Model(inputs, keras.layers.Dense(4)(hidden))
+
+
+class OwnBlock(keras.layers.Layer):
+    def __init__(self, power):
+        super().__init__()
+        self.power = power
+
+    def call(self, x):
+        return x**self.power
+
+
+class WithBlock(Plain):
+    def __init__(self, power=2):
+        super().__init__()
+        self.block = OwnBlock(power)
+
+    def call(self, x):
+        return self.block(super().call(x))
+
+
 class Described(Sized):
     def __init__(self, width=4, **kwargs):
         super().__init__(width, **kwargs)
@@ -65,6 +126,15 @@ class Described(Sized):
 
     def get_config(self):
         return {"width": self.width}
+
+
+class Headed(Plain):
+    def __init__(self, base, width=4):
+        super().__init__()
+        self.base = base
+
+    def call(self, x):
+        return self.logits(self.base(x))
 
 
 class Graph(keras.Model):
@@ -157,6 +227,13 @@ def of_lambda() -> keras.Model:
     "make",
     [
         *(Plain, WithKeywords, lambda: Described(7), lambda: with_layer(Half(0.25)), of_lambda),
+        *(
+            Sized,
+            lambda: Keeping(6, name="kept"),
+            lambda: Keeping(5, depth=3),
+            WithWeight,
+            WithBlock,
+        ),
         lambda: with_layer(keras.layers.Dense(3), OwnTraining),
         of_frozen_base,
         lambda: of_sequences(keras.layers.Bidirectional(keras.layers.LSTM(3))),
@@ -172,17 +249,28 @@ def test_models_are_built_again_trained_or_not(make, trained):
     again = build_function(model)()
     assert (type(again), again.loss) == (type(model), own_loss)
     assert again.optimizer.get_config() == model.optimizer.get_config()
-    if again.built:
+    if trained:
+        again(x)
         assert [v.shape for v in again.weights] == [v.shape for v in model.weights]
 
 
-@pytest.mark.parametrize("make", [Sized, lambda: Graph(8), lambda: with_layer(Sized(8))])
-def test_a_class_whose_arguments_keras_does_not_keep_is_refused(make):
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda: Sized(8), lambda: Graph(8), lambda: with_layer(Sized(8))),
+        *(lambda: Keeping(4, rate=0.5), lambda: WithWeight(5), lambda: WithFunction(0.5)),
+        *(lambda: WithBranch(residual=True), lambda: WithBlock(3), lambda: Headed(Plain())),
+    ],
+)
+def test_a_class_whose_arguments_nothing_keeps_is_refused(make, trained):
     """Its config has the defaults in their place: a smaller model would be priced."""
     model = make()
     model.compile("sgd", "mse")
+    if trained:
+        model.predict(np.ones((4, 12), "float32"), verbose=0)
     said = (
-        r"Keras does not keep what \w+\(\) was given as width, unless get_config\(\) returns it\."
+        r"Keras does not keep what \w+\(\) was given as [\w, ]+, unless get_config\(\) returns it\."
     )
     with pytest.raises(UserError, match=rf"{said} Give a function"):
         build_function(model)

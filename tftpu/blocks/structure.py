@@ -134,12 +134,12 @@ def _find_period(blocks: Sequence[keras.Layer]) -> int:
 def _describe(block: keras.Layer) -> list[Any]:
     """Returns what determines a block's behaviour, beside the values of its variables."""
     return [
-        (type(layer), {k: _describe_value(v) for k, v in internals.read_settings(layer).items()})
+        (type(layer), {k: describe_value(v) for k, v in internals.read_settings(layer).items()})
         for layer in internals.flatten_layers(block)
     ]
 
 
-def _describe_value(value: Any) -> Any:
+def describe_value(value: Any) -> Any:
     """Returns something that is equal for values that mean the same."""
     known = (keras.Variable, keras.KerasTensor, keras.Layer, keras.random.SeedGenerator)
     if isinstance(value, known):
@@ -147,9 +147,9 @@ def _describe_value(value: Any) -> Any:
     if isinstance(value, keras.initializers.Initializer):
         return type(value).__name__  # has done its work; its seed is a random one
     if isinstance(value, (list, tuple)):
-        return [_describe_value(item) for item in value]
+        return [describe_value(item) for item in value]
     if isinstance(value, dict):
-        return {key: _describe_value(item) for key, item in value.items()}
+        return {key: describe_value(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return value.shape, str(value.dtype), value.tobytes()
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
@@ -157,7 +157,7 @@ def _describe_value(value: Any) -> Any:
     if isinstance(value, types.MethodType):
         return value.__func__
     if hasattr(value, "get_config"):
-        return type(value), _describe_value(value.get_config())
+        return type(value), describe_value(value.get_config())
     plain = (int, float, str, bool, bytes, type(None))
     return value if isinstance(value, plain) else Unknown()
 

@@ -413,6 +413,13 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def list_given_layers(model: keras.Model) -> list[keras.Layer]:
+    """Returns all layers of the model without those that `Sequential` makes when it is built."""
+    layers = [one for one in list_layers(model) if not isinstance(one, keras.layers.InputLayer)]
+    made = {id(one._functional) for one in layers if isinstance(one, keras.Sequential)}
+    return [layer for layer in layers if id(layer) not in made]
+
+
 def keeps_graph(layer: keras.Layer) -> bool:
     """Returns whether the config of a layer holds a graph, as of a functional model."""
     is_functional = isinstance(layer, models.Functional)

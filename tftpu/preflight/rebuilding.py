@@ -11,6 +11,8 @@ from typing import Any
 
 import keras
 
+from tftpu import layer_internals
+from tftpu.blocks.structure import describe_value
 from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 from tftpu.optim.policy import building_under
@@ -23,7 +25,7 @@ _COMPILED = {_KEYWORDS, *inspect.signature(keras.Model.compile).parameters}
 def build_function(model: keras.Model) -> Callable[[], keras.Model]:
     """Returns a function that builds and compiles a model like another one.
 
-    It is built from its config; or by its class, if that has no config and takes no arguments.
+    It is built from its config; or by its class, if the config lacks the arguments of that.
 
     Args:
         model: the compiled model.
@@ -33,8 +35,8 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
     """
     refuse_uncompiled(model)
     try:
-        build = _find_builder(model)
         with building_under(find_policy(model)):
+            build = _find_builder(model)
             _refuse_differences(build(), model)
     except Exception as error:
         said = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
@@ -49,14 +51,15 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
 
 def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
     _refuse_lost_arguments(model)
-    config: Any = keras.saving.serialize_keras_object(model)
-    compiled = config.get("compile_config")
+    by_class = _loses_arguments(model)
+    arguments = _find_arguments(model) if by_class else {}
+    config: Any = None if by_class else keras.saving.serialize_keras_object(model)
+    compiled = model.get_compile_config() if config is None else config.get("compile_config")
     objects = _list_own_objects(model)
-    by_class = _loses_arguments(model) and not _list_parameters(type(model).__init__)
 
     def build() -> keras.Model:
         with keras.saving.custom_object_scope(objects):
-            built = type(model)() if by_class else _deserialize(config)
+            built = type(model)(**arguments) if by_class else _deserialize(config)
             if _has_own_compile(type(model)):  # as KerasHub's tasks, which Keras does not compile
                 keras.Model.compile(built, **_deserialize(compiled))
             elif by_class:
@@ -72,15 +75,10 @@ def _deserialize(config: Any) -> Any:
 
 
 def _refuse_lost_arguments(model: keras.Model) -> None:
-    """Raises `UserError` if the config of a model, or of one in it, has not all that made it."""
-    for layer in filter(_loses_arguments, [model, *keras_internals.list_layers(model)]):
-        names = _list_parameters(type(layer).__init__)
-        if names not in ([], [_KEYWORDS]):
-            raise UserError(
-                f"Keras does not keep what {type(layer).__name__}() was given as "
-                f"{', '.join(name for name in names if name != _KEYWORDS)}, unless get_config() "
-                "returns it"
-            )
+    """Raises `UserError` if the configs of models in a model, or of `compile`, lack arguments."""
+    for layer in filter(_loses_arguments, keras_internals.list_layers(model)):
+        if names := _name_parameters(layer):
+            raise UserError(_describe_loss(layer, names))
     kind = type(model)
     more = [one for one in _list_parameters(kind.compile) if one not in _COMPILED]
     if more and _has_own_compile(kind) and kind.train_step is not keras.Model.train_step:
@@ -104,6 +102,41 @@ def _list_parameters(method: Callable[..., Any]) -> list[str]:
     """Returns the parameters of a method, apart from `self`; `_KEYWORDS` for any keywords."""
     _, *given = inspect.signature(method).parameters.values()
     return [_KEYWORDS if one.kind is one.VAR_KEYWORD else one.name for one in given]
+
+
+def _name_parameters(layer: keras.Layer) -> list[str]:
+    return [name for name in _list_parameters(type(layer).__init__) if name != _KEYWORDS]
+
+
+def _describe_loss(layer: keras.Layer, names: list[str]) -> str:
+    return (
+        f"Keras does not keep what {type(layer).__name__}() was given as {', '.join(names)}, "
+        "unless get_config() returns it"
+    )
+
+
+def _find_arguments(model: keras.Model) -> dict[str, Any]:
+    """Returns arguments for the class of a model: those that it keeps under their own names.
+
+    Raises:
+        UserError: what they make, with the defaults of the others, is another model.
+    """
+    kind = type(model)
+    parameters = inspect.signature(kind.__init__).parameters
+    names = _name_parameters(model)
+    kept = {name: vars(model)[name] for name in names if _is_plain(vars(model).get(name, ...))}
+    empty = inspect.Parameter.empty
+    if missing := [n for n in names if n not in kept and parameters[n].default is empty]:
+        raise UserError(_describe_loss(model, missing))
+    if names and not _is_alike(kind(**kept), model):
+        raise UserError(_describe_loss(model, names))
+    return kept
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (bool, int, float, str, type(None)))
 
 
 def _has_own_compile(kind: type) -> bool:
@@ -138,9 +171,35 @@ def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
         if weights[0] != weights[1]:
             raise UserError("a copy has other weights, or trains others")
         return
-    layers = [keras_internals.list_layers(one) for one in both]
+    layers = [keras_internals.list_given_layers(one) for one in both]
     known = [[(type(o), o.trainable, o.dtype_policy.name) for o in some] for some in layers]
     # A config may leave layers to the first call; a class has them all when it is called.
     comparable = len(known[0]) == len(known[1]) or _loses_arguments(model)
     if comparable and known[0] != known[1]:
         raise UserError("a copy has other layers, dtypes or frozen layers")
+
+
+def _is_alike(copy: keras.Model, model: keras.Model) -> bool:
+    """Returns whether the layers of a copy have the classes and settings of the model's."""
+    ours, theirs = ([one, *keras_internals.list_given_layers(one)] for one in (copy, model))
+    shapes = [Counter(tuple(v.shape) for v in one.weights) for one in (copy, model)]
+    if len(ours) != len(theirs) or shapes[0] - shapes[1]:
+        return False
+    return all(map(_has_same_settings, ours, theirs))
+
+
+def _has_same_settings(copy: keras.Layer, layer: keras.Layer) -> bool:
+    """Returns whether a layer has the settings of its copy, apart from what its first call made."""
+    if type(copy) is not type(layer):
+        return False
+    if type(layer) is keras.Sequential:
+        return True  # its layers are compared
+    if _is_of_keras(type(layer)):  # the config of a graph has the names of its layers: never equal
+        given = [{**one.get_config(), "name": None} for one in (copy, layer)]
+        return describe_value(given[0]) == describe_value(given[1])
+    known, found = (layer_internals.read_settings(one) for one in (copy, layer))
+    return all(
+        (value is None and layer.built and isinstance(found[name], keras.Variable))
+        or describe_value(value) == describe_value(found[name])
+        for name, value in known.items()
+    )
