@@ -52,10 +52,12 @@ def test_arrays_give_their_shapes():
 
 
 def test_the_precision_is_that_of_the_layers():
-    auto = PreflightOptions()
-    assert compiled_model.choose_precision(build(), auto).precision == "float32"
+    assert compiled_model.find_policy(build()) == "float32"
+    other = PreflightOptions(precision="auto")  # bfloat16 on a TPU
+    with pytest.raises(UserError, match=r"precision='auto': the layers of .* are float32\. Build"):
+        preflight.check(build(), 64, ["v5e-8"], other)
     keras.config.set_dtype_policy("mixed_bfloat16")
-    assert compiled_model.choose_precision(build(), auto).precision == "mixed_bfloat16"
+    assert compiled_model.find_policy(build()) == "mixed_bfloat16"
 
 
 def test_the_heading_names_the_dtypes_of_weights_and_of_the_computation():

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tftpu import preflight
 from tftpu.errors import UserError
 from tftpu.preflight import compiled_model
-from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.rebuilding import build_function
 
 
@@ -338,7 +337,6 @@ def test_a_class_of_your_own_is_checked_as_its_function_is():
         return model
 
     batch = tf.TensorSpec((64, 12)), tf.TensorSpec((64, 4))
-    options = PreflightOptions(precision="float32")
     [ours] = preflight.check(build_plain(), batch, ["v5e-8"]).slices
-    [expected] = preflight.check(build_plain, batch, ["v5e-8"], options).slices
+    [expected] = preflight.check(build_plain, batch, ["v5e-8"]).slices
     assert ours.compiles and ours.step_ms == expected.step_ms

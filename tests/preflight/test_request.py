@@ -84,7 +84,6 @@ def test_a_slice_that_the_engine_cannot_use():
         ("time_limit", 0, r"time_limit is 0"),
         ("time_limit", "5", r"time_limit is '5'"),
         ("train", None, r"train is None: give tftpu.TrainConfig"),
-        ("precision", None, r"no precision None"),
         ("precision", "bfloat16", r"Did you mean 'mixed_bfloat16'"),
     ],
 )

@@ -8,8 +8,10 @@ import keras
 _AUTO = {"tpu": "mixed_bfloat16", "gpu": "mixed_float16", "cpu": "float32"}
 
 
-def choose_policy(name: str, platform: str) -> str:
-    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"."""
+def choose_policy(name: str | None, platform: str) -> str:
+    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"; None: Keras's current."""
+    if name is None:
+        return keras.config.dtype_policy().name
     return _AUTO[platform] if name == "auto" else name
 
 

@@ -1,6 +1,5 @@
 """Facts for a check from a compiled Keras model: its precision, and the spec of its batch."""
 
-import dataclasses
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +10,7 @@ import tensorflow as tf
 from tftpu.config import PRECISIONS
 from tftpu.engines import keras_internals
 from tftpu.errors import UserError
-from tftpu.preflight.options import PreflightOptions
 from tftpu.tensors import Nest
-
-
-def choose_precision(model: keras.Model, options: PreflightOptions) -> PreflightOptions:
-    """Returns options with the precision that the layers of a model already have."""
-    if options.precision != "auto":
-        return options
-    return dataclasses.replace(options, precision=find_policy(model))
 
 
 def find_policy(model: keras.Model) -> str:

@@ -25,8 +25,8 @@ class PreflightOptions:
     Attributes:
         train: options of the trainer. The step depends on `gradient_accumulation_steps`,
             `global_clipnorm` and `ema_momentum`.
-        precision: dtype policy under which the model is built, as for `tftpu.set_precision`;
-            "auto" is bfloat16, as it is on a TPU.
+        precision: dtype policy under which a function builds the model, as for
+            `tftpu.set_precision`, whose "auto" is bfloat16 on a TPU; None: Keras's current policy.
         engine: name of the engine whose step is compiled, as for `tftpu.connect`: "auto" is the one
             that a run with this mesh takes.
         mesh: axes and sizes for the JAX engine, as for `tftpu.connect`; with a size of -1, slices
@@ -49,7 +49,7 @@ class PreflightOptions:
     """
 
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
-    precision: str = "auto"
+    precision: str | None = None
     engine: str = "auto"
     mesh: str | None = None
     compiler_options: str = AUTO

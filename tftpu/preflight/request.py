@@ -136,7 +136,7 @@ def refuse_options(options: PreflightOptions) -> None:
             f"options is a {type(options).__name__}: give "
             f"tftpu.preflight.PreflightOptions({train})."
         )
-    if options.precision not in PRECISIONS:
+    if options.precision not in (None, *PRECISIONS):
         raise UserError(
             f"There is no precision {options.precision!r}."
             f"{did_you_mean(str(options.precision), PRECISIONS)}"

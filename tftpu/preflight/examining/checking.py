@@ -1,5 +1,6 @@
 """The preflight check: compile a step for each slice, price it, give advice."""
 
+import dataclasses
 from collections.abc import Iterable
 
 import keras
@@ -80,7 +81,8 @@ def _check(
     for target in targets:
         selection.check_generation(selection.choose_engine(cluster), target.generation)
     lowering = selection.choose_lowering(cluster)
-    precision = choose_policy(options.precision, "tpu")
+    precision = _choose_precision(model, options)
+    options = dataclasses.replace(options, precision=precision)
 
     def find_model() -> keras.Model:
         if compiled is not None:
@@ -92,10 +94,8 @@ def _check(
     model_fn = rebuilding.build_function(model) if isinstance(model, keras.Model) else model
     batch_spec = compiled_model.read_batch_spec(batch, find_model)
     request.refuse_batch(batch_spec, options)
-    if isinstance(model, keras.Model):
-        if options.objectives is None:
-            compiled_model.refuse_other_shapes(model, batch_spec)
-        options = compiled_model.choose_precision(model, options)
+    if isinstance(model, keras.Model) and options.objectives is None:
+        compiled_model.refuse_other_shapes(model, batch_spec)
     check_machine()
     caller = Caller()
     with Progress() as progress:
@@ -130,6 +130,20 @@ def _check(
         steps=options.steps,
         slices=found,
     )
+
+
+def _choose_precision(model: keras.Model | ModelFn, options: PreflightOptions) -> str:
+    """Returns the dtype policy under which a model is built, for a function or like the model."""
+    policy = choose_policy(options.precision, "tpu")
+    if not isinstance(model, keras.Model):
+        return policy
+    found = compiled_model.find_policy(model)
+    if options.precision is not None and policy != found:
+        raise UserError(
+            f"precision={options.precision!r}: the layers of {model.name!r} are {found}. Build it "
+            "after keras.config.set_dtype_policy(...), or give a function that builds it."
+        )
+    return found
 
 
 def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:
