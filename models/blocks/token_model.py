@@ -83,7 +83,7 @@ class FactoredTokenModel(TokenModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the logits together with their factors.
 
-        From the factors, `tftpu.optim.losses.chunked_crossentropy` computes a loss in chunks. If
+        From the factors, `tftpu.optim.chunked.chunked_crossentropy` computes a loss in chunks. If
         nothing else, such as a metric, reads the logits, the compiler omits their product.
 
         Args:

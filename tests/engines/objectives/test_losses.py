@@ -9,98 +9,12 @@ import tftpu
 from tests.support.steps.stepping import make_step, train
 from tftpu import models
 from tftpu.engines.tensorflow.lowering.lower import lower
-from tftpu.optim import losses
+from tftpu.optim import chunked as chunks
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.optim.metrics import BitsPerToken
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
 from tftpu.tpu.slices import parse_slice
-
-WIDTH, VOCABULARY = 16, 1000
-
-
-def factors(dtype="float32"):
-    rng = np.random.default_rng(0)
-    hidden = tf.cast(rng.normal(size=(2, 5, WIDTH)), dtype)
-    matrix = tf.constant(rng.normal(size=(VOCABULARY, WIDTH)), "float32")
-    return hidden, matrix, tf.constant(rng.integers(0, VOCABULARY, (2, 5)), "int32")
-
-
-def value_and_gradients(loss, hidden, matrix):
-    weight = tf.reshape(tf.range(1.0, 11.0), (2, 5))
-    with tf.GradientTape() as tape:
-        tape.watch([hidden, matrix])
-        value = loss(hidden, matrix)
-        total = tf.reduce_sum(value * weight)
-    return [value, *tape.gradient(total, [hidden, matrix])]
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("jit", [False, True])
-def test_chunks_give_the_value_and_the_gradients_of_keras_cross_entropy(
-    monkeypatch, smoothing, jit
-):
-    monkeypatch.setattr(losses, "CHUNK", 300)
-    hidden, matrix, labels = factors()
-    smoothed = keras.losses.CategoricalCrossentropy(True, smoothing, reduction=None)
-
-    def whole(hidden, matrix):
-        return smoothed(tf.one_hot(labels, VOCABULARY), hidden @ tf.transpose(matrix))
-
-    def chunked(hidden, matrix):
-        return losses.chunked_crossentropy(hidden, matrix, labels, smoothing)[0]
-
-    chunked = tf.function(chunked, jit_compile=True) if jit else chunked
-    expected = value_and_gradients(whole, hidden, matrix)
-    for a, b in zip(value_and_gradients(chunked, hidden, matrix), expected):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5)
-
-
-def test_in_bfloat16_the_loss_is_summed_in_float32(monkeypatch):
-    monkeypatch.setattr(losses, "CHUNK", 300)
-    hidden, matrix, labels = factors("bfloat16")
-    found, *_ = losses.chunked_crossentropy(hidden, matrix, labels)
-    rounded = tf.cast(tf.cast(matrix, "bfloat16"), "float32")
-    logits = tf.cast(hidden, "float32") @ tf.transpose(rounded)
-    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    assert found.dtype == "float32"
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("factor", [1.0, 300.0, -300.0])
-@pytest.mark.parametrize("jit", [False, True])
-def test_logits_far_apart_neither_overflow_nor_vanish(monkeypatch, factor, jit):
-    monkeypatch.setattr(losses, "CHUNK", 300)
-    hidden, matrix, labels = factors()
-    hidden *= factor
-    chunked = tf.function(losses.chunked_crossentropy, jit_compile=jit)
-    logits = hidden @ tf.transpose(matrix)
-    assert abs(factor) == 1 or tf.reduce_max(logits) - tf.reduce_min(logits) > 1000
-    expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    found, plain, correct = chunked(hidden, matrix, labels)
-    np.testing.assert_array_equal(found, plain)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    np.testing.assert_array_equal(correct, tf.argmax(logits, -1, tf.int32) == labels)
-
-
-def test_a_label_that_is_not_a_class_subtracts_no_logit(monkeypatch):
-    monkeypatch.setattr(losses, "CHUNK", 300)
-    hidden, matrix, labels = factors()
-    found, *_ = losses.chunked_crossentropy(hidden, matrix, -tf.ones_like(labels))
-    expected = tf.reduce_logsumexp(hidden @ tf.transpose(matrix), -1)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_the_loop_ends_for_a_loss_that_is_not_finite(monkeypatch, wrong):
-    monkeypatch.setattr(losses, "CHUNK", 300)
-    hidden, matrix, labels = factors()
-    broken = tf.tensor_scatter_nd_update(hidden, [[0, 0, 0]], [wrong])
-    found = losses.chunked_crossentropy(broken, matrix, labels)[0].numpy()
-    assert not np.isfinite(found[0, 0])
-    assert np.isfinite(found[1]).all()
 
 
 def tiny_gpt(metrics=(), loss=None, **fields):
@@ -140,10 +54,10 @@ def run(replicas, gradient_accumulation_steps=1, **options):
 @pytest.mark.slow
 def test_a_step_in_chunks_is_the_step_without_chunks_on_any_number_of_replicas(monkeypatch):
     whole, expected = run(1)
-    monkeypatch.setattr(losses, "CHUNK", 20)
+    monkeypatch.setattr(chunks, "CHUNK", 20)
     seen = []
-    real = losses.chunked_crossentropy
-    monkeypatch.setattr(losses, "chunked_crossentropy", lambda *a: (seen.append(1), real(*a))[1])
+    real = chunks.chunked_crossentropy
+    monkeypatch.setattr(chunks, "chunked_crossentropy", lambda *a: (seen.append(1), real(*a))[1])
     for replicas, gradient_accumulation_steps in ((1, 1), (1, 4), (8, 1), (2, 2)):
         seen.clear()
         metrics = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
@@ -195,9 +109,9 @@ def test_any_models_last_product_is_computed_in_chunks(head, loss, monkeypatch):
     accuracy = keras.metrics.SparseCategoricalAccuracy("accuracy")
     measured = [accuracy, BitsPerToken(from_logits=loss != "probabilities")]
     model.compile(keras.optimizers.SGD(0.1), LOSSES[loss], weighted_metrics=measured)
-    seen, real = [], losses.chunked_crossentropy
-    monkeypatch.setattr(losses, "chunked_crossentropy", lambda *a: (seen.append(1), real(*a))[1])
-    monkeypatch.setattr(losses, "CHUNK", 20)
+    seen, real = [], chunks.chunked_crossentropy
+    monkeypatch.setattr(chunks, "chunked_crossentropy", lambda *a: (seen.append(1), real(*a))[1])
+    monkeypatch.setattr(chunks, "CHUNK", 20)
     rng = np.random.default_rng(0)
     x, y = (rng.integers(0, 50, (8, 8)).astype("int32") for _ in "xy")
     before = model.get_weights()
@@ -246,12 +160,3 @@ def test_no_array_of_time_by_vocabulary_is_in_a_tpus_memory():
     # Each chunk is counted, although the number of iterations depends on the logits: the logits
     # twice, and two gradients. The rest of this model is small.
     assert 1 < priced.flops / (4 * 2 * batch * time * vocabulary * 128) < 1.1
-
-
-@pytest.mark.parametrize(
-    ("classes", "parts"), [(262_144, 8), (262_144, 1), (128_256, 16), (50_257, 1), (1000, 4)]
-)
-def test_each_chunk_of_classes_has_some(classes, parts):
-    count, size = losses.divide_classes(classes, parts)
-    assert (count - 1) * size < classes // parts <= count * size
-    assert size % losses.LANES == 0 and parts * (size - losses.LANES) <= losses.CHUNK

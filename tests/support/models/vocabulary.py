@@ -2,8 +2,9 @@
 
     KERAS_BACKEND=jax python -m tests.support.models.vocabulary
 
-prints a line of JSON for each model and mesh: the tables that the step left sharded, and the
-largest difference of weights, losses and metrics from Keras's own `fit`.
+prints a line of JSON for each model and mesh: the tables that the step left sharded, whether the
+loss took some tokens at a time instead of some classes, and the largest difference of weights,
+losses and metrics from Keras's own `fit`.
 """
 
 import json
@@ -16,13 +17,15 @@ import numpy as np
 import tftpu
 from tftpu.engines.jax import cluster
 from tftpu.engines.jax.step import objective_step
+from tftpu.optim import chunked as chunks
 
-CLASSES, WIDTH, TIME, BATCH = 6160, 16, 4, 16
-CASES = [  # mesh, and microbatches
-    ("fsdp:8", 1),
-    ("data:2,fsdp:4", 1),
-    ("data:2,fsdp:4", 2),
-    ("fsdp:4,tensor:2", 1),  # `tensor` shards the rows, and is not left to this
+CLASSES, WIDTH, BATCH = 6160, 16, 16
+CASES = [  # mesh, microbatches, and tokens of a text
+    ("fsdp:8", 1, 4),
+    ("data:2,fsdp:4", 1, 4),
+    ("data:2,fsdp:4", 2, 4),
+    ("fsdp:4,tensor:2", 1, 4),  # `tensor` shards the rows, and is not left to this
+    ("fsdp:8", 1, 60),  # more tokens than a device has classes
 ]
 
 
@@ -58,7 +61,7 @@ def build(tied: bool) -> keras.Model:
     """Returns the compiled and built model, always with the same weights."""
     keras.utils.set_random_seed(1)
     model = LanguageModel(tied, name="model")
-    model.build((None, TIME))
+    model.build((None, 4))
     model.compile(
         keras.optimizers.SGD(5.0, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -67,18 +70,18 @@ def build(tied: bool) -> keras.Model:
     return model
 
 
-def fit(trained: Any) -> list[np.ndarray]:
+def fit(trained: Any, time: int) -> list[np.ndarray]:
     """Returns the history of a short `fit`."""
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, CLASSES, (2, 2 * BATCH, TIME))
+    x, y = rng.integers(0, CLASSES, (2, 2 * BATCH, time))
     options = {"batch_size": BATCH, "epochs": 3, "shuffle": False, "verbose": 0}
     weight = rng.random(x.shape).astype("float32")
     history = trained.fit(x, y, sample_weight=weight, **options).history
     return [np.asarray(values) for values in history.values()]
 
 
-def train(tied: bool, mesh: str, microbatches: int) -> tuple[list[np.ndarray], list[str]]:
-    """Returns the history and the weights of our `fit`, and the tables that stayed sharded."""
+def train(tied: bool, mesh: str, microbatches: int, time: int) -> tuple[list[np.ndarray], Any]:
+    """Returns the history and weights of our `fit`, and facts of its step."""
     with cluster.connect("none", 8, mesh).scope():
         model = build(tied)
     tables: list[str] = []
@@ -89,22 +92,24 @@ def train(tied: bool, mesh: str, microbatches: int) -> tuple[list[np.ndarray], l
         tables.extend(variable.path for variable in found)
         return found
 
-    with mock.patch.object(objective_step, "find_tables", find):
+    summed = mock.patch.object(chunks, "summed_crossentropy", wraps=chunks.summed_crossentropy)
+    with mock.patch.object(objective_step, "find_tables", find), summed as calls:
         options = tftpu.TrainConfig(gradient_accumulation_steps=microbatches)
-        history = fit(tftpu.Trainer(model, options=options))
-    return [*history, *model.get_weights()], tables
+        history = fit(tftpu.Trainer(model, options=options), time)
+    return [*history, *model.get_weights()], {"tables": tables, "by_token": calls.called}
 
 
 def main() -> None:
     for tied in (True, False):
-        with cluster.connect("none", 8, None).scope():  # the same initial weights
-            model = build(tied)
-        expected = [*fit(model), *model.get_weights()]
-        for mesh, microbatches in CASES:
-            found, tables = train(tied, mesh, microbatches)
+        for mesh, microbatches, time in CASES:
+            with cluster.connect("none", 8, None).scope():  # the same initial weights
+                model = build(tied)
+            expected = [*fit(model, time), *model.get_weights()]
+            with mock.patch.object(chunks, "CHUNK", 2000):
+                found, facts = train(tied, mesh, microbatches, time)
             difference = max(float(np.abs(a - b).max()) for a, b in zip(found, expected))
-            case = {"tied": tied, "mesh": mesh, "microbatches": microbatches, "tables": tables}
-            print(json.dumps({**case, "difference": difference}))
+            case = {"tied": tied, "mesh": mesh, "microbatches": microbatches, "time": time}
+            print(json.dumps({**case, **facts, "difference": difference}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tftpu.optim.losses import WHOLE, Rows
+from tftpu.optim.chunked import WHOLE, Rows
 from tftpu.tensors import Tensor
 
 

@@ -18,7 +18,7 @@ from tftpu.engines.objectives.losses import (
     sum_of_own,
 )
 from tftpu.errors import OwnStepsNeeded, UserError
-from tftpu.optim import losses
+from tftpu.optim import chunked as chunks
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.optim.metrics import BitsPerToken
 from tftpu.tensors import Nest, Tensor, ops
@@ -178,7 +178,7 @@ class CompiledLosses:
         y_pred: Nest,
         sample_weight: Nest,
         valid: Tensor | None,
-        chunked: losses.Chunked | None = None,
+        chunked: chunks.Chunked | None = None,
     ) -> bool:
         """Updates every metric. A surrounding `keras.StatelessScope` keeps the new states.
 
@@ -227,7 +227,7 @@ class CompiledLosses:
         return divides
 
 
-def _find_values(metric: keras.Metric, chunked: losses.Chunked | None) -> Tensor | None:
+def _find_values(metric: keras.Metric, chunked: chunks.Chunked | None) -> Tensor | None:
     """Returns what a metric is the mean of, if the loss has computed that in chunks."""
     if chunked is None:
         return None
@@ -285,15 +285,8 @@ def _compute_term(
         keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
         for part in (y, y_pred)
     )
-    chunked = None
-    if factors is not None and _takes_factors(term.loss, y, y_pred):
-        smoothing = getattr(term.loss, "smoothing", 0.0)
-        ids = ops.cast(labels, "int32")
-        rows = find_division().rows
-        chunked = losses.chunked_crossentropy(*factors, ids, smoothing, rows)
-        values = chunked.values
-    else:
-        values = term.loss.call(y, y_pred)
+    in_chunks = factors is not None and _takes_factors(term.loss, y, y_pred)
+    values = ops.zeros_like(labels, dtype="float32") if in_chunks else term.loss.call(y, y_pred)
     out_mask = keras_internals.read_mask(values)
     values = ops.cast(values, "float32")
     known = _find_known_classes(term.loss, labels, y_pred, ops.shape(values))
@@ -315,14 +308,43 @@ def _compute_term(
         if weight is not None:
             known = ops.logical_or(known, weight == 0)
         # A factor of NaN makes the gradient NaN as well, so that a loss scale skips the step.
-        values = values * ops.where(known, 1.0, float("nan"))
-    return Elements(values, weight, count, _read_factor(term), chunked=chunked)
+        known = ops.where(known, 1.0, float("nan"))
+    factor, total, chunked = _read_factor(term), None, None
+    if in_chunks and factors is not None and known is not None:
+        ids = ops.cast(labels, "int32")
+        total, chunked = _compute_in_chunks(term.loss, factors, ids, weight, known)
+        values = chunked.values
+    values = values if known is None else values * known
+    return Elements(values, weight, count, factor, chunked=chunked, total=total)
+
+
+def _compute_in_chunks(
+    loss: keras.losses.Loss,
+    factors: tuple[Tensor, Tensor],
+    labels: Tensor,
+    weight: Tensor | None,
+    known: Tensor,
+) -> tuple[Tensor | None, chunks.Chunked]:
+    """Returns the weighted sum, where it has the gradient in place of its summands, and these.
+
+    Args:
+        loss: the loss.
+        factors: the factors of the logits.
+        labels: the classes, (batch, time).
+        weight: the weight of each; None: all are 1.
+        known: 1.0 where a label is a class, else NaN.
+    """
+    rows, smoothing = find_division().rows, getattr(loss, "smoothing", 0.0)
+    if not chunks.takes_tokens(rows, factors[1].shape[0], labels.shape):
+        return None, chunks.chunked_crossentropy(*factors, labels, smoothing, rows)
+    weight = known if weight is None else known * weight
+    return chunks.summed_crossentropy(*factors, labels, weight, smoothing, rows)
 
 
 def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:
     """Returns whether `chunked_crossentropy` computes a loss, of logits that are worth it."""
     ranks = len(y.shape), len(y_pred.shape)
-    if y_pred.shape[-1] <= losses.CHUNK or ranks[0] == ranks[1]:
+    if y_pred.shape[-1] <= chunks.CHUNK or ranks[0] == ranks[1]:
         return False
     if not takes_class_ids(loss, *ranks) or find_ignored_class(loss) is not None:
         return False

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import numpy as np
 
-from tftpu.optim.losses import Chunked
+from tftpu.optim.chunked import Chunked
 from tftpu.tensors import Nest, Tensor, ops
 
 MEAN = "sum_over_batch_size"
@@ -61,6 +61,7 @@ class Elements(NamedTuple):
         factor: the value of the term's weight if that is a variable, (); None: it is no variable.
         whole: whether values of shape () are those of the whole global batch.
         chunked: results for the tokens if the logits were computed in chunks, else None.
+        total: the sum of the values times their weights, if it has a gradient in their place.
     """
 
     values: Tensor
@@ -69,6 +70,7 @@ class Elements(NamedTuple):
     factor: Tensor | None = None
     whole: bool = False
     chunked: Chunked | None = None
+    total: Tensor | None = None
 
     @property
     def is_scalar(self) -> bool:
@@ -157,6 +159,8 @@ def compute_shard_divisor(
 
 def sum_weighted(elements: Elements) -> Tensor:
     """Returns the sum of the values times their weights."""
+    if elements.total is not None:
+        return elements.total
     if elements.weight is None:
         return ops.sum(elements.values)
     return ops.sum(elements.values * elements.weight)

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from tftpu.config.mesh import DATA, FSDP
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement.sharding import Layout
-from tftpu.optim.losses import Rows
+from tftpu.optim.chunked import Rows
 from tftpu.tensors import Tensor
 
 # A table is exchanged twice, as a weight and as a gradient; tokens several times, as embeddings and
@@ -30,6 +30,7 @@ class ShardedRows(Rows):
     def __init__(self, mesh: Mesh | AbstractMesh):
         self._mesh = mesh
         self.count = mesh.shape[FSDP]
+        self.shares_tokens = mesh.shape[DATA] == 1
 
     def gather_tokens(self, tokens: Tensor) -> Tensor:
         return self._constrain(tokens, [DATA if self._mesh.shape[DATA] > 1 else None])
