@@ -16,7 +16,7 @@ _SENT = 0.5  # bytes of bfloat16, in which weights and gradients are sent, of th
 _RECOMPUTED = 4 / 3  # work of a step whose blocks are computed twice, of one that keeps all
 # What a step keeps beside state and gradients, in sizes of the inputs of its blocks. Llama 3.1 8B
 # with flash attention, compiled: 36, with products 12, with inputs of blocks alone 2.5.
-_KEPT = {"none": 36, "products": 12, "block": 2, "offload": 1}
+_KEPT = {"none": 36, "products": 12, "attention": 3, "block": 2, "offload": 1}
 # As in 14 compiled steps of a Llama of 1.1 billion weights on v5e and v6e, to 37 %: products take
 # longer than at the peak, and what a step keeps passes the memory several times.
 _WORK, _PASSES = 1.3, 8
@@ -30,6 +30,7 @@ class Facts:
     Attributes:
         flops: model FLOPs of a global batch, forward and backward.
         examples: the global batch.
+        tokens: the tokens of a global batch; None for data of other kinds.
         input_bytes: bytes of an example that enter the model's blocks.
         weights: bytes of all weights, and `trained` of those that are trained.
         blocks: whether `train.remat` can recompute blocks of the model.
@@ -40,6 +41,7 @@ class Facts:
 
     flops: int
     examples: int
+    tokens: int | None
     input_bytes: int
     weights: int
     trained: int

@@ -140,7 +140,7 @@ class Space:
                 if self._find_refusal(one, shards):
                     continue
                 for attention in self._list_attentions():
-                    for remat in self._list_remats(blocks):
+                    for remat in self._list_remats(blocks, attention):
                         yield dataclasses.replace(one, remat=remat, attention=attention)
 
     def explain_refusal(self, target: Slice) -> str:
@@ -197,12 +197,14 @@ class Space:
         group, field = path.split(".")
         return getattr(getattr(self.experiment, group), field)
 
-    def _list_remats(self, blocks: bool) -> Sequence[str]:
+    def _list_remats(self, blocks: bool, attention: str) -> Sequence[str]:
         if self.remat_field in self.fixed:
             return [self.read_remat()]
         if self.remat_field == "train.remat" and not blocks:
             return ["none"]
-        return [remat for remat in REMATS if self.has_mesh or remat not in JAX_REMATS]
+        left_out = () if self.has_mesh else JAX_REMATS
+        kernel = "attention"  # without a kernel it keeps what "block" does
+        return [r for r in REMATS if r not in left_out and (r != kernel or attention == "flash")]
 
     def _list_attentions(self) -> Sequence[str]:
         if not self.has_attention:

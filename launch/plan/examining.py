@@ -32,7 +32,7 @@ from tftpu.preflight.advise import parse_memory_error
 from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
-from tftpu.preflight.examining.examiner import Examiner
+from tftpu.preflight.examining.examiner import Examiner, count_tokens
 from tftpu.preflight.slice_report import SliceReport
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice, parse_slice
@@ -97,6 +97,7 @@ class PlanExaminer:
         return Facts(
             flops=one.count_flops() * target.replicas,
             examples=examples,
+            tokens=count_tokens(self._batch_spec),
             input_bytes=count_input_bytes(one.model, first.shape[1] if first.shape.rank > 1 else 1),
             weights=_count_bytes(one.model.variables),
             trained=_count_bytes(one.model.trainable_variables),
@@ -170,6 +171,8 @@ class PlanExaminer:
                             journal.write_verdict(candidate, verdict)
                         progress.print_line(self._describe(candidate, search))
                         changed.notify_all()
+                        if not search.left:  # what still runs there can be no better
+                            stop()
 
             timer = threading.Timer(seconds, stop)
             timer.daemon = True

@@ -22,7 +22,7 @@ from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import Candidate
 
 # From the one that keeps most, and is the fastest.
-_BY_MEMORY = ("none", "products", "block", "offload")
+_BY_MEMORY = ("none", "products", "attention", "block", "offload")
 assert sorted(_BY_MEMORY) == sorted(REMATS)
 
 STATE = "weights, optimizer's state and inputs of blocks do not fit"
@@ -124,7 +124,7 @@ class Search:
         self._uncounted: dict[tuple[str, str, str], int] = {}
         # Slices on which the attention kernel may run: none of its programs failed to compile.
         self._kernels = {one.slice for one in self._estimates if one.attention == "flash"}
-        self._waiting = sorted(self._estimates.values(), key=self._rank_likely)
+        self._waiting = sorted(self._estimates.values(), key=self.rank_likely)
         self._running: set[Candidate] = set()
         self.verdicts: dict[Candidate, Verdict] = {}
         self.pruned: dict[Candidate, str] = {}
@@ -140,6 +140,11 @@ class Search:
         return list(self._estimates)
 
     @property
+    def running(self) -> int:
+        """The number of candidates that are being compiled."""
+        return len(self._running)
+
+    @property
     def left(self) -> int:
         """The number of candidates about which nothing is known."""
         return len(self._waiting) + len(self._running)
@@ -147,16 +152,18 @@ class Search:
     def choose_next(self) -> Candidate | None:
         """Returns the most promising candidate, which counts as running, or None.
 
-        None is left then, or those that are wait for what runs on the same slice with the same
-        mesh, as its verdict decides about them. Until something fits, slices on which nothing runs
-        come first: compilers are several times as fast for some generations as for others.
+        Those on a slice and mesh on which nothing runs come first, as the verdict on what runs
+        decides about the others there; of these only the ones that need less memory are taken.
+        Until something fits, slices on which nothing runs come first: compilers are several times
+        as fast for some generations as for others.
         """
         self._prune()
         busy = {(one.slice, one.mesh) for one in self._running}
         free = [e for e in self._waiting if (e.candidate.slice, e.candidate.mesh) not in busy]
+        free = free or [e for e in self._waiting if self._may_replace_running(e.candidate)]
         if not any(verdict.fits for verdict in self.verdicts.values()):
             slices = {one.slice for one in self._running}
-            free.sort(key=lambda e: (self._rank_likely(e)[0], e.candidate.slice in slices))
+            free.sort(key=lambda e: (self.rank_likely(e)[0], e.candidate.slice in slices))
         chosen = next(iter(free), None)
         if chosen is None:
             return None
@@ -164,8 +171,17 @@ class Search:
         self._running.add(chosen.candidate)
         if chosen.candidate in self._own:
             self._own.clear()
-            self._waiting.sort(key=self._rank_likely)
+            self._waiting.sort(key=self.rank_likely)
         return chosen.candidate
+
+    def _may_replace_running(self, candidate: Candidate) -> bool:
+        """Returns whether a candidate may fit where those that run there do not."""
+        there = [one for one in self._running if one.slice == candidate.slice]
+        return all(
+            _keeps_less(candidate, one) or candidate.microbatches > one.microbatches
+            for one in there
+            if one.mesh == candidate.mesh
+        )
 
     def record_known(self, known: Mapping[Candidate, Verdict]) -> None:
         """Records the verdicts of an earlier plan."""
@@ -175,13 +191,15 @@ class Search:
         for one, verdict in known.items():
             if self.has_candidate(one):
                 self._note(one, verdict)
-        self._waiting.sort(key=self._rank_likely)
+        self._waiting.sort(key=self.rank_likely)
 
     def record(self, candidate: Candidate, verdict: Verdict) -> None:
         """Records the verdict on a candidate that was running."""
         self._running.discard(candidate)
+        self.pruned.pop(candidate, None)
         self._note(candidate, verdict)
-        self._waiting.sort(key=self._rank_likely)
+        self._waiting.sort(key=self.rank_likely)
+        self._prune()
 
     def _note(self, candidate: Candidate, verdict: Verdict) -> None:
         self.verdicts[candidate] = verdict
@@ -201,7 +219,7 @@ class Search:
         return list(found.values())
 
     def list_unpriced(self) -> dict[str, Estimate | str]:
-        """Returns the slices without a price: what is cheapest at the peak of those left, or why.
+        """Returns the slices without a price: the most promising one that is left there, or why.
 
         The reason is the one for which most of its candidates were not compiled; "" for a slice on
         which none of those compiled runs. Slices are left out where a candidate fits.
@@ -214,7 +232,7 @@ class Search:
             left = [e for c, e in self._estimates.items() if c.slice == name and self._is_open(c)]
             reasons = collections.Counter(r for c, r in self.pruned.items() if c.slice == name)
             why = next(iter(reasons.most_common(1)), ("", 0))[0]
-            found[name] = min(left, key=lambda e: e.least_seconds) if left else why
+            found[name] = min(left, key=self.rank_likely) if left else why
         return found
 
     def _is_open(self, candidate: Candidate) -> bool:
@@ -250,9 +268,10 @@ class Search:
         """Returns how many candidates were pruned for each reason, the most first."""
         return dict(collections.Counter(self.pruned.values()).most_common())
 
-    def _rank_likely(
+    def rank_likely(
         self, one: Estimate
-    ) -> tuple[bool, bool, bool, bool, tuple[bool, float, float]]:
+    ) -> tuple[bool, bool, bool, bool, bool, tuple[bool, float, float]]:
+        """Returns the place of a candidate in the order, the lowest of the most promising."""
         candidate, likely = one.candidate, self.goal.rank(one.likely_seconds, one.usd_hour)
         # Closed forms count no scores of plain attention, which usually make it slower than the
         # kernel.
@@ -260,11 +279,17 @@ class Search:
         uncounted = self._uncounted.get(_name_memory(candidate), 0) / _count_parts(candidate)
         too_large = one.likely_bytes + uncounted > one.limit_bytes
         changed = candidate not in self._own
-        return too_large, likely[0], changed, is_plain, likely
+        # It does the work of "block", and takes twice as long to compile.
+        on_host = candidate.remat == "offload"
+        return too_large, likely[0], changed, is_plain, on_host, likely
 
     def _prune(self) -> None:
         best = next(iter(self.list_best()), None)
         bar = self.rank(best) if best else (True, math.inf, math.inf)
+        for candidate in list(self._running):
+            if reason := self._find_reason(self._estimates[candidate], bar):
+                self.pruned[candidate] = reason
+                self._running.discard(candidate)
         kept = []
         for one in self._waiting:
             reason = self._find_reason(one, bar)

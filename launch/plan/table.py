@@ -17,18 +17,20 @@ from tftpu.tpu.slices import parse_slice
 _TEXT = ("slice", "mesh", "changes of the config", "")  # columns aligned to the left
 
 
-def build_rows(search: Search, space: Space, top: int) -> list[dict[str, Any]]:
+def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> list[dict[str, Any]]:
     """Returns the best candidates as plain data, the best first.
 
     Args:
         search: the search.
         space: the config, and the fields that were chosen.
         top: how many candidates.
+        tokens: the tokens of a global batch; None for data of other kinds.
     """
     rows = []
     for candidate in search.list_best()[:top]:
         verdict = search.verdicts[candidate]
         seconds = search.goal.steps * (verdict.step_seconds or 0.0)
+        usd = search.find_usd_hour(candidate) * seconds / 3600
         rows.append(
             {
                 "slice": candidate.slice,
@@ -38,7 +40,8 @@ def build_rows(search: Search, space: Space, top: int) -> list[dict[str, Any]]:
                 "host_bytes": verdict.host_bytes,
                 "step_seconds": verdict.step_seconds,
                 "hours": seconds / 3600,
-                "usd": search.find_usd_hour(candidate) * seconds / 3600,
+                "usd": usd,
+                "usd_per_1b_tokens": usd / search.goal.steps / tokens * 1e9 if tokens else None,
                 "meets_goal": search.meets_goal(candidate),
             }
         )
@@ -65,6 +68,7 @@ def build_table(rows: Sequence[dict[str, Any]], missed: str) -> Table:
 
 
 def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
+    per_tokens = row["usd_per_1b_tokens"]
     changes = [text for text in row["changes"] if not text.startswith(f"{MESH}=")]
     return {
         "slice": row["slice"],
@@ -75,6 +79,7 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
         "step": format_duration(row["step_seconds"]),
         "time/run": format_duration(3600 * row["hours"]),
         "cost/run": format_price(row["usd"]),
+        "1B tokens": format_price(per_tokens) if per_tokens else "",
         "": "" if row["meets_goal"] else missed,
     }
 
@@ -96,18 +101,30 @@ def describe_estimates(search: Search, space: Space) -> list[str]:
         search: the search, of which nothing was compiled yet.
         space: the config, and the fields that were chosen.
     """
-    other = "" if search.goal.budget is None else ", without --budget for the cheapest"
+    other = "" if search.goal.budget is None else " (the cheapest of all: without --budget)"
     count = counted(search.size, "candidate")
     lines = [
-        f"Looking for {search.goal.aim}{other}, among {count}. Estimate before compiling, by "
-        "arithmetic: the first one of each slice, at the chip's peak; whether it fits is for the "
-        "compiler to say"
+        f"Looking for {search.goal.aim}{other}, among {count}. Rough estimate by arithmetic of the "
+        "first one of each slice; whether it fits is for the compiler to say"
     ]
     for one in search.list_promising():
-        shown = " ".join([one.candidate.slice, *space.list_changes(one.candidate)])
-        step = format_duration(one.least_seconds)
-        lines.append(f"  {shown}: {step} per step, {_format_least(search, one)}")
+        step = format_duration(one.likely_seconds)
+        lines.append(f"  {_name(space, one)}: {step} per step, {_format_estimate(search, one)}")
     return lines
+
+
+def describe_next(search: Search, space: Space) -> list[str]:
+    """Returns a line about the most promising candidate that is left, if there is one."""
+    left = sorted(search.list_promising(), key=search.rank_likely)[:1]
+    return [
+        f"  the most promising that is left, roughly: {_name(space, one)}, "
+        f"{_format_estimate(search, one)}"
+        for one in left
+    ]
+
+
+def _name(space: Space, one: Estimate) -> str:
+    return " ".join([one.candidate.slice, *space.list_changes(one.candidate)])
 
 
 def describe_unpriced(search: Search) -> list[str]:
@@ -116,7 +133,7 @@ def describe_unpriced(search: Search) -> list[str]:
     for name, found in search.list_unpriced().items():
         said = found or "none of its candidates runs"
         if isinstance(found, Estimate):
-            said = f"no price yet; at the chip's peak {_format_least(search, found)}"
+            said = f"no price yet; roughly {_format_estimate(search, found)}"
         lines.append(f"  {name}: {said}")
     return lines
 
@@ -130,10 +147,10 @@ def describe_ranges(rows: Sequence[dict[str, Any]]) -> str:
     return ", ".join(f"±{share} on {' and '.join(some)}" for share, some in by_share.items())
 
 
-def _format_least(search: Search, one: Estimate) -> str:
-    seconds = search.goal.steps * one.least_seconds
-    usd = one.usd_hour * seconds / 3600
-    return f"{format_duration(seconds)} and {format_price(usd)} for the run"
+def _format_estimate(search: Search, one: Estimate) -> str:
+    likely, least = (search.goal.steps * s for s in (one.likely_seconds, one.least_seconds))
+    usd, least_usd = (format_price(one.usd_hour * s / 3600) for s in (likely, least))
+    return f"{format_duration(likely)} and {usd} for the run, at the chip's peak {least_usd}"
 
 
 def explain_nothing(search: Search) -> str:
@@ -180,6 +197,11 @@ def describe_search(
     if search.left:
         left += ": the same command continues with them, for as long as --time_limit says"
     lines = [f"{counted(search.size, 'candidate')}: {compiled}, {pruned}, {left}."]
+    if search.running:
+        lines.append(
+            f"  {search.running} of these were being compiled, which begins anew: give "
+            "--time_limit several times what one of them takes"
+        )
     lines += [f"  {count} {reason}" for reason, count in search.count_pruned().items()]
     errors = dict.fromkeys(v.error.splitlines()[0] for v in failed if not v.too_large and v.error)
     lines += [f"  not compiled or run: {error[:240]}" for error in list(errors)[:3]]

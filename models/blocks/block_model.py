@@ -25,9 +25,9 @@ SIZES = "tftpu.models.sizes"  # the zoo's configs; this module imports them to b
 class BlockModel(keras.Model):
     """A functional model whose layer `Structure` holds its hyper-parameters and blocks.
 
-    With `remat="block"` the backward pass recomputes each block from its input; with "products", on
-    the JAX engine, it also keeps the products with weights and what attention's kernels found;
-    with "offload", there, the inputs of blocks wait in the host's memory.
+    With `remat="block"` the backward pass recomputes each block from its input; on the JAX engine,
+    with "attention" it also keeps what attention's kernels found, with "products" that and the
+    products with weights; with "offload" the inputs of blocks wait in the host's memory.
     Layers, variables and numbers do not depend on `remat` and `scan`. A model loaded from a
     `.keras` file, and a copy by `keras.models.clone_model`, are as the original.
 

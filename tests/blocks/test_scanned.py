@@ -18,7 +18,7 @@ OTHERS = ("gpt recomputed", "gpt with its products", "llama", "bert", "vit")
 )
 def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program(names, count):
     printed = jax_process.output("programs.jax_scan", *names)
-    *found, kept, whole = [json.loads(line) for line in printed.splitlines()]
+    *found, kept, whole, kernels = [json.loads(line) for line in printed.splitlines()]
     assert len(found) == count
     for case in found:
         assert case["difference"] < 2e-6, case
@@ -29,6 +29,7 @@ def test_the_loop_gives_the_numbers_of_the_single_blocks_in_a_shorter_program(na
         most, some, least = (kept[f"{scan} {remat}"] for remat in ("none", "products", "block"))
         assert least < 0.5 * some and some < 0.8 * most, kept
     assert whole == {"none": 0, "block": 0}  # they are gathered again
+    assert kernels["none"] == kernels["attention"] == kernels["block"] - 1
 
 
 def test_keeping_products_needs_jax():

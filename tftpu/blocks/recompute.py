@@ -28,8 +28,9 @@ def run_recomputed(
         layers: those that `part` applies, or the layers or models that they are in. Losses are
             added to the last one.
         x: the input of `part`.
-        remat: "block"; or, as JAX alone can, "products" to keep its products with weights and what
-            attention's kernels found, too, or "offload" to keep x in the host's memory.
+        remat: "block"; or, as JAX alone can, "attention" to keep what attention's kernels found,
+            too, "products" also its products with weights, or "offload" to keep x in the host's
+            memory.
 
     Raises:
         UserError: Keras runs on another backend than TensorFlow or JAX.

@@ -45,8 +45,7 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
 
     Args:
         model: the model.
-        remat: what the backward pass recomputes: "none", "block", or on JAX "products", which
-            keeps the products with weights, or "offload", which keeps inputs on the host.
+        remat: what the backward pass recomputes, as `TrainConfig.remat`.
         scan: "block" for one loop over the blocks of each chain, on JAX; or "none".
     """
     if remat == "none" and scan == "none":

@@ -53,11 +53,11 @@ class TrainConfig:
         steps_per_loop: steps that run on the devices before control returns to the host; None: 50,
             or one execution if a callback has batch methods.
         remat: what the backward pass recomputes of a model's equal blocks, to save memory: "block"
-            keeps only the input of each; "products", on the JAX engine, also the products with
-            weights; "offload", on the JAX engine, keeps the inputs in the host's memory; "none"
-            recomputes nothing. Of a functional model without equal blocks, about as many segments
-            of its graph as the root of its layers are recomputed. Models of the zoo have
-            `model.remat` instead.
+            keeps only the input of each; "attention", on the JAX engine, also what the kernels of
+            attention found, and "products" the products with weights as well; "offload", on the
+            JAX engine, keeps the inputs in the host's memory; "none" recomputes nothing. Of a
+            functional model without equal blocks, about as many segments of its graph as the root
+            of its layers are recomputed. Models of the zoo have `model.remat` instead.
         scan: "block", on the JAX engine, compiles equal blocks as one loop, so that the program
             is as short as one of them; "none" does not. Models of the zoo have `model.scan`.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last

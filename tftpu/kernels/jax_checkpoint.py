@@ -44,13 +44,17 @@ def rematerialize(function: Callable[..., Any], remat: str) -> Callable[..., Any
     Args:
         function: the function; the input of a block is its first argument.
         remat: "block": it keeps its arguments; "products": also its products with weights, which
-            are the ones without batch dimensions, and what attention's kernels found; "offload":
-            it keeps the block's input in the host's memory.
+            are the ones without batch dimensions, and what attention's kernels found; "attention":
+            of these, what the kernels found; "offload": it keeps the block's input in the host's
+            memory.
     """
     policies = jax.checkpoint_policies
+    attention = policies.save_only_these_names(_ATTENTION)
+    if remat == "attention":
+        return jax.checkpoint(function, policy=attention)
     if remat == "products":
         kept = policies.save_from_both_policies(
-            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(_ATTENTION)
+            policies.dots_with_no_batch_dims_saveable, attention
         )
         return jax.checkpoint(function, policy=kept)
     if remat == "offload":

@@ -207,7 +207,7 @@ def summed_crossentropy(
     classes, width = matrix.shape
     parts, own = rows.count, classes // rows.count
     time = labels.shape[1]
-    size = min(math.ceil(time * CHUNK / classes / SUBLANES) * SUBLANES, time)
+    size = min(math.ceil(2 * time * CHUNK / classes / SUBLANES) * SUBLANES, time)
     count = math.ceil(time / size)
 
     def gather(tokens: Tensor) -> Tensor:

@@ -287,7 +287,8 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
     if enough and not report.mesh:
         found.append(
             "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: "
-            f"{format_size(held.total / target.replicas)} per device."
+            f"{format_size(held.total / target.replicas)} per device. `tftpu plan` looks for the "
+            "cheapest mesh and settings."
         )
     if held.optimizer and held.total - held.optimizer < room:
         found.append("An optimizer with less state would help: Lion, Adafactor or SGD.")

@@ -212,7 +212,8 @@ def _print_answer(
     options: Options, space: Space, targets: Sequence[Slice], search: Search, journal: Journal
 ) -> None:
     console = build_console()
-    rows = table.build_rows(search, space, options.top)
+    tokens = journal.facts.tokens if journal.facts else None
+    rows = table.build_rows(search, space, options.top, tokens)
     lines: list[str] = []
     if rows:
         console.print(_describe_run(space, search.goal), markup=False, highlight=False)
@@ -230,6 +231,7 @@ def _print_answer(
     lines += table.describe_unpriced(search) if rows else []
     lines += table.describe_search(search, refusals, undivided)
     if rows:
+        lines += table.describe_next(search, space)
         given = f"{options.price} dollars a chip-hour, as given; else " if options.price else ""
         lines.append(
             f"Prices: {given}{PRICE_SOURCE}. Compiled, not run: predictions for the steps alone, "

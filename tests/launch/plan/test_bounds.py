@@ -14,6 +14,7 @@ GIB = 2**30
 FACTS = Facts(
     flops=1_475_475_884_998_656,
     examples=16,
+    tokens=16 * 2048,
     input_bytes=32 * 2048 * 4096 * 2,
     weights=30 * GIB,
     trained=30 * GIB,
@@ -60,7 +61,10 @@ def test_what_recomputes_or_exchanges_more_is_likely_to_take_longer():
 
 
 def test_what_keeps_more_is_likely_to_need_more_memory():
-    order = [estimate_of(remat=r).likely_bytes for r in ("offload", "block", "products", "none")]
+    order = [
+        estimate_of(remat=r).likely_bytes
+        for r in ("offload", "block", "attention", "products", "none")
+    ]
     assert order == sorted(set(order))
 
 

@@ -28,7 +28,8 @@ def candidates_of(space, name, blocks=True, statistics=False):
 
 def test_a_single_device_leaves_remat_microbatches_and_attention_to_choose():
     found = candidates_of(space_of("python_gpt"), "v5e-1")
-    assert len(found) == len(set(found)) == 4 * 6 * 2  # remats, divisors of 32, attentions
+    # What is recomputed with the kernel, and without it; divisors of 32.
+    assert len(found) == len(set(found)) == (5 + 4) * 6
     assert {one.mesh for one in found} == {"data:1"}
     assert {one.microbatches for one in found} == {1, 2, 4, 8, 16, 32}
 

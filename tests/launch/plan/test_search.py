@@ -12,7 +12,13 @@ from tftpu.launch.plan.candidates import Candidate
 from tftpu.launch.plan.search import Goal, Search, Verdict
 
 LIMIT = 1000
-REMATS = {"none": (8.0, 1.0), "products": (4.0, 1.1), "block": (1.0, 1.35), "offload": (0.5, 1.6)}
+REMATS = {
+    "none": (8.0, 1.0),
+    "products": (4.0, 1.1),
+    "attention": (1.5, 1.3),
+    "block": (1.0, 1.35),
+    "offload": (0.5, 1.6),
+}
 
 
 class Machine:
@@ -136,11 +142,24 @@ def test_the_number_of_microbatches_is_raised_until_the_rest_beside_the_state_ca
     assert found == dict.fromkeys(ladder[1:3], plan.NEEDS_MORE)
 
 
-def test_what_runs_is_awaited_before_others_with_its_mesh():
-    same = Candidate("a", "fsdp:4", "block", 1)
-    search = Search([estimate_of(ONE), estimate_of(same), estimate_of(OTHER, usd=9.0)], Goal(1))
-    assert {search.choose_next(), search.choose_next()} >= {OTHER}
-    assert search.choose_next() is None and search.left == 3
+def test_what_runs_is_awaited_by_those_that_need_as_much_with_its_mesh():
+    runs, more = (Candidate("a", "fsdp:4", remat, 1) for remat in ("block", "none"))
+    less = Candidate("a", "fsdp:4", "offload", 1)
+    estimates = [estimate_of(runs), estimate_of(more, least=3.0), estimate_of(less, least=3.0)]
+    search = Search([*estimates, estimate_of(OTHER, usd=9.0)], Goal(1))
+    # What needs less memory is the answer if the one that runs does not fit.
+    assert [search.choose_next() for _ in range(4)] == [runs, OTHER, less, None]
+    assert (search.running, search.left) == (3, 4)
+
+
+def test_inputs_of_blocks_wait_on_the_host_last_unless_nothing_else_may_fit():
+    block, host = (Candidate("a", "fsdp:4", remat, 1) for remat in ("block", "offload"))
+    for likely, order in ((LIMIT, [block, host]), (LIMIT + 1, [host, None])):
+        search = Search(
+            [Estimate(block, 1, 1, likely, LIMIT, 1.0, 9.0, 1.0), estimate_of(host, least=2.0)],
+            CHEAPEST,
+        )
+        assert [search.choose_next(), search.choose_next()] == order
 
 
 def test_a_crash_says_nothing_about_other_candidates():
@@ -257,7 +276,7 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
         "d": plan.NO_BETTER,
     }
     assert table.describe_unpriced(search) == [
-        "  c: no price yet; at the chip's peak 1 h and $1.00 for the run",
+        "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
         "  d: no better than the best even at the chip's peak",
         "  e: none of its candidates runs",
     ]

@@ -5,7 +5,8 @@
 For each named model a line of JSON: how far outputs and gradients are from those of the same model
 without a loop, relative to the largest number, and the length of its program relative to the other.
 Then a line with the numbers that a model keeps for its backward pass, by `scan` and `remat`, and
-one with the whole weights among them, of a model that is cut over four devices.
+one with the whole weights among them, of a model that is cut over four devices; and one with the
+calls of attention's kernel by `remat`, in a step that is traced for a TPU.
 """
 
 import json
@@ -16,9 +17,12 @@ import jax
 import keras
 import numpy as np
 import tensorflow as tf
+from jax.interpreters import partial_eval
+from jax.sharding import AbstractMesh
 
 import tftpu
 from tftpu import models
+from tftpu.config.mesh import AXES
 from tftpu.engines.jax.tracing import tracing_for
 
 BATCH, TIME = 4, 16
@@ -108,6 +112,22 @@ def whole_weights_kept(remat: str) -> int:
     )
 
 
+def count_kernels(remat: str) -> int:
+    """Returns how often the step of a block, traced for a TPU, calls a kernel of attention."""
+    fields = {**TOKENS, "width": 128, "heads": 2, "layers": 1, "context": 128}
+    with tracing_for("tpu", AbstractMesh((1,) * len(AXES), AXES)):
+        model = models.build("gpt2_small", attention="flash", remat=remat, **fields)
+        variables = model.trainable_variables
+
+        def compute_loss(values: list[Any]) -> Any:
+            with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+                return model(np.zeros((1, 128), "int32"), training=True).sum()
+
+        traced = jax.make_jaxpr(jax.grad(compute_loss))([v.value for v in variables]).jaxpr
+    used, _ = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
+    return str(used).count("pallas_call[")
+
+
 def _maker(var: Any, makers: dict[Any, Any]) -> Any:
     """Returns the operation whose result is kept, in whatever form; None: it was given."""
     forms = ("reduce_precision", "reshape", "squeeze", "slice", "transpose", "convert_element_type")
@@ -135,6 +155,7 @@ def main() -> None:
     modes = [(scan, remat) for scan in ("none", "block") for remat in ("none", "products", "block")]
     print(json.dumps({" ".join(mode): kept(*mode) for mode in modes}))
     print(json.dumps(whole))
+    print(json.dumps({remat: count_kernels(remat) for remat in ("none", "attention", "block")}))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Examiner:
         self.options = options
         self.precision = choose_policy(options.precision, "tpu")
         self.global_batch_size: int = keras.tree.flatten(batch_spec)[0].shape[0]
-        self.tokens = _count_tokens(batch_spec)
+        self.tokens = count_tokens(batch_spec)
         self.microbatches = options.train.gradient_accumulation_steps
         self.tried = [] if tried is None else tried
         self.build_shared = functools.cache(self._build)
@@ -237,7 +237,7 @@ class Examiner:
         return format_step(seconds, 1000 * seconds * find_usd_hour(target, self.options) / 3600)
 
 
-def _count_tokens(batch_spec: Nest) -> int | None:
+def count_tokens(batch_spec: Nest) -> int | None:
     """Returns the tokens of a batch, if an input has a label for each; None for other data."""
     if not isinstance(batch_spec, tuple | list) or len(batch_spec) < 2:
         return None

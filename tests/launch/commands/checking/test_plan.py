@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,9 +29,11 @@ def test_a_plan_compiles_once_and_prints_the_command(tmp_path):
     done = run(tmp_path, *flags)
     assert done.returncode == 0, done.stderr
     command = "tftpu train python_gpt --config.model.attention=plain --config.cluster.mesh=data:1"
-    assert command in done.stdout and "24 candidates: 1 compiled, 23 pruned, 0 left." in done.stdout
+    # Another may have its verdict before that of the first ends the search.
+    counts = re.search(r"24 candidates: ([12]) compiled, (\d+) pruned, 0 left\.", done.stdout)
+    assert command in done.stdout and counts and sum(map(int, counts.groups())) == 24
     answer = json.loads((tmp_path / "a.json").read_text())
-    [best] = answer["best"]
+    best = answer["best"][0]
     assert best["usd"] == pytest.approx(600 * best["step_seconds"] * 1.20 / 3600)
     again = run(tmp_path, *flags, "--budget=0.0001")
     assert again.returncode == 2 and "compiling" not in again.stderr
@@ -72,7 +75,7 @@ def test_an_interrupted_plan_says_what_it_knows(tmp_path):
     advice = "give more time by --time_limit, or leave fewer to choose from by --config.model."
     assert f"No candidate that fits is known yet: {advice}attention=auto.\n" in said
     assert (
-        "48 candidates: 0 compiled, 0 pruned, 48 left: the same command continues with them, for "
+        "54 candidates: 0 compiled, 0 pruned, 54 left: the same command continues with them, for "
         in said
     )
 
