@@ -6,7 +6,7 @@ A copy that could differ from the model is refused: its price would be that of a
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -50,9 +50,9 @@ def build_function(model: keras.Model) -> Callable[[], keras.Model]:
 
 
 def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
-    _refuse_lost_arguments(model)
     by_class = _loses_arguments(model)
     arguments = _find_arguments(model) if by_class else {}
+    _refuse_lost_arguments(model, [] if by_class else keras_internals.list_layers(model))
     config: Any = None if by_class else keras.saving.serialize_keras_object(model)
     compiled = model.get_compile_config() if config is None else config.get("compile_config")
     objects = _list_own_objects(model)
@@ -74,9 +74,9 @@ def _deserialize(config: Any) -> Any:
     return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=False)
 
 
-def _refuse_lost_arguments(model: keras.Model) -> None:
-    """Raises `UserError` if the configs of models in a model, or of `compile`, lack arguments."""
-    for layer in filter(_loses_arguments, keras_internals.list_layers(model)):
+def _refuse_lost_arguments(model: keras.Model, described: Sequence[keras.Layer]) -> None:
+    """Raises `UserError` if the configs of layers in a model, or of `compile`, lack arguments."""
+    for layer in filter(_loses_arguments, described):
         if names := _name_parameters(layer):
             raise UserError(_describe_loss(layer, names))
     kind = type(model)
@@ -111,7 +111,7 @@ def _name_parameters(layer: keras.Layer) -> list[str]:
 def _describe_loss(layer: keras.Layer, names: list[str]) -> str:
     return (
         f"Keras does not keep what {type(layer).__name__}() was given as {', '.join(names)}, "
-        "unless get_config() returns it"
+        f"unless get_config() returns it or it is kept as self.{names[0]}"
     )
 
 
@@ -129,7 +129,10 @@ def _find_arguments(model: keras.Model) -> dict[str, Any]:
     if missing := [n for n in names if n not in kept and parameters[n].default is empty]:
         raise UserError(_describe_loss(model, missing))
     if names and not _is_alike(kind(**kept), model):
-        raise UserError(_describe_loss(model, names))
+        lost = [name for name in names if name not in kept]
+        given = ", ".join(f"{name}={value!r}" for name, value in kept.items())
+        differs = f"{kind.__name__}({given}) makes a model with other settings"
+        raise UserError(_describe_loss(model, lost) if lost else differs)
     return kept
 
 
