@@ -169,6 +169,20 @@ def test_the_loop_over_tokens_ends_for_a_loss_that_is_not_finite(wrong):
 
 
 @pytest.mark.parametrize(
+    ("time", "classes", "expected"),
+    [
+        (1024, 262_144, 32),
+        (1000, 262_144, 16),
+        (2048, 128_256, 128),
+        (10, 6160, 10),
+        (60, 6160, 32),
+    ],
+)
+def test_positions_are_taken_with_little_padding(time, classes, expected):
+    assert chunks.choose_positions(time, classes) == expected
+
+
+@pytest.mark.parametrize(
     ("parts", "classes", "tokens", "expected"),
     [(8, 262_144, (64, 1024), True), (8, 262_144, (16, 1024), False), (1, 1000, (64, 64), False)],
 )

@@ -207,7 +207,7 @@ def summed_crossentropy(
     classes, width = matrix.shape
     parts, own = rows.count, classes // rows.count
     time = labels.shape[1]
-    size = min(math.ceil(2 * time * CHUNK / classes / SUBLANES) * SUBLANES, time)
+    size = choose_positions(time, classes)
     count = math.ceil(time / size)
 
     def gather(tokens: Tensor) -> Tensor:
@@ -287,6 +287,17 @@ def summed_crossentropy(
 
     total, *results = compute(hidden, matrix)
     return total, Chunked(*results)
+
+
+def choose_positions(time: int, classes: int) -> int:
+    """Returns how many positions of each text `summed_crossentropy` takes at a time.
+
+    Each chunk reads and writes the sum of the gradient, so there are half as many as `CHUNK` says,
+    and as little padding behind the texts as can be.
+    """
+    most = max(2 * time * CHUNK // classes, SUBLANES)
+    sizes = range(SUBLANES, min(most, time) + 1, SUBLANES)
+    return min(sizes, key=lambda size: (-time % size, -size), default=time)
 
 
 def _compute_label_logits(hidden: Tensor, table: Tensor, labels: Tensor) -> Tensor:
