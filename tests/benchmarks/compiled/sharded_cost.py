@@ -69,11 +69,11 @@ VIT_G = {"patch": 14, "layers": 40, "width": 1408, "heads": 16}
 ROWS = {
     "1b-v5e-16": Row("llama_1b", "v5e-16", "fsdp:-1", 1, 8192, LARGE),
     "8b-v5e-64": Row("llama_8b", "v5e-64", "fsdp:-1", 1, 8192, LARGE),
+    "8b-v5e-64-attention": Row(
+        "llama_8b", "v5e-64", "fsdp:-1", 1, 8192, LARGE | {"remat": "attention"}
+    ),
     "8b-v6e-8": Row("llama_8b", "v6e-8", "fsdp:-1", 3, 8192, LARGE),
     "8b-v6e-8-offload": Row("llama_8b", "v6e-8", "fsdp:-1", 3, 8192, LARGE | {"remat": "offload"}),
-    "8b-v6e-8-attention": Row(
-        "llama_8b", "v6e-8", "fsdp:-1", 3, 8192, LARGE | {"remat": "attention"}
-    ),
     "8b-v5p-64": Row("llama_8b", "v5p-64", "fsdp:-1", 2, 8192, LARGE | {"remat": "products"}),
     "8b-v5p-128": Row("llama_8b", "v5p-128", "fsdp:-1", 2, 8192, LARGE | {"remat": "products"}),
     "70b-v5e-256": Row("llama_8b", "v5e-256", "fsdp:-1", 1, 4096, LARGE | LLAMA_70B),
