@@ -202,10 +202,14 @@ def replacing_graphs(replacements: Mapping[int, Callable[..., None]]) -> Iterato
             private._run_through_graph = before
 
 
+# Attributes that `compile` adds to a model.
+_OF_COMPILED = "optimizer", "stop_training", "_compile_config", "_compiled_trainable_state"
+
+
 def read_settings(layer: keras.Layer) -> dict[str, Any]:
     """Returns the attributes of a layer beyond those that every Keras layer, or model, has."""
     base = keras.Model if isinstance(layer, keras.Model) else keras.layers.Layer
-    every = set(vars(base()))
+    every = {*vars(base()), *_OF_COMPILED}
     own = {name: value for name, value in vars(layer).items() if name not in every}
     # TensorFlow's, for checkpoints.
     return {name: value for name, value in own.items() if not name.startswith("_self_")}

@@ -204,7 +204,8 @@ class Space:
             return ["none"]
         left_out = () if self.has_mesh else JAX_REMATS
         kernel = "attention"  # without a kernel it keeps what "block" does
-        return [r for r in REMATS if r not in left_out and (r != kernel or attention == "flash")]
+        kept = {self.read_remat(), *([kernel] if attention == "flash" else [])}
+        return [r for r in REMATS if r not in left_out and (r != kernel or r in kept)]
 
     def _list_attentions(self) -> Sequence[str]:
         if not self.has_attention:

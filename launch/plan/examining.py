@@ -163,7 +163,7 @@ class PlanExaminer:
                 while candidate := choose():
                     try:
                         verdict, decided = self._examine(candidate, processes)
-                    except StoppedError:  # the time is over
+                    except StoppedError:  # the time is over, or nothing is left
                         return
                     with changed:
                         search.record(candidate, verdict)

@@ -25,6 +25,9 @@ from tftpu.launch.plan.candidates import Candidate
 _BY_MEMORY = ("none", "products", "attention", "block", "offload")
 assert sorted(_BY_MEMORY) == sorted(REMATS)
 
+# The share of a device's memory below which what is expected fits.
+_ROOM = 0.7
+
 STATE = "weights, optimizer's state and inputs of blocks do not fit"
 OVER_BUDGET = "over the budget even at the chip's peak"
 TOO_SLOW = "too slow even at the chip's peak"
@@ -175,12 +178,13 @@ class Search:
         return chosen.candidate
 
     def _may_replace_running(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate may fit where those that run there do not."""
-        there = [one for one in self._running if one.slice == candidate.slice]
+        """Returns whether a candidate may fit where those that run there may well not."""
+        place = candidate.slice, candidate.mesh
         return all(
-            _keeps_less(candidate, one) or candidate.microbatches > one.microbatches
-            for one in there
-            if one.mesh == candidate.mesh
+            self._expect_bytes(self._estimates[one]) > _ROOM * self._estimates[one].limit_bytes
+            and (_keeps_less(candidate, one) or candidate.microbatches > one.microbatches)
+            for one in self._running
+            if (one.slice, one.mesh) == place
         )
 
     def record_known(self, known: Mapping[Candidate, Verdict]) -> None:
@@ -217,6 +221,11 @@ class Search:
         for one in self._waiting:
             found.setdefault(one.candidate.slice, one)
         return list(found.values())
+
+    def find_promising(self) -> Estimate | None:
+        """Returns the most promising candidate of which nothing is known, or None."""
+        left = (one for candidate, one in self._estimates.items() if self._is_open(candidate))
+        return min(left, key=self.rank_likely, default=None)
 
     def list_unpriced(self) -> dict[str, Estimate | str]:
         """Returns the slices without a price: the most promising one that is left there, or why.
@@ -276,12 +285,16 @@ class Search:
         # Closed forms count no scores of plain attention, which usually make it slower than the
         # kernel.
         is_plain = candidate.attention == "plain" and candidate.slice in self._kernels
-        uncounted = self._uncounted.get(_name_memory(candidate), 0) / _count_parts(candidate)
-        too_large = one.likely_bytes + uncounted > one.limit_bytes
+        too_large = self._expect_bytes(one) > one.limit_bytes
         changed = candidate not in self._own
         # It does the work of "block", and takes twice as long to compile.
         on_host = candidate.remat == "offload"
         return too_large, likely[0], changed, is_plain, on_host, likely
+
+    def _expect_bytes(self, one: Estimate) -> float:
+        candidate = one.candidate
+        uncounted = self._uncounted.get(_name_memory(candidate), 0) / _count_parts(candidate)
+        return one.likely_bytes + uncounted
 
     def _prune(self) -> None:
         best = next(iter(self.list_best()), None)

@@ -79,7 +79,7 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
         "step": format_duration(row["step_seconds"]),
         "time/run": format_duration(3600 * row["hours"]),
         "cost/run": format_price(row["usd"]),
-        "1B tokens": format_price(per_tokens) if per_tokens else "",
+        "cost/1B tokens": format_price(per_tokens) if per_tokens else "",
         "": "" if row["meets_goal"] else missed,
     }
 
@@ -115,12 +115,11 @@ def describe_estimates(search: Search, space: Space) -> list[str]:
 
 def describe_next(search: Search, space: Space) -> list[str]:
     """Returns a line about the most promising candidate that is left, if there is one."""
-    left = sorted(search.list_promising(), key=search.rank_likely)[:1]
-    return [
-        f"  the most promising that is left, roughly: {_name(space, one)}, "
-        f"{_format_estimate(search, one)}"
-        for one in left
-    ]
+    one = search.find_promising()
+    if one is None:
+        return []
+    shown = f"{_name(space, one)}, {_format_estimate(search, one)}"
+    return [f"  the most promising that is left, roughly: {shown}"]
 
 
 def _name(space: Space, one: Estimate) -> str:
@@ -199,8 +198,8 @@ def describe_search(
     lines = [f"{counted(search.size, 'candidate')}: {compiled}, {pruned}, {left}."]
     if search.running:
         lines.append(
-            f"  {search.running} of these were being compiled, which begins anew: give "
-            "--time_limit several times what one of them takes"
+            f"  {search.running} of these were being compiled, which begins anew: a limit below "
+            "the time of one of them brings none"
         )
     lines += [f"  {count} {reason}" for reason, count in search.count_pruned().items()]
     errors = dict.fromkeys(v.error.splitlines()[0] for v in failed if not v.too_large and v.error)

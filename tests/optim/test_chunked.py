@@ -183,10 +183,18 @@ def test_positions_are_taken_with_little_padding(time, classes, expected):
 
 
 @pytest.mark.parametrize(
-    ("parts", "classes", "tokens", "expected"),
-    [(8, 262_144, (64, 1024), True), (8, 262_144, (16, 1024), False), (1, 1000, (64, 64), False)],
+    ("parts", "classes", "tokens", "dtype", "expected"),
+    [
+        (8, 262_144, (64, 1024), "bfloat16", True),
+        (8, 262_144, (16, 1024), "bfloat16", False),  # fewer tokens than classes of a part
+        (8, 262_144, (1024, 64), "bfloat16", False),  # 16 positions would be too many logits
+        (8, 262_144, (64, 1024), "float16", False),
+        (1, 1000, (64, 64), "float32", False),
+    ],
 )
-def test_the_smaller_gradient_is_summed(parts, classes, tokens, expected):
-    rows = Rows()
+def test_the_smaller_gradient_is_summed(parts, classes, tokens, dtype, expected):
+    rows, hidden = Rows(), keras.KerasTensor((*tokens, 4), dtype)
     rows.count = parts
-    assert chunks.takes_tokens(rows, classes, tokens) == expected
+    assert chunks.takes_tokens(rows, hidden, classes) == expected
+    rows.shares_tokens = False
+    assert not chunks.takes_tokens(rows, hidden, classes)

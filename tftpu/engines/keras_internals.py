@@ -413,13 +413,6 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
-def list_given_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns all layers of the model without those that `Sequential` makes when it is built."""
-    layers = [one for one in list_layers(model) if not isinstance(one, keras.layers.InputLayer)]
-    made = {id(one._functional) for one in layers if isinstance(one, keras.Sequential)}
-    return [layer for layer in layers if id(layer) not in made]
-
-
 def keeps_graph(layer: keras.Layer) -> bool:
     """Returns whether the config of a layer holds a graph, as of a functional model."""
     is_functional = isinstance(layer, models.Functional)
@@ -431,7 +424,12 @@ def has_frozen_weights(model: keras.Model) -> bool:
 
     Statistics, such as those of BatchNormalization, were not made to be trained.
     """
-    return any(not v.trainable for layer in list_layers(model) for v in layer._trainable_variables)
+    return any(map(has_frozen, list_layers(model)))
+
+
+def has_frozen(layer: keras.Layer) -> bool:
+    """Returns whether a weight that the layer itself made to be trained is frozen."""
+    return any(not v.trainable for v in layer._trainable_variables)
 
 
 def list_symbolic_inputs(layer: keras.Layer) -> list[Any]:

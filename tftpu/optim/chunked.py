@@ -174,14 +174,24 @@ def chunked_crossentropy(
     return Chunked(*loss(hidden, matrix))
 
 
-def takes_tokens(rows: Rows, classes: int, labels: tuple[int, ...]) -> bool:
-    """Returns whether `summed_crossentropy` takes less time for labels of this shape.
+def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
+    """Returns whether `summed_crossentropy` is better than `chunked_crossentropy`.
 
     Each adds up the gradient of a factor chunk by chunk in memory: of the rows of a device, or of
-    the tokens. One part of the rows has all classes, mostly more than a device has tokens.
+    the tokens. One part of the rows has all classes, mostly more than a device has tokens. Without
+    the factor of the sum, gradients in float16 may overflow, whatever the loss scale.
+
+    Args:
+        rows: where the rows of the matrix are.
+        hidden: (batch, time, width).
+        classes: the number of classes.
     """
     divided = rows.shares_tokens and rows.count > 1
-    return divided and classes // rows.count < math.prod(labels)
+    if not divided or keras.backend.standardize_dtype(hidden.dtype) == "float16":
+        return False
+    batch, time, _ = hidden.shape
+    enough = choose_positions(time, classes) * classes <= 2 * time * CHUNK  # logits in memory
+    return enough and classes // rows.count < batch * time
 
 
 def summed_crossentropy(
@@ -199,7 +209,7 @@ def summed_crossentropy(
 
     Args:
         hidden, matrix, labels, smoothing, rows: as for `chunked_crossentropy`.
-        weight: the factor of each token in the sum, (batch, time), float32.
+        weight: the factor of each token in the sum, (batch, time), float32; it has no gradient.
 
     Returns:
         The sum, (), which alone has a gradient; and the results for each token.

@@ -5,18 +5,18 @@ A copy that could differ from the model is refused: its price would be that of a
 
 import copy
 import inspect
+import types
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from tftpu import layer_internals
-from tftpu.blocks.structure import describe_value
 from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 from tftpu.optim.policy import building_under
 from tftpu.preflight.compiled_model import find_policy, refuse_uncompiled
+from tftpu.preflight.likeness import find_difference
 
 _KEYWORDS = "**"  # stands for any keywords
 _COMPILED = {_KEYWORDS, *inspect.signature(keras.Model.compile).parameters}
@@ -108,38 +108,38 @@ def _name_parameters(layer: keras.Layer) -> list[str]:
     return [name for name in _list_parameters(type(layer).__init__) if name != _KEYWORDS]
 
 
-def _describe_loss(layer: keras.Layer, names: list[str]) -> str:
+def _describe_loss(layer: keras.Layer, names: Sequence[str]) -> str:
     return (
         f"Keras does not keep what {type(layer).__name__}() was given as {', '.join(names)}, "
-        f"unless get_config() returns it or it is kept as self.{names[0]}"
+        "unless get_config() returns it"
     )
 
 
 def _find_arguments(model: keras.Model) -> dict[str, Any]:
-    """Returns arguments for the class of a model: those that it keeps under their own names.
+    """Returns the arguments of a model's class, which it has to keep under their own names.
 
     Raises:
-        UserError: what they make, with the defaults of the others, is another model.
+        UserError: it does not, or what they make is another model.
     """
-    kind = type(model)
-    parameters = inspect.signature(kind.__init__).parameters
-    names = _name_parameters(model)
-    kept = {name: vars(model)[name] for name in names if _is_plain(vars(model).get(name, ...))}
-    empty = inspect.Parameter.empty
-    if missing := [n for n in names if n not in kept and parameters[n].default is empty]:
-        raise UserError(_describe_loss(model, missing))
-    if names and not _is_alike(kind(**kept), model):
-        lost = [name for name in names if name not in kept]
+    kept = {name: vars(model).get(name, ...) for name in _name_parameters(model)}
+    if lost := [name for name, value in kept.items() if not _is_plain(value)]:
+        missing = [name for name in lost if kept[name] is ...]
+        hint = f", or it is kept as self.{missing[0]}" if missing == lost else ""
+        raise UserError(_describe_loss(model, lost) + hint)
+    copy = type(model)(**kept)
+    if place := find_difference(copy, model):
         given = ", ".join(f"{name}={value!r}" for name, value in kept.items())
-        differs = f"{kind.__name__}({given}) makes a model with other settings"
-        raise UserError(_describe_loss(model, lost) if lost else differs)
+        raise UserError(f"{type(model).__name__}({given}) makes another model: {place} differs")
     return kept
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
-    return isinstance(value, (bool, int, float, str, type(None)))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    functions = types.FunctionType, types.BuiltinFunctionType
+    return isinstance(value, (bool, int, float, str, type(None), *functions))
 
 
 def _has_own_compile(kind: type) -> bool:
@@ -174,35 +174,10 @@ def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
         if weights[0] != weights[1]:
             raise UserError("a copy has other weights, or trains others")
         return
-    layers = [keras_internals.list_given_layers(one) for one in both]
+    layers = [keras_internals.list_layers(one) for one in both]
     known = [[(type(o), o.trainable, o.dtype_policy.name) for o in some] for some in layers]
-    # A config may leave layers to the first call; a class has them all when it is called.
-    comparable = len(known[0]) == len(known[1]) or _loses_arguments(model)
-    if comparable and known[0] != known[1]:
+    # A config may leave layers to the first call; those of a class were compared.
+    if len(known[0]) == len(known[1]) and known[0] != known[1]:
         raise UserError("a copy has other layers, dtypes or frozen layers")
-
-
-def _is_alike(copy: keras.Model, model: keras.Model) -> bool:
-    """Returns whether the layers of a copy have the classes and settings of the model's."""
-    ours, theirs = ([one, *keras_internals.list_given_layers(one)] for one in (copy, model))
-    shapes = [Counter(tuple(v.shape) for v in one.weights) for one in (copy, model)]
-    if len(ours) != len(theirs) or shapes[0] - shapes[1]:
-        return False
-    return all(map(_has_same_settings, ours, theirs))
-
-
-def _has_same_settings(copy: keras.Layer, layer: keras.Layer) -> bool:
-    """Returns whether a layer has the settings of its copy, apart from what its first call made."""
-    if type(copy) is not type(layer):
-        return False
-    if type(layer) is keras.Sequential:
-        return True  # its layers are compared
-    if _is_of_keras(type(layer)):  # the config of a graph has the names of its layers: never equal
-        given = [{**one.get_config(), "name": None} for one in (copy, layer)]
-        return describe_value(given[0]) == describe_value(given[1])
-    known, found = (layer_internals.read_settings(one) for one in (copy, layer))
-    return all(
-        (value is None and layer.built and isinstance(found[name], keras.Variable))
-        or describe_value(value) == describe_value(found[name])
-        for name, value in known.items()
-    )
+    if any(layer.trainable and keras_internals.has_frozen(layer) for layer in layers[1]):
+        raise UserError("a copy trains what is frozen")

@@ -145,11 +145,27 @@ def test_the_number_of_microbatches_is_raised_until_the_rest_beside_the_state_ca
 def test_what_runs_is_awaited_by_those_that_need_as_much_with_its_mesh():
     runs, more = (Candidate("a", "fsdp:4", remat, 1) for remat in ("block", "none"))
     less = Candidate("a", "fsdp:4", "offload", 1)
-    estimates = [estimate_of(runs), estimate_of(more, least=3.0), estimate_of(less, least=3.0)]
-    search = Search([*estimates, estimate_of(OTHER, usd=9.0)], Goal(1))
-    # What needs less memory is the answer if the one that runs does not fit.
-    assert [search.choose_next() for _ in range(4)] == [runs, OTHER, less, None]
-    assert (search.running, search.left) == (3, 4)
+    others = [estimate_of(more, least=3.0), estimate_of(less, least=3.0)]
+    others.append(estimate_of(OTHER, usd=9.0))
+    for likely, order in ((LIMIT, [runs, OTHER, less, None]), (LIMIT // 2, [runs, OTHER, None])):
+        search = Search([Estimate(runs, 1, 1, likely, LIMIT, 1.0, 1.0, 1.0), *others], Goal(1))
+        # What needs less memory is the answer if the one that runs does not fit.
+        assert [search.choose_next() for _ in order] == order
+        assert (search.running, search.left) == (len(order) - 1, 4)
+    found = search.find_promising()
+    assert found is not None and found.candidate == runs
+
+
+def test_what_runs_is_pruned_too_and_counts_if_it_ends_all_the_same():
+    fits, slower = (Candidate("a", "fsdp:4", remat, 1) for remat in ("block", "offload"))
+    search = Search(
+        [Estimate(fits, 1, 1, LIMIT, LIMIT, 1.0, 1.0, 1.0), estimate_of(slower, least=1.1)], Goal(1)
+    )
+    assert [search.choose_next(), search.choose_next()] == [fits, slower]
+    search.record(fits, Verdict(True, 1, step_seconds=2.0))
+    assert search.pruned == {slower: plan.SLOWER} and search.left == 0
+    search.record(slower, Verdict(True, 1, step_seconds=3.0))
+    assert not search.pruned and len(search.verdicts) == 2
 
 
 def test_inputs_of_blocks_wait_on_the_host_last_unless_nothing_else_may_fit():

@@ -26,6 +26,7 @@ CASES = [  # mesh, microbatches, and tokens of a text
     ("data:2,fsdp:4", 2, 4),
     ("fsdp:4,tensor:2", 1, 4),  # `tensor` shards the rows, and is not left to this
     ("fsdp:8", 1, 60),  # more tokens than a device has classes
+    ("fsdp:8", 2, 124),
 ]
 
 

@@ -335,7 +335,7 @@ def _compute_in_chunks(
         known: 1.0 where a label is a class, else NaN.
     """
     rows, smoothing = find_division().rows, getattr(loss, "smoothing", 0.0)
-    if not chunks.takes_tokens(rows, factors[1].shape[0], labels.shape):
+    if not chunks.takes_tokens(rows, factors[0], factors[1].shape[0]):
         return None, chunks.chunked_crossentropy(*factors, labels, smoothing, rows)
     weight = known if weight is None else known * weight
     return chunks.summed_crossentropy(*factors, labels, weight, smoothing, rows)

@@ -137,13 +137,13 @@ def _choose_precision(model: keras.Model | ModelFn, options: PreflightOptions) -
     policy = choose_policy(options.precision, "tpu")
     if not isinstance(model, keras.Model):
         return policy
-    found = compiled_model.find_policy(model)
+    found = compiled_model.read_precision(model)
     if options.precision is not None and policy != found:
         raise UserError(
             f"precision={options.precision!r}: the layers of {model.name!r} are {found}. Build it "
             "after keras.config.set_dtype_policy(...), or give a function that builds it."
         )
-    return found
+    return compiled_model.find_policy(model)
 
 
 def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:

@@ -45,9 +45,9 @@ def test_the_tables_of_a_vocabulary_are_found_where_tokens_are_fewer(model, mesh
 @pytest.mark.slow
 def test_sharded_tables_change_no_number():
     cases = [json.loads(line) for line in jax_process.output("models.vocabulary").splitlines()]
-    assert len(cases) == 10
+    assert len(cases) == 12
     for case in cases:
         assert case["difference"] < 2e-6, case
         tables = ["model/embedding/embeddings", "model/head/kernel"][: 1 if case["tied"] else 2]
-        assert case["by_token"] == (case["time"] == 60), case
+        assert case["by_token"] == (case["time"] > 4), case
         assert case["tables"] == ([] if "tensor" in case["mesh"] else tables), case
