@@ -140,18 +140,20 @@ class PlanExaminer:
         """
         changed, ended = threading.Condition(), threading.Event()
         search.record_known(journal.verdicts)
-
-        def choose() -> Candidate | None:
-            with changed:
-                while not ended.is_set():
-                    candidate = search.choose_next()
-                    if candidate is not None or not search.left:
-                        return candidate
-                    changed.wait()  # for the verdict on what runs
-            return None
-
         with Progress() as progress:
             processes = Processes(progress)
+            parts: dict[Candidate, Processes] = {}  # of what is examined, to end it alone
+
+            def choose() -> tuple[Candidate, Processes] | None:
+                with changed:
+                    while not ended.is_set():
+                        if candidate := search.choose_next():
+                            parts[candidate] = Processes(progress, processes)
+                            return candidate, parts[candidate]
+                        if not search.left:
+                            return None
+                        changed.wait()  # for the verdict on what runs
+                return None
 
             def stop() -> None:
                 ended.set()
@@ -160,19 +162,20 @@ class PlanExaminer:
                     changed.notify_all()
 
             def work(_: int) -> None:
-                while candidate := choose():
+                while chosen := choose():
+                    candidate, part = chosen
                     try:
-                        verdict, decided = self._examine(candidate, processes)
-                    except StoppedError:  # the time is over, or nothing is left
-                        return
+                        verdict, decided = self._examine(candidate, part)
+                    except StoppedError:  # it was pruned meanwhile, or all end
+                        continue
                     with changed:
                         search.record(candidate, verdict)
                         if decided:
                             journal.write_verdict(candidate, verdict)
                         progress.print_line(self._describe(candidate, search))
+                        for other in parts.keys() & search.pruned.keys():
+                            parts.pop(other).stop()
                         changed.notify_all()
-                        if not search.left:  # what still runs there can be no better
-                            stop()
 
             timer = threading.Timer(seconds, stop)
             timer.daemon = True

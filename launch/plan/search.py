@@ -25,13 +25,14 @@ from tftpu.launch.plan.candidates import Candidate
 _BY_MEMORY = ("none", "products", "attention", "block", "offload")
 assert sorted(_BY_MEMORY) == sorted(REMATS)
 
-# The share of a device's memory below which what is expected fits.
-_ROOM = 0.7
+# The shares of a device's memory below which what is expected fits, and below which it is small.
+_ROOM, _SMALL = 0.7, 0.25
 
 STATE = "weights, optimizer's state and inputs of blocks do not fit"
 OVER_BUDGET = "over the budget even at the chip's peak"
 TOO_SLOW = "too slow even at the chip's peak"
-NO_BETTER = "no better than the best even at the chip's peak"
+NO_CHEAPER = "no cheaper than the best even at the chip's peak"
+NO_FASTER = "no faster than the best even at the chip's peak"
 NEEDS_MORE = "larger than one that does not fit"
 SLOWER = "with more work than one that fits"
 
@@ -200,7 +201,7 @@ class Search:
     def record(self, candidate: Candidate, verdict: Verdict) -> None:
         """Records the verdict on a candidate that was running."""
         self._running.discard(candidate)
-        self.pruned.pop(candidate, None)
+        self.pruned.pop(candidate, None)  # it ended all the same
         self._note(candidate, verdict)
         self._waiting.sort(key=self.rank_likely)
         self._prune()
@@ -279,7 +280,7 @@ class Search:
 
     def rank_likely(
         self, one: Estimate
-    ) -> tuple[bool, bool, bool, bool, bool, tuple[bool, float, float]]:
+    ) -> tuple[bool, bool, bool, bool, bool, bool, tuple[bool, float, float]]:
         """Returns the place of a candidate in the order, the lowest of the most promising."""
         candidate, likely = one.candidate, self.goal.rank(one.likely_seconds, one.usd_hour)
         # Closed forms count no scores of plain attention, which usually make it slower than the
@@ -289,7 +290,9 @@ class Search:
         changed = candidate not in self._own
         # It does the work of "block", and takes twice as long to compile.
         on_host = candidate.remat == "offload"
-        return too_large, likely[0], changed, is_plain, on_host, likely
+        # Of a small model, what keeps all decides about the others.
+        keeps_all = candidate.remat == "none" and self._expect_bytes(one) < _SMALL * one.limit_bytes
+        return too_large, likely[0], changed, is_plain, on_host, not keeps_all, likely
 
     def _expect_bytes(self, one: Estimate) -> float:
         candidate = one.candidate
@@ -325,7 +328,7 @@ class Search:
         if least[0]:
             return TOO_SLOW if self.goal.budget is None else OVER_BUDGET
         if least >= bar:
-            return NO_BETTER
+            return NO_CHEAPER if self.goal.budget is None else NO_FASTER
         for other, verdict in self.verdicts.items():
             if verdict.too_large and self._needs_more(one, other, verdict):
                 return NEEDS_MORE

@@ -198,7 +198,7 @@ def describe_search(
     lines = [f"{counted(search.size, 'candidate')}: {compiled}, {pruned}, {left}."]
     if search.running:
         lines.append(
-            f"  {search.running} of these were being compiled, which begins anew: a limit below "
+            f"  being compiled when it ended, which begins anew: {search.running}; a limit below "
             "the time of one of them brings none"
         )
     lines += [f"  {count} {reason}" for reason, count in search.count_pruned().items()]

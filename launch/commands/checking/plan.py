@@ -152,6 +152,7 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
         selection.choose_backend(space.plan_cluster())
         import_tensorflow()
         from tftpu.launch.plan.examining import PlanExaminer
+        from tftpu.preflight.examining.estimates import estimate_duration
 
         prepared, batch_spec = prepare(space.experiment)
     space = dataclasses.replace(space, experiment=prepared)
@@ -164,6 +165,7 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
     search = _build_search(options, space, targets, facts)
     for line in table.describe_estimates(search, space):
         print(line, file=sys.stderr, flush=True)
+    print(f"  {estimate_duration(facts.weights, 'candidate')}", file=sys.stderr, flush=True)
     if known := sum(map(search.has_candidate, journal.verdicts)):
         print(f"{counted(known, 'candidate')} known from {FILE}", file=sys.stderr, flush=True)
     try:

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
             model.build,
             model.batch(BATCHES[name]),
             chosen.removeprefix("--slices=").split(","),
-            preflight.PreflightOptions(objectives=model.objectives),
+            preflight.PreflightOptions(precision="auto", objectives=model.objectives),
         )
         for found in report.slices:
             print(_row(name, found), flush=True)

@@ -86,7 +86,7 @@ ROWS = {
 def lines(row: Row, slices: list[str]) -> Iterator[str]:
     """Yields the lines of a family, one for each slice."""
     unit = getattr(models.config(row.size), "norm_batch", None)  # batch statistics need groups
-    options = PreflightOptions(time_limit=TIME_LIMIT, batch_unit=unit)
+    options = PreflightOptions(precision="auto", time_limit=TIME_LIMIT, batch_unit=unit)
     for item in preflight.check(row.model, row.spec, slices, options).slices:
         cells = (row.size, row.batch, item.slice, item.per_core_batch or "", *figures(item))
         yield "| " + " | ".join(map(str, cells)) + " |"

@@ -122,7 +122,8 @@ def test_a_budget_and_a_deadline_prune_by_the_floor():
 
 def test_what_is_no_cheaper_at_its_peak_than_the_best_is_not_compiled():
     both = [estimate_of(ONE), estimate_of(OTHER, usd=3.01)]
-    assert prune(both, verdicts=[(ONE, Verdict(True, step_seconds=3.0))]) == {OTHER: plan.NO_BETTER}
+    found = prune(both, verdicts=[(ONE, Verdict(True, step_seconds=3.0))])
+    assert found == {OTHER: plan.NO_CHEAPER}
     assert prune(both, verdicts=[(ONE, Verdict(True, step_seconds=3.1))]) == {}
 
 
@@ -143,11 +144,12 @@ def test_the_number_of_microbatches_is_raised_until_the_rest_beside_the_state_ca
 
 
 def test_what_runs_is_awaited_by_those_that_need_as_much_with_its_mesh():
-    runs, more = (Candidate("a", "fsdp:4", remat, 1) for remat in ("block", "none"))
+    runs, more = (Candidate("a", "fsdp:4", remat, 1) for remat in ("block", "products"))
+    other = Candidate("b", "fsdp:4", "block", 1)
     less = Candidate("a", "fsdp:4", "offload", 1)
     others = [estimate_of(more, least=3.0), estimate_of(less, least=3.0)]
-    others.append(estimate_of(OTHER, usd=9.0))
-    for likely, order in ((LIMIT, [runs, OTHER, less, None]), (LIMIT // 2, [runs, OTHER, None])):
+    others.append(estimate_of(other, usd=9.0))
+    for likely, order in ((LIMIT, [runs, other, less, None]), (LIMIT // 2, [runs, other, None])):
         search = Search([Estimate(runs, 1, 1, likely, LIMIT, 1.0, 1.0, 1.0), *others], Goal(1))
         # What needs less memory is the answer if the one that runs does not fit.
         assert [search.choose_next() for _ in order] == order
@@ -166,6 +168,13 @@ def test_what_runs_is_pruned_too_and_counts_if_it_ends_all_the_same():
     assert search.pruned == {slower: plan.SLOWER} and search.left == 0
     search.record(slower, Verdict(True, 1, step_seconds=3.0))
     assert not search.pruned and len(search.verdicts) == 2
+
+
+def test_of_a_small_model_what_keeps_all_comes_first():
+    block, none = (Candidate("a", "fsdp:4", remat, 1) for remat in ("block", "none"))
+    for likely, first in ((LIMIT // 5, none), (LIMIT // 2, block)):
+        slower = Estimate(none, 1, 1, likely, LIMIT, 1.0, 2.0, 1.0)
+        assert Search([estimate_of(block), slower], CHEAPEST).choose_next() == first
 
 
 def test_inputs_of_blocks_wait_on_the_host_last_unless_nothing_else_may_fit():
@@ -289,11 +298,11 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     search.choose_next()
     assert {name: found for name, found in search.list_unpriced().items() if found} == {
         "c": estimates[1],
-        "d": plan.NO_BETTER,
+        "d": plan.NO_CHEAPER,
     }
     assert table.describe_unpriced(search) == [
         "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
-        "  d: no better than the best even at the chip's peak",
+        "  d: no cheaper than the best even at the chip's peak",
         "  e: none of its candidates runs",
     ]
 

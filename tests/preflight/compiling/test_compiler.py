@@ -63,7 +63,8 @@ def mlp(depth=2, width=1024, optimizer=None):
 
 
 def examine(model_fn, spec, slice_name="v3-8", **options):
-    return preflight.check(model_fn, spec, [slice_name], PreflightOptions(**options)).slices[0]
+    given = PreflightOptions(**{"precision": "auto", **options})
+    return preflight.check(model_fn, spec, [slice_name], given).slices[0]
 
 
 def accumulating(microbatches):

@@ -126,7 +126,7 @@ def specs(*shapes, dtype=tf.int32):
     ids=["tokens", "nested", "texts", "pixels", "numbers", "no labels", "own"],
 )
 def test_only_labels_of_tokens_are_counted(batch, tokens):
-    assert examiner._count_tokens(batch) == tokens
+    assert examiner.count_tokens(batch) == tokens
 
 
 def test_an_optimizer_without_state_is_not_advised_twice(uncompiled):

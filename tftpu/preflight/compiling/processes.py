@@ -39,14 +39,17 @@ class Processes:
 
     Args:
         progress: shows the processes.
+        others: those beside which these run, as memory and cores allow, and which end them, too.
     """
 
-    def __init__(self, progress: Progress):
+    def __init__(self, progress: Progress, others: "Processes | None" = None):
         self.progress = progress
-        self._changed = threading.Condition()
+        self._others = others
+        self._changed = threading.Condition() if others is None else others._changed
         # For each process, the bytes that it may need.
-        self._running: dict[subprocess.Popen, float] = {}
-        self._stopped = False
+        self._running: dict[subprocess.Popen, float] = {} if others is None else others._running
+        self._own: set[subprocess.Popen] = set()
+        self._ended = False
 
     def run(
         self,
@@ -82,17 +85,20 @@ class Processes:
             failure = _wait_for_end(process, time_limit)
             if failure:
                 return failure, phase.seconds
-        if self._stopped:
+        if self._is_stopped():
             raise StoppedError
         return _explain_failure(process.returncode, job / "stderr.txt"), phase.seconds
 
     def stop(self) -> None:
         """Ends all processes, and starts no more."""
         with self._changed:
-            self._stopped = True
-            for process in self._running:
+            self._ended = True
+            for process in self._running if self._others is None else self._own:
                 process.kill()
             self._changed.notify_all()
+
+    def _is_stopped(self) -> bool:
+        return self._ended or (self._others is not None and self._others._is_stopped())
 
     @contextlib.contextmanager
     def _running_compiler(
@@ -115,12 +121,13 @@ class Processes:
                 with self.progress.show_phase(f"waiting for another compiler to end, {text}"):
                     while not self._has_room(need):
                         self._changed.wait(1.0)  # looks again, as other programs use memory, too
-            if self._stopped:
+            if self._is_stopped():
                 raise StoppedError
             process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=None if verbose else log
             )
             self._running[process] = need
+            self._own.add(process)
         try:
             yield process
         finally:
@@ -128,11 +135,12 @@ class Processes:
             process.wait()
             with self._changed:
                 del self._running[process]
+                self._own.remove(process)
                 self._changed.notify_all()
 
     def _has_room(self, need: float) -> bool:
         """Returns whether a process can start; true for the first, and for any after `stop`."""
-        if not self._running or self._stopped:
+        if not self._running or self._is_stopped():
             return True
         growing = sum(max(0.0, most - _read_memory(p)) for p, most in self._running.items())
         cores = len(os.sched_getaffinity(0))
