@@ -146,13 +146,13 @@ def main(mesh: str, slices: str = "", compiler_options: str = AUTO) -> None:
             return
     if slices == "wide":
         images = tf.TensorSpec((64, WIDTH))
-        options = preflight.PreflightOptions(engine="jax", mesh=mesh)
+        options = preflight.PreflightOptions(precision="auto", engine="jax", mesh=mesh)
         print(preflight.check(wide, (images, images), ["v5e-8"], options).to_json())
         return
     batch = tf.TensorSpec((BATCH, INPUTS)), tf.TensorSpec((BATCH,), tf.int32)
     train = TrainConfig(gradient_accumulation_steps=2, global_clipnorm=1.0)
     options = preflight.PreflightOptions(
-        train=train, engine="jax", mesh=mesh, compiler_options=compiler_options
+        precision="auto", train=train, engine="jax", mesh=mesh, compiler_options=compiler_options
     )
     print(preflight.check(model, batch, slices.split(","), options).to_json())
 
