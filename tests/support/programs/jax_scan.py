@@ -17,7 +17,6 @@ import jax
 import keras
 import numpy as np
 import tensorflow as tf
-from jax.interpreters import partial_eval
 from jax.sharding import AbstractMesh
 
 import tftpu
@@ -124,8 +123,17 @@ def count_kernels(remat: str) -> int:
                 return model(np.zeros((1, 128), "int32"), training=True).sum()
 
         traced = jax.make_jaxpr(jax.grad(compute_loss))([v.value for v in variables]).jaxpr
-    used, _ = partial_eval.dce_jaxpr(traced, [True] * len(traced.outvars))
-    return str(used).count("pallas_call[")
+    return _count_used_kernels(traced)
+
+
+def _count_used_kernels(jaxpr: Any) -> int:
+    """Returns the calls of kernels whose results are used: XLA drops the others."""
+    read = {id(v) for v in jaxpr.outvars} | {id(v) for eqn in jaxpr.eqns for v in eqn.invars}
+    kernels = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "pallas_call"]
+    count = sum(any(id(v) in read for v in eqn.outvars) for eqn in kernels)
+    called = [v for eqn in jaxpr.eqns if eqn not in kernels for v in eqn.params.values()]
+    inner = [getattr(value, "jaxpr", value) for value in called]
+    return count + sum(_count_used_kernels(one) for one in inner if hasattr(one, "eqns"))
 
 
 def _maker(var: Any, makers: dict[Any, Any]) -> Any:
