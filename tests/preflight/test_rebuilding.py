@@ -307,6 +307,7 @@ def change(model, **attributes):
         (lambda: Doubling(8), r"Doubling\(width=16\) makes another model: width differs"),
         (lambda: change(Plain(), logits__activation=keras.activations.tanh), "logits differs"),
         (lambda: change(Keeping(4), scale=lambda x: x), "scale differs"),
+        (lambda: change(Keeping(4), scale=Keeping(4, rate=0.5).scale), "scale differs"),
         (lambda: change(Keeping(4), rate=0.9), "makes another model: hidden.* differs"),
         (lambda: change(Plain(), trainable=False), "it differs"),
         (lambda: change(WithWeight(), table__trainable=False), "table differs"),
