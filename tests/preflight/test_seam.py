@@ -8,7 +8,7 @@ from tests.support.repository.imports import modules
 # What builds and lowers models needs an engine, and what checks the request for that.
 WITH_AN_ENGINE = tuple(
     f"tftpu.preflight.{name}"
-    for name in ("compiled_model", "examining", "rebuilding", "request", "writing")
+    for name in ("compiled_model", "examining", "likeness", "rebuilding", "request", "writing")
 )
 MODULES = [
     name
