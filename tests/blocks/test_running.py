@@ -85,9 +85,9 @@ def test_recomputing_changes_no_number_on_tensorflow(name):
 @pytest.mark.parametrize(
     ("names", "count"),
     [
-        (("chain",), 7),
-        pytest.param(("nested", "branching"), 6, marks=pytest.mark.exhaustive),
-        pytest.param(("gemma",), 7, marks=pytest.mark.exhaustive),
+        (("chain",), 9),
+        pytest.param(("nested", "branching"), 8, marks=pytest.mark.exhaustive),
+        pytest.param(("gemma",), 9, marks=pytest.mark.exhaustive),
     ],
 )
 def test_recomputing_and_loops_change_no_number_on_jax(names, count):
