@@ -88,10 +88,6 @@ def chunked_crossentropy(
     own = classes // parts  # rows of a part
     count, size = divide_classes(classes, parts)
 
-    def rounded(factor: Tensor) -> Tensor:
-        """Rounds to the compute dtype; products and sums are computed in float32."""
-        return ops.cast(ops.cast(factor, hidden.dtype), "float32")
-
     def chunked(matrix: Tensor) -> Tensor:
         """Returns (parts, count, size, width), in the compute dtype, a part padded by zeros."""
         matrix = ops.reshape(ops.cast(matrix, hidden.dtype), (parts, own, width))
@@ -100,14 +96,13 @@ def chunked_crossentropy(
 
     def logits(hidden: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
         """Returns (parts, batch, time, size), of a chunk of each part."""
-        found = ops.einsum("btw,pcw->pbtc", rounded(hidden), rounded(chunks[:, index]))
+        # Both have the compute dtype; products and sums are computed in float32.
+        both = ops.cast(hidden, "float32"), ops.cast(chunks[:, index], "float32")
+        found = ops.einsum("btw,pcw->pbtc", *both)
         return rows.shard(ops.where(list_classes(index * size, size) < own, found, _NEVER))
 
     def is_true(labels: Tensor, index: Tensor) -> Tensor:
-        """Returns which classes of a chunk of each part are the labels."""
-        row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
-        row = ops.where(row < own, row, -1)  # no label is at the padding behind a part
-        return row[..., None] == list_classes(index * size, size)
+        return _mark_labels(labels, parts, own, index * size, size)
 
     @ops.custom_gradient
     def loss(hidden, matrix):
@@ -225,9 +220,6 @@ def summed_crossentropy(
         padding[1] = (0, count * size - time)
         return rows.gather_tokens(ops.pad(tokens, padding))
 
-    def to_float32(factor: Tensor) -> Tensor:
-        return ops.cast(ops.cast(factor, hidden.dtype), "float32")
-
     @ops.custom_gradient
     def compute(hidden, matrix):
         table = rows.shard(ops.reshape(ops.cast(matrix, hidden.dtype), (parts, own, width)))
@@ -243,10 +235,9 @@ def summed_crossentropy(
         def step(index, base, d_hidden, d_table, value, plain, correct):
             some, known, factor = (read(part, index) for part in given)
             low = read(base, index)
-            logits = ops.einsum("btw,pcw->pbtc", to_float32(some), to_float32(table))
-            logits = rows.shard(logits)
-            row = known - own * ops.arange(parts, dtype="int32")[:, None, None]
-            is_true = row[..., None] == list_classes(0, own)
+            both = ops.cast(some, "float32"), ops.cast(table, "float32")
+            logits = rows.shard(ops.einsum("btw,pcw->pbtc", *both))
+            is_true = _mark_labels(known, parts, own, 0, own)
 
             def over_classes(reduce: Callable, values: Tensor) -> Tensor:
                 return reduce(reduce(values, axis=-1), axis=0)
@@ -308,6 +299,13 @@ def choose_positions(time: int, classes: int) -> int:
     most = max(2 * time * CHUNK // classes, SUBLANES)
     sizes = range(SUBLANES, min(most, time) + 1, SUBLANES)
     return min(sizes, key=lambda size: (-time % size, -size), default=time)
+
+
+def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, count: int) -> Tensor:
+    """Returns which of `count` rows of each part, of `own`, are the labels': (parts, ..., count)."""
+    row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
+    """Returns which `count` rows of each part, of `own`, are the labels': (parts, ..., count)."""
+    return row[..., None] == list_classes(first, count)
 
 
 def _compute_label_logits(hidden: Tensor, table: Tensor, labels: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def find_difference(copy: keras.Layer, layer: keras.Layer, place: str = "it") ->
         return place
     if copy.dtype_policy.name != layer.dtype_policy.name:
         return f"the dtype of {place}"
-    if type(layer).__module__.startswith("keras."):
+    if is_of_keras(type(layer)):
         if isinstance(copy, keras.Model) and isinstance(layer, keras.Model):
             return _compare(_list_operations(copy), _list_operations(layer), place)
         known, found = (_simplify(one.get_config()) for one in (copy, layer))
@@ -44,6 +44,11 @@ def find_difference(copy: keras.Layer, layer: keras.Layer, place: str = "it") ->
         if not made and (different := _compare(value, found[name], inner)) is not None:
             return different
     return None
+
+
+def is_of_keras(kind: Any) -> bool:
+    """Returns whether a class or function is Keras's, or Python's."""
+    return kind.__module__.partition(".")[0] in ("keras", "builtins")
 
 
 def _simplify(config: Any) -> Any:

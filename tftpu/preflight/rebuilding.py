@@ -16,7 +16,7 @@ from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 from tftpu.optim.policy import building_under
 from tftpu.preflight.compiled_model import find_policy, refuse_uncompiled
-from tftpu.preflight.likeness import find_difference
+from tftpu.preflight.likeness import find_difference, is_of_keras
 
 _KEYWORDS = "**"  # stands for any keywords
 _COMPILED = {_KEYWORDS, *inspect.signature(keras.Model.compile).parameters}
@@ -93,9 +93,9 @@ def _loses_arguments(layer: keras.Layer) -> bool:
     Of a subclass of `keras.Model`, `get_config` gives the defaults in their place (Keras 3.15.1).
     """
     kind = type(layer)
-    if not isinstance(layer, keras.Model) or not _is_of_keras(kind.get_config):
+    if not isinstance(layer, keras.Model) or not is_of_keras(kind.get_config):
         return False
-    return not _is_of_keras(kind.__init__) and not keras_internals.keeps_graph(layer)
+    return not is_of_keras(kind.__init__) and not keras_internals.keeps_graph(layer)
 
 
 def _list_parameters(method: Callable[..., Any]) -> list[str]:
@@ -157,13 +157,9 @@ def _list_own_objects(model: keras.Model) -> dict[str, Any]:
     losses = [loss for loss in keras.tree.flatten(model.loss) if not isinstance(loss, str)]
     found = [*layers, *losses, model.optimizer]
     kinds = {one if inspect.isfunction(one) else type(one) for one in found}
-    own = [kind for kind in kinds if not _is_of_keras(kind)]
+    own = [kind for kind in kinds if not is_of_keras(kind)]
     counts = Counter(kind.__name__ for kind in own)
     return {kind.__name__: kind for kind in own if counts[kind.__name__] == 1}
-
-
-def _is_of_keras(kind: Any) -> bool:
-    return kind.__module__.partition(".")[0] in ("keras", "builtins")
 
 
 def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
