@@ -302,9 +302,9 @@ def choose_positions(time: int, classes: int) -> int:
 
 
 def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, count: int) -> Tensor:
-    """Returns which of `count` rows of each part, of `own`, are the labels': (parts, ..., count)."""
-    row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
     """Returns which `count` rows of each part, of `own`, are the labels': (parts, ..., count)."""
+    row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
+    row = ops.where(row < own, row, -1)  # no label is at the padding behind a part
     return row[..., None] == list_classes(first, count)
 
 
