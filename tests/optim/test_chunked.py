@@ -133,8 +133,10 @@ def test_tokens_in_chunks_give_the_sum_and_its_gradients(monkeypatch, smoothing,
     ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-3)
     found = chunks.summed_crossentropy(hidden, matrix, labels, weight, smoothing, FourParts())[1]
-    for a, b in zip(found, chunks.chunked_crossentropy(hidden, matrix, labels, smoothing)):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    for rows in (chunks.WHOLE, FourParts()):  # 250 rows of a part are padded to 256
+        by_class = chunks.chunked_crossentropy(hidden, matrix, labels, smoothing, rows)
+        for a, b in zip(found, by_class):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("factor", [300.0, -300.0])
