@@ -22,6 +22,7 @@ def test_a_chain_is_found_by_its_graph_with_the_period_of_what_differs():
     )
     (chain,) = structure.find_chains(model)
     assert (len(chain.blocks), chain.period) == (8, 2)
+    assert [block.scale for block in chain.rest] == pytest.approx([0.2])
 
 
 def test_blocks_inside_a_layer_are_found_and_make_no_chain():
@@ -98,7 +99,8 @@ def test_recomputing_and_loops_change_no_number_on_jax(names, count):
         assert case["difference"] < 5e-6, case
         if case["scan"] == "block":  # of 9 blocks, of which 8 are 4 groups
             assert case["length"] < (0.75 if case["remat"] == "none" else 0.9), case
-        if case["remat"] != "none":
+            assert case["recomputed"] == 1, case  # a group; the last block keeps what it computes
+        elif case["remat"] != "none":
             assert case["recomputed"], case
         assert case["offloads"] == (case["remat"] == "offload"), case
 

@@ -24,11 +24,13 @@ class Chain(NamedTuple):
         period: blocks per group. Those of a group may differ, as windows of attention that
             alternate do; the groups are equal.
         carry: path of the earlier block's output among the arguments, as of a `GraphCall`.
+        rest: the blocks that come after them in the same way, too few for another group.
     """
 
     blocks: tuple[keras.Layer, ...]
     period: int
     carry: tuple[Any, ...]
+    rest: tuple[keras.Layer, ...]
 
 
 def find_blocks(model: keras.Model, same_weights: bool = True) -> list[keras.Layer]:
@@ -62,19 +64,20 @@ def find_blocks(model: keras.Model, same_weights: bool = True) -> list[keras.Lay
 
 def find_chains(model: keras.Model) -> list[Chain]:
     """Returns the chains of at least two groups of blocks in the graphs of a functional model."""
-    blocks = {id(block) for block in find_blocks(model)}
+    known = {id(block) for block in find_blocks(model)}
     alike: dict[Any, list[GraphCall]] = {}
     for call in internals.read_calls(model):
-        if id(call.operation) in blocks:
+        if id(call.operation) in known:
             alike.setdefault(_identify(call.operation), []).append(call)
     found = []
     for calls in alike.values():
         for run in _split_runs(calls):
-            period = _find_period([call.operation for call in run])
-            groups = len(run) // period
-            if groups > 1:
-                members = tuple(call.operation for call in run[: groups * period])
-                found.append(Chain(members, period, _find_carry(run[0], run[1])))
+            blocks = tuple(call.operation for call in run)
+            period = _find_period(blocks)
+            size = len(blocks) // period * period
+            if size > period:
+                carry = _find_carry(run[0], run[1])
+                found.append(Chain(blocks[:size], period, carry, blocks[size:]))
     return found
 
 
