@@ -32,6 +32,7 @@ class Facts:
         examples: the global batch.
         tokens: the tokens of a global batch; None for data of other kinds.
         input_bytes: bytes of an example that enter the model's blocks.
+        parameters: the model's, trained or not.
         weights: bytes of all weights, and `trained` of those that are trained.
         blocks: whether `train.remat` can recompute blocks of the model.
         statistics: whether the model has statistics of a microbatch.
@@ -43,6 +44,7 @@ class Facts:
     examples: int
     tokens: int | None
     input_bytes: int
+    parameters: int
     weights: int
     trained: int
     blocks: bool

@@ -32,7 +32,7 @@ from tftpu.preflight.advise import parse_memory_error
 from tftpu.preflight.compiling.caller import Caller, StoppedError
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
-from tftpu.preflight.examining.examiner import Examiner, count_tokens
+from tftpu.preflight.examining.examiner import Examiner, count_parameters, count_tokens
 from tftpu.preflight.slice_report import SliceReport
 from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice, parse_slice
@@ -99,6 +99,7 @@ class PlanExaminer:
             examples=examples,
             tokens=count_tokens(self._batch_spec),
             input_bytes=count_input_bytes(one.model, first.shape[1] if first.shape.rank > 1 else 1),
+            parameters=count_parameters(one.model.weights),
             weights=_count_bytes(one.model.variables),
             trained=_count_bytes(one.model.trainable_variables),
             blocks=one.has_blocks,
@@ -167,6 +168,8 @@ class PlanExaminer:
                     try:
                         verdict, decided = self._examine(candidate, part)
                     except StoppedError:  # it was pruned meanwhile, or all end
+                        if reason := search.pruned.get(candidate):
+                            progress.print_line(f"  {self._name(candidate)}: ended, {reason}")
                         continue
                     with changed:
                         search.record(candidate, verdict)
@@ -203,10 +206,12 @@ class PlanExaminer:
             return Verdict(fits=False, error=str(error)), True
         return _read_verdict(report), not report.undecided
 
+    def _name(self, candidate: Candidate) -> str:
+        return " ".join([candidate.slice, *self._space.list_changes(candidate)])
+
     def _describe(self, candidate: Candidate, search: Search) -> str:
         """Returns the line about a verdict."""
-        verdict = search.verdicts[candidate]
-        shown = " ".join([candidate.slice, *self._space.list_changes(candidate)])
+        verdict, shown = search.verdicts[candidate], self._name(candidate)
         held = f", {format_size(verdict.hbm_bytes)}" if verdict.hbm_bytes else ""
         if not verdict.fits:
             reason = "does not fit" if verdict.too_large else verdict.error.splitlines()[0][:120]

@@ -12,7 +12,9 @@ Beside the closed forms, a verdict decides about others of the same slice:
 
 import collections
 import dataclasses
+import itertools
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping
 
 from tftpu.amounts import format_period, format_price
@@ -126,6 +128,8 @@ class Search:
         # The most bytes by which programs were above their closed form, or the fewest below, by
         # `_name_memory`.
         self._uncounted: dict[tuple[str, str, str], int] = {}
+        # Predicted times over their closed forms, by slice.
+        self._paces: dict[str, list[float]] = {}
         # Slices on which the attention kernel may run: none of its programs failed to compile.
         self._kernels = {one.slice for one in self._estimates if one.attention == "flash"}
         self._waiting = sorted(self._estimates.values(), key=self.rank_likely)
@@ -211,6 +215,9 @@ class Search:
         known = verdict.fits or verdict.too_large or verdict.hbm_bytes
         if candidate.attention == "flash" and not known:
             self._kernels.discard(candidate.slice)
+        if verdict.step_seconds:
+            pace = verdict.step_seconds / self._estimates[candidate].likely_seconds
+            self._paces.setdefault(candidate.slice, []).append(pace)
         if verdict.hbm_bytes:
             above = verdict.hbm_bytes - self._estimates[candidate].likely_bytes
             group, above = _name_memory(candidate), above * _count_parts(candidate)
@@ -282,7 +289,8 @@ class Search:
         self, one: Estimate
     ) -> tuple[bool, bool, bool, bool, bool, bool, tuple[bool, float, float]]:
         """Returns the place of a candidate in the order, the lowest of the most promising."""
-        candidate, likely = one.candidate, self.goal.rank(one.likely_seconds, one.usd_hour)
+        candidate = one.candidate
+        likely = self.goal.rank(self.expect_seconds(one), one.usd_hour)
         # Closed forms count no scores of plain attention, which usually make it slower than the
         # kernel.
         is_plain = candidate.attention == "plain" and candidate.slice in self._kernels
@@ -293,6 +301,16 @@ class Search:
         # Of a small model, what keeps all decides about the others.
         keeps_all = candidate.remat == "none" and self._expect_bytes(one) < _SMALL * one.limit_bytes
         return too_large, likely[0], changed, is_plain, on_host, not keeps_all, likely
+
+    def expect_seconds(self, one: Estimate) -> float:
+        """Returns about the time of a step: its closed form, by as much as those were off.
+
+        As much as on its slice, or where nothing is known of that, on the others.
+        """
+        all_paces = itertools.chain.from_iterable(self._paces.values())
+        paces = self._paces.get(one.candidate.slice) or list(all_paces)
+        pace = statistics.median(paces) if paces else 1.0
+        return max(pace * one.likely_seconds, one.least_seconds)
 
     def _expect_bytes(self, one: Estimate) -> float:
         candidate = one.candidate

@@ -10,7 +10,7 @@ from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.errors import counted
 from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import ATTENTION, MESH, Candidate, Space
-from tftpu.launch.plan.search import OVER_BUDGET, TOO_SLOW, Search
+from tftpu.launch.plan.search import NO_CHEAPER, NO_FASTER, OVER_BUDGET, TOO_SLOW, Search
 from tftpu.preflight.pricing.prices import BASES
 from tftpu.tpu.slices import parse_slice
 
@@ -18,16 +18,17 @@ _TEXT = ("slice", "mesh", "changes of the config", "")  # columns aligned to the
 
 
 def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> list[dict[str, Any]]:
-    """Returns the best candidates as plain data, the best first.
+    """Returns the best candidates, and the best of each other slice, as plain data.
 
     Args:
         search: the search.
         space: the config, and the fields that were chosen.
-        top: how many candidates.
+        top: how many candidates, the best first.
         tokens: the tokens of a global batch; None for data of other kinds.
     """
-    rows = []
-    for candidate in search.list_best()[:top]:
+    rows, best = [], search.list_best()
+    firsts = {one.slice: one for one in reversed(best)}
+    for candidate in [one for n, one in enumerate(best) if n < top or one is firsts[one.slice]]:
         verdict = search.verdicts[candidate]
         seconds = search.goal.steps * (verdict.step_seconds or 0.0)
         usd = search.find_usd_hour(candidate) * seconds / 3600
@@ -75,7 +76,7 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
         "mesh": row["mesh"],
         "changes of the config": " ".join(changes),
         "HBM": format_size(row["hbm_bytes"]),
-        "host": format_size(row["host_bytes"]) if row["host_bytes"] else "",
+        "host/core": format_size(row["host_bytes"]) if row["host_bytes"] else "",
         "step": format_duration(row["step_seconds"]),
         "time/run": format_duration(3600 * row["hours"]),
         "cost/run": format_price(row["usd"]),
@@ -108,7 +109,7 @@ def describe_estimates(search: Search, space: Space) -> list[str]:
         "first one of each slice; whether it fits is for the compiler to say"
     ]
     for one in search.list_promising():
-        step = format_duration(one.likely_seconds)
+        step = format_duration(search.expect_seconds(one))
         lines.append(f"  {_name(space, one)}: {step} per step, {_format_estimate(search, one)}")
     return lines
 
@@ -137,6 +138,21 @@ def describe_unpriced(search: Search) -> list[str]:
     return lines
 
 
+def describe_losers(search: Search) -> list[str]:
+    """Returns a line about slices of which the best candidate may not be known, if there are."""
+    best = search.list_best()
+    if not best:
+        return []
+    hopeless = {one.slice for one, why in search.pruned.items() if why in (NO_CHEAPER, NO_FASTER)}
+    names = dict.fromkeys(one.slice for one in best if one.slice in hopeless - {best[0].slice})
+    if not names:
+        return []
+    return [
+        f"  rows of {' and '.join(names)} may not be the best there: what cannot beat the first "
+        "row was not compiled"
+    ]
+
+
 def describe_ranges(rows: Sequence[dict[str, Any]]) -> str:
     """Returns how far the times of candidates may be off, by generation."""
     names = dict.fromkeys(parse_slice(row["slice"]).generation.name for row in rows)
@@ -147,7 +163,8 @@ def describe_ranges(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _format_estimate(search: Search, one: Estimate) -> str:
-    likely, least = (search.goal.steps * s for s in (one.likely_seconds, one.least_seconds))
+    expected = search.expect_seconds(one), one.least_seconds
+    likely, least = (search.goal.steps * seconds for seconds in expected)
     usd, least_usd = (format_price(one.usd_hour * s / 3600) for s in (likely, least))
     return f"{format_duration(likely)} and {usd} for the run, at the chip's peak {least_usd}"
 

@@ -198,15 +198,31 @@ def test_the_lower_of_both_counts_of_the_compiler_is_the_memory():
 def test_every_claim_names_its_evidence():
     text = Report(1024, "mixed_bfloat16", None, [filled("v3-8")]).text()
     assert "Compiled with the TPU compiler, not run" in text
-    assert "published runs" in text and "list price" in text
+    assert "published are for v3 8 train steps of 4 models." in text and "list price" in text
     assert "without start-up, evaluation, checkpoints and waiting for input" in text
+
+
+def test_single_operations_are_no_train_steps():
+    text = Report(1024, "mixed_bfloat16", None, [filled("v6e-8"), filled("v5e-8")]).text()
+    steps = "for v6e 2 train steps of 2 models and 4 single operations, for v5e 7 train steps of"
+    assert steps in text
+
+
+def test_the_title_says_how_many_parameters_the_model_has():
+    refused = SliceReport("v5e-16", 16, error="16 devices do not divide a batch of 1,000.")
+    built = SliceReport("v5e-8", 8, parameters=6_738_415_616, trained_parameters=6_738_415_616)
+    title = Report(64, "bfloat16", 10, [refused, built]).title()
+    assert title == "Preflight: global batch 64, bfloat16, 6,738,415,616 parameters, 10 steps"
+    built.trained_parameters = 1024
+    title = Report(64, "bfloat16", None, [built]).title()
+    assert title.endswith(", 6,738,415,616 parameters (1,024 trained)")
 
 
 def test_slices_that_were_not_compiled_are_no_evidence():
     refused = SliceReport("v5e-16", 16, error="16 devices do not divide a batch of 1,000.")
     assert "Compiled with" not in Report(1000, "float32", None, [refused]).text()
     both = Report(1000, "float32", None, [refused, filled("v3-8")]).text()
-    assert "Compiled with" in both and " on v3, of" in both and " on v5e (" not in both
+    assert "Compiled with" in both and "for v3 8 train" in both and "for v5e" not in both
 
 
 def test_the_json_has_the_fields_that_other_commands_read():

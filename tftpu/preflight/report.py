@@ -12,7 +12,7 @@ from rich.table import Table
 from tftpu.errors import counted
 from tftpu.preflight import table
 from tftpu.preflight.pricing.prices import BASES
-from tftpu.preflight.slice_report import SliceReport
+from tftpu.preflight.slice_report import SliceReport, format_parameters
 from tftpu.tpu.slices import POWER_SOURCE, PRICE_SOURCE, parse_slice
 from tftpu.version import __version__
 
@@ -111,7 +111,15 @@ class Report:
         """Returns the first line, which names what was checked."""
         run = f", {self.steps:,} steps" if self.steps else ""
         batch = f"{self.global_batch_size:,}"
-        return f"Preflight: global batch {batch}, {self._format_precision()}{run}"
+        size = "".join(f", {text}" for text in self._describe_size())
+        return f"Preflight: global batch {batch}, {self._format_precision()}{size}{run}"
+
+    def _describe_size(self) -> list[str]:
+        """Returns how many parameters the model has; nothing if it was not built."""
+        for item in self.slices:
+            if item.parameters is not None:
+                return [format_parameters(item.parameters, item.trained_parameters)]
+        return []
 
     def _format_precision(self) -> str:
         """Returns the precision; of a mixed one, what is kept and computed in which."""
@@ -140,9 +148,10 @@ class Report:
         lines += [
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
-            f"fitted to published runs: {_describe_runs(compiled)}; the ranges are as wide as "
-            "predictions were off for models that the fit did not know. Time and cost are those of "
-            "the steps alone, without start-up, evaluation, checkpoints and waiting for input.",
+            "fitted to published times. The ranges are as wide as predictions were off for models "
+            f"that the fit did not know; published are {_describe_bases(compiled)}. Time and cost "
+            "are those of the steps alone, without start-up, evaluation, checkpoints and waiting "
+            "for input.",
             *([_FLOAT32] if self.precision == "float32" else []),
             *([_SHORT] if any((item.step_ms or 1.0) < 0.5 for item in compiled) else []),
             f"Prices: {PRICE_SOURCE}, unless others were given.",
@@ -171,12 +180,15 @@ def _translate(advice: str) -> str:
     return f"{text}." if found else ""
 
 
-def _describe_runs(compiled: list[SliceReport]) -> str:
-    """Returns on how many published runs the times of slices are based."""
-    names = dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled)
-    return " and ".join(
-        f"{BASES[name].runs} on {name}, of {counted(BASES[name].models, 'model')}" for name in names
-    )
+def _describe_bases(compiled: list[SliceReport]) -> str:
+    """Returns on what the ranges of slices are based: "for v6e 2 train steps of 2 models"."""
+    found = []
+    for name in dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled):
+        basis = BASES[name]
+        steps, models = counted(basis.steps, "train step"), counted(basis.models, "model")
+        single = f" and {counted(basis.operations, 'single operation')}" * bool(basis.operations)
+        found.append(f"for {name} {steps} of {models}{single}")
+    return ", ".join(found)
 
 
 def _list_rows(table: Table, console: Console) -> list[Table] | list[str]:

@@ -5,6 +5,7 @@ import dataclasses
 from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.config.mesh import DATA, parse_mesh
 from tftpu.engines.lowered import StateBytes
+from tftpu.errors import counted
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.options import PreflightOptions
 from tftpu.preflight.plots import Plots
@@ -44,6 +45,7 @@ class SliceReport:
         slice: name of the slice.
         replicas: number of devices that share the global batch.
         per_core_batch: examples per replica and step.
+        parameters: the parameters of the model, and `trained_parameters` those that are trained.
         compiles: whether the step can be compiled for this slice, apart from its memory; if not,
             `error` says why.
         undecided: whether there is no answer, as the time was over, or the compiler crashed.
@@ -89,6 +91,8 @@ class SliceReport:
     slice: str
     replicas: int
     per_core_batch: int = 0
+    parameters: int | None = None
+    trained_parameters: int | None = None
     compiles: bool = False
     undecided: bool = False
     fits: bool = False
@@ -171,6 +175,12 @@ def format_step(seconds: float, usd_per_1000_steps: float | None) -> str:
     """Returns the time of a step, and the price of a thousand if it is known."""
     price = "" if usd_per_1000_steps is None else f", {format_price(usd_per_1000_steps)} per 1,000"
     return f"{format_duration(seconds)} per step{price}"
+
+
+def format_parameters(count: int, trained: int | None) -> str:
+    """Returns a number of parameters, with that of the trained ones if it is another."""
+    text = counted(count, "parameter")
+    return text if trained in (None, count) else f"{text} ({trained:,} trained)"
 
 
 def describe_verdict(item: SliceReport) -> str:
@@ -280,16 +290,10 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
         target: the slice.
     """
     room = ROOM * target.generation.hbm_limit
-    found = []
     divided = count_parts(report.mesh, target.replicas)
     counts = (n for n in range(2, target.replicas + 1) if target.replicas % n == 0)
     enough = next((n for n in counts if held.total * divided / n < room), None)
-    if enough and not report.mesh:
-        found.append(
-            "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: "
-            f"{format_size(held.total / target.replicas)} per device. `tftpu plan` looks for the "
-            "cheapest mesh and settings."
-        )
+    found = suggest_dividing(report, held, target) if enough else []
     if held.optimizer and held.total - held.optimizer < room:
         found.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
     if held.optimizer > held.weights / 2 and held.weights < room:
@@ -315,6 +319,20 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
     if names:
         found.append(f"A slice with more memory per device would hold it: {', '.join(names)}.")
     return found
+
+
+def suggest_dividing(report: SliceReport, held: StateBytes, target: Slice) -> list[str]:
+    """Returns how to divide the state that each device holds now; nothing if a mesh divides it.
+
+    Args: as for `suggest_for_state`.
+    """
+    if report.mesh or target.replicas == 1:
+        return []
+    return [
+        "--config.cluster.engine=jax --config.cluster.mesh=fsdp:-1 divides it: "
+        f"{format_size(held.total / target.replicas)} per device. `tftpu plan` looks for the "
+        "cheapest mesh and settings."
+    ]
 
 
 def count_parts(mesh: str, devices: int) -> int:

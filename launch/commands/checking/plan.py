@@ -218,7 +218,9 @@ def _print_answer(
     rows = table.build_rows(search, space, options.top, tokens)
     lines: list[str] = []
     if rows:
-        console.print(_describe_run(space, search.goal), markup=False, highlight=False)
+        size = f"{counted(journal.facts.parameters, 'parameter')}, " if journal.facts else ""
+        described = f"{size}{_describe_run(space, search.goal)}"
+        console.print(described, markup=False, highlight=False)
         console.print(table.build_table(rows, search.goal.miss), highlight=False)
         lines, best = [""], search.list_best()[0]
         if search.meets_goal(best):
@@ -233,7 +235,7 @@ def _print_answer(
     lines += table.describe_unpriced(search) if rows else []
     lines += table.describe_search(search, refusals, undivided)
     if rows:
-        lines += table.describe_next(search, space)
+        lines += [*table.describe_losers(search), *table.describe_next(search, space)]
         given = f"{options.price} dollars a chip-hour, as given; else " if options.price else ""
         lines.append(
             f"Prices: {given}{PRICE_SOURCE}. Compiled, not run: predictions for the steps alone, "

@@ -107,7 +107,9 @@ def compute_bases(rows: Sequence[Row], errors: dict[str, float]) -> dict[str, Ba
         own = [row for row in rows if _find_generation(row) == generation]
         models = {row["model"] for row in own}
         width = math.ceil(100 * usual * (1 if len(models) > 1 else _FEW)) / 100
-        found[generation] = Basis(len(own), len(models), round(1 - width, 2), round(1 + width, 2))
+        steps = [row["model"] for row in own if row["is_step"]]
+        counts = len(steps), len(set(steps)), len(own) - len(steps)
+        found[generation] = Basis(*counts, round(1 - width, 2), round(1 + width, 2))
     return found
 
 

@@ -38,7 +38,7 @@ def measure_row(row: Row) -> dict[str, Any]:
         if field.name != "workload"
     }
     recorded = record(step, compiled, target)
-    return published | {"predicted_ms": 1e3 * cost.seconds} | recorded
+    return published | {"is_step": row.is_step, "predicted_ms": 1e3 * cost.seconds} | recorded
 
 
 def main(engine: str, file: str, *names: str) -> None:

@@ -50,6 +50,11 @@ class Row:
     source: str
     differs: str = ""
 
+    @property
+    def is_step(self) -> bool:
+        """True for a train step, False for a single operation."""
+        return isinstance(self.workload, Workload)
+
 
 def _build_fused_row(stages: int, images_per_second: float) -> Row:
     """Returns a row of EfficientNet-B4, given images per second and core."""

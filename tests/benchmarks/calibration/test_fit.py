@@ -45,6 +45,7 @@ def row(name: str, parts, slice_name: str = "v3-8", factor: float = 1.0, exchang
     events = [start, works[0], wait, *works[1:]]
     found = {"name": name, "model": name.split("-")[0], "slice": slice_name, "events": events}
     found |= {"traffic": sum(part[3] for part in parts), "source": "none", "differs": ""}
+    found |= {"is_step": name != "gathering"}
     return found | {"step_ms": factor * fit.predict_ms(found, TRUE)}
 
 
@@ -94,11 +95,12 @@ def test_a_range_holds_nine_in_ten_and_is_wider_where_less_was_published():
     found = fit.compute_bases(rows, errors)
     off = sorted(abs(1 / (1 + error) - 1) for error in errors.values())
     assert found.keys() == BASES.keys()
-    assert (found["v3"].runs, found["v3"].models) == (18, 2)
+    assert (found["v3"].steps, found["v3"].models, found["v3"].operations) == (18, 2, 0)
     assert 0 <= found["v3"].high - 1 - off[17] <= 0.01  # two of twenty are further off
-    assert (found["v5e"].runs, found["v5e"].models) == (1, 1)
+    assert (found["v5e"].steps, found["v5e"].models) == (1, 1)
+    assert (found["v4"].steps, found["v4"].models, found["v4"].operations) == (0, 0, 1)
     assert 0 <= found["v5e"].high - 1 - 1.5 * off[17] <= 0.01
-    assert found["v6e"].runs == 0 and found["v6e"].high == found["v5e"].high
+    assert found["v6e"].steps == 0 and found["v6e"].high == found["v5e"].high
     assert all(basis.low == pytest.approx(2 - basis.high) for basis in found.values())
 
 
@@ -106,14 +108,16 @@ def test_every_row_has_a_slice_and_a_source_and_a_name_of_its_own():
     for published in ROWS:
         assert parse_slice(published.slice).name == published.slice
         assert published.step_ms > 0 and published.source
-        assert BASES[parse_slice(published.slice).generation.name].runs > 0
+        assert BASES[parse_slice(published.slice).generation.name].steps > 0
     assert len({published.name for published in ROWS}) == len(ROWS)
 
 
 def test_the_bases_in_use_count_the_rows():
     for generation, basis in BASES.items():
         own = [r for r in ROWS if parse_slice(r.slice).generation.name == generation]
-        assert (basis.runs, basis.models) == (len(own), len({r.model for r in own}))
+        steps = [r.model for r in own if r.is_step]
+        counts = len(steps), len(set(steps)), len(own) - len(steps)
+        assert (basis.steps, basis.models, basis.operations) == counts
         assert basis.low < 1 < basis.high
 
 

@@ -16,6 +16,7 @@ FACTS = Facts(
     examples=16,
     tokens=16 * 2048,
     input_bytes=32 * 2048 * 4096 * 2,
+    parameters=30 * GIB // 4,
     weights=30 * GIB,
     trained=30 * GIB,
     blocks=False,

@@ -10,7 +10,7 @@ from tftpu.launch.plan.search import Verdict
 from tftpu.launch.settings import config_flags
 
 STATES = {"8 fsdp:8": StateBytes(4, 8, 0), "8 tensor:8": "no layer of the model has units"}
-FACTS = Facts(10**15, 16, None, 1 << 29, 30 << 30, 30 << 30, False, True, STATES)
+FACTS = Facts(10**15, 16, None, 1 << 29, 30 << 28, 30 << 30, 30 << 30, False, True, STATES)
 PLAIN = Candidate("v6e-8", "fsdp:8", "block", 1, "flash")
 VERDICT = Verdict(True, 17 << 30, 0, 0.652)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import types
 
 import pytest
 
@@ -304,6 +305,46 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
         "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
         "  d: no cheaper than the best even at the chip's peak",
         "  e: none of its candidates runs",
+    ]
+
+
+def test_estimates_are_off_by_what_they_were_off_before_on_their_slice():
+    meshes = ("fsdp:4", "data:4", "tensor:4")
+    first, second, third = (Candidate("a", mesh, "none", 1) for mesh in meshes)
+    elsewhere = Candidate("b", "fsdp:4", "none", 1)
+    estimates = {one: estimate_of(one, least=1.0) for one in (first, second, third, elsewhere)}
+    search = Search(estimates.values(), CHEAPEST)
+    assert search.expect_seconds(estimates[first]) == 1.0
+    search.record_known({first: Verdict(True, step_seconds=2.0)})
+    assert search.expect_seconds(estimates[third]) == search.expect_seconds(estimates[elsewhere])
+    assert search.expect_seconds(estimates[third]) == 2.0
+    search.record_known({second: Verdict(True, step_seconds=4.0)})
+    assert search.expect_seconds(estimates[third]) == 3.0
+    search.record_known({elsewhere: Verdict(True, step_seconds=0.5)})
+    assert search.expect_seconds(estimates[third]) == 3.0
+    assert search.expect_seconds(estimates[elsewhere]) == 1.0  # no less than at the peak
+
+
+def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best():
+    meshes = ("fsdp:4", "data:4", "tensor:4")
+    cheap = [Candidate("a", mesh, "none", 1) for mesh in meshes]
+    dear, dearer, hopeless = (Candidate("b", mesh, "none", 1) for mesh in meshes)
+    estimates = [estimate_of(one) for one in (*cheap, dear, dearer)]
+    search = Search([*estimates, estimate_of(hopeless, usd=5.0)], CHEAPEST)
+    seconds = {**dict.fromkeys(cheap, 2.0), dear: 3.0, dearer: 4.0}
+    known = {one: Verdict(True, step_seconds=time) for one, time in seconds.items()}
+    assert table.describe_losers(search) == []
+    search.record_known(known)
+    assert search.choose_next() is None
+    space = types.SimpleNamespace(list_changes=lambda candidate: [])
+    rows = table.build_rows(search, space, 2, None)
+    assert [(row["slice"], row["step_seconds"]) for row in rows] == [
+        ("a", 2.0),
+        ("a", 2.0),
+        ("b", 3.0),
+    ]
+    assert table.describe_losers(search) == [
+        "  rows of b may not be the best there: what cannot beat the first row was not compiled"
     ]
 
 

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tftpu import preflight
+from tftpu.engines.lowered import StateBytes
 from tftpu.errors import UserError
 from tftpu.preflight.compiling import processes, progress
 from tftpu.preflight.compiling.caller import Caller, StoppedError
@@ -364,6 +365,50 @@ def test_folders_of_killed_processes_are_removed_and_others_stay(tmp_path):
     assert sorted(map(str, tmp_path.iterdir())) == sorted(folders[1:])
 
 
+def test_microbatches_are_tried_until_what_does_not_shrink_is_too_large(monkeypatch):
+    tried: list[int] = []
+
+    def refuse(examiner, step, target, change):
+        tried.append(int(change.rpartition("=")[2]))
+        error = f"Used {shared + 16 / tried[-1]:.2f}G of 15.75G hbm."
+        return Compiled(error, True, "", {}, 0.0, 1.0, False), None, ""
+
+    monkeypatch.setattr(changes, "_try_change", refuse)
+    examiner = examiner_of(4 << 30)
+    examiner.caller = types.SimpleNamespace(run=lambda build: build())
+    examiner.microbatches, examiner.lower = 1, lambda *_, **__: None
+    examiner.options = types.SimpleNamespace(batch_unit=None)
+    for shared, expected in ((16, [4, 8, 16]), (18, [4, 8]), (40, [8])):
+        tried.clear()
+        found = changes._suggest_accumulation(
+            examiner, parse_slice("v5e-8"), 16, (shared + 16) << 30
+        )
+        assert found == (None, ["Gradient accumulation is not enough to make this batch fit."])
+        assert tried == expected
+
+
+def examiner_of(state: int):
+    """Returns what has the state of a device, in bytes."""
+    built = types.SimpleNamespace(state_bytes=StateBytes(state, 0, 0))
+    return types.SimpleNamespace(build_shared=lambda *_: built)
+
+
+def test_a_large_state_that_no_mesh_divides_is_named_beside_what_fits(monkeypatch):
+    monkeypatch.setattr(changes, "_suggest_accumulation", lambda *_: (None, []))
+    monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (1.0, ["remat"]))
+    for mesh, count in (("", 3), ("fsdp:8", 1)):
+        report = SliceReport("v5e-8", 8, per_core_batch=8, error="no room", mesh=mesh)
+        changes._add_fixes(examiner_of(8 << 30), report, parse_slice("v5e-8"))
+        assert len(report.advice) == count
+    report.mesh, report.advice = "", []
+    changes._add_fixes(examiner_of(8 << 30), report, parse_slice("v5e-8"))
+    assert report.advice[1] == "Weights and optimizer's state take 8 GiB of each device."
+    assert (
+        "--config.cluster.mesh=fsdp:-1 divides it: 1 GiB per device. `tftpu plan`"
+        in (report.advice[2])
+    )
+
+
 @pytest.mark.parametrize(
     ("divided", "recomputed", "expected"),
     [(2.0, 1.0, "remat, parts"), (1.0, 2.0, "parts, remat"), (None, 2.0, "remat, parts")],
@@ -372,7 +417,7 @@ def test_the_fastest_change_that_fits_comes_first(divided, recomputed, expected,
     report = SliceReport("v5e-8", 8, per_core_batch=8, error="no room")
     monkeypatch.setattr(changes, "_suggest_accumulation", lambda *_: (divided, ["parts"]))
     monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (recomputed, ["remat"]))
-    changes._add_fixes(types.SimpleNamespace(), report, parse_slice("v5e-8"))
+    changes._add_fixes(examiner_of(1 << 20), report, parse_slice("v5e-8"))
     assert ", ".join(report.advice) == expected
     assert report.largest_per_core_batch is None
 
@@ -384,11 +429,11 @@ def test_a_change_that_fits_is_kept_if_the_other_search_has_no_answer(monkeypatc
     report = SliceReport("v5e-8", 8, per_core_batch=8, error="no room")
     monkeypatch.setattr(changes, "_suggest_accumulation", stop)
     monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (1.0, ["remat"]))
-    changes._add_fixes(types.SimpleNamespace(), report, parse_slice("v5e-8"))
+    changes._add_fixes(examiner_of(1 << 20), report, parse_slice("v5e-8"))
     assert report.advice == ["remat", "Another change has no answer. Late."]
     monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (None, ["not enough"]))
     with pytest.raises(UserError, match=r"Late\."):
-        changes._add_fixes(types.SimpleNamespace(), report, parse_slice("v5e-8"))
+        changes._add_fixes(examiner_of(1 << 20), report, parse_slice("v5e-8"))
 
 
 def test_the_advice_on_a_mesh_that_was_chosen_names_it(monkeypatch):

@@ -18,10 +18,13 @@ from tftpu.preflight.slice_report import (
     SliceReport,
     describe_host_excess,
     describe_use,
+    suggest_dividing,
     suggest_for_state,
     summarize,
 )
 from tftpu.tpu.slices import Slice
+
+_LARGE = 0.25  # share of a device's memory; a state above it is worth dividing
 
 
 def examine(
@@ -167,6 +170,11 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
     # The fastest first, before what does not fit.
     found.sort(key=lambda change: (change[0] is None, change[0]))
     report.advice += [text for _, advice in found for text in advice]
+    state = examiner.build_shared(target.replicas, per_core).state_bytes
+    held = f"Weights and optimizer's state take {format_size(state.total)} of each device."
+    dividing = suggest_dividing(report, state, target)
+    if dividing and state.total > _LARGE * limit:
+        report.advice += [held, *dividing]
     if found and found[0][0] is not None:
         report.advice += [f"Another change has no answer. {error}" for error in errors]
         return
@@ -176,11 +184,8 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
         examiner, target, per_core, needs, limit
     )
     if not report.largest_per_core_batch:
-        state = examiner.build_shared(target.replicas, per_core).state_bytes
-        report.advice += [
-            f"Weights and optimizer's state take {format_size(state.total)} of a device.",
-            *suggest_for_state(report, state, target),
-        ]
+        more = [held, *suggest_for_state(report, state, target)]
+        report.advice += [text for text in more if text not in report.advice]
 
 
 def find_largest_batch(
@@ -218,7 +223,7 @@ def _suggest_accumulation(
     """Returns the time of a step that fits by microbatches, and advice on them, or none.
 
     The numbers tried are the present one times powers of two, from the one on that would be
-    enough if all but the state shrank like the microbatch.
+    enough if all but the state shrank like the microbatch, up to one that shows what does not.
 
     Args:
         examiner: the check of the model.
@@ -240,9 +245,14 @@ def _suggest_accumulation(
         step = examiner.lower(
             target.replicas, per_core, change=change, gradient_accumulation_steps=number
         )
-        _, seconds, answer = _try_change(examiner, step, target, change)
+        compiled, seconds, answer = _try_change(examiner, step, target, change)
         if seconds is not None:
             return seconds, [f"{field} makes this batch fit: {answer}, the same update."]
+        # All but the state is the most that more microbatches could make smaller.
+        shrinks = (needs - state.total) * examiner.microbatches / number
+        wanted = advise.parse_memory_error(compiled.error)
+        if wanted and wanted[0] - shrinks > wanted[1]:
+            break
     said = ["Gradient accumulation is not enough to make this batch fit."]
     return None, said if possible else []
 

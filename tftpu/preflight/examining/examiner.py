@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -91,6 +92,8 @@ class Examiner:
             slice=target.name,
             replicas=target.replicas,
             per_core_batch=per_core,
+            parameters=count_parameters(built.model.weights),
+            trained_parameters=count_parameters(built.model.trainable_weights),
             hbm_limit_bytes=target.generation.hbm_limit,
             host_limit_bytes=target.host_limit,
             mesh=self.lowering.format_mesh(target.replicas),
@@ -235,6 +238,11 @@ class Examiner:
     def format_step(self, seconds: float, target: Slice) -> str:
         """Returns the time of a step and the price of a thousand on a slice."""
         return format_step(seconds, 1000 * seconds * find_usd_hour(target, self.options) / 3600)
+
+
+def count_parameters(weights: Sequence[keras.Variable]) -> int:
+    """Returns the numbers in weights."""
+    return sum(math.prod(variable.shape) for variable in weights)
 
 
 def count_tokens(batch_spec: Nest) -> int | None:

@@ -14,6 +14,8 @@ from tftpu.preflight.program.hlo import Module
 from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.slices import Slice
 
+_ALLOCATES = r'custom_call_target="(AllocateBuffer)"'
+
 
 @dataclasses.dataclass
 class Memory:
@@ -177,6 +179,8 @@ def _find_large_tensors(
     for instruction, _, computation in runs.iterate():
         given = instruction.opcode == "parameter" and computation is module.entry
         if (not given and instruction.opcode in FREE) or instruction.opcode.endswith("-done"):
+            continue
+        if instruction.match_attribute(_ALLOCATES):  # what fills the array names its layer
             continue
         layer = (
             step.arguments[int(instruction.argument)] if given else find_layer(instruction, step)

@@ -22,6 +22,7 @@ from tftpu.tpu.slices import Slice
 # Matches a convolution with groups of channels, or the gradient of its kernel.
 _GROUPS = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d")
 _REST = "(rest of the step)"
+_WRITES = "dynamic_update_slice"  # JAX's name of the op that writes a part of an array
 SPARSE_CORE = "sparse core"  # it does one thing at a time: see `collectives.Timeline`
 _RUN = ("fusion", "async-start", "call", "custom-call")
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
@@ -221,8 +222,10 @@ def find_layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> s
         return path
     if kind == "collective":
         return "(exchange outside layers)"
-    scope = step.find_scope(instruction.op_name)
-    return f"({scope})" if scope else _REST
+    if scope := step.find_scope(instruction.op_name):
+        return f"({scope})"
+    keeps = "/while/body/" in instruction.op_name and instruction.op_name.endswith(_WRITES)
+    return "(what a loop over blocks keeps)" if keeps else _REST
 
 
 def list_within(

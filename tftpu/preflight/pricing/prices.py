@@ -75,27 +75,29 @@ PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5, l
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """The published runs on which the predictions for a generation are based.
+    """What was published of a generation, on which its range is based.
 
     Attributes:
-        runs: number of runs.
-        models: number of models among them.
+        steps: number of train steps.
+        models: number of models of these.
+        operations: number of products, copies and exchanges alone.
         low: the shortest time in the printed range, as a share of the prediction.
         high: the longest one.
     """
 
-    runs: int
+    steps: int
     models: int
+    operations: int
     low: float
     high: float
 
 
 BASES = {
-    "v2": Basis(1, 1, 0.75, 1.25),
-    "v3": Basis(8, 4, 0.82, 1.18),
-    "v4": Basis(5, 2, 0.84, 1.16),
-    "v5e": Basis(7, 2, 0.84, 1.16),
-    "v5p": Basis(6, 5, 0.75, 1.25),
-    "v6e": Basis(6, 5, 0.84, 1.16),
-    "tpu7x": Basis(16, 4, 0.75, 1.25),
+    "v2": Basis(1, 1, 0, 0.75, 1.25),
+    "v3": Basis(8, 4, 0, 0.82, 1.18),
+    "v4": Basis(5, 2, 0, 0.84, 1.16),
+    "v5e": Basis(7, 2, 0, 0.84, 1.16),
+    "v5p": Basis(6, 5, 0, 0.75, 1.25),
+    "v6e": Basis(2, 2, 4, 0.84, 1.16),
+    "tpu7x": Basis(1, 1, 15, 0.75, 1.25),
 }
