@@ -28,7 +28,7 @@ CHECKED = {
     "docs/guides/larger-than-a-device.md": 2,
     "docs/guides/launching.md": 7,
     "docs/guides/fine-tuning.md": 2,
-    "docs/guides/preflight.md": 4,
+    "docs/guides/preflight.md": 5,
     "docs/guides/serving.md": 10,
     "docs/guides/searching.md": 3,
     "docs/guides/watching-a-run.md": 2,

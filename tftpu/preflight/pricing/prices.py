@@ -75,7 +75,7 @@ PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5, l
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """What was published of a generation, on which its range is based.
+    """The published times of a generation, on which its range is based.
 
     Attributes:
         steps: number of train steps.
