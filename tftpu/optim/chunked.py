@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -83,90 +83,138 @@ def chunked_crossentropy(
     Returns:
         Only `values` has a gradient.
     """
-    classes, width = matrix.shape
-    parts = rows.count
-    own = classes // parts  # rows of a part
-    count, size = divide_classes(classes, parts)
-
-    def chunked(matrix: Tensor) -> Tensor:
-        """Returns (parts, count, size, width), in the compute dtype, a part padded by zeros."""
-        matrix = ops.reshape(ops.cast(matrix, hidden.dtype), (parts, own, width))
-        matrix = ops.pad(matrix, ((0, 0), (0, count * size - own), (0, 0)))
-        return rows.shard(ops.reshape(matrix, (parts, count, size, width)))
-
-    def logits(hidden: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
-        """Returns (parts, batch, time, size), of a chunk of each part."""
-        # Both have the compute dtype; products and sums are computed in float32.
-        both = ops.cast(hidden, "float32"), ops.cast(chunks[:, index], "float32")
-        found = ops.einsum("btw,pcw->pbtc", *both)
-        return rows.shard(ops.where(list_classes(index * size, size) < own, found, _NEVER))
-
-    def is_true(labels: Tensor, index: Tensor) -> Tensor:
-        return _mark_labels(labels, parts, own, index * size, size)
 
     @ops.custom_gradient
     def loss(hidden, matrix):
-        chunks, gathered = chunked(matrix), rows.gather_tokens(hidden)
+        chunks, tokens = _Chunks(matrix, hidden.dtype, rows), rows.gather_tokens(hidden)
         known = rows.gather_tokens(labels)
-
-        def forward(index, base, total, true, everything, highest):
-            some = logits(gathered, chunks, index)
-            found = [ops.exp(some - base[..., None]), ops.where(is_true(known, index), some, 0.0)]
-            if smoothing:
-                found.append(ops.where(some > _NEVER, some, 0.0))
-            sums = [ops.sum(part, axis=-1) for part in found]
-            # NaN is never far above the base, so no chunk is repeated forever.
-            largest = ops.max(some, axis=-1)
-            far = ops.any(largest - base > FAR)
-            raised = ops.where(far, ops.maximum(base, largest), base)
-            total *= ops.exp(base - raised)
-            state = [total, true, everything]
-            state[: len(sums)] = [ops.where(far, s, s + part) for s, part in zip(state, sums)]
-            state = [raised, *state, ops.maximum(highest, largest)]
-            return index + ops.where(far, 0, 1), *map(rows.shard, state)
-
-        # The largest logit would be the best base of the exponentials, but is not known yet. So the
-        # base is the label's logit, and a chunk whose logits are far above it is repeated with a
-        # larger base.
-        table = rows.shard(ops.reshape(matrix, (parts, own, width)))
-        base = _compute_label_logits(gathered, table, known)
-        base = ops.broadcast_to(base, (parts, *base.shape))
-        zeros = ops.zeros_like(base)
-        start = base, zeros, zeros, zeros, zeros + _NEVER
-        base, total, true, everything, highest = _run_loop(count, forward, *map(rows.shard, start))
-        top = ops.max(base, axis=0)
-        log_sum = top + ops.log(ops.sum(total * ops.exp(base - top), axis=0))
-        true, everything = ops.sum(true, axis=0), ops.sum(everything, axis=0)
-        highest = ops.max(highest, axis=0)
-        plain = log_sum - true
-        value = plain + smoothing * true - smoothing / classes * everything if smoothing else plain
+        log_sum, true, everything, highest = _sum_over_classes(chunks, tokens, known, smoothing)
+        plain = value = log_sum - true
+        if smoothing:
+            value = plain + smoothing * true - smoothing / matrix.shape[0] * everything
 
         def gradient(*upstreams):
             # JAX gives one tuple, TensorFlow each upstream.
             upstream = rows.gather_tokens(keras.tree.flatten(upstreams)[0])
-
-            def backward(index, d_hidden, d_chunks):
-                some = ops.exp(logits(gathered, chunks, index) - log_sum[..., None])
-                some -= ops.where(is_true(known, index), 1.0 - smoothing, 0.0) + smoothing / classes
-                some = ops.cast(some * upstream[..., None], hidden.dtype)
-                d_some = ops.einsum("pbtc,pcw->pbtw", some, chunks[:, index])
-                d_hidden = rows.shard(d_hidden + ops.cast(d_some, "float32"))
-                d_chunk = ops.einsum("pbtc,btw->pcw", some, gathered)[:, None]
-                d_chunks = ops.slice_update(d_chunks, (0, index, 0, 0), d_chunk)
-                return index + 1, d_hidden, rows.shard(d_chunks)
-
-            d_hidden = rows.shard(ops.zeros((parts, *gathered.shape), "float32"))
-            start = d_hidden, ops.zeros_like(chunks)
-            d_hidden, d_chunks = _run_loop(count, backward, *start)
-            d_hidden = rows.divide_tokens(ops.sum(d_hidden, axis=0))
-            d_matrix = ops.reshape(d_chunks, (parts, count * size, width))[:, :own]
-            d_matrix = ops.reshape(d_matrix, (classes, width))
+            d_hidden, d_matrix = _propagate(chunks, tokens, known, log_sum, upstream, smoothing)
+            d_hidden = rows.divide_tokens(d_hidden)
             return ops.cast(d_hidden, hidden.dtype), ops.cast(d_matrix, matrix.dtype)
 
         correct = ops.cast(true >= highest, "float32")
         return tuple(map(rows.divide_tokens, (value, plain, correct))), gradient
 
     return Chunked(*loss(hidden, matrix))
+
+
+class _Chunks:
+    """The rows of a matrix in chunks, of which each part has one at a time.
+
+    Args:
+        matrix: (classes, width).
+        dtype: the compute dtype.
+        rows: where the rows are.
+
+    Attributes:
+        table: (parts, rows of a part, width), in the matrix's dtype.
+        values: (parts, count, rows of a chunk, width), a part padded by zeros.
+    """
+
+    def __init__(self, matrix: Tensor, dtype: Any, rows: Rows):
+        self.rows, self.classes = rows, matrix.shape[0]
+        self._own = self.classes // rows.count
+        self.count, self._size = divide_classes(self.classes, rows.count)
+        shape = rows.count, self._own, matrix.shape[1]
+        self.table = rows.shard(ops.reshape(matrix, shape))
+        padding = (0, self.count * self._size - self._own)
+        padded = ops.pad(ops.reshape(ops.cast(matrix, dtype), shape), ((0, 0), padding, (0, 0)))
+        chunks = rows.count, self.count, self._size, matrix.shape[1]
+        self.values = rows.shard(ops.reshape(padded, chunks))
+
+    def compute_logits(self, tokens: Tensor, index: Tensor) -> Tensor:
+        """Returns (parts, batch, time, rows of a chunk), of a chunk of each part."""
+        # Both have the compute dtype; products and sums are computed in float32.
+        both = ops.cast(tokens, "float32"), ops.cast(self.values[:, index], "float32")
+        found = ops.einsum("btw,pcw->pbtc", *both)
+        inside = list_classes(index * self._size, self._size) < self._own
+        return self.rows.shard(ops.where(inside, found, _NEVER))
+
+    def mark_labels(self, labels: Tensor, index: Tensor) -> Tensor:
+        """Returns which of these logits are the labels'."""
+        first = index * self._size
+        return _mark_labels(labels, self.rows.count, self._own, first, self._size)
+
+    def join(self, values: Tensor) -> Tensor:
+        """Returns the rows of the matrix, (classes, width), from those of all chunks."""
+        width = values.shape[-1]
+        parts = ops.reshape(values, (self.rows.count, self.count * self._size, width))
+        return ops.reshape(parts[:, : self._own], (self.classes, width))
+
+
+def _sum_over_classes(
+    chunks: _Chunks, tokens: Tensor, labels: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns what the loss of each token consists of.
+
+    It is the logarithm of the sum of exponentials, the label's logit, the sum of all logits (0
+    without smoothing, which alone needs it), and the largest logit.
+    """
+    rows = chunks.rows
+
+    def add(index, base, total, true, everything, highest):
+        some = chunks.compute_logits(tokens, index)
+        is_true = chunks.mark_labels(labels, index)
+        found = [ops.exp(some - base[..., None]), ops.where(is_true, some, 0.0)]
+        if smoothing:
+            found.append(ops.where(some > _NEVER, some, 0.0))
+        sums = [ops.sum(part, axis=-1) for part in found]
+        # NaN is never far above the base, so no chunk is repeated forever.
+        largest = ops.max(some, axis=-1)
+        far = ops.any(largest - base > FAR)
+        raised = ops.where(far, ops.maximum(base, largest), base)
+        total *= ops.exp(base - raised)
+        state = [total, true, everything]
+        state[: len(sums)] = [ops.where(far, s, s + part) for s, part in zip(state, sums)]
+        state = [raised, *state, ops.maximum(highest, largest)]
+        return index + ops.where(far, 0, 1), *map(rows.shard, state)
+
+    # The largest logit would be the best base of the exponentials, but is not known yet. So the
+    # base is the label's logit, and a chunk whose logits are far above it is repeated with a
+    # larger base.
+    base = _compute_label_logits(tokens, chunks.table, labels)
+    base = ops.broadcast_to(base, (rows.count, *base.shape))
+    zeros = ops.zeros_like(base)
+    start = base, zeros, zeros, zeros, zeros + _NEVER
+    base, total, true, everything, highest = _run_loop(chunks.count, add, *map(rows.shard, start))
+    top = ops.max(base, axis=0)
+    log_sum = top + ops.log(ops.sum(total * ops.exp(base - top), axis=0))
+    return log_sum, ops.sum(true, axis=0), ops.sum(everything, axis=0), ops.max(highest, axis=0)
+
+
+def _propagate(
+    chunks: _Chunks,
+    tokens: Tensor,
+    labels: Tensor,
+    log_sum: Tensor,
+    upstream: Tensor,
+    smoothing: float,
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of the tokens and of the matrix."""
+    rows = chunks.rows
+
+    def add(index, d_tokens, d_chunks):
+        some = ops.exp(chunks.compute_logits(tokens, index) - log_sum[..., None])
+        is_true = chunks.mark_labels(labels, index)
+        some -= ops.where(is_true, 1.0 - smoothing, 0.0) + smoothing / chunks.classes
+        some = ops.cast(some * upstream[..., None], tokens.dtype)
+        d_some = ops.einsum("pbtc,pcw->pbtw", some, chunks.values[:, index])
+        d_tokens = rows.shard(d_tokens + ops.cast(d_some, "float32"))
+        d_chunk = ops.einsum("pbtc,btw->pcw", some, tokens)[:, None]
+        d_chunks = ops.slice_update(d_chunks, (0, index, 0, 0), d_chunk)
+        return index + 1, d_tokens, rows.shard(d_chunks)
+
+    d_tokens = rows.shard(ops.zeros((rows.count, *tokens.shape), "float32"))
+    found = _run_loop(chunks.count, add, d_tokens, ops.zeros_like(chunks.values))
+    return ops.sum(found[0], axis=0), chunks.join(found[1])
 
 
 def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
@@ -210,8 +258,7 @@ def summed_crossentropy(
         The sum, (), which alone has a gradient; and the results for each token.
     """
     classes, width = matrix.shape
-    parts, own = rows.count, classes // rows.count
-    time = labels.shape[1]
+    own, time = classes // rows.count, labels.shape[1]
     size = choose_positions(time, classes)
     count = math.ceil(time / size)
 
@@ -220,59 +267,41 @@ def summed_crossentropy(
         padding[1] = (0, count * size - time)
         return rows.gather_tokens(ops.pad(tokens, padding))
 
+    def read(tokens: Tensor, index: Tensor) -> Tensor:
+        shape = (tokens.shape[0], size, *tokens.shape[2:])
+        return ops.slice(tokens, (0, index * size, *[0] * (len(shape) - 2)), shape)
+
+    def write(tokens: Tensor, index: Tensor, part: Tensor) -> Tensor:
+        return ops.slice_update(tokens, (0, index * size), part)
+
     @ops.custom_gradient
     def compute(hidden, matrix):
-        table = rows.shard(ops.reshape(ops.cast(matrix, hidden.dtype), (parts, own, width)))
+        table = ops.reshape(ops.cast(matrix, hidden.dtype), (rows.count, own, width))
+        table = rows.shard(table)
         given = [gather(part) for part in (hidden, labels, weight)]
 
-        def read(tokens, index):
-            shape = (tokens.shape[0], size, *tokens.shape[2:])
-            return ops.slice(tokens, (0, index * size, *[0] * (len(shape) - 2)), shape)
-
-        def write(tokens, index, part):
-            return ops.slice_update(tokens, (0, index * size), part)
-
-        def step(index, base, d_hidden, d_table, value, plain, correct):
+        def step(index, base, d_hidden, d_table, *results):
             some, known, factor = (read(part, index) for part in given)
-            low = read(base, index)
             both = ops.cast(some, "float32"), ops.cast(table, "float32")
             logits = rows.shard(ops.einsum("btw,pcw->pbtc", *both))
-            is_true = _mark_labels(known, parts, own, 0, own)
-
-            def over_classes(reduce: Callable, values: Tensor) -> Tensor:
-                return reduce(reduce(values, axis=-1), axis=0)
-
-            highest = over_classes(ops.max, logits)
-            total = over_classes(ops.sum, ops.exp(logits - low[..., None]))
-            true = over_classes(ops.sum, ops.where(is_true, logits, 0.0))
-            # As in `chunked_crossentropy`: NaN is never far, and what is far is computed again.
-            far = ops.any(highest - low > FAR)
-            log_sum = low + ops.log(total)
-            found = log_sum - true
-            smoothed = found
-            if smoothing:
-                everything = over_classes(ops.sum, logits)
-                smoothed = found + smoothing * true - smoothing / classes * everything
-            d_logits = ops.exp(logits - log_sum[..., None]) - smoothing / classes
-            d_logits -= ops.where(is_true, 1.0 - smoothing, 0.0)
-            factor = ops.where(far, 0.0, factor)
-            d_logits = rows.shard(ops.cast(d_logits * factor[..., None], hidden.dtype))
+            is_true = _mark_labels(known, rows.count, own, 0, own)
+            found = _differentiate(logits, is_true, read(base, index), smoothing)
+            d_logits = ops.where(found.far, 0.0, factor)[..., None] * found.d_logits
+            d_logits = rows.shard(ops.cast(d_logits, hidden.dtype))
             d_some = ops.cast(ops.einsum("pbtc,pcw->pbtw", d_logits, table), "float32")
             d_hidden = ops.slice_update(d_hidden, (0, 0, index * size, 0), rows.shard(d_some))
             d_rows = ops.cast(ops.einsum("pbtc,btw->pcw", d_logits, some), "float32")
             return (
-                index + ops.where(far, 0, 1),
-                write(base, index, ops.where(far, ops.maximum(low, highest), low)),
+                index + ops.where(found.far, 0, 1),
+                write(base, index, found.base),
                 rows.shard(d_hidden),
                 rows.shard(d_table + d_rows),
-                write(value, index, smoothed),
-                write(plain, index, found),
-                write(correct, index, ops.cast(true >= highest, "float32")),
+                *(write(old, index, new) for old, new in zip(results, found.results)),
             )
 
         base = _compute_label_logits(given[0], table, given[1])
         zeros = ops.zeros_like(base)
-        d_hidden = ops.zeros((parts, *given[0].shape), "float32")
+        d_hidden = ops.zeros((rows.count, *given[0].shape), "float32")
         start = base, rows.shard(d_hidden), ops.zeros_like(table, "float32"), zeros, zeros, zeros
         _, d_hidden, d_table, *results = _run_loop(count, step, *start)
         d_hidden = rows.divide_tokens(ops.sum(d_hidden, axis=0)[:, :time])
@@ -288,6 +317,55 @@ def summed_crossentropy(
 
     total, *results = compute(hidden, matrix)
     return total, Chunked(*results)
+
+
+class _Differentiated(NamedTuple):
+    """The loss of some tokens with all classes, and its gradient.
+
+    Attributes:
+        far: whether a logit is too far above the base, so that nothing else here is right.
+        base: a base for another try where it is, (batch, time).
+        results: as of `Chunked`.
+        d_logits: the gradient of the logits, (parts, batch, time, rows).
+    """
+
+    far: Tensor
+    base: Tensor
+    results: Chunked
+    d_logits: Tensor
+
+
+def _differentiate(
+    logits: Tensor, is_true: Tensor, base: Tensor, smoothing: float
+) -> _Differentiated:
+    """Returns the loss of some tokens, and its gradient.
+
+    Args:
+        logits: of the rows of each part, (parts, batch, time, rows), float32.
+        is_true: which of them are the labels'.
+        base: of the exponentials, (batch, time).
+        smoothing: see `SmoothedCrossentropy`.
+    """
+    classes = logits.shape[0] * logits.shape[3]
+
+    def over_classes(reduce: Callable, values: Tensor) -> Tensor:
+        return reduce(reduce(values, axis=-1), axis=0)
+
+    highest = over_classes(ops.max, logits)
+    total = over_classes(ops.sum, ops.exp(logits - base[..., None]))
+    true = over_classes(ops.sum, ops.where(is_true, logits, 0.0))
+    # As in `chunked_crossentropy`: NaN is never far, and what is far is computed again.
+    far = ops.any(highest - base > FAR)
+    log_sum = base + ops.log(total)
+    plain = value = log_sum - true
+    if smoothing:
+        everything = over_classes(ops.sum, logits)
+        value = plain + smoothing * true - smoothing / classes * everything
+    d_logits = ops.exp(logits - log_sum[..., None]) - smoothing / classes
+    d_logits -= ops.where(is_true, 1.0 - smoothing, 0.0)
+    correct = ops.cast(true >= highest, "float32")
+    raised = ops.where(far, ops.maximum(base, highest), base)
+    return _Differentiated(far, raised, Chunked(value, plain, correct), d_logits)
 
 
 def choose_positions(time: int, classes: int) -> int:
