@@ -86,32 +86,45 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
 
 
 def format_command(
-    config: str, overrides: Sequence[str], candidate: Candidate, space: Space
+    verb: str, config: str, overrides: Sequence[str], candidate: Candidate, space: Space
 ) -> str:
-    """Returns the command that trains a candidate, on its slice."""
+    """Returns the command for a candidate, such as the one that trains it for the verb "train"."""
     changes = [f"--config.{change}" for change in space.list_changes(candidate)]
     chosen = {change.partition("=")[0] for change in changes}
     kept = [word for word in overrides if word.partition("=")[0] not in chosen]
-    return shlex.join(["tftpu", "train", config, *kept, *changes])
+    return shlex.join(["tftpu", verb, config, *kept, *changes])
 
 
-def describe_estimates(search: Search, space: Space) -> list[str]:
+def describe_estimates(search: Search, space: Space, parameters: int) -> list[str]:
     """Returns lines about the most promising candidate of each slice, by arithmetic.
 
     Args:
         search: the search, of which nothing was compiled yet.
         space: the config, and the fields that were chosen.
+        parameters: the model's.
     """
     other = "" if search.goal.budget is None else " (the cheapest of all: without --budget)"
     count = counted(search.size, "candidate")
     lines = [
-        f"Looking for {search.goal.aim}{other}, among {count}. Rough estimate by arithmetic of the "
-        "first one of each slice; whether it fits is for the compiler to say"
+        f"{counted(parameters, 'parameter')}. Looking for {search.goal.aim}{other}, among {count}. "
+        "Rough estimate by arithmetic of the first one of each slice; whether it fits is for the "
+        "compiler to say"
     ]
     for one in search.list_promising():
         step = format_duration(search.expect_seconds(one))
-        lines.append(f"  {_name(space, one)}: {step} per step, {_format_estimate(search, one)}")
+        chips = counted(parse_slice(one.candidate.slice).chips, "chip")
+        changes = " ".join(space.list_changes(one.candidate))
+        lines.append(
+            f"  {one.candidate.slice} ({chips}, {format_price(one.usd_hour)} an hour) {changes}: "
+            f"{step} per step, {_format_estimate(search, one)}"
+        )
     return lines
+
+
+def describe_hours(search: Search) -> str:
+    """Returns the price of an hour of each slice."""
+    hours = {one.slice: search.find_usd_hour(one) for one in search.candidates}
+    return ", ".join(f"{name} {format_price(usd)}" for name, usd in hours.items()) + " an hour"
 
 
 def describe_next(search: Search, space: Space) -> list[str]:
@@ -120,7 +133,11 @@ def describe_next(search: Search, space: Space) -> list[str]:
     if one is None:
         return []
     shown = f"{_name(space, one)}, {_format_estimate(search, one)}"
-    return [f"  the most promising that is left, roughly: {shown}"]
+    expected = search.goal.rank(search.expect_seconds(one), one.usd_hour)
+    best = search.list_best()
+    is_better = not best or expected < search.rank(best[0])
+    known = "" if is_better else ", which is no better than the best"
+    return [f"  the most promising that is left{known}, roughly: {shown}"]
 
 
 def _name(space: Space, one: Estimate) -> str:

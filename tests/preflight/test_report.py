@@ -208,6 +208,13 @@ def test_single_operations_are_no_train_steps():
     assert steps in text
 
 
+def test_the_only_slice_with_a_price_is_neither_cheapest_nor_fastest():
+    refused, priced = SliceReport("v5e-16", 16, error="no"), filled("v3-8")
+    assert Report(64, "bfloat16", None, [refused, priced]).marks(priced) == ""
+    both = Report(64, "bfloat16", None, [refused, priced, filled("v5e-8", seconds=9.0)])
+    assert both.marks(priced) == "cheapest, fastest"
+
+
 def test_the_title_says_how_many_parameters_the_model_has():
     refused = SliceReport("v5e-16", 16, error="16 devices do not divide a batch of 1,000.")
     built = SliceReport("v5e-8", 8, parameters=6_738_415_616, trained_parameters=6_738_415_616)

@@ -102,7 +102,7 @@ class Report:
 
     def marks(self, item: SliceReport) -> str:
         """Returns whether a slice is the cheapest or the fastest of several."""
-        if len(self.slices) == 1:
+        if len(self._list_priced()) == 1:
             return ""
         marks = (("cheapest", self.cheapest), ("fastest", self.fastest))
         return ", ".join(mark for mark, best in marks if best is item)

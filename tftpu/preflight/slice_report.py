@@ -12,6 +12,7 @@ from tftpu.preflight.plots import Plots
 from tftpu.preflight.pricing import cost as costs
 from tftpu.tpu.slices import GENERATIONS, Slice, list_names, parse_slice
 
+_LARGE = 0.25  # share of a device's memory; a state above it is worth dividing
 ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
 
 
@@ -333,6 +334,22 @@ def suggest_dividing(report: SliceReport, held: StateBytes, target: Slice) -> li
         f"{format_size(held.total / target.replicas)} per device. `tftpu plan` looks for the "
         "cheapest mesh and settings."
     ]
+
+
+def describe_undivided(report: SliceReport, held: StateBytes, target: Slice) -> list[str]:
+    """Returns that each device holds a large state, and how to divide it; nothing if it does not.
+
+    Args: as for `suggest_for_state`.
+    """
+    dividing = suggest_dividing(report, held, target)
+    if not dividing or held.total < _LARGE * target.generation.hbm_limit:
+        return []
+    return [describe_state(held), *dividing]
+
+
+def describe_state(held: StateBytes) -> str:
+    """Returns what the state takes of a device."""
+    return f"Weights and optimizer's state take {format_size(held.total)} of each device."
 
 
 def count_parts(mesh: str, devices: int) -> int:

@@ -163,7 +163,7 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
     if facts != journal.facts:
         journal.write_facts(facts)
     search = _build_search(options, space, targets, facts)
-    for line in table.describe_estimates(search, space):
+    for line in table.describe_estimates(search, space, facts.parameters):
         print(line, file=sys.stderr, flush=True)
     print(f"  {estimate_duration(facts.weights, 'candidate')}", file=sys.stderr, flush=True)
     if known := sum(map(search.has_candidate, journal.verdicts)):
@@ -201,10 +201,14 @@ def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
     """Returns the command that trains a candidate; of a run, with what it leaves to the user."""
     words = options.overrides, best, space
     if not finished.is_run(options.config):
-        return [f"  {table.format_command(options.config, *words)}"]
+        more = table.format_command("preflight", options.config, *words)
+        return [
+            f"  {table.format_command('train', options.config, *words)}",
+            f"  {more} --slices={best.slice}",
+        ]
     file = space.experiment.config_file
     config = config_flags.find_config_of_run(options.config)
-    command = table.format_command(config or "CONFIG", *words)
+    command = table.format_command("train", config or "CONFIG", *words)
     # The folder of a run of tftpu's own config may have the name of another.
     parts = "flags" if file and config else "config and the flags"
     return [f"  {command}", f"  with the {parts} that the run was trained with"]
@@ -238,8 +242,9 @@ def _print_answer(
         lines += [*table.describe_losers(search), *table.describe_next(search, space)]
         given = f"{options.price} dollars a chip-hour, as given; else " if options.price else ""
         lines.append(
-            f"Prices: {given}{PRICE_SOURCE}. Compiled, not run: predictions for the steps alone, "
-            f"{table.describe_ranges(rows)}; rows that differ by less are alike."
+            f"Prices: {table.describe_hours(search)}; {given}{PRICE_SOURCE}. Compiled, not run: "
+            f"predictions for the steps alone, {table.describe_ranges(rows)}; rows that differ by "
+            "less are alike."
         )
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -325,6 +325,16 @@ def test_estimates_are_off_by_what_they_were_off_before_on_their_slice():
     assert search.expect_seconds(estimates[elsewhere]) == 1.0  # no less than at the peak
 
 
+def test_what_is_left_is_said_to_be_no_better_if_that_is_expected():
+    for least, said in ((0.4, "left, roughly: b"), (0.9, "left, which is no better than the best")):
+        likely = Estimate(OTHER, 100, 100, 100, LIMIT, least, 1.5 * least, 1.0)
+        search = Search([estimate_of(ONE), likely], CHEAPEST)
+        search.record_known({ONE: Verdict(True, step_seconds=1.0)})
+        space = types.SimpleNamespace(list_changes=lambda candidate: [])
+        [line] = table.describe_next(search, space)
+        assert said in line
+
+
 def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best():
     meshes = ("fsdp:4", "data:4", "tensor:4")
     cheap = [Candidate("a", mesh, "none", 1) for mesh in meshes]
@@ -343,6 +353,7 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
         ("a", 2.0),
         ("b", 3.0),
     ]
+    assert table.describe_hours(search) == "a $1.00, b $5.00 an hour"
     assert table.describe_losers(search) == [
         "  rows of b may not be the best there: what cannot beat the first row was not compiled"
     ]

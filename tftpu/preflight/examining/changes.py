@@ -17,14 +17,13 @@ from tftpu.preflight.pricing.cost import count_host_bytes, parse_memory_stats, p
 from tftpu.preflight.slice_report import (
     SliceReport,
     describe_host_excess,
+    describe_state,
+    describe_undivided,
     describe_use,
-    suggest_dividing,
     suggest_for_state,
     summarize,
 )
 from tftpu.tpu.slices import Slice
-
-_LARGE = 0.25  # share of a device's memory; a state above it is worth dividing
 
 
 def examine(
@@ -47,6 +46,8 @@ def examine(
     said = summarize(report)
     if report.mesh and examiner.options.mesh == AUTO:
         said = said.replace(":", f" with mesh={report.mesh}:", 1)
+    if report.largest_per_core_batch is not None and not examiner.list_finer(target):
+        return report  # no change of the batch helps, and there is no mesh to try
     progress.print_unless_over(
         f"{said}; looking for a change that makes it fit, first those that keep "
         "the update, then smaller batches (Ctrl-C ends that, and says what was found)"
@@ -171,10 +172,7 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
     found.sort(key=lambda change: (change[0] is None, change[0]))
     report.advice += [text for _, advice in found for text in advice]
     state = examiner.build_shared(target.replicas, per_core).state_bytes
-    held = f"Weights and optimizer's state take {format_size(state.total)} of each device."
-    dividing = suggest_dividing(report, state, target)
-    if dividing and state.total > _LARGE * limit:
-        report.advice += [held, *dividing]
+    report.advice += describe_undivided(report, state, target)
     if found and found[0][0] is not None:
         report.advice += [f"Another change has no answer. {error}" for error in errors]
         return
@@ -184,7 +182,7 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
         examiner, target, per_core, needs, limit
     )
     if not report.largest_per_core_batch:
-        more = [held, *suggest_for_state(report, state, target)]
+        more = [describe_state(state), *suggest_for_state(report, state, target)]
         report.advice += [text for text in more if text not in report.advice]
 
 

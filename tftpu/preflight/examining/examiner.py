@@ -23,6 +23,7 @@ from tftpu.preflight.pricing.cost import count_host_bytes, price
 from tftpu.preflight.slice_report import (
     SliceReport,
     describe_host_excess,
+    describe_undivided,
     fill,
     fill_state,
     fill_unpriced,
@@ -115,6 +116,8 @@ class Examiner:
         if not compiled.error:
             with self.processes.progress.show_phase(f"reading {target.name}"):
                 self._fill(report, step, compiled, target, per_core // self.microbatches)
+            if undivided := describe_undivided(report, built.state_bytes, target):
+                report.lints.append(" ".join(undivided))
         return report
 
     def _fill(

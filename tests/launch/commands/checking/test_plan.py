@@ -101,5 +101,9 @@ def test_the_command_for_a_run_names_its_config_file(tmp_path, monkeypatch):
         lines = plan._list_command(plan.Options(config=run), None, space)
         assert lines[0] == f"  tftpu train {config} --config.cluster.mesh=data:1"
         assert lines[1] == f"  with the {parts} that the run was trained with"
-    [line] = plan._list_command(plan.Options(config="python_gpt"), None, space)
-    assert line == "  tftpu train python_gpt --config.cluster.mesh=data:1"
+    best = types.SimpleNamespace(slice="v5e-1")
+    lines = plan._list_command(plan.Options(config="python_gpt"), best, space)
+    assert lines == [
+        "  tftpu train python_gpt --config.cluster.mesh=data:1",
+        "  tftpu preflight python_gpt --config.cluster.mesh=data:1 --slices=v5e-1",
+    ]
