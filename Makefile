@@ -38,7 +38,7 @@ test-all: docs test-medium test-slow test-parity
 SLOW := -m 'slow and not exhaustive' $(TWO:2=3)
 
 # Equal numbers on one device and many, resuming, data, locks, damaged files: nothing else would notice.
-CORE := $(addprefix tests/,checkpoint/test_faults.py compatibility/test_fits.py engines/jax/placement \
+CORE := $(addprefix tests/,blocks/test_running.py checkpoint/test_faults.py compatibility/test_fits.py engines/jax/placement \
 	engines/jax/processes engines/jax/test_engine.py engines/tensorflow/step/test_normalization.py \
 	engines/tensorflow/test_hosts.py engines/test_restore.py fuzz input_pipelines/reading \
 	runtime/test_kill.py storage training/test_faults.py training/test_outages.py training/test_resume.py)

@@ -168,7 +168,9 @@ class PlanExaminer:
                     try:
                         verdict, decided = self._examine(candidate, part)
                     except StoppedError:  # it was pruned meanwhile, or all end
-                        if reason := search.pruned.get(candidate):
+                        with changed:
+                            reason = search.pruned.get(candidate)
+                        if reason:
                             progress.print_line(f"  {self._name(candidate)}: ended, {reason}")
                         continue
                     with changed:

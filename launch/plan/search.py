@@ -128,8 +128,9 @@ class Search:
         # The most bytes by which programs were above their closed form, or the fewest below, by
         # `_name_memory`.
         self._uncounted: dict[tuple[str, str, str], int] = {}
-        # Predicted times over their closed forms, by slice.
-        self._paces: dict[str, list[float]] = {}
+        # Predicted times over their closed forms, by attention and slice: closed forms count no
+        # scores of plain attention.
+        self._paces: dict[str, dict[str, list[float]]] = {}
         # Slices on which the attention kernel may run: none of its programs failed to compile.
         self._kernels = {one.slice for one in self._estimates if one.attention == "flash"}
         self._waiting = sorted(self._estimates.values(), key=self.rank_likely)
@@ -217,7 +218,8 @@ class Search:
             self._kernels.discard(candidate.slice)
         if verdict.step_seconds:
             pace = verdict.step_seconds / self._estimates[candidate].likely_seconds
-            self._paces.setdefault(candidate.slice, []).append(pace)
+            paces = self._paces.setdefault(candidate.attention, {})
+            paces.setdefault(candidate.slice, []).append(pace)
         if verdict.hbm_bytes:
             above = verdict.hbm_bytes - self._estimates[candidate].likely_bytes
             group, above = _name_memory(candidate), above * _count_parts(candidate)
@@ -305,10 +307,12 @@ class Search:
     def expect_seconds(self, one: Estimate) -> float:
         """Returns about the time of a step: its closed form, by as much as those were off.
 
-        As much as on its slice, or where nothing is known of that, on the others.
+        As much as on its slice, or where nothing is known of that, on the others, with the same
+        kind of attention.
         """
-        all_paces = itertools.chain.from_iterable(self._paces.values())
-        paces = self._paces.get(one.candidate.slice) or list(all_paces)
+        by_slice = self._paces.get(one.candidate.attention, {})
+        all_paces = itertools.chain.from_iterable(by_slice.values())
+        paces = by_slice.get(one.candidate.slice) or list(all_paces)
         pace = statistics.median(paces) if paces else 1.0
         return max(pace * one.likely_seconds, one.least_seconds)
 

@@ -157,16 +157,19 @@ def describe_unpriced(search: Search) -> list[str]:
 
 def describe_losers(search: Search) -> list[str]:
     """Returns a line about slices of which the best candidate may not be known, if there are."""
-    best = search.list_best()
-    if not best:
-        return []
-    hopeless = {one.slice for one, why in search.pruned.items() if why in (NO_CHEAPER, NO_FASTER)}
-    names = dict.fromkeys(one.slice for one in best if one.slice in hopeless - {best[0].slice})
+    firsts = {one.slice: one for one in reversed(search.list_best())}
+    best = next(iter(search.list_best()), None)
+    names = []
+    for name, first in reversed(firsts.items()):
+        why = {reason for one, reason in search.pruned.items() if one.slice == name}
+        beaten = first is not best and why & {NO_CHEAPER, NO_FASTER}
+        if beaten or (not search.meets_goal(first) and why & {TOO_SLOW, OVER_BUDGET}):
+            names.append(name)
     if not names:
         return []
     return [
-        f"  rows of {' and '.join(names)} may not be the best there: what cannot beat the first "
-        "row was not compiled"
+        f"  rows of {' and '.join(names)} may not be the best there: what cannot be the best "
+        "of all, or misses the limit, was not compiled"
     ]
 
 

@@ -1,5 +1,6 @@
 """Blocks or segments of other people's models are recomputed, and blocks run as a loop."""
 
+import contextlib
 import json
 
 import keras
@@ -8,7 +9,7 @@ import pytest
 import tftpu
 from tests.support.models import blocks, zoo
 from tests.support.programs import jax_process
-from tftpu.blocks import segments, structure
+from tftpu.blocks import running, segments, structure
 from tftpu.blocks.running import check_blocks, count_input_bytes
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
@@ -73,6 +74,37 @@ def test_stages_of_one_class_are_blocks_where_no_graph_can_be_cut():
     assert not structure.find_blocks(model) and not segments.find_segments(model)
     assert len(structure.find_blocks(model, same_weights=False)) == 2
     check_blocks(model, "block", "none")
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("others", [0, 2])
+def test_blocks_behind_a_loop_keep_what_they_compute_if_no_other_comes_behind_them(
+    others, monkeypatch
+):
+    class Other(blocks.Block):
+        pass
+
+    x = inputs = keras.Input((blocks.TIME, blocks.WIDTH))
+    shift = keras.layers.Dense(blocks.WIDTH)(inputs)
+    for index in range(5):
+        x = blocks.Block(0.2 + 0.1 * (index % 2))(x, shift=shift)
+    for _ in range(others):
+        x = keras.layers.Activation("tanh")(Other(0.1)(x, shift=shift))  # no chain
+    model = keras.Model(inputs, x)
+    replaced: list[int] = []
+
+    @contextlib.contextmanager
+    def replace(found):
+        replaced.extend(found)
+        yield
+
+    monkeypatch.setattr(running.internals, "replacing_calls", replace)
+    with running.running_blocks(model, "block", "block"):
+        pass
+    (chain,) = structure.find_chains(model)
+    assert len(chain.rest) == 1
+    assert (id(chain.rest[0]) in replaced) == bool(others)
+    assert len(replaced) == 4 + bool(others) + others
 
 
 @pytest.mark.slow

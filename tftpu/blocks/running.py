@@ -56,14 +56,13 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
     for block in blocks:
         replacements[id(block)] = functools.partial(_recompute, [block], remat)
     if scan != "none":
-        chains = structure.find_chains(model)
-        for chain in chains:
+        for chain in structure.find_chains(model):
             replacements |= {id(block): functools.partial(_skip, chain) for block in chain.blocks}
             replacements[id(chain.blocks[0])] = functools.partial(_loop, chain, remat)
-        if len(chains) == 1:
-            # The backward pass begins with them; later a group of the loop takes more memory.
-            for block in chains[0].rest:
-                replacements.pop(id(block), None)
+            if blocks and blocks[-1] in chain.rest:
+                # The backward pass begins with them; later a group of the loop takes more memory.
+                for block in chain.rest:
+                    replacements.pop(id(block))
     graphs = {key: functools.partial(_run_segments, parts, remat) for key, parts in cut.items()}
     with internals.replacing_calls(replacements), internals.replacing_graphs(graphs):
         yield

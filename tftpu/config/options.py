@@ -59,7 +59,9 @@ class TrainConfig:
             functional model without equal blocks, about as many segments of its graph as the root
             of its layers are recomputed. Models of the zoo have `model.remat` instead.
         scan: "block", on the JAX engine, compiles equal blocks as one loop, so that the program
-            is as short as one of them; "none" does not. Models of the zoo have `model.scan`.
+            is as short as one of them, or as one group where they alternate; the last blocks, too
+            few for a group, run behind it and are not recomputed. "none" compiles no loop. Models
+            of the zoo have `model.scan`.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
             checkpoint and skips the batches since.
         max_rollbacks: number of rollbacks before the run ends.

@@ -64,7 +64,9 @@ class Options(finished.ConfigOrRunOptions):
         None, "time that the run may take, such as 6h: find the cheapest", metavar=TIME, minimum=1
     )
     time_limit: float = flag(1800.0, "how long the plan may take", metavar=TIME, minimum=1)
-    top: int = flag(5, "how many candidates to show", metavar="N", minimum=1)
+    top: int = flag(
+        5, "how many candidates to show, beside the best of each slice", metavar="N", minimum=1
+    )
     price: str = flag(
         "", "dollars per chip-hour, such as v5e=1.10,v3=1.50", shown="list prices", metavar="PRICES"
     )

@@ -318,6 +318,8 @@ def test_estimates_are_off_by_what_they_were_off_before_on_their_slice():
     search.record_known({first: Verdict(True, step_seconds=2.0)})
     assert search.expect_seconds(estimates[third]) == search.expect_seconds(estimates[elsewhere])
     assert search.expect_seconds(estimates[third]) == 2.0
+    plain = estimate_of(Candidate("a", "fsdp:2", "none", 1, "plain"))
+    assert search.expect_seconds(plain) == 1.0
     search.record_known({second: Verdict(True, step_seconds=4.0)})
     assert search.expect_seconds(estimates[third]) == 3.0
     search.record_known({elsewhere: Verdict(True, step_seconds=0.5)})
@@ -355,8 +357,16 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
     ]
     assert table.describe_hours(search) == "a $1.00, b $5.00 an hour"
     assert table.describe_losers(search) == [
-        "  rows of b may not be the best there: what cannot beat the first row was not compiled"
+        "  rows of b may not be the best there: what cannot be the best of all, or misses the "
+        "limit, was not compiled"
     ]
+    known = {cheap[0]: Verdict(True, step_seconds=2.0), dear: Verdict(True, step_seconds=9.0)}
+    slow = [estimate_of(cheap[0]), estimate_of(dear), estimate_of(dearer, least=5.0)]
+    for limit, expected in ((4 * 3600.0, "rows of b "), (7200.0, "rows of b "), (36e3, "")):
+        search = Search(slow, Goal(3600, deadline=limit))
+        search.record_known(known)
+        search.choose_next()
+        assert "".join(table.describe_losers(search))[2:].startswith(expected)
 
 
 def test_what_is_looked_for_is_said_in_words():

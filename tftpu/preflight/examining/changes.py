@@ -172,18 +172,19 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
     found.sort(key=lambda change: (change[0] is None, change[0]))
     report.advice += [text for _, advice in found for text in advice]
     state = examiner.build_shared(target.replicas, per_core).state_bytes
-    report.advice += describe_undivided(report, state, target)
     if found and found[0][0] is not None:
         report.advice += [f"Another change has no answer. {error}" for error in errors]
+        report.advice += describe_undivided(report, state, target)
         return
     if errors:
         raise errors[0]
     report.largest_per_core_batch, report.smallest_failing_batch = find_largest_batch(
         examiner, target, per_core, needs, limit
     )
-    if not report.largest_per_core_batch:
-        more = [describe_state(state), *suggest_for_state(report, state, target)]
-        report.advice += [text for text in more if text not in report.advice]
+    if report.largest_per_core_batch:
+        report.advice += describe_undivided(report, state, target)
+    else:
+        report.advice += [describe_state(state), *suggest_for_state(report, state, target)]
 
 
 def find_largest_batch(

@@ -22,7 +22,7 @@ from tftpu.tpu.slices import Slice
 # Matches a convolution with groups of channels, or the gradient of its kernel.
 _GROUPS = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d")
 _REST = "(rest of the step)"
-_WRITES = "dynamic_update_slice"  # JAX's name of the op that writes a part of an array
+_KEPT = "(what a loop over blocks keeps)"
 SPARSE_CORE = "sparse core"  # it does one thing at a time: see `collectives.Timeline`
 _RUN = ("fusion", "async-start", "call", "custom-call")
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
@@ -224,8 +224,17 @@ def find_layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> s
         return "(exchange outside layers)"
     if scope := step.find_scope(instruction.op_name):
         return f"({scope})"
-    keeps = "/while/body/" in instruction.op_name and instruction.op_name.endswith(_WRITES)
-    return "(what a loop over blocks keeps)" if keeps else _REST
+    return _KEPT if _is_kept_by_loop(instruction.op_name) else _REST
+
+
+def _is_kept_by_loop(op_name: str) -> bool:
+    """Returns whether an op writes what the forward pass of a loop keeps for the backward pass."""
+    return (
+        "/while/body/" in op_name
+        and op_name.endswith("dynamic_update_slice")  # JAX's name
+        and "jvp(" in op_name
+        and "transpose(" not in op_name
+    )
 
 
 def list_within(
