@@ -113,11 +113,9 @@ def describe_estimates(search: Search, space: Space, parameters: int) -> list[st
     for one in search.list_promising():
         step = format_duration(search.expect_seconds(one))
         chips = counted(parse_slice(one.candidate.slice).chips, "chip")
-        changes = " ".join(space.list_changes(one.candidate))
-        lines.append(
-            f"  {one.candidate.slice} ({chips}, {format_price(one.usd_hour)} an hour) {changes}: "
-            f"{step} per step, {_format_estimate(search, one)}"
-        )
+        place = f"  {one.candidate.slice} ({chips}, {format_price(one.usd_hour)} an hour)"
+        shown = " ".join([place, *space.list_changes(one.candidate)])
+        lines.append(f"{shown}: {step} per step, {_format_estimate(search, one)}")
     return lines
 
 

@@ -327,6 +327,16 @@ def test_estimates_are_off_by_what_they_were_off_before_on_their_slice():
     assert search.expect_seconds(estimates[elsewhere]) == 1.0  # no less than at the peak
 
 
+def test_rough_estimates_begin_with_the_size_of_the_model_and_what_an_hour_costs():
+    candidate = Candidate("v5p-8", "", "none", 1)
+    search = Search([estimate_of(candidate, usd=16.8)], CHEAPEST)
+    for changes, said in (([], ":"), (["model.remat=block"], " model.remat=block:")):
+        space = types.SimpleNamespace(list_changes=lambda candidate, found=changes: found)
+        head, line = table.describe_estimates(search, space, 1000)
+        assert head.startswith("1,000 parameters. Looking for the cheapest, among 1 candidate.")
+        assert line.startswith(f"  v5p-8 (4 chips, $16.80 an hour){said} 1 s per step, 1 h and ")
+
+
 def test_what_is_left_is_said_to_be_no_better_if_that_is_expected():
     for least, said in ((0.4, "left, roughly: b"), (0.9, "left, which is no better than the best")):
         likely = Estimate(OTHER, 100, 100, 100, LIMIT, least, 1.5 * least, 1.0)
