@@ -176,6 +176,10 @@ class Space:
             if value != self._read(path)
         ]
 
+    def format_candidate(self, candidate: Candidate) -> str:
+        """Returns a candidate in words: "v5e-8 model.remat=block"."""
+        return " ".join([candidate.slice, *self.list_changes(candidate)])
+
     def has_settings(self, candidate: Candidate) -> bool:
         """Returns whether a candidate has what the config sets: `auto`, or no mesh, is any."""
         values = self._list_values(candidate)

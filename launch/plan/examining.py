@@ -171,7 +171,8 @@ class PlanExaminer:
                         with changed:
                             reason = search.pruned.get(candidate)
                         if reason:
-                            progress.print_line(f"  {self._name(candidate)}: ended, {reason}")
+                            shown = self._space.format_candidate(candidate)
+                            progress.print_line(f"  {shown}: ended, {reason}")
                         continue
                     with changed:
                         search.record(candidate, verdict)
@@ -208,12 +209,9 @@ class PlanExaminer:
             return Verdict(fits=False, error=str(error)), True
         return _read_verdict(report), not report.undecided
 
-    def _name(self, candidate: Candidate) -> str:
-        return " ".join([candidate.slice, *self._space.list_changes(candidate)])
-
     def _describe(self, candidate: Candidate, search: Search) -> str:
         """Returns the line about a verdict."""
-        verdict, shown = search.verdicts[candidate], self._name(candidate)
+        verdict, shown = search.verdicts[candidate], self._space.format_candidate(candidate)
         held = f", {format_size(verdict.hbm_bytes)}" if verdict.hbm_bytes else ""
         if not verdict.fits:
             reason = "does not fit" if verdict.too_large else verdict.error.splitlines()[0][:120]

@@ -130,16 +130,12 @@ def describe_next(search: Search, space: Space) -> list[str]:
     one = search.find_promising()
     if one is None:
         return []
-    shown = f"{_name(space, one)}, {_format_estimate(search, one)}"
+    shown = f"{space.format_candidate(one.candidate)}, {_format_estimate(search, one)}"
     expected = search.goal.rank(search.expect_seconds(one), one.usd_hour)
     best = search.list_best()
     is_better = not best or expected < search.rank(best[0])
     known = "" if is_better else ", which is no better than the best"
     return [f"  the most promising that is left{known}, roughly: {shown}"]
-
-
-def _name(space: Space, one: Estimate) -> str:
-    return " ".join([one.candidate.slice, *space.list_changes(one.candidate)])
 
 
 def describe_unpriced(search: Search) -> list[str]:

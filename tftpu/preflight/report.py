@@ -12,7 +12,7 @@ from rich.table import Table
 from tftpu.errors import counted
 from tftpu.preflight import table
 from tftpu.preflight.pricing.prices import BASES
-from tftpu.preflight.slice_report import SliceReport, format_parameters
+from tftpu.preflight.slice_report import SliceReport, describe_parameters
 from tftpu.tpu.slices import POWER_SOURCE, PRICE_SOURCE, parse_slice
 from tftpu.version import __version__
 
@@ -111,15 +111,9 @@ class Report:
         """Returns the first line, which names what was checked."""
         run = f", {self.steps:,} steps" if self.steps else ""
         batch = f"{self.global_batch_size:,}"
-        size = "".join(f", {text}" for text in self._describe_size())
+        built = [item for item in self.slices if item.parameters is not None]
+        size = "".join(f", {describe_parameters(item)}" for item in built[:1])
         return f"Preflight: global batch {batch}, {self._format_precision()}{size}{run}"
-
-    def _describe_size(self) -> list[str]:
-        """Returns how many parameters the model has; nothing if it was not built."""
-        for item in self.slices:
-            if item.parameters is not None:
-                return [format_parameters(item.parameters, item.trained_parameters)]
-        return []
 
     def _format_precision(self) -> str:
         """Returns the precision; of a mixed one, what is kept and computed in which."""

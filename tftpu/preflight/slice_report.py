@@ -178,8 +178,9 @@ def format_step(seconds: float, usd_per_1000_steps: float | None) -> str:
     return f"{format_duration(seconds)} per step{price}"
 
 
-def format_parameters(count: int, trained: int | None) -> str:
-    """Returns a number of parameters, with that of the trained ones if it is another."""
+def describe_parameters(item: SliceReport) -> str:
+    """Returns the number of parameters, with that of the trained ones if it is another."""
+    count, trained = item.parameters or 0, item.trained_parameters
     text = counted(count, "parameter")
     return text if trained in (None, count) else f"{text} ({trained:,} trained)"
 

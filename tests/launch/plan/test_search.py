@@ -342,7 +342,7 @@ def test_what_is_left_is_said_to_be_no_better_if_that_is_expected():
         likely = Estimate(OTHER, 100, 100, 100, LIMIT, least, 1.5 * least, 1.0)
         search = Search([estimate_of(ONE), likely], CHEAPEST)
         search.record_known({ONE: Verdict(True, step_seconds=1.0)})
-        space = types.SimpleNamespace(list_changes=lambda candidate: [])
+        space = types.SimpleNamespace(format_candidate=lambda candidate: candidate.slice)
         [line] = table.describe_next(search, space)
         assert said in line
 

@@ -1,4 +1,4 @@
-"""What the largest arrays of a program are called."""
+"""Names of the largest arrays of a program."""
 
 from tftpu.engines.lowered import LoweredStep
 from tftpu.preflight.compiling.compiler import Compiled

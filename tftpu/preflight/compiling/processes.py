@@ -22,8 +22,8 @@ from tftpu.tpu.slices import Slice
 # 5.1 MB (BERT base).
 _AT_START, _PER_BYTE = 0.3e9, 600
 _TOO_LONG = (
-    "The TPU compiler had not finished after {:.0f} s and was stopped: raise --time_limit, or try "
-    "a smaller model first."
+    "The TPU compiler had not finished after {:.0f} s and was stopped: raise the time limit "
+    "(--time_limit, or time_limit of PreflightOptions), or try a smaller model first."
 )
 _HANGS = (
     "The TPU compiler used no processor time for {:.0f} s and was stopped: try again, and with "

@@ -44,27 +44,6 @@ PAGE = Path(__file__).parents[4] / "docs" / "keras-hub" / "costs.md"
 TEXTS, TOKENS, RANK = 64, 1024, 8
 MICROBATCHES = (1, 2, 4, 8)  # of the 8 texts of a device; the first that fits is taken
 SLICES, WAYS = ("v5e-8", "v6e-8", "v5p-8"), ("lora", "full")
-DEVICES = {"v5e-8": 8, "v6e-8": 8, "v5p-8": 4}
-
-
-def _gemma3(layers: int, heads: int, kv_heads: int, width: int, hidden: int, **more: Any) -> dict:
-    return {
-        "vocabulary_size": 262_144,
-        "image_size": None,
-        "vision_encoder": None,
-        "num_layers": layers,
-        "num_query_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "hidden_dim": width,
-        "intermediate_dim": hidden,
-        "head_dim": 256,
-        "use_query_key_norm": True,
-        "use_post_ffw_norm": True,
-        "use_post_attention_norm": True,
-        "use_sliding_window_attention": True,
-        "sliding_window_size": 1024,
-        **more,
-    }
 
 
 def _llama(layers: int, heads: int, kv_heads: int, width: int, hidden: int, **more: Any) -> dict:
@@ -77,6 +56,21 @@ def _llama(layers: int, heads: int, kv_heads: int, width: int, hidden: int, **mo
         "intermediate_dim": hidden,
         **more,
     }
+
+
+def _gemma3(*sizes: int, sliding_window_size: int = 1024, head_dim: int = 256) -> dict:
+    return _llama(
+        *sizes,
+        vocabulary_size=262_144,
+        image_size=None,
+        vision_encoder=None,
+        head_dim=head_dim,
+        use_query_key_norm=True,
+        use_post_ffw_norm=True,
+        use_post_attention_norm=True,
+        use_sliding_window_attention=True,
+        sliding_window_size=sliding_window_size,
+    )
 
 
 def _qwen3(layers: int, heads: int, kv_heads: int, width: int, hidden: int, tied: bool) -> dict:
@@ -135,7 +129,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--slices", default=",".join(SLICES), help="names of slices")
     parser.add_argument("--ways", default=",".join(WAYS), help="lora, full or both")
     given = parser.parse_args(arguments)
-    jax.config.update("jax_num_cpu_devices", max(DEVICES.values()))
+    jax.config.update("jax_num_cpu_devices", max(parse_slice(one).replicas for one in SLICES))
     file = PAGE.with_suffix(".json")
     known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"rows": {}}
     for name in given.only.split(",") if given.only else MODELS:
@@ -171,7 +165,7 @@ def measure(name: str, way: str, where: str) -> dict[str, Any]:
     """Returns what preflight says of the first number of microbatches that fits."""
     ids, seen = (tf.TensorSpec((TEXTS, TOKENS), dtype) for dtype in (tf.int32, tf.bool))
     batch = ({"token_ids": ids, "padding_mask": seen}, ids)
-    found = SliceReport(slice=where, replicas=DEVICES[where])
+    found: SliceReport | None = None
     for microbatches in MICROBATCHES:
         train = TrainConfig(
             remat="block", scan="block", gradient_accumulation_steps=microbatches, log_every=1
@@ -194,6 +188,7 @@ def measure(name: str, way: str, where: str) -> dict[str, Any]:
             }
         if not found.compiles:  # the state alone is too large, or something else
             break
+    assert found is not None
     return {"hbm_bytes": found.hbm_bytes, "error": found.error.splitlines()[0][:200]}
 
 
