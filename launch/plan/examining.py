@@ -225,11 +225,16 @@ class PlanExaminer:
 
 def _read_verdict(report: SliceReport) -> Verdict:
     found = parse_memory_error(report.error)
+    times = report.step_ms, report.step_ms_low, report.step_ms_high
+    seconds, low, high = (ms / 1e3 if report.fits and ms is not None else None for ms in times)
     return Verdict(
         fits=report.fits,
         hbm_bytes=found[0] if found else report.hbm_bytes,
         host_bytes=report.host_bytes,
-        step_seconds=None if report.step_ms is None or not report.fits else report.step_ms / 1e3,
+        step_seconds=seconds,
+        step_seconds_low=low,
+        step_seconds_high=high,
+        mfu=report.mfu,
         error=report.error,
         too_large=report.compiles and not (report.fits or report.undecided or report.exceeds_host),
     )

@@ -96,6 +96,8 @@ class Verdict:
         hbm_bytes: bytes of a device's memory that it needs; 0 if that is not known.
         host_bytes: bytes of its host's memory that a device's program keeps.
         step_seconds: predicted time of a step; None if it does not fit or cannot be priced.
+        step_seconds_low: the lower end of its range, and `step_seconds_high` the upper one.
+        mfu: model FLOPs divided by what the bfloat16 peak allows in that time.
         error: why it cannot run.
         too_large: whether it needs too much memory.
     """
@@ -104,6 +106,9 @@ class Verdict:
     hbm_bytes: int = 0
     host_bytes: int = 0
     step_seconds: float | None = None
+    step_seconds_low: float | None = None
+    step_seconds_high: float | None = None
+    mfu: float | None = None
     error: str = ""
     too_large: bool = False
 

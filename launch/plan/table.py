@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tftpu.amounts import format_duration, format_price, format_size
+from tftpu.amounts import format_duration, format_duration_range, format_price, format_size
 from tftpu.errors import counted
 from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import ATTENTION, MESH, Candidate, Space
@@ -40,6 +40,9 @@ def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> li
                 "hbm_bytes": verdict.hbm_bytes,
                 "host_bytes": verdict.host_bytes,
                 "step_seconds": verdict.step_seconds,
+                "step_seconds_low": verdict.step_seconds_low,
+                "step_seconds_high": verdict.step_seconds_high,
+                "mfu": verdict.mfu,
                 "hours": seconds / 3600,
                 "usd": usd,
                 "usd_per_1b_tokens": usd / search.goal.steps / tokens * 1e9 if tokens else None,
@@ -70,6 +73,7 @@ def build_table(rows: Sequence[dict[str, Any]], missed: str) -> Table:
 
 def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
     per_tokens = row["usd_per_1b_tokens"]
+    ends = row["step_seconds_low"], row["step_seconds_high"]
     changes = [text for text in row["changes"] if not text.startswith(f"{MESH}=")]
     return {
         "slice": row["slice"],
@@ -78,6 +82,8 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
         "HBM": format_size(row["hbm_bytes"]),
         "host/core": format_size(row["host_bytes"]) if row["host_bytes"] else "",
         "step": format_duration(row["step_seconds"]),
+        "range": format_duration_range(*ends) if all(ends) else "",
+        "MFU": f"{row['mfu']:.0%}" if row["mfu"] else "",
         "time/run": format_duration(3600 * row["hours"]),
         "cost/run": format_price(row["usd"]),
         "cost/1B tokens": format_price(per_tokens) if per_tokens else "",

@@ -223,6 +223,14 @@ def test_models_are_listed_with_parameters_and_sizes(capsys):
     assert sorted(lines) == models.names()
 
 
+def test_the_fields_of_a_model_are_listed_by_its_name(capsys):
+    assert command_line.main(["models", "llama_8b"]) == 0
+    fields = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (fields["layers"], fields["hidden"], fields["attention"]) == ("32", "14336", "'auto'")
+    assert command_line.main(["models", "llama_9b"]) == 2
+    assert "There is no model 'llama_9b'. Did you mean 'llama_8b'?" in capsys.readouterr().err
+
+
 def test_a_workdir_locked_by_another_run_fails_with_a_clear_error(tmp_path, capsys):
     with held_by_another(tmp_path) as holder:
         assert command_line.main([*TRAIN, f"--workdir={tmp_path}"]) == 2

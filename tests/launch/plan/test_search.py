@@ -1,10 +1,13 @@
 """The search of a plan, against trying every candidate."""
 
+import io
 import itertools
 import random
+import re
 import types
 
 import pytest
+from rich.console import Console
 
 from tftpu.launch.plan import search as plan
 from tftpu.launch.plan import table
@@ -377,6 +380,19 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
         search.record_known(known)
         search.choose_next()
         assert "".join(table.describe_losers(search))[2:].startswith(expected)
+
+
+def test_a_row_has_the_range_of_the_time_and_the_mfu_where_they_are_known():
+    search = Search([estimate_of(ONE), estimate_of(OTHER)], CHEAPEST)
+    known = Verdict(True, 1, 0, 1.0, step_seconds_low=0.84, step_seconds_high=1.16, mfu=0.423)
+    search.record_known({ONE: known, OTHER: Verdict(True, step_seconds=2.0)})
+    space = types.SimpleNamespace(list_changes=lambda candidate: [])
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table.build_table(table.build_rows(search, space, 2, None), ""))
+    head, first, second = console.export_text().splitlines()
+    assert re.search(r" step +range +MFU +time/run ", head)
+    assert re.search(r" 1 s  0.84-1.16 s  42% +1 h ", first)
+    assert re.search(r" 2 s {14,}2 h ", second)
 
 
 def test_what_is_looked_for_is_said_in_words():
