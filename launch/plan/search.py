@@ -30,7 +30,7 @@ assert sorted(_BY_MEMORY) == sorted(REMATS)
 # The shares of a device's memory below which what is expected fits, and below which it is small.
 _ROOM, _SMALL = 0.7, 0.25
 
-STATE = "weights, optimizer's state and inputs of blocks do not fit"
+STATE = "too large with their weights, optimizer's state and inputs of blocks alone"
 OVER_BUDGET = "over the budget even at the chip's peak"
 TOO_SLOW = "too slow even at the chip's peak"
 NO_CHEAPER = "no cheaper than the best even at the chip's peak"

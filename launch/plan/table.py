@@ -148,7 +148,9 @@ def describe_unpriced(search: Search) -> list[str]:
     """Returns a line for each slice of which no candidate has a price."""
     lines = []
     for name, found in search.list_unpriced().items():
-        said = found or "none of its candidates runs"
+        said = "none of its candidates runs"
+        if found:
+            said = f"no row, as most of its candidates are {found}"
         if isinstance(found, Estimate):
             said = f"no price yet; roughly {_format_estimate(search, found)}"
         lines.append(f"  {name}: {said}")

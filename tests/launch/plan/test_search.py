@@ -306,7 +306,8 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     }
     assert table.describe_unpriced(search) == [
         "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
-        "  d: no cheaper than the best even at the chip's peak",
+        "  d: no row, as most of its candidates are no cheaper than the best even at the chip's "
+        "peak",
         "  e: none of its candidates runs",
     ]
 
