@@ -155,11 +155,3 @@ def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.nda
         tokens, numbers = tokens[start:], numbers[start:]
     if fresh > 0:
         yield pad_sequence(tokens, numbers)
-
-
-def compute_positions(segments: np.ndarray) -> np.ndarray:
-    """Returns the position of each token in its segment, (..., time), int32; 0 for padding."""
-    places = np.arange(segments.shape[-1])
-    begins = np.diff(segments, axis=-1, prepend=0) != 0
-    first = np.maximum.accumulate(np.where(begins, places, 0), axis=-1)
-    return np.where(segments > 0, places - first, 0).astype(np.int32)

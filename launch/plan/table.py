@@ -10,7 +10,15 @@ from tftpu.amounts import format_duration, format_duration_range, format_price, 
 from tftpu.errors import counted
 from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import ATTENTION, MESH, Candidate, Space
-from tftpu.launch.plan.search import NO_CHEAPER, NO_FASTER, OVER_BUDGET, TOO_SLOW, Search
+from tftpu.launch.plan.search import (
+    FAR_DEARER,
+    FAR_SLOWER,
+    NO_CHEAPER,
+    NO_FASTER,
+    OVER_BUDGET,
+    TOO_SLOW,
+    Search,
+)
 from tftpu.preflight.pricing.prices import BASES
 from tftpu.tpu.slices import parse_slice
 
@@ -164,13 +172,13 @@ def describe_losers(search: Search) -> list[str]:
     names = []
     for name, first in reversed(firsts.items()):
         why = {reason for one, reason in search.pruned.items() if one.slice == name}
-        beaten = first is not best and why & {NO_CHEAPER, NO_FASTER}
+        beaten = first is not best and why & {NO_CHEAPER, NO_FASTER, FAR_DEARER, FAR_SLOWER}
         if beaten or (not search.meets_goal(first) and why & {TOO_SLOW, OVER_BUDGET}):
             names.append(name)
     if not names:
         return []
     return [
-        f"  rows of {' and '.join(names)} may not be the best there: what cannot be the best "
+        f"  rows of {' and '.join(names)} may not be the best there: what can hardly be the best "
         "of all, or misses the limit, was not compiled"
     ]
 

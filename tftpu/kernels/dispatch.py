@@ -1,30 +1,36 @@
-"""Keras's own attention, computed by the flash kernel in programs for a TPU.
+"""Attention of foreign layers, computed by the flash kernel in programs for a TPU.
 
-Keras chooses among kernels by the devices of the machine; of the masks of a batch its kernel for
-TPUs takes the first one for all examples, and its other ways drop a soft cap. Here the target of
-the program decides, and any mask is followed.
+Most layers call Keras's own function, which chooses among kernels by the devices of the machine; of
+the masks of a batch its kernel for TPUs takes the first one for all examples, and its other ways
+drop a soft cap. Here the target of the program decides, and any mask is followed. KerasHub's
+attention with sinks is a method of its layer.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tftpu import sharding
 from tftpu.errors import UserError
-from tftpu.kernels import functions, jax_internals
+from tftpu.kernels import functions, jax_internals, keras_hub_internals
 from tftpu.kernels.attention import attention
 from tftpu.tensors import Tensor, ops
 
 
 @contextlib.contextmanager
 def attending_by_kernel() -> Iterator[None]:
-    """Computes `keras.ops.dot_product_attention` by the kernel within the block, on JAX.
+    """Computes attention of Keras and of KerasHub by the kernel within the block, on JAX.
 
     Models that ask which devices there are get those of the target.
     """
     if sharding.get_platform() != "tpu":
         yield
         return
-    with jax_internals.replacing_attention(attend), jax_internals.reporting_devices("tpu"):
+    with (
+        jax_internals.replacing_attention(attend),
+        keras_hub_internals.replacing_sink_attention(attend_with_sinks),
+        jax_internals.reporting_devices("tpu"),
+    ):
         yield
 
 
@@ -72,6 +78,35 @@ def attend(
             "that differ by head."
         )
     return original(query, key, value, bias, mask, scale, is_causal, flash_attention=False)
+
+
+def attend_with_sinks(
+    original: Callable[..., Tensor],
+    sinks: Tensor,
+    window: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    start_index: Any = 0,
+) -> Tensor:
+    """Computes attention with sinks, as KerasHub's GptOss does.
+
+    Args:
+        original: KerasHub's method, which computes what the kernel does not take, such as queries
+            that are written one by one.
+        sinks: see `attention`.
+        window: how many keys before its own position a query sees; 0: all.
+        query, key, value: see `attention`.
+        attention_mask: (batch, time, key_time), bool: which keys each query sees.
+        start_index: the position of the first query among the keys.
+    """
+    if attention_mask is None or not functions.takes_attention(query, key):
+        return original(query, key, value, attention_mask, start_index)
+    places = ops.arange(query.shape[1])
+    near = places[None] >= places[:, None] - window if window else True
+    mask = ops.logical_and(ops.cast(attention_mask, "bool"), near)
+    return attention(query, key, value, mask=mask, sinks=sinks, implementation="flash")
 
 
 def _simplify_mask(mask: Tensor, batch: int) -> Tensor | None:

@@ -349,22 +349,6 @@ class Trainer:
         dataset = self._prepare_data(x, batch_size=batch_size, name="predict")
         return self._programs.prepare_for_prediction(dataset).predictions(dataset)
 
-    def predict_same(self, x: Nest) -> Nest:
-        """Returns the model's output for one batch, which every replica receives in full.
-
-        It is meant for batches that are too small to be divided.
-
-        Args:
-            x: the features, which must have the same shape in every call.
-
-        Returns:
-            NumPy arrays of shape (batch, ...), nested as the model's output.
-
-        Raises:
-            UserError: nothing was trained, evaluated or restored yet.
-        """
-        return self.executor.predict_batch(x)
-
     def restore(self, step: int | None = None, *, optimizer: bool = True) -> Restored | None:
         """Loads a checkpoint of the workdir; returns None if there is none.
 

@@ -26,7 +26,10 @@ REMATS = {
 
 
 class Machine:
-    """A made-up model and slices: activations shrink with microbatches, `fsdp` cuts the state."""
+    """A made-up model and slices: activations shrink with microbatches, `fsdp` cuts the state.
+
+    Its estimates are all half too high on a slice, and one beside another off by 10 %.
+    """
 
     def __init__(self, seed):
         draw = random.Random(seed)
@@ -37,25 +40,28 @@ class Machine:
         self.speed = {"a": draw.uniform(1, 3), "b": draw.uniform(1, 3)}
         names = itertools.product(self.usd, self.slow, REMATS, (1, 2, 4), ("plain", "flash"))
         self.candidates = [Candidate(*one) for one in names]
+        self.errors = {one: draw.uniform(0.9, 1.1) for one in self.candidates}
 
     def estimate(self, one):
         state = self._measure_state(one)
         floor = 0.4 / self.speed[one.slice]
-        return Estimate(one, state, state, state, LIMIT, floor, 2 * floor, self.usd[one.slice])
+        likely = 1.5 * self.errors[one] * self._measure_seconds(one)
+        return Estimate(one, state, state, state, LIMIT, floor, likely, self.usd[one.slice])
 
     def _measure_state(self, one):
         return self.state // {"data:4": 1, "data:2,fsdp:2": 2, "fsdp:4": 4}[one.mesh]
 
     def examine(self, one):
-        kept, work = REMATS[one.remat]
-        plain = one.attention == "plain"
-        held = self.activations * (kept + 2 * plain) / one.microbatches
+        kept = REMATS[one.remat][0] + 2 * (one.attention == "plain")
+        held = self.activations * kept / one.microbatches
         needs = int(self._measure_state(one) + held)
         if needs > LIMIT:
             return Verdict(False, needs, error="no", too_large=True)
-        seconds = work * self.slow[one.mesh] / self.speed[one.slice]
-        seconds *= (1 + 0.1 * one.microbatches) * (0.9 if plain else 1.0)
-        return Verdict(True, needs, step_seconds=seconds)
+        return Verdict(True, needs, step_seconds=self._measure_seconds(one))
+
+    def _measure_seconds(self, one):
+        seconds = REMATS[one.remat][1] * self.slow[one.mesh] / self.speed[one.slice]
+        return seconds * (1 + 0.1 * one.microbatches) * (0.9 if one.attention == "plain" else 1.0)
 
 
 def search_through(machine, goal):
@@ -341,6 +347,21 @@ def test_rough_estimates_begin_with_the_size_of_the_model_and_what_an_hour_costs
         assert line.startswith(f"  v5p-8 (4 chips, $16.80 an hour){said} 1 s per step, 1 h and ")
 
 
+def test_what_is_expected_to_be_far_behind_is_not_compiled_once_its_slice_has_a_time():
+    far, near = Candidate("a", "data:4", "none", 1), Candidate("a", "tensor:4", "none", 1)
+    elsewhere = Candidate("c", "data:4", "none", 1)
+    floors = dict.fromkeys((ONE, far, near, elsewhere), 0.1)
+    likely = {ONE: 1.0, far: 1.4, near: 1.2, elsewhere: 1.4}
+    estimates = [
+        Estimate(one, 100, 100, 100, LIMIT, floors[one], likely[one], 1.0) for one in likely
+    ]
+    known = [(ONE, Verdict(True, step_seconds=2.0))]
+    assert prune(estimates, verdicts=known) == {far: plan.FAR_DEARER}
+    assert prune(estimates, Goal(3600, budget=3.0), known) == {far: plan.FAR_SLOWER}
+    # Nothing meets the deadline: what is far behind the best is no matter yet.
+    assert prune(estimates, Goal(3600, deadline=7000.0), known) == {}
+
+
 def test_what_is_left_is_said_to_be_no_better_if_that_is_expected():
     for least, said in ((0.4, "left, roughly: b"), (0.9, "left, which is no better than the best")):
         likely = Estimate(OTHER, 100, 100, 100, LIMIT, least, 1.5 * least, 1.0)
@@ -371,8 +392,8 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
     ]
     assert table.describe_hours(search) == "a $1.00, b $5.00 an hour"
     assert table.describe_losers(search) == [
-        "  rows of b may not be the best there: what cannot be the best of all, or misses the "
-        "limit, was not compiled"
+        "  rows of b may not be the best there: what can hardly be the best of all, or misses "
+        "the limit, was not compiled"
     ]
     known = {cheap[0]: Verdict(True, step_seconds=2.0), dear: Verdict(True, step_seconds=9.0)}
     slow = [estimate_of(cheap[0]), estimate_of(dear), estimate_of(dearer, least=5.0)]

@@ -33,6 +33,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "windows": ("MistralBackbone", {**GROUPED, "sliding_window": 20}),
     "one key head": ("LlamaBackbone", GROUPED),
+    "sinks and windows": (
+        "GptOssBackbone",
+        {
+            **{"num_query_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "hidden_dim": 64},
+            **{"num_experts": 4, "sliding_window": 20},
+        },
+    ),
 }
 
 

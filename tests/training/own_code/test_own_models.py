@@ -151,12 +151,11 @@ def test_users_models_train_as_in_keras_and_the_same_on_four_replicas(bring):
 
 @pytest.mark.medium
 def test_one_batch_is_predicted_with_named_inputs_and_outputs_on_two_replicas():
-    """`predict_same` takes and returns what the model does."""
     with tftpu.connect(virtual_devices=2).scope():
         model, batches = several_inputs_and_outputs()
     trainer = make_trainer(model)
     trainer.evaluate(batches, return_dict=True)
     features = {name: values[:3] for name, values in next(iter(batches))[0].items()}
-    found = trainer.predict_same(features)
+    found = trainer.executor.predict_batch(features)
     for name, expected in model(features).items():
         np.testing.assert_allclose(found[name], expected.numpy(), rtol=1e-6)
