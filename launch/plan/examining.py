@@ -178,7 +178,8 @@ class PlanExaminer:
                         search.record(candidate, verdict)
                         if decided:
                             journal.write_verdict(candidate, verdict)
-                        progress.print_line(self._describe(candidate, search))
+                        left = f"{search.left} left" if search.left else "none left"
+                        progress.print_line(f"{self._describe(candidate, search)}; {left}")
                         for other in parts.keys() & search.pruned.keys():
                             parts.pop(other).stop()
                         changed.notify_all()

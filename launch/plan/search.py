@@ -280,6 +280,13 @@ class Search:
         priced = [one for one, verdict in self.verdicts.items() if verdict.step_seconds]
         return sorted(priced, key=self.rank)
 
+    def list_firsts(self) -> list[Candidate]:
+        """Returns the best candidate of each slice, the best first."""
+        firsts: dict[str, Candidate] = {}
+        for one in self.list_best():
+            firsts.setdefault(one.slice, one)
+        return list(firsts.values())
+
     def rank(self, candidate: Candidate) -> tuple[bool, float, float]:
         """Returns the rank of a candidate that has a price."""
         seconds = self.verdicts[candidate].step_seconds
@@ -292,6 +299,12 @@ class Search:
     def find_usd_hour(self, candidate: Candidate) -> float:
         """Returns the dollars for an hour of a candidate's slice."""
         return self._estimates[candidate].usd_hour
+
+    def find_least(self, name: str) -> tuple[float, float]:
+        """Returns the seconds and the dollars that a run on a slice takes at the chip's peak."""
+        least = [e for e in self._estimates.values() if e.candidate.slice == name]
+        seconds = self.goal.steps * min(e.least_seconds for e in least)
+        return seconds, seconds * least[0].usd_hour / 3600
 
     def count_pruned(self) -> dict[str, int]:
         """Returns how many candidates were pruned for each reason, the most first."""

@@ -19,10 +19,14 @@ from tftpu.launch.plan.search import (
     TOO_SLOW,
     Search,
 )
+from tftpu.preflight import columns
 from tftpu.preflight.pricing.prices import BASES
 from tftpu.tpu.slices import parse_slice
 
-_TEXT = ("slice", "mesh", "changes of the config", "")  # columns aligned to the left
+_CHANGES = "changes of the config"
+_TEXT = ("slice", "mesh", _CHANGES, "")  # columns aligned to the left
+# Columns that a narrow terminal leaves out, in this order.
+_OPTIONAL = ("time/run", "MFU", "range", "host/core", "mesh", "HBM")
 
 
 def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> list[dict[str, Any]]:
@@ -34,9 +38,8 @@ def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> li
         top: how many candidates, the best first.
         tokens: the tokens of a global batch; None for data of other kinds.
     """
-    rows, best = [], search.list_best()
-    firsts = {one.slice: one for one in reversed(best)}
-    for candidate in [one for n, one in enumerate(best) if n < top or one is firsts[one.slice]]:
+    rows, firsts = [], search.list_firsts()
+    for candidate in [one for n, one in enumerate(search.list_best()) if n < top or one in firsts]:
         verdict = search.verdicts[candidate]
         seconds = search.goal.steps * (verdict.step_seconds or 0.0)
         usd = search.find_usd_hour(candidate) * seconds / 3600
@@ -60,23 +63,18 @@ def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> li
     return rows
 
 
-def build_table(rows: Sequence[dict[str, Any]], missed: str) -> Table:
+def build_table(rows: Sequence[dict[str, Any]], missed: str, width: int) -> Table:
     """Returns the table of candidates.
 
     Args:
         rows: see `build_rows`.
         missed: the remark on a candidate that misses the limit of the plan.
+        width: characters of a line.
     """
     cells = [_format_cells(row, missed) for row in rows]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    names = [name for name in cells[0] if name == "slice" or any(row[name] for row in cells)]
-    for name in names:
-        # The changes may be long; they wrap at blanks.
-        wraps = name == "changes of the config"
-        table.add_column(name, justify="left" if name in _TEXT else "right", no_wrap=not wraps)
-    for row in cells:
-        table.add_row(*(row[name] for name in names))
-    return table
+    names = [name for name in cells[0] if name == _CHANGES or any(row[name] for row in cells)]
+    shown = [{name: row[name] for name in names} for row in cells]
+    return columns.build_table(shown, width, _OPTIONAL, _TEXT, (_CHANGES,))
 
 
 def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
@@ -86,7 +84,7 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
     return {
         "slice": row["slice"],
         "mesh": row["mesh"],
-        "changes of the config": " ".join(changes),
+        _CHANGES: " ".join(changes) or "(none)",
         "HBM": format_size(row["hbm_bytes"]),
         "host/core": format_size(row["host_bytes"]) if row["host_bytes"] else "",
         "step": format_duration(row["step_seconds"]),
@@ -166,21 +164,18 @@ def describe_unpriced(search: Search) -> list[str]:
 
 
 def describe_losers(search: Search) -> list[str]:
-    """Returns a line about slices of which the best candidate may not be known, if there are."""
-    firsts = {one.slice: one for one in reversed(search.list_best())}
-    best = next(iter(search.list_best()), None)
-    names = []
-    for name, first in reversed(firsts.items()):
-        why = {reason for one, reason in search.pruned.items() if one.slice == name}
-        beaten = first is not best and why & {NO_CHEAPER, NO_FASTER, FAR_DEARER, FAR_SLOWER}
+    """Returns a line about each slice of which the best candidate may not be known."""
+    lines = []
+    for place, first in enumerate(search.list_firsts()):
+        why = {reason for one, reason in search.pruned.items() if one.slice == first.slice}
+        beaten = place > 0 and why & {NO_CHEAPER, NO_FASTER, FAR_DEARER, FAR_SLOWER}
         if beaten or (not search.meets_goal(first) and why & {TOO_SLOW, OVER_BUDGET}):
-            names.append(name)
-    if not names:
-        return []
-    return [
-        f"  rows of {' and '.join(names)} may not be the best there: what can hardly be the best "
-        "of all, or misses the limit, was not compiled"
-    ]
+            seconds, usd = search.find_least(first.slice)
+            lines.append(
+                f"  {first.slice}: the row may not be the best there; at the chip's peak the run "
+                f"takes {format_duration(seconds)} and costs {format_price(usd)}"
+            )
+    return lines
 
 
 def describe_ranges(rows: Sequence[dict[str, Any]]) -> str:

@@ -24,7 +24,7 @@ _SHORT = (
     "Steps well below a millisecond are mostly overhead on a TPU, which is not modelled: they may "
     "take longer than their range says."
 )
-WIDTH = 132  # columns of a report that is not printed to a terminal, which fit the whole table
+WIDTH = 160  # columns of what is not printed to a terminal, which fit whole tables
 
 
 @dataclasses.dataclass
@@ -90,7 +90,7 @@ class Report:
         """
         details = [line for item in self.slices for line in table.build_details(item, explain)]
         overview = table.build_overview(
-            [(item, self.marks(item)) for item in self.ranked()], bool(self.steps), console
+            [(item, self.marks(item)) for item in self.ranked()], bool(self.steps), console.width
         )
         for part in [self.title(), overview, *details, *self.evidence()]:
             for line in [part] if isinstance(part, str) else _list_rows(part, console):
@@ -143,9 +143,9 @@ class Report:
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
             "fitted to published times. The ranges are as wide as predictions were off for models "
-            f"that the fit did not know; published are {_describe_bases(compiled)}. Time and cost "
-            "are those of the steps alone, without start-up, evaluation, checkpoints and waiting "
-            "for input.",
+            "that the fit did not know. Published times to compare with: "
+            f"{_describe_bases(compiled)}. Time and cost are those of the steps alone, without "
+            "start-up, evaluation, checkpoints and waiting for input.",
             *([_FLOAT32] if self.precision == "float32" else []),
             *([_SHORT] if any((item.step_ms or 1.0) < 0.5 for item in compiled) else []),
             f"Prices: {PRICE_SOURCE}, unless others were given.",
@@ -175,14 +175,14 @@ def _translate(advice: str) -> str:
 
 
 def _describe_bases(compiled: list[SliceReport]) -> str:
-    """Returns on what the ranges of slices are based: "for v6e 2 train steps of 2 models"."""
+    """Returns on what the ranges of slices are based: "of v6e 2 train steps (2 models)"."""
     found = []
     for name in dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled):
         basis = BASES[name]
         steps, models = counted(basis.steps, "train step"), counted(basis.models, "model")
         single = f" and {counted(basis.operations, 'single operation')}" * bool(basis.operations)
-        found.append(f"for {name} {steps} of {models}{single}")
-    return ", ".join(found)
+        found.append(f"of {name} {steps} ({models}){single}")
+    return "; ".join(found)
 
 
 def _list_rows(table: Table, console: Console) -> list[Table] | list[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from tftpu.amounts import (
@@ -15,6 +14,7 @@ from tftpu.amounts import (
     format_size,
 )
 from tftpu.errors import counted
+from tftpu.preflight.columns import build_table
 from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.slice_report import SliceReport, Spent, describe_verdict
 from tftpu.tpu.compiler_options import as_text
@@ -28,23 +28,16 @@ _OPTIONAL = ("bound", "range", "batch/core", "MFU", "cost/1k steps")
 _TEXT = ("slice", "bound", "")  # columns aligned to the left
 
 
-def build_overview(
-    rows: Sequence[tuple[SliceReport, str]], with_run: bool, console: Console
-) -> Table:
+def build_overview(rows: Sequence[tuple[SliceReport, str]], with_run: bool, width: int) -> Table:
     """Returns the table of slices.
 
     Args:
         rows: the slices in the order of the table, each with its remark.
         with_run: whether to show the time and cost of the run.
-        console: where the table will be printed; columns that do not fit are left out.
+        width: characters of a line; columns that do not fit are left out.
     """
     cells = [format_cells(item, remark, with_run) for item, remark in rows]
-    columns = list(cells[0])
-    for name in _OPTIONAL:
-        if _measure_natural_width(_build_overview(cells, columns), console) <= console.width:
-            break
-        columns.remove(name)
-    return _build_overview(cells, columns)
+    return build_table(cells, width, _OPTIONAL, _TEXT)
 
 
 def build_details(item: SliceReport, explain: bool) -> list[str | Table]:
@@ -68,20 +61,6 @@ def build_details(item: SliceReport, explain: bool) -> list[str | Table]:
     if len(item.lints) > MAX_LINTS and not explain:
         lines.append(f"  ! {len(item.lints) - MAX_LINTS} more findings")
     return [*lines, *(_build_explanation(item) if explain and item.step_ms is not None else [])]
-
-
-def _build_overview(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="left" if column in _TEXT else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[column] for column in columns))
-    return table
-
-
-def _measure_natural_width(table: Table, console: Console) -> int:
-    """Returns the width that a table needs, however wide the console is."""
-    return console.measure(table, options=console.options.update(width=1000)).maximum
 
 
 def format_cells(item: SliceReport, remark: str, with_run: bool) -> dict[str, str]:

@@ -216,6 +216,15 @@ def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
     return [f"  {command}", f"  with the {parts} that the run was trained with"]
 
 
+def _list_others(options: Options, others: Sequence[Candidate], space: Space) -> list[str]:
+    """Returns the commands that look at the best candidates of other slices."""
+    if not others or finished.is_run(options.config):
+        return []
+    words = [(options.overrides, one, space) for one in others]
+    commands = [table.format_command("preflight", options.config, *one) for one in words]
+    return ["On the others:", *(f"  {c} --slices={o.slice}" for c, o in zip(commands, others))]
+
+
 def _print_answer(
     options: Options, space: Space, targets: Sequence[Slice], search: Search, journal: Journal
 ) -> None:
@@ -227,11 +236,12 @@ def _print_answer(
         size = f"{counted(journal.facts.parameters, 'parameter')}, " if journal.facts else ""
         described = f"{size}{_describe_run(space, search.goal)}"
         console.print(described, markup=False, highlight=False)
-        console.print(table.build_table(rows, search.goal.miss), highlight=False)
+        console.print(table.build_table(rows, search.goal.miss, console.width), highlight=False)
         lines, best = [""], search.list_best()[0]
         if search.meets_goal(best):
             so_far = "The best so far, on" if search.left else "On"
-            lines = ["", f"{so_far} {best.slice}:", *_list_command(options, best, space), ""]
+            lines = ["", f"{so_far} {best.slice}:", *_list_command(options, best, space)]
+            lines += [*_list_others(options, search.list_firsts()[1:], space), ""]
     else:
         lines = [table.explain_nothing(search)]
     refusals = {t.name: space.explain_refusal(t) for t in targets if not search.has_slice(t.name)}

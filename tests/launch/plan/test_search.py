@@ -392,12 +392,12 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
     ]
     assert table.describe_hours(search) == "a $1.00, b $5.00 an hour"
     assert table.describe_losers(search) == [
-        "  rows of b may not be the best there: what can hardly be the best of all, or misses "
-        "the limit, was not compiled"
+        "  b: the row may not be the best there; at the chip's peak the run takes 1 h and costs "
+        "$1.00"
     ]
     known = {cheap[0]: Verdict(True, step_seconds=2.0), dear: Verdict(True, step_seconds=9.0)}
     slow = [estimate_of(cheap[0]), estimate_of(dear), estimate_of(dearer, least=5.0)]
-    for limit, expected in ((4 * 3600.0, "rows of b "), (7200.0, "rows of b "), (36e3, "")):
+    for limit, expected in ((4 * 3600.0, "b: the row "), (7200.0, "b: the row "), (36e3, "")):
         search = Search(slow, Goal(3600, deadline=limit))
         search.record_known(known)
         search.choose_next()
@@ -410,11 +410,28 @@ def test_a_row_has_the_range_of_the_time_and_the_mfu_where_they_are_known():
     search.record_known({ONE: known, OTHER: Verdict(True, step_seconds=2.0)})
     space = types.SimpleNamespace(list_changes=lambda candidate: [])
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table.build_table(table.build_rows(search, space, 2, None), ""))
+    console.print(table.build_table(table.build_rows(search, space, 2, None), "", 120))
     head, first, second = console.export_text().splitlines()
     assert re.search(r" step +range +MFU +time/run ", head)
     assert re.search(r" 1 s  0.84-1.16 s  42% +1 h ", first)
     assert re.search(r" 2 s {14,}2 h ", second)
+
+
+@pytest.mark.parametrize("width", [64, 80, 100, 160])
+def test_settings_and_prices_are_never_cut(width):
+    changes = ["model.remat=products", "train.gradient_accumulation_steps=4"]
+    first = Candidate("v6e-8", "data:2,fsdp:2,tensor:2", "products", 4)
+    row = {"slice": first.slice, "mesh": first.mesh, "changes": changes, "hbm_bytes": 28 << 30}
+    row |= {"host_bytes": 4 << 30, "step_seconds": 2.05, "step_seconds_low": 1.7, "usd": 12.31}
+    row |= {"step_seconds_high": 2.4, "mfu": 0.35, "hours": 0.57, "usd_per_1b_tokens": 93.95}
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table.build_table([row | {"meets_goal": True}], "", width))
+    text = console.export_text()
+    words = "".join(text.split())
+    assert "…" not in text and "$12.31" in text and "v6e-8" in text
+    assert width < 80 or all(change in text for change in changes)
+    assert ("1.7-2.4 s" in text, "data:2,fsdp:2,tensor:2" in text) == (width > 100, width > 100)
+    assert width > 64 or "train.gradient_accumulation_st" in words
 
 
 def test_what_is_looked_for_is_said_in_words():

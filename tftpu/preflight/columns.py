@@ -1,0 +1,45 @@
+"""Tables in a terminal, of which a narrow one shows the columns that matter most."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+_GAP = 2  # blanks between columns
+
+
+def build_table(
+    rows: Sequence[dict[str, str]],
+    width: int,
+    optional: Sequence[str],
+    text: Sequence[str],
+    wrapped: Sequence[str] = (),
+) -> Table:
+    """Returns a table that cuts no cell where its columns fit.
+
+    Args:
+        rows: cells by column, the same columns in each.
+        width: characters of a line.
+        optional: columns to leave out where the table is too wide, in this order.
+        text: columns that are aligned to the left.
+        wrapped: columns whose cells may take several lines, divided at blanks; where nothing else
+            is left to leave out, within words.
+    """
+    least = {
+        name: max(_measure_cell(cell, name in wrapped) for cell in [name, *(r[name] for r in rows)])
+        for name in rows[0]
+    }
+    for name in optional:
+        if sum(least.values()) + _GAP * (len(least) - 1) <= width:
+            break
+        least.pop(name, None)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in least:
+        justify, wraps = "left" if name in text else "right", name in wrapped
+        table.add_column(name, justify=justify, no_wrap=not wraps, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[name] for name in least))
+    return table
+
+
+def _measure_cell(cell: str, wraps: bool) -> int:
+    return max(map(len, cell.split()), default=0) if wraps else len(cell)
