@@ -16,7 +16,7 @@ from tftpu.launch.settings.options import flag
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to list."""
+    """The model whose fields are listed; none lists the models."""
 
     name: str | None = flag(None, "list the fields of this model", metavar="NAME", word=True)
 
