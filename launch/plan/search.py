@@ -8,8 +8,6 @@ Beside the closed forms, a verdict decides about others of the same slice:
   its scores, where flash attention did not fit.
 - What recomputes as much or more, in as many microbatches or more, is no faster than a candidate
   with the same mesh and attention that fits.
-- What is expected to be far behind the best, by the times of others with its attention, is left
-  out: of 22 compiled steps of four models, no such expectation was more than 8 % too high.
 """
 
 import collections
@@ -31,15 +29,12 @@ assert sorted(_BY_MEMORY) == sorted(REMATS)
 
 # The shares of a device's memory below which what is expected fits, and below which it is small.
 _ROOM, _SMALL = 0.7, 0.25
-_FAR = 1.3  # the share of the best from which what is expected is far behind
 
-STATE = "too large with their weights, optimizer's state and inputs of blocks alone"
+STATE = "too large by weights, optimizer's state and inputs of blocks alone"
 OVER_BUDGET = "over the budget even at the chip's peak"
 TOO_SLOW = "too slow even at the chip's peak"
 NO_CHEAPER = "no cheaper than the best even at the chip's peak"
 NO_FASTER = "no faster than the best even at the chip's peak"
-FAR_DEARER = "expected to be 30% dearer than the best, or more"
-FAR_SLOWER = "expected to be 30% slower than the best, or more"
 NEEDS_MORE = "larger than one that does not fit"
 SLOWER = "with more work than one that fits"
 
@@ -247,21 +242,20 @@ class Search:
         left = (one for candidate, one in self._estimates.items() if self._is_open(candidate))
         return min(left, key=self.rank_likely, default=None)
 
-    def list_unpriced(self) -> dict[str, Estimate | str]:
+    def list_unpriced(self) -> dict[str, Estimate | collections.Counter[str]]:
         """Returns the slices without a price: the most promising one that is left there, or why.
 
-        The reason is the one for which most of its candidates were not compiled; "" for a slice on
-        which none of those compiled runs. Slices are left out where a candidate fits.
+        The second counts the reasons for which candidates were not compiled; it is empty for a
+        slice on which none of those compiled runs. Slices are left out where a candidate fits.
         """
         priced = {one.slice for one, verdict in self.verdicts.items() if verdict.fits}
-        found: dict[str, Estimate | str] = {}
+        found: dict[str, Estimate | collections.Counter[str]] = {}
         for name in dict.fromkeys(one.slice for one in self._estimates):
             if name in priced:
                 continue
             left = [e for c, e in self._estimates.items() if c.slice == name and self._is_open(c)]
             reasons = collections.Counter(r for c, r in self.pruned.items() if c.slice == name)
-            why = next(iter(reasons.most_common(1)), ("", 0))[0]
-            found[name] = min(left, key=self.rank_likely) if left else why
+            found[name] = min(left, key=self.rank_likely) if left else reasons
         return found
 
     def _is_open(self, candidate: Candidate) -> bool:
@@ -301,8 +295,12 @@ class Search:
         return self._estimates[candidate].usd_hour
 
     def find_least(self, name: str) -> tuple[float, float]:
-        """Returns the seconds and the dollars that a run on a slice takes at the chip's peak."""
-        least = [e for e in self._estimates.values() if e.candidate.slice == name]
+        """Returns the least seconds and dollars of a run on a slice, at the chip's peak."""
+        least = [
+            e
+            for e in self._estimates.values()
+            if e.candidate.slice == name and self.pruned.get(e.candidate) != STATE
+        ]
         seconds = self.goal.steps * min(e.least_seconds for e in least)
         return seconds, seconds * least[0].usd_hour / 3600
 
@@ -379,20 +377,7 @@ class Search:
                 return NEEDS_MORE
             if verdict.step_seconds and _does_more(one.candidate, other):
                 return SLOWER
-        if self._is_far_behind(one):
-            return FAR_DEARER if self.goal.budget is None else FAR_SLOWER
         return ""
-
-    def _is_far_behind(self, one: Estimate) -> bool:
-        """Returns whether a candidate is expected to be far behind the best, which is in time."""
-        candidate, best = one.candidate, next(iter(self.list_best()), None)
-        known = self._paces.get(candidate.attention, {}).get(candidate.slice)
-        if best is None or not known or not self.meets_goal(best):
-            return False
-        shares = [self.expect_seconds(one) / (self.verdicts[best].step_seconds or math.inf)]
-        if self.goal.budget is None:
-            shares.append(one.usd_hour / self.find_usd_hour(best))
-        return math.prod(shares) > _FAR
 
     def _needs_more(self, one: Estimate, other: Candidate, verdict: Verdict) -> bool:
         """Returns whether a candidate cannot fit, as another did not."""

@@ -11,8 +11,6 @@ from tftpu.errors import counted
 from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import ATTENTION, MESH, Candidate, Space
 from tftpu.launch.plan.search import (
-    FAR_DEARER,
-    FAR_SLOWER,
     NO_CHEAPER,
     NO_FASTER,
     OVER_BUDGET,
@@ -26,7 +24,7 @@ from tftpu.tpu.slices import parse_slice
 _CHANGES = "changes of the config"
 _TEXT = ("slice", "mesh", _CHANGES, "")  # columns aligned to the left
 # Columns that a narrow terminal leaves out, in this order.
-_OPTIONAL = ("time/run", "MFU", "range", "host/core", "mesh", "HBM")
+_OPTIONAL = ("time/run", "MFU", "range", "host/core", "HBM", "cost/1B tokens")
 
 
 def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> list[dict[str, Any]]:
@@ -154,11 +152,11 @@ def describe_unpriced(search: Search) -> list[str]:
     """Returns a line for each slice of which no candidate has a price."""
     lines = []
     for name, found in search.list_unpriced().items():
-        said = "none of its candidates runs"
-        if found:
-            said = f"no row, as most of its candidates are {found}"
         if isinstance(found, Estimate):
             said = f"no price yet; roughly {_format_estimate(search, found)}"
+        else:
+            said = "; ".join(f"{count} {reason}" for reason, count in found.most_common())
+            said = f"no row: {said}" if said else "none of its candidates runs"
         lines.append(f"  {name}: {said}")
     return lines
 
@@ -168,12 +166,12 @@ def describe_losers(search: Search) -> list[str]:
     lines = []
     for place, first in enumerate(search.list_firsts()):
         why = {reason for one, reason in search.pruned.items() if one.slice == first.slice}
-        beaten = place > 0 and why & {NO_CHEAPER, NO_FASTER, FAR_DEARER, FAR_SLOWER}
+        beaten = place > 0 and why & {NO_CHEAPER, NO_FASTER}
         if beaten or (not search.meets_goal(first) and why & {TOO_SLOW, OVER_BUDGET}):
             seconds, usd = search.find_least(first.slice)
             lines.append(
-                f"  {first.slice}: the row may not be the best there; at the chip's peak the run "
-                f"takes {format_duration(seconds)} and costs {format_price(usd)}"
+                f"  {first.slice}: its row may not be the best there, where at the chip's peak a "
+                f"run takes {format_duration(seconds)} at least and costs {format_price(usd)}"
             )
     return lines
 

@@ -198,14 +198,14 @@ def test_the_lower_of_both_counts_of_the_compiler_is_the_memory():
 def test_every_claim_names_its_evidence():
     text = Report(1024, "mixed_bfloat16", None, [filled("v3-8")]).text()
     assert "Compiled with the TPU compiler, not run" in text
-    assert "Published times to compare with: of v3 8 train steps (4 models). Time" in text
+    assert "Published times to compare with are for v3: 8 train steps of 4 models. Time" in text
     assert "list price" in text
     assert "without start-up, evaluation, checkpoints and waiting for input" in text
 
 
 def test_single_operations_are_no_train_steps():
     text = Report(1024, "mixed_bfloat16", None, [filled("v6e-8"), filled("v5e-8")]).text()
-    steps = "of v6e 2 train steps (2 models) and 4 single operations; of v5e 7 train steps ("
+    steps = "v6e: 2 train steps of 2 models and 4 single operations; v5e: 7 train steps of"
     assert steps in text
 
 
@@ -230,7 +230,7 @@ def test_slices_that_were_not_compiled_are_no_evidence():
     refused = SliceReport("v5e-16", 16, error="16 devices do not divide a batch of 1,000.")
     assert "Compiled with" not in Report(1000, "float32", None, [refused]).text()
     both = Report(1000, "float32", None, [refused, filled("v3-8")]).text()
-    assert "Compiled with" in both and "of v3 8 train" in both and "for v5e" not in both
+    assert "Compiled with" in both and "v3: 8 train" in both and "for v5e" not in both
 
 
 def test_the_json_has_the_fields_that_other_commands_read():

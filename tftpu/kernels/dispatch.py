@@ -96,16 +96,17 @@ def attend_with_sinks(
         original: KerasHub's method, which computes what the kernel does not take, such as queries
             that are written one by one.
         sinks: see `attention`.
-        window: how many keys before its own position a query sees; 0: all.
+        window: how many keys before its own position a query sees; 0 or less: all.
         query, key, value: see `attention`.
-        attention_mask: (batch, time, key_time), bool: which keys each query sees.
+        attention_mask: which keys each query sees, bool, broadcasts to (batch, time, key_time).
         start_index: the position of the first query among the keys.
     """
     if attention_mask is None or not functions.takes_attention(query, key):
         return original(query, key, value, attention_mask, start_index)
     places = ops.arange(query.shape[1])
-    near = places[None] >= places[:, None] - window if window else True
+    near = places[None] >= places[:, None] - window if window > 0 else True
     mask = ops.logical_and(ops.cast(attention_mask, "bool"), near)
+    mask = ops.broadcast_to(mask, (query.shape[0], query.shape[1], key.shape[1]))
     return attention(query, key, value, mask=mask, sinks=sinks, implementation="flash")
 
 

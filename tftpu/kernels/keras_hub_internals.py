@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+_MODULE = "keras_hub.src.models.gpt_oss.gpt_oss_attention"
+
 
 @contextlib.contextmanager
 def replacing_sink_attention(attend: Callable[..., Any]) -> Iterator[None]:
@@ -18,18 +20,19 @@ def replacing_sink_attention(attend: Callable[..., Any]) -> Iterator[None]:
         attend: a function of the layer's own method, of its sinks, (heads,), of its window, and of
             the arguments of that method.
     """
-    module = sys.modules.get("keras_hub.src.models.gpt_oss.gpt_oss_attention")
-    if module is None:  # then there is no such layer
+    module = sys.modules.get(_MODULE)  # None: then there is no such layer
+    layer_class: Any = getattr(module, "GptOssAttention", None)
+    original = getattr(layer_class, "_compute_attention", None)
+    if original is None:  # other models of another KerasHub need it not
         yield
         return
-    original = module.GptOssAttention._compute_attention
 
     def compute(layer: Any, *given: Any, **named: Any) -> Any:
         own = functools.partial(original, layer)
         return attend(own, layer.sinks, layer.sliding_window or 0, *given, **named)
 
-    module.GptOssAttention._compute_attention = compute
+    layer_class._compute_attention = compute
     try:
         yield
     finally:
-        module.GptOssAttention._compute_attention = original
+        layer_class._compute_attention = original

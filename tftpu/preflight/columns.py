@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 _GAP = 2  # blanks between columns
+_NARROWEST = 10  # characters of a column that wraps
 
 
 def build_table(
@@ -21,8 +22,8 @@ def build_table(
         width: characters of a line.
         optional: columns to leave out where the table is too wide, in this order.
         text: columns that are aligned to the left.
-        wrapped: columns whose cells may take several lines, divided at blanks; where nothing else
-            is left to leave out, within words.
+        wrapped: columns whose cells may take several lines, divided at blanks; where nothing is
+            left to leave out, within words.
     """
     least = {
         name: max(_measure_cell(cell, name in wrapped) for cell in [name, *(r[name] for r in rows)])
@@ -34,8 +35,11 @@ def build_table(
         least.pop(name, None)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in least:
-        justify, wraps = "left" if name in text else "right", name in wrapped
-        table.add_column(name, justify=justify, no_wrap=not wraps, overflow="fold")
+        justify = "left" if name in text else "right"
+        if name in wrapped:
+            table.add_column(name, justify=justify, overflow="fold", min_width=_NARROWEST)
+        else:  # a cell that is cut all the same ends in a mark
+            table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*(row[name] for name in least))
     return table

@@ -143,7 +143,7 @@ class Report:
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
             "fitted to published times. The ranges are as wide as predictions were off for models "
-            "that the fit did not know. Published times to compare with: "
+            "that the fit did not know. Published times to compare with are for "
             f"{_describe_bases(compiled)}. Time and cost are those of the steps alone, without "
             "start-up, evaluation, checkpoints and waiting for input.",
             *([_FLOAT32] if self.precision == "float32" else []),
@@ -175,13 +175,13 @@ def _translate(advice: str) -> str:
 
 
 def _describe_bases(compiled: list[SliceReport]) -> str:
-    """Returns on what the ranges of slices are based: "of v6e 2 train steps (2 models)"."""
+    """Returns on what the ranges of slices are based: "v6e: 2 train steps of 2 models"."""
     found = []
     for name in dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled):
         basis = BASES[name]
         steps, models = counted(basis.steps, "train step"), counted(basis.models, "model")
         single = f" and {counted(basis.operations, 'single operation')}" * bool(basis.operations)
-        found.append(f"of {name} {steps} ({models}){single}")
+        found.append(f"{name}: {steps} of {models}{single}")
     return "; ".join(found)
 
 

@@ -220,9 +220,12 @@ def _list_others(options: Options, others: Sequence[Candidate], space: Space) ->
     """Returns the commands that look at the best candidates of other slices."""
     if not others or finished.is_run(options.config):
         return []
-    words = [(options.overrides, one, space) for one in others]
-    commands = [table.format_command("preflight", options.config, *one) for one in words]
-    return ["On the others:", *(f"  {c} --slices={o.slice}" for c, o in zip(commands, others))]
+    lines = ["On the others:"]
+    for candidate in others:
+        words = options.config, options.overrides, candidate, space
+        command = table.format_command("preflight", *words)
+        lines.append(f"  {command} --slices={candidate.slice}")
+    return lines
 
 
 def _print_answer(
