@@ -341,6 +341,15 @@ SIZES: dict[str, ModelConfig] = {
             rope_scaling=32.0,
         ),
         Llama(
+            "llama_7b",
+            context=4096,
+            layers=32,
+            width=4096,
+            heads=32,
+            kv_heads=32,
+            hidden=11008,
+        ),
+        Llama(
             "llama_8b",
             vocabulary=128256,
             context=8192,
@@ -370,6 +379,7 @@ PARAMETERS = {
     "gpt2_xl": 1_557_611_200,
     "llama_110m": 109_529_856,
     "llama_1b": 1_235_814_400,
+    "llama_7b": 6_738_415_616,
     "llama_8b": 8_030_261_248,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,

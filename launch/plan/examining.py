@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
-from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.blocks.running import count_input_bytes
 from tftpu.config.mesh import AUTO, TENSOR, parse_mesh
 from tftpu.engines import selection
@@ -20,6 +19,7 @@ from tftpu.engines.data.conversion import replace_examples
 from tftpu.engines.jax.placement.deriving import is_convolutional
 from tftpu.engines.lowered import BuiltStep
 from tftpu.errors import UserError
+from tftpu.launch.plan import table
 from tftpu.launch.plan.bounds import Facts
 from tftpu.launch.plan.candidates import Candidate, Space, count_shards
 from tftpu.launch.plan.journal import Journal
@@ -132,7 +132,7 @@ class PlanExaminer:
         """Examines candidates until none is left that can be better, or the time is over.
 
         Args:
-            search: the search, which gets the verdicts.
+            search: the search, which has the known verdicts and gets the new ones.
             journal: the verdicts of earlier plans, which gets the new ones.
             seconds: the time that it may take.
 
@@ -140,7 +140,6 @@ class PlanExaminer:
             KeyboardInterrupt: by Ctrl-C; the verdicts until then are recorded.
         """
         changed, ended = threading.Condition(), threading.Event()
-        search.record_known(journal.verdicts)
         with Progress() as progress:
             processes = Processes(progress)
             parts: dict[Candidate, Processes] = {}  # of what is examined, to end it alone
@@ -178,8 +177,8 @@ class PlanExaminer:
                         search.record(candidate, verdict)
                         if decided:
                             journal.write_verdict(candidate, verdict)
-                        left = f"{search.left} left" if search.left else "none left"
-                        progress.print_line(f"{self._describe(candidate, search)}; {left}")
+                        described = table.describe_verdict(search, self._space, candidate)
+                        progress.print_line(f"  {described}")
                         for other in parts.keys() & search.pruned.keys():
                             parts.pop(other).stop()
                         changed.notify_all()
@@ -209,19 +208,6 @@ class PlanExaminer:
         except UserError as error:  # such as an attention that the model's shapes do not allow
             return Verdict(fits=False, error=str(error)), True
         return _read_verdict(report), not report.undecided
-
-    def _describe(self, candidate: Candidate, search: Search) -> str:
-        """Returns the line about a verdict."""
-        verdict, shown = search.verdicts[candidate], self._space.format_candidate(candidate)
-        held = f", {format_size(verdict.hbm_bytes)}" if verdict.hbm_bytes else ""
-        if not verdict.fits:
-            reason = "does not fit" if verdict.too_large else verdict.error.splitlines()[0][:120]
-            return f"  {shown}: {reason}{held}"
-        if verdict.step_seconds is None:
-            return f"  {shown}: fits{held}, not priced"
-        usd = search.goal.steps * verdict.step_seconds * search.find_usd_hour(candidate) / 3600
-        step = format_duration(verdict.step_seconds)
-        return f"  {shown}: fits{held}, {step} per step, {format_price(usd)}"
 
 
 def _read_verdict(report: SliceReport) -> Verdict:

@@ -82,8 +82,8 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
     return {
         "slice": row["slice"],
         "mesh": row["mesh"],
-        _CHANGES: " ".join(changes) or "(none)",
-        "HBM": format_size(row["hbm_bytes"]),
+        _CHANGES: " ".join(changes) or "(as configured)",
+        "HBM": _format_memory(row["slice"], row["hbm_bytes"]),
         "host/core": format_size(row["host_bytes"]) if row["host_bytes"] else "",
         "step": format_duration(row["step_seconds"]),
         "range": format_duration_range(*ends) if all(ends) else "",
@@ -135,6 +135,25 @@ def describe_hours(search: Search) -> str:
     return ", ".join(f"{name} {format_price(usd)}" for name, usd in hours.items()) + " an hour"
 
 
+def describe_verdict(search: Search, space: Space, candidate: Candidate) -> str:
+    """Returns what is known of a candidate, and how many are left."""
+    verdict, shown = search.verdicts[candidate], space.format_candidate(candidate)
+    left = f"; {search.left or 'none'} left"
+    held = f", {_format_memory(candidate.slice, verdict.hbm_bytes)}" if verdict.hbm_bytes else ""
+    if not verdict.fits:
+        reason = "does not fit" if verdict.too_large else verdict.error.splitlines()[0][:120]
+        return f"{shown}: {reason}{held}{left}"
+    if verdict.step_seconds is None:
+        return f"{shown}: fits{held}, not priced{left}"
+    usd = search.goal.steps * verdict.step_seconds * search.find_usd_hour(candidate) / 3600
+    step = format_duration(verdict.step_seconds)
+    return f"{shown}: fits{held}, {step} per step, {format_price(usd)}{left}"
+
+
+def _format_memory(name: str, used: int) -> str:
+    return f"{format_size(used)} of {format_size(parse_slice(name).generation.hbm_limit)}"
+
+
 def describe_next(search: Search, space: Space) -> list[str]:
     """Returns a line about the most promising candidate that is left, if there is one."""
     one = search.find_promising()
@@ -143,8 +162,9 @@ def describe_next(search: Search, space: Space) -> list[str]:
     shown = f"{space.format_candidate(one.candidate)}, {_format_estimate(search, one)}"
     expected = search.goal.rank(search.expect_seconds(one), one.usd_hour)
     best = search.list_best()
-    is_better = not best or expected < search.rank(best[0])
-    known = "" if is_better else ", which is no better than the best"
+    known = ""
+    if best and expected >= search.rank(best[0]):
+        known = f", which is {search.goal.miss if expected[0] else 'no better than the best'}"
     return [f"  the most promising that is left{known}, roughly: {shown}"]
 
 
@@ -156,7 +176,7 @@ def describe_unpriced(search: Search) -> list[str]:
             said = f"no price yet; roughly {_format_estimate(search, found)}"
         else:
             said = "; ".join(f"{count} {reason}" for reason, count in found.most_common())
-            said = f"no row: {said}" if said else "none of its candidates runs"
+            said = f"no row; left out: {said}" if said else "none of its candidates runs"
         lines.append(f"  {name}: {said}")
     return lines
 
@@ -169,9 +189,14 @@ def describe_losers(search: Search) -> list[str]:
         beaten = place > 0 and why & {NO_CHEAPER, NO_FASTER}
         if beaten or (not search.meets_goal(first) and why & {TOO_SLOW, OVER_BUDGET}):
             seconds, usd = search.find_least(first.slice)
+            least = search.goal.rank(seconds / search.goal.steps, 3600 * usd / seconds)
+            said = "its row may not be the best there"
+            if place > 0 and least >= search.rank(search.list_best()[0]):
+                better = "cheaper" if search.goal.budget is None else "faster"
+                said = f"nothing there is {better} than the first row"
             lines.append(
-                f"  {first.slice}: its row may not be the best there, where at the chip's peak a "
-                f"run takes {format_duration(seconds)} at least and costs {format_price(usd)}"
+                f"  {first.slice}: {said}; at the chip's peak a run takes "
+                f"{format_duration(seconds)} and costs {format_price(usd)}"
             )
     return lines
 

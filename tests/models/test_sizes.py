@@ -45,6 +45,7 @@ PUBLISHED = {
     # llama2.c's stories110M; the model cards of Llama 3.2 1B (1.23 B) and Llama 3 8B (8.03 B)
     "llama_110m": 109_529_856,
     "llama_1b": 1_235_814_400,
+    "llama_7b": 6_738_415_616,
     "llama_8b": 8_030_261_248,
 }
 

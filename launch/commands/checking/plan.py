@@ -168,8 +168,12 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
     for line in table.describe_estimates(search, space, facts.parameters):
         print(line, file=sys.stderr, flush=True)
     print(f"  {estimate_duration(facts.weights, 'candidate')}", file=sys.stderr, flush=True)
-    if known := sum(map(search.has_candidate, journal.verdicts)):
-        print(f"{counted(known, 'candidate')} known from {FILE}", file=sys.stderr, flush=True)
+    search.record_known(journal.verdicts)
+    if search.verdicts:
+        known = f"{counted(len(search.verdicts), 'candidate')} known from {FILE}"
+        if best := search.list_best():
+            known += f", the best of them {table.describe_verdict(search, space, best[0])}"
+        print(known, file=sys.stderr, flush=True)
     try:
         examiner.run(search, journal, options.time_limit - (time.monotonic() - start))
     finally:
@@ -258,8 +262,8 @@ def _print_answer(
         given = f"{options.price} dollars a chip-hour, as given; else " if options.price else ""
         lines.append(
             f"Prices: {table.describe_hours(search)}; {given}{PRICE_SOURCE}. Compiled, not run: "
-            f"predictions for the steps alone, {table.describe_ranges(rows)}; rows that differ by "
-            "less are alike."
+            "predictions for the steps alone, times and prices "
+            f"{table.describe_ranges(rows)}; rows that differ by less are alike."
         )
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

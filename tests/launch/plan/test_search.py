@@ -1,5 +1,6 @@
 """The search of a plan, against trying every candidate."""
 
+import dataclasses
 import io
 import itertools
 import random
@@ -291,6 +292,20 @@ def test_plain_attention_waits_for_the_kernel_unless_it_does_not_run():
         assert found == order
 
 
+def test_a_verdict_is_a_line_with_the_memory_the_price_and_how_many_are_left():
+    names = ("v5e-1", "v6e-1", "v5p-1")
+    large, fits, left = (Candidate(name, "data:1", "none", 1) for name in names)
+    search = Search(map(estimate_of, (large, fits, left)), CHEAPEST)
+    search.record_known({large: Verdict(False, 17 << 30, error="no", too_large=True)})
+    search.record_known({fits: Verdict(True, 3 << 30, step_seconds=2.0)})
+    space = types.SimpleNamespace(format_candidate=lambda candidate: candidate.slice)
+    said = [table.describe_verdict(search, space, one) for one in (large, fits)]
+    assert said == [
+        "v5e-1: does not fit, 17 GiB of 15.8 GiB; 1 left",
+        "v6e-1: fits, 3 GiB of 31.2 GiB, 2 s per step, $2.00; 1 left",
+    ]
+
+
 def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     left, dear = Candidate("c", "", "none", 1), Candidate("d", "", "none", 1)
     large = Candidate("e", "", "none", 1)
@@ -307,7 +322,7 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     }
     assert table.describe_unpriced(search) == [
         "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
-        "  d: no row: 1 no cheaper than the best even at the chip's peak",
+        "  d: no row; left out: 1 no cheaper than the best even at the chip's peak",
         "  e: none of its candidates runs",
     ]
 
@@ -349,6 +364,23 @@ def test_what_is_left_is_said_to_be_no_better_if_that_is_expected():
         space = types.SimpleNamespace(format_candidate=lambda candidate: candidate.slice)
         [line] = table.describe_next(search, space)
         assert said in line
+    late = Search([estimate_of(ONE), estimate_of(OTHER, usd=0.1)], Goal(3600, deadline=5000.0))
+    late.record_known({ONE: Verdict(True, step_seconds=1.0)})
+    late._waiting[0] = dataclasses.replace(late._waiting[0], likely_seconds=2.0)
+    late._estimates[OTHER] = late._waiting[0]
+    assert "left, which is too slow, roughly: b" in table.describe_next(late, space)[0]
+
+
+def test_a_slice_that_cannot_be_cheaper_even_at_its_peak_is_said_to_be_so():
+    others = [Candidate("b", mesh, "none", 1) for mesh in ("fsdp:4", "data:4")]
+    search = Search([estimate_of(ONE), *(estimate_of(one, usd=3.0) for one in others)], CHEAPEST)
+    known = {ONE: Verdict(True, step_seconds=2.0), others[0]: Verdict(True, step_seconds=4.0)}
+    search.record_known(known)
+    search.choose_next()
+    assert table.describe_losers(search) == [
+        "  b: nothing there is cheaper than the first row; at the chip's peak a run takes 1 h and "
+        "costs $3.00"
+    ]
 
 
 def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best():
@@ -371,8 +403,7 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
     ]
     assert table.describe_hours(search) == "a $1.00, b $5.00 an hour"
     assert table.describe_losers(search) == [
-        "  b: its row may not be the best there, where at the chip's peak a run takes 1 h at least "
-        "and costs $1.00"
+        "  b: its row may not be the best there; at the chip's peak a run takes 1 h and costs $1.00"
     ]
     known = {cheap[0]: Verdict(True, step_seconds=2.0), dear: Verdict(True, step_seconds=9.0)}
     slow = [estimate_of(cheap[0]), estimate_of(dear), estimate_of(dearer, least=5.0)]
@@ -384,15 +415,16 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
 
 
 def test_a_row_has_the_range_of_the_time_and_the_mfu_where_they_are_known():
-    search = Search([estimate_of(ONE), estimate_of(OTHER)], CHEAPEST)
-    known = Verdict(True, 1, 0, 1.0, step_seconds_low=0.84, step_seconds_high=1.16, mfu=0.423)
-    search.record_known({ONE: known, OTHER: Verdict(True, step_seconds=2.0)})
+    one, other = (Candidate(name, "data:1", "none", 1) for name in ("v5e-1", "v6e-1"))
+    search = Search([estimate_of(one), estimate_of(other)], CHEAPEST)
+    known = Verdict(True, 1 << 30, 0, 1.0, step_seconds_low=0.84, step_seconds_high=1.16, mfu=0.423)
+    search.record_known({one: known, other: Verdict(True, step_seconds=2.0)})
     space = types.SimpleNamespace(list_changes=lambda candidate: [])
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(table.build_table(table.build_rows(search, space, 2, None), "", 120))
     head, first, second = console.export_text().splitlines()
     assert re.search(r" step +range +MFU +time/run ", head)
-    assert re.search(r" 1 s  0.84-1.16 s  42% +1 h ", first)
+    assert re.search(r" 1 GiB of 15.8 GiB +1 s  0.84-1.16 s  42% +1 h ", first)
     assert re.search(r" 2 s {14,}2 h ", second)
 
 
