@@ -29,9 +29,7 @@ MEDIUM := -m 'not exhaustive and not slow and not parity' $(TWO)
 test-medium: $(VENV)/.dev lint
 	$(PYTEST) $(MEDIUM)
 
-# One session, as each process that runs tests takes half a minute to collect them.
-test-ci: docs lint $(VENV)/.parity
-	$(PYTEST) -m '(not slow and not exhaustive) or core' $(TWO:2=3)
+test-ci: docs test-medium test-core test-parity
 
 # What `make exhaustive` repeats for other cases is left out.
 test-all: docs test-medium test-slow test-parity
@@ -39,9 +37,13 @@ test-all: docs test-medium test-slow test-parity
 # By three processes, as slow tests often wait for others.
 SLOW := -m 'slow and not exhaustive' $(TWO:2=3)
 
-# The slow tests that CI runs, too: `CORE` of tests/conftest.py.
+# Equal numbers on one device and many, resuming, data, locks, damaged files: nothing else would notice.
+CORE := $(addprefix tests/,blocks/test_running.py checkpoint/test_faults.py compatibility/test_fits.py engines/jax/placement \
+	engines/jax/processes engines/jax/test_engine.py engines/tensorflow/step/test_normalization.py \
+	engines/tensorflow/test_hosts.py engines/test_restore.py fuzz input_pipelines/reading \
+	runtime/test_kill.py storage training/test_faults.py training/test_outages.py training/test_resume.py)
 test-core: $(VENV)/.dev
-	$(PYTEST) -m core $(TWO:2=3)
+	$(PYTEST) $(SLOW) $(CORE)
 
 # In two parts, as a process that has traced hundreds of models holds several GB.
 TRACED := $(addprefix tests/,blocks compatibility engines inference kernels models preflight training)

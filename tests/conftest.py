@@ -33,25 +33,6 @@ tf.config.set_logical_device_configuration(
 )
 
 TIERS = ("exhaustive", "parity", "slow")
-# Files and folders whose slow tests CI runs: equal numbers on one device and many, resuming, data,
-# locks and damaged files. Nothing else would notice.
-CORE = (
-    *("blocks/test_running.py", "checkpoint/test_faults.py", "compatibility/test_fits.py"),
-    *("engines/jax/placement", "engines/jax/processes", "engines/jax/test_engine.py"),
-    *("engines/tensorflow/step/test_normalization.py", "engines/tensorflow/test_hosts.py"),
-    *("engines/test_restore.py", "fuzz", "input_pipelines/reading", "runtime/test_kill.py"),
-    *("storage", "training/test_faults.py", "training/test_outages.py", "training/test_resume.py"),
-)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks the slow tests that CI runs."""
-    path = item.path.relative_to(os.path.dirname(__file__))
-    names = {str(part) for part in (path, *path.parents)}
-    is_slow = item.get_closest_marker("slow") and not item.get_closest_marker("exhaustive")
-    if is_slow and names.intersection(CORE):
-        item.add_marker("core")
 
 
 @pytest.hookimpl(trylast=True)
