@@ -46,6 +46,7 @@ def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> li
                 "slice": candidate.slice,
                 "mesh": candidate.mesh,
                 "changes": space.list_changes(candidate),
+                "remat": candidate.remat,
                 "hbm_bytes": verdict.hbm_bytes,
                 "host_bytes": verdict.host_bytes,
                 "step_seconds": verdict.step_seconds,
@@ -82,7 +83,7 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
     return {
         "slice": row["slice"],
         "mesh": row["mesh"],
-        _CHANGES: " ".join(changes) or "(as configured)",
+        _CHANGES: _format_settings(changes, row["remat"]),
         "HBM": _format_memory(row["slice"], row["hbm_bytes"]),
         "host/core": format_size(row["host_bytes"]) if row["host_bytes"] else "",
         "step": format_duration(row["step_seconds"]),
@@ -93,6 +94,14 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
         "cost/1B tokens": format_price(per_tokens) if per_tokens else "",
         "": "" if row["meets_goal"] else missed,
     }
+
+
+def _format_settings(changes: Sequence[str], remat: str) -> str:
+    """Returns the changes, and in brackets what the config itself recomputes."""
+    text = " ".join(changes)
+    if remat != "none" and "remat=" not in text:
+        text = f"{text} (remat={remat})".strip()
+    return text or "(as configured)"
 
 
 def format_command(

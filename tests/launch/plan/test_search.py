@@ -433,6 +433,7 @@ def test_settings_and_prices_are_never_cut(width):
     changes = ["model.remat=products", "train.gradient_accumulation_steps=4"]
     first = Candidate("v6e-8", "data:2,fsdp:2,tensor:2", "products", 4)
     row = {"slice": first.slice, "mesh": first.mesh, "changes": changes, "hbm_bytes": 28 << 30}
+    row |= {"remat": "products"}
     row |= {"host_bytes": 4 << 30, "step_seconds": 2.05, "step_seconds_low": 1.7, "usd": 12.31}
     row |= {"step_seconds_high": 2.4, "mfu": 0.35, "hours": 0.57, "usd_per_1b_tokens": 93.95}
     console = Console(width=width, record=True, file=io.StringIO())
@@ -456,6 +457,18 @@ def test_what_a_very_narrow_terminal_cuts_is_marked(width):
     text = console.export_text()
     assert all(cell in text for cell in ("v6e-8", "610 ms", "$1.50")) or "…" in text
     assert "model.rema" in text.replace("\n", "")
+
+
+def test_what_the_config_recomputes_stands_in_brackets():
+    steps = "train.gradient_accumulation_steps=2"
+    for changes, remat, shown in (
+        ([], "none", "(as configured)"),
+        ([], "block", "(remat=block)"),
+        ([steps], "block", f"{steps} (remat=block)"),
+        ([steps], "none", steps),
+        (["model.remat=products"], "products", "model.remat=products"),
+    ):
+        assert table._format_settings(changes, remat) == shown
 
 
 def test_what_is_looked_for_is_said_in_words():
