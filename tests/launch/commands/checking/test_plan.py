@@ -36,7 +36,7 @@ def test_a_plan_compiles_once_and_prints_the_command(tmp_path):
     best = answer["best"][0]
     assert best["usd"] == pytest.approx(600 * best["step_seconds"] * 1.20 / 3600)
     assert best["step_seconds_low"] < best["step_seconds"] < best["step_seconds_high"]
-    assert 0 < best["mfu"] < 0.1  # of a small model
+    assert 0.05 < best["mfu"] < 0.2  # small products fill little of the matrix units
     again = run(tmp_path, *flags, "--budget=0.0001")
     assert again.returncode == 2 and "compiling" not in again.stderr
     assert "over budget" in again.stdout
