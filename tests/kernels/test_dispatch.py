@@ -23,7 +23,7 @@ CAUSAL = np.tril(np.ones((TIME, TIME), bool))
 
 
 def attend_by_definition(query, key, value, mask, window):
-    """What GptOss's layers compute: the last score is the sink's, whose value is zero."""
+    """Returns what GptOss's layers compute: the last score is the sink's, whose value is zero."""
     scores = np.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
     places = np.arange(TIME)
     near = places[None] >= places[:, None] - window if window > 0 else True

@@ -106,7 +106,7 @@ def attend_with_sinks(
     places = ops.arange(query.shape[1])
     near = places[None] >= places[:, None] - window if window > 0 else True
     mask = ops.logical_and(ops.cast(attention_mask, "bool"), near)
-    mask = ops.broadcast_to(mask, (query.shape[0], query.shape[1], key.shape[1]))
+    mask = _simplify_mask(mask, query.shape[0])
     return attention(query, key, value, mask=mask, sinks=sinks, implementation="flash")
 
 

@@ -23,7 +23,7 @@ def replacing_sink_attention(attend: Callable[..., Any]) -> Iterator[None]:
     module = sys.modules.get(_MODULE)  # None: then there is no such layer
     layer_class: Any = getattr(module, "GptOssAttention", None)
     original = getattr(layer_class, "_compute_attention", None)
-    if original is None:  # other models of another KerasHub need it not
+    if original is None:  # of another KerasHub, whose other models work without
         yield
         return
 

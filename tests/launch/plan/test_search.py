@@ -1,6 +1,5 @@
 """The search of a plan, against trying every candidate."""
 
-import dataclasses
 import io
 import itertools
 import random
@@ -364,10 +363,9 @@ def test_what_is_left_is_said_to_be_no_better_if_that_is_expected():
         space = types.SimpleNamespace(format_candidate=lambda candidate: candidate.slice)
         [line] = table.describe_next(search, space)
         assert said in line
-    late = Search([estimate_of(ONE), estimate_of(OTHER, usd=0.1)], Goal(3600, deadline=5000.0))
+    slow = Estimate(OTHER, 100, 100, 100, LIMIT, 1.0, 2.0, 0.1)
+    late = Search([estimate_of(ONE), slow], Goal(3600, deadline=5000.0))
     late.record_known({ONE: Verdict(True, step_seconds=1.0)})
-    late._waiting[0] = dataclasses.replace(late._waiting[0], likely_seconds=2.0)
-    late._estimates[OTHER] = late._waiting[0]
     assert "left, which is too slow, roughly: b" in table.describe_next(late, space)[0]
 
 
