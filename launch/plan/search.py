@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from tftpu.amounts import format_period, format_price
 from tftpu.blocks import REMATS
 from tftpu.config.mesh import DATA, FSDP, parse_mesh
-from tftpu.launch.plan.bounds import Estimate
+from tftpu.launch.plan.bounds import REACHED, Estimate
 from tftpu.launch.plan.candidates import Candidate
 
 # From the one that keeps most, and is the fastest.
@@ -31,10 +31,10 @@ assert sorted(_BY_MEMORY) == sorted(REMATS)
 _ROOM, _SMALL = 0.7, 0.25
 
 STATE = "too large by weights, optimizer's state and inputs of blocks alone"
-OVER_BUDGET = "over the budget even at the chip's peak"
-TOO_SLOW = "too slow even at the chip's peak"
-NO_CHEAPER = "no cheaper than the best even at the chip's peak"
-NO_FASTER = "no faster than the best even at the chip's peak"
+OVER_BUDGET = f"over the budget even at {REACHED}"
+TOO_SLOW = f"too slow even at {REACHED}"
+NO_CHEAPER = f"no cheaper than the best even at {REACHED}"
+NO_FASTER = f"no faster than the best even at {REACHED}"
 NEEDS_MORE = "larger than one that does not fit"
 SLOWER = "with more work than one that fits"
 
@@ -295,7 +295,7 @@ class Search:
         return self._estimates[candidate].usd_hour
 
     def find_least(self, name: str) -> tuple[float, float]:
-        """Returns the least seconds and dollars of a run on a slice, at the chip's peak."""
+        """Returns the least seconds and dollars of a run on a slice, at `REACHED`."""
         least = [
             e
             for e in self._estimates.values()

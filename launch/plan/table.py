@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tftpu.amounts import format_duration, format_duration_range, format_price, format_size
 from tftpu.errors import counted
-from tftpu.launch.plan.bounds import Estimate
+from tftpu.launch.plan.bounds import REACHED, Estimate
 from tftpu.launch.plan.candidates import ATTENTION, MESH, Candidate, Space
 from tftpu.launch.plan.search import (
     NO_CHEAPER,
@@ -139,9 +139,13 @@ def describe_estimates(search: Search, space: Space, parameters: int) -> list[st
 
 
 def describe_hours(search: Search) -> str:
-    """Returns the price of an hour of each slice."""
+    """Returns the chips and the price of an hour of each slice."""
     hours = {one.slice: search.find_usd_hour(one) for one in search.candidates}
-    return ", ".join(f"{name} {format_price(usd)}" for name, usd in hours.items()) + " an hour"
+    said = (
+        f"{name} ({counted(parse_slice(name).chips, 'chip')}) {format_price(usd)}"
+        for name, usd in hours.items()
+    )
+    return ", ".join(said) + " an hour"
 
 
 def describe_verdict(search: Search, space: Space, candidate: Candidate) -> str:
@@ -177,17 +181,29 @@ def describe_next(search: Search, space: Space) -> list[str]:
     return [f"  the most promising that is left{known}, roughly: {shown}"]
 
 
-def describe_unpriced(search: Search) -> list[str]:
+def describe_unpriced(search: Search, space: Space) -> list[str]:
     """Returns a line for each slice of which no candidate has a price."""
     lines = []
     for name, found in search.list_unpriced().items():
         if isinstance(found, Estimate):
             said = f"no price yet; roughly {_format_estimate(search, found)}"
         else:
-            said = "; ".join(f"{count} {reason}" for reason, count in found.most_common())
-            said = f"no row; left out: {said}" if said else "none of its candidates runs"
+            said = _describe_smallest(search, space, name)
+            reasons = "; ".join(f"{count} {reason}" for reason, count in found.most_common())
+            said += f"; left out: {reasons}" if reasons else ""
         lines.append(f"  {name}: {said}")
     return lines
+
+
+def _describe_smallest(search: Search, space: Space, name: str) -> str:
+    """Returns why a slice has no row, with the least memory that a candidate needed there."""
+    tried = [one for one in search.verdicts if one.slice == name]
+    large = [one for one in tried if search.verdicts[one].too_large]
+    if not large:
+        return "none of those compiled runs" if tried else "no row"
+    least = min(large, key=lambda one: search.verdicts[one].hbm_bytes)
+    memory = _format_memory(name, search.verdicts[least].hbm_bytes)
+    return f"nothing fits; the least needs {memory}: {space.format_candidate(least)}"
 
 
 def describe_losers(search: Search) -> list[str]:
@@ -204,7 +220,7 @@ def describe_losers(search: Search) -> list[str]:
                 better = "cheaper" if search.goal.budget is None else "faster"
                 said = f"nothing there is {better} than the first row"
             lines.append(
-                f"  {first.slice}: {said}; at the chip's peak a run takes "
+                f"  {first.slice}: {said}; at {REACHED} a run takes "
                 f"{format_duration(seconds)} and costs {format_price(usd)}"
             )
     return lines
@@ -223,7 +239,7 @@ def _format_estimate(search: Search, one: Estimate) -> str:
     expected = search.expect_seconds(one), one.least_seconds
     likely, least = (search.goal.steps * seconds for seconds in expected)
     usd, least_usd = (format_price(one.usd_hour * s / 3600) for s in (likely, least))
-    return f"{format_duration(likely)} and {usd} for the run, at the chip's peak {least_usd}"
+    return f"{format_duration(likely)} and {usd} for the run, at {REACHED} {least_usd}"
 
 
 def explain_nothing(search: Search) -> str:

@@ -197,10 +197,17 @@ def _build_search(options: Options, space: Space, targets: Sequence[Slice], fact
     return Search(estimates, goal, own)
 
 
-def _describe_run(space: Space, goal: Goal) -> str:
+def _describe_run(space: Space, goal: Goal, facts: Facts | None) -> str:
+    """Returns what is priced: the model's size, the run, the batch and what trains it."""
     engine = "JAX" if space.has_mesh else "TensorFlow"
     batch = counted(space.experiment.data.global_batch_size, "example")
-    return f"{counted(goal.steps, 'step')} of {batch} on the {engine} engine: {goal.aim}"
+    size = f"{counted(facts.parameters, 'parameter')}, " if facts else ""
+    if facts and facts.tokens:
+        batch += f" of {counted(facts.tokens // facts.examples, 'token')}"
+    given = space.experiment
+    words = [getattr(given.optimizer, "name", ""), given.train.precision, f"{engine} engine"]
+    method = ", ".join(word for word in words if word)
+    return f"{size}{counted(goal.steps, 'step')} of {batch} ({method}): {goal.aim}"
 
 
 def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
@@ -240,8 +247,7 @@ def _print_answer(
     rows = table.build_rows(search, space, options.top, tokens)
     lines: list[str] = []
     if rows:
-        size = f"{counted(journal.facts.parameters, 'parameter')}, " if journal.facts else ""
-        described = f"{size}{_describe_run(space, search.goal)}"
+        described = _describe_run(space, search.goal, journal.facts)
         console.print(described, markup=False, highlight=False)
         console.print(table.build_table(rows, search.goal.miss, console.width), highlight=False)
         lines, best = [""], search.list_best()[0]
@@ -255,7 +261,7 @@ def _print_answer(
     states = journal.facts.states if journal.facts else {}
     undivided = [states[name] for name in space.list_states(targets) if name in states]
     undivided = [reason for reason in undivided if isinstance(reason, str)]
-    lines += table.describe_unpriced(search) if rows else []
+    lines += table.describe_unpriced(search, space) if rows else []
     lines += table.describe_search(search, refusals, undivided)
     if rows:
         lines += [*table.describe_losers(search), *table.describe_next(search, space)]

@@ -307,22 +307,28 @@ def test_a_verdict_is_a_line_with_the_memory_the_price_and_how_many_are_left():
 
 def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     left, dear = Candidate("c", "", "none", 1), Candidate("d", "", "none", 1)
-    large = Candidate("e", "", "none", 1)
+    large, larger = (Candidate("v5e-1", "", remat, 1) for remat in ("block", "none"))
+    state = Candidate("v6e-1", "", "none", 1)
     estimates = [estimate_of(ONE), estimate_of(left, least=0.5), estimate_of(left, least=0.5)]
     unpriced = Candidate("f", "", "none", 1)
-    estimates += [estimate_of(dear, usd=99.0), estimate_of(large), estimate_of(unpriced)]
+    estimates += [estimate_of(dear, usd=99.0), estimate_of(large), estimate_of(larger)]
+    estimates += [estimate_of(state, held=2 * LIMIT), estimate_of(unpriced)]
     search = Search(estimates, Goal(7200))
-    fits, fails = Verdict(True, 1, step_seconds=1.0), Verdict(False, 2 * LIMIT, too_large=True)
-    search.record_known({ONE: fits, large: fails, unpriced: Verdict(True, 1)})
+    fits, fails = Verdict(True, 1, step_seconds=1.0), Verdict(False, 17 << 30, too_large=True)
+    search.record_known({ONE: fits, larger: Verdict(False, 20 << 30, too_large=True)})
+    search.record_known({large: fails, unpriced: Verdict(True, 1)})
     search.choose_next()
     assert {name: found for name, found in search.list_unpriced().items() if found} == {
         "c": estimates[1],
         "d": {plan.NO_CHEAPER: 1},
+        "v6e-1": {plan.STATE: 1},
     }
-    assert table.describe_unpriced(search) == [
-        "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
-        "  d: no row; left out: 1 no cheaper than the best even at the chip's peak",
-        "  e: none of its candidates runs",
+    space = types.SimpleNamespace(format_candidate=lambda one: f"{one.slice} remat={one.remat}")
+    assert table.describe_unpriced(search, space) == [
+        "  c: no price yet; roughly 1 h and $1.00 for the run, at 90% of the chip's peak $1.00",
+        "  d: no row; left out: 1 no cheaper than the best even at 90% of the chip's peak",
+        "  v5e-1: nothing fits; the least needs 17 GiB of 15.8 GiB: v5e-1 remat=block",
+        f"  v6e-1: no row; left out: 1 {plan.STATE}",
     ]
 
 
@@ -353,6 +359,7 @@ def test_rough_estimates_begin_with_the_size_of_the_model_and_what_an_hour_costs
         head, line = table.describe_estimates(search, space, 1000)
         assert head.startswith("1,000 parameters. Looking for the cheapest, among 1 candidate.")
         assert line.startswith(f"  v5p-8 (4 chips, $16.80 an hour){said} 1 s per step, 1 h and ")
+    assert table.describe_hours(search) == "v5p-8 (4 chips) $16.80 an hour"
 
 
 def test_what_is_left_is_said_to_be_no_better_if_that_is_expected():
@@ -376,8 +383,8 @@ def test_a_slice_that_cannot_be_cheaper_even_at_its_peak_is_said_to_be_so():
     search.record_known(known)
     search.choose_next()
     assert table.describe_losers(search) == [
-        "  b: nothing there is cheaper than the first row; at the chip's peak a run takes 1 h and "
-        "costs $3.00"
+        "  b: nothing there is cheaper than the first row; at 90% of the chip's peak a run takes "
+        "1 h and costs $3.00"
     ]
 
 
@@ -399,9 +406,9 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
         ("a", 2.0),
         ("b", 3.0),
     ]
-    assert table.describe_hours(search) == "a $1.00, b $5.00 an hour"
     assert table.describe_losers(search) == [
-        "  b: its row may not be the best there; at the chip's peak a run takes 1 h and costs $1.00"
+        "  b: its row may not be the best there; at 90% of the chip's peak a run takes 1 h and "
+        "costs $1.00"
     ]
     known = {cheap[0]: Verdict(True, step_seconds=2.0), dear: Verdict(True, step_seconds=9.0)}
     slow = [estimate_of(cheap[0]), estimate_of(dear), estimate_of(dearer, least=5.0)]

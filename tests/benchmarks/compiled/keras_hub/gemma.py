@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.compiled.keras_hub.gemma [--rows=ROW,...] [--batch=N] [--tokens=N]
 
-The rows are the keys of `OURS`, "keras" for Keras's `fit` under `DataParallel`, and "zoo" for the
-zoo's Llama of these widths. All have the same batch, optimizer and dtype policy, and the same
-compiler and prices; v5e-8. The rows of `LORA` are larger models, of which only adapters are
-trained, each on its own slice.
+The rows are the keys of `OURS`, and "keras" for Keras's `fit` under `DataParallel`. "zoo" is the
+zoo's Llama of these widths, and "two-norms" a Gemma with as many norms as that has. All have the
+same batch, optimizer and dtype policy, and the same compiler and prices; v5e-8. The rows of `LORA`
+are larger models, of which only adapters are trained, each on its own slice.
 
 Evidence: compiled.
 """
@@ -48,6 +48,10 @@ GEMMA3_1B: dict[str, Any] = {
     "sliding_window_size": 512,
     "vision_encoder": None,
 }
+# What the zoo's Llama has, beside Gemma's two more norms of a block and those of queries and keys.
+TWO_NORMS = dict.fromkeys(
+    ("use_query_key_norm", "use_post_ffw_norm", "use_post_attention_norm"), False
+)
 # google/gemma-3-12b-pt and google/gemma-3-27b-pt, without the encoder of images; with their slices.
 LORA: dict[str, tuple[str, dict[str, Any]]] = {
     "12b-lora": (
@@ -80,6 +84,7 @@ OURS = {
     "products": {"remat": "products"},
     "scan": {"scan": "block"},
     "scan-block": {"scan": "block", "remat": "block"},
+    "two-norms": {"scan": "block", "remat": "block"},
     "zoo": {},
 }
 
@@ -104,19 +109,20 @@ def main(arguments: list[str]) -> None:
         shard = ({"token_ids": ids, "padding_mask": seen}, ids) if row != "zoo" else (ids, ids)
         where, sizes = LORA.get(row, (SLICE, None))
         options = TrainConfig(log_every=1, **OURS["scan-block" if sizes else row])
-        build = functools.partial(build_gemma, sizes) if row != "zoo" else build_llama
+        sizes = TWO_NORMS if row == "two-norms" else sizes
+        build = functools.partial(build_gemma, sizes, row in LORA) if row != "zoo" else build_llama
         step = lowering.build(build, shard, DEVICES, PRECISION, options).lower()
         chosen = lowering.choose_compiler_options(parse_slice(where))
         say(f"tftpu, {where}, fsdp:8, {row}", step, chosen, where)
 
 
-def build_gemma(sizes: dict[str, Any] | None = None) -> keras.Model:
-    """Builds and compiles KerasHub's model, or adapters of one with other sizes."""
+def build_gemma(sizes: dict[str, Any] | None = None, adapters: bool = False) -> keras.Model:
+    """Builds and compiles KerasHub's model, of other sizes, or with adapters that alone train."""
     import keras_hub
 
     backbone = keras_hub.models.Gemma3Backbone(**GEMMA3_1B | (sizes or {}))
     model = keras_hub.models.Gemma3CausalLM(backbone=backbone, preprocessor=None)
-    if sizes:
+    if adapters:
         models.enable_lora(model, RANK)
     return compile_model(model)
 
