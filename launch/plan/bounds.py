@@ -70,6 +70,7 @@ class Estimate:
         likely_seconds: about the time of its work, its traffic and its exchange one after the
             other.
         usd_hour: dollars for an hour of the slice.
+        sums_bytes: bytes of a device's sums of gradients; 0 with a single microbatch.
     """
 
     candidate: Candidate
@@ -80,6 +81,7 @@ class Estimate:
     least_seconds: float
     likely_seconds: float
     usd_hour: float
+    sums_bytes: int = 0
 
 
 def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float) -> Estimate:
@@ -110,17 +112,18 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
     kept = _PASSES * _KEPT[candidate.remat] * entering / target.bytes_per_s
     # Each microbatch reads the weights forward and backward; several add to sums of the gradients,
     # which are written, read and written again.
-    sums = 3 * gradients if candidate.microbatches > 1 else 0
-    reads = candidate.microbatches * (2 * state.weights + sums) / target.bytes_per_s
+    sums = gradients if candidate.microbatches > 1 else 0
+    reads = candidate.microbatches * (2 * state.weights + 3 * sums) / target.bytes_per_s
     return Estimate(
         candidate=candidate,
         state_bytes=state.total,
         least_bytes=state.total + (0 if candidate.remat == "offload" else part),
-        likely_bytes=state.total + gradients + _KEPT[candidate.remat] * part,
+        likely_bytes=state.total + gradients + sums + _KEPT[candidate.remat] * part,
         limit_bytes=target.generation.hbm_limit,
         least_seconds=max(work, traffic) / _REACHED,
         likely_seconds=_WORK * again * work + traffic + kept + reads + exchange,
         usd_hour=usd_hour,
+        sums_bytes=sums,
     )
 
 

@@ -4,8 +4,9 @@ It reads no clock and no file: a candidate is taken by `choose_next`, and its ve
 Beside the closed forms, a verdict decides about others of the same slice:
 
 - What recomputes as little or less, in as few microbatches or fewer, on a mesh that cuts the model
-  as much or less, does not fit if a candidate did not fit. Nor does plain attention, which keeps
-  its scores, where flash attention did not fit.
+  as much or less, does not fit if a candidate did not fit. A single microbatch has no sums of
+  gradients, so it must be too large without them. Nor does plain attention fit, which keeps its
+  scores, where flash attention did not.
 - What recomputes as much or more, in as many microbatches or more, is no faster than a candidate
   with the same mesh and attention that fits.
 """
@@ -385,7 +386,9 @@ class Search:
         if mine.slice != other.slice or _keeps_less(mine, other):
             return False
         if mine.microbatches <= other.microbatches:
-            return _cuts_no_more(mine.mesh, other.mesh)
+            summed = self._estimates[other].sums_bytes - one.sums_bytes
+            needs_more = summed <= 0 or verdict.hbm_bytes - summed > one.limit_bytes
+            return needs_more and _cuts_no_more(mine.mesh, other.mesh)
         # What is not the state shrinks at most as the microbatches do.
         rest = verdict.hbm_bytes - self._estimates[other].state_bytes
         least = one.state_bytes + rest * other.microbatches / mine.microbatches

@@ -61,6 +61,12 @@ def test_what_recomputes_or_exchanges_more_is_likely_to_take_longer():
     assert plain.likely_seconds > plain.least_seconds
 
 
+def test_several_microbatches_are_likely_to_keep_the_sums_of_their_gradients():
+    one, two = estimate_of(remat="offload"), estimate_of(remat="offload", microbatches=2)
+    assert (one.sums_bytes, two.sums_bytes) == (0, 30 * GIB // 8)
+    assert two.likely_bytes == one.likely_bytes + 30 * GIB // 8 - GIB // 2
+
+
 def test_what_keeps_more_is_likely_to_need_more_memory():
     order = [
         estimate_of(remat=r).likely_bytes

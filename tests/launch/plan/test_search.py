@@ -1,5 +1,6 @@
 """The search of a plan, against trying every candidate."""
 
+import dataclasses
 import io
 import itertools
 import random
@@ -146,6 +147,14 @@ def test_the_number_of_microbatches_is_raised_until_the_rest_beside_the_state_ca
     failed = Verdict(False, 4100, error="no", too_large=True)
     found = prune(estimates, verdicts=[(ladder[0], failed)])
     assert found == dict.fromkeys(ladder[1:3], plan.NEEDS_MORE)
+
+
+def test_a_single_microbatch_may_fit_where_the_sums_of_gradients_of_two_did_not():
+    one, two = (Candidate("a", "fsdp:4", "offload", n) for n in (1, 2))
+    summed = dataclasses.replace(estimate_of(two), sums_bytes=300)
+    for needed, found in ((1300, {}), (1301, {one: plan.NEEDS_MORE})):
+        failed = Verdict(False, needed, error="no", too_large=True)
+        assert prune([estimate_of(one), summed], verdicts=[(two, failed)]) == found
 
 
 def test_what_runs_is_awaited_by_those_that_need_as_much_with_its_mesh():
