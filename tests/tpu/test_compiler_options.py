@@ -22,6 +22,16 @@ def test_tiles_leave_room_in_the_memory_of_a_core():
         assert 0.2 < int(chosen["xla_tpu_scoped_vmem_limit_kib"]) / 1024 / mib < 1
 
 
+def test_sparse_cores_exchange_where_there_are_some_that_do_not_by_default():
+    gather = "xla_tpu_enable_sparse_core_collective_offload_all_gather"
+    found = {g.name for g in GENERATIONS.values() if gather in choose_compiler_options("auto", g)}
+    assert found == {"v5p", "v6e"}
+    for name in found:
+        chosen = choose_compiler_options("auto", GENERATIONS[name])
+        assert chosen[gather] == "True"  # as XLA reads it
+        assert chosen["xla_tpu_enable_async_collective_fusion_fuse_all_gather"] == "False"
+
+
 def test_what_is_set_replaces_what_auto_chooses():
     v6e = GENERATIONS["v6e"]
     assert choose_compiler_options("", v6e) == {}

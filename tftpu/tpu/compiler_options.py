@@ -14,6 +14,21 @@ AUTO = "auto"
 # Makes a product wait until its sharded operand has arrived completely. By default XLA multiplies
 # what has arrived, in a loop of small products that keep the matrix units idle.
 _WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+# Lets SparseCores exchange beside the products, as on tpu7x by default. Without these options the
+# TensorCores of v6e, and mostly those of v5p, wait for each gather. MaxText's public recipes have
+# them for both (Llama 3.1 70B with 131,072 tokens, DeepSeek 3). v5e has no SparseCores, and gathers
+# within products.
+_OFFLOADED = "xla_tpu_enable_sparse_core_collective_offload_"
+_GATHERS = ("all_gather", "2d_all_gather", "3d_all_gather")
+_SUMS = ("reduce_scatter", "nd_reduce_scatter", "all_reduce")
+_FUSED = "xla_tpu_enable_async_collective_fusion_fuse_"
+ON_SPARSE_CORES = {
+    **{f"{_OFFLOADED}{name}": "True" for name in (*_GATHERS, *_SUMS)},
+    **{f"{_FUSED}{name}": "False" for name in ("all_gather", "reduce_scatter", "all_reduce")},
+    "xla_tpu_use_tc_device_shape_on_sc": "True",
+    "xla_sc_disable_megacore_partitioning": "True",
+}
+_OFFLOADING = ("v5p", "v6e")
 # Memory of a core for one instruction, in KiB. Larger tiles read their operands less often. Larger
 # values than these would hardly shorten the steps of Llama 8B, and take twice as long to compile.
 _TILES = "xla_tpu_scoped_vmem_limit_kib"
@@ -36,7 +51,9 @@ def choose_compiler_options(setting: str, generation: Generation | None) -> dict
     if generation is None:
         return {}
     kib = _TILE_KIB.get(generation.name)
-    return _WHOLE_PRODUCTS | ({_TILES: str(kib)} if kib else {})
+    tiles = {_TILES: str(kib)} if kib else {}
+    exchange = ON_SPARSE_CORES if generation.name in _OFFLOADING else {}
+    return _WHOLE_PRODUCTS | tiles | exchange
 
 
 def parse_options(text: str) -> dict[str, str]:

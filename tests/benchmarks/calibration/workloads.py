@@ -20,6 +20,7 @@ from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 from tftpu.optim import optimizers
 from tftpu.optim.losses import SmoothedCrossentropy
+from tftpu.tpu.compiler_options import ON_SPARSE_CORES
 from tftpu.tpu.slices import Slice
 
 
@@ -59,8 +60,12 @@ class Workload:
         ).lower()
 
     def choose_options(self, target: Slice) -> dict[str, str]:
-        """Returns the compiler's options, as the trainer chooses them."""
-        return selection.choose_lowering(self.cluster).choose_compiler_options(target)
+        """Returns the compiler's options, as the trainer chooses them for a slice.
+
+        The exchange stays on the TensorCores, as in the programs that prices were fitted to.
+        """
+        chosen = selection.choose_lowering(self.cluster).choose_compiler_options(target)
+        return {name: value for name, value in chosen.items() if name not in ON_SPARSE_CORES}
 
 
 def build_resnet50(optimizer: str, images: int = 128) -> Workload:

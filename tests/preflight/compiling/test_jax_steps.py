@@ -56,6 +56,14 @@ def test_ironwood_has_two_devices_a_chip():
     assert found["usd_per_1000_steps"] == pytest.approx(4 * 12 / 3600 * 1000 * step_s, rel=0.01)
 
 
+def test_sparse_cores_exchange_beside_the_products():
+    """The compiler's schedule: without the options a product waits for each gather."""
+    [chosen] = report("fsdp:-1", "v6e-8")
+    [waiting] = report("fsdp:-1", "v6e-8", "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000")
+    assert 0 < chosen["collective_ms"] < 0.75 * waiting["collective_ms"]
+    assert chosen["step_ms"] < 0.9 * waiting["step_ms"]
+
+
 def test_two_slices_exchange_their_sums_over_the_network():
     one, two = report("data:-1", "v5e-8,2xv5e-8")
     [cut] = report("data:2,fsdp:-1", "2xv5e-8")
