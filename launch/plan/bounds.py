@@ -20,10 +20,6 @@ _KEPT = {"none": 36, "products": 12, "attention": 3, "block": 2, "offload": 1}
 # As in 14 compiled steps of a Llama of 1.1 billion weights on v5e and v6e, to 37 %: products take
 # longer than at the peak, and what a step keeps passes the memory several times.
 _WORK, _PASSES = 1.3, 8
-# No train step reaches more of a chip's peak FLOP/s, or of its memory's peak bandwidth: the best
-# published one reaches 65 % of the former (Llama 2 70B on a v5p-1024).
-_REACHED = 0.9
-REACHED = f"{_REACHED:.0%} of the chip's peak"
 _BLOCK_SUMS = 4  # sums over `tensor` of a block: after attention and MLP, forward and backward
 
 
@@ -66,11 +62,10 @@ class Estimate:
         least_bytes: bytes of a device's memory that no program of it can do without.
         likely_bytes: about the bytes that a program needs.
         limit_bytes: bytes of a device's memory.
-        least_seconds: time of a step at `REACHED` in FLOP/s or bandwidth, whichever is longer.
+        least_seconds: time of a step at peak FLOP/s or peak bandwidth, whichever is longer.
         likely_seconds: about the time of its work, its traffic and its exchange one after the
             other.
         usd_hour: dollars for an hour of the slice.
-        sums_bytes: bytes of a device's sums of gradients; 0 with a single microbatch.
     """
 
     candidate: Candidate
@@ -81,7 +76,6 @@ class Estimate:
     least_seconds: float
     likely_seconds: float
     usd_hour: float
-    sums_bytes: int = 0
 
 
 def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float) -> Estimate:
@@ -120,10 +114,9 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
         least_bytes=state.total + (0 if candidate.remat == "offload" else part),
         likely_bytes=state.total + gradients + sums + _KEPT[candidate.remat] * part,
         limit_bytes=target.generation.hbm_limit,
-        least_seconds=max(work, traffic) / _REACHED,
+        least_seconds=max(work, traffic),
         likely_seconds=_WORK * again * work + traffic + kept + reads + exchange,
         usd_hour=usd_hour,
-        sums_bytes=sums,
     )
 
 

@@ -4,9 +4,9 @@ It reads no clock and no file: a candidate is taken by `choose_next`, and its ve
 Beside the closed forms, a verdict decides about others of the same slice:
 
 - What recomputes as little or less, in as few microbatches or fewer, on a mesh that cuts the model
-  as much or less, does not fit if a candidate did not fit. A single microbatch has no sums of
-  gradients, so it must be too large without them. Nor does plain attention fit, which keeps its
-  scores, where flash attention did not.
+  as much or less, does not fit if a candidate did not fit; but a single microbatch may, as it
+  keeps no sums of gradients. Nor does plain attention fit, which keeps its scores, where flash
+  attention did not.
 - What recomputes as much or more, in as many microbatches or more, is no faster than a candidate
   with the same mesh and attention that fits.
 """
@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Mapping
 from tftpu.amounts import format_period, format_price
 from tftpu.blocks import REMATS
 from tftpu.config.mesh import DATA, FSDP, parse_mesh
-from tftpu.launch.plan.bounds import REACHED, Estimate
+from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import Candidate
 
 # From the one that keeps most, and is the fastest.
@@ -32,10 +32,10 @@ assert sorted(_BY_MEMORY) == sorted(REMATS)
 _ROOM, _SMALL = 0.7, 0.25
 
 STATE = "too large by weights, optimizer's state and inputs of blocks alone"
-OVER_BUDGET = f"over the budget even at {REACHED}"
-TOO_SLOW = f"too slow even at {REACHED}"
-NO_CHEAPER = f"no cheaper than the best even at {REACHED}"
-NO_FASTER = f"no faster than the best even at {REACHED}"
+OVER_BUDGET = "over the budget even at the chip's peak"
+TOO_SLOW = "too slow even at the chip's peak"
+NO_CHEAPER = "no cheaper than the best even at the chip's peak"
+NO_FASTER = "no faster than the best even at the chip's peak"
 NEEDS_MORE = "larger than one that does not fit"
 SLOWER = "with more work than one that fits"
 
@@ -296,7 +296,7 @@ class Search:
         return self._estimates[candidate].usd_hour
 
     def find_least(self, name: str) -> tuple[float, float]:
-        """Returns the least seconds and dollars of a run on a slice, at `REACHED`."""
+        """Returns the least seconds and dollars of a run on a slice, at the chip's peak."""
         least = [
             e
             for e in self._estimates.values()
@@ -385,10 +385,10 @@ class Search:
         mine = one.candidate
         if mine.slice != other.slice or _keeps_less(mine, other):
             return False
+        if mine.microbatches == 1 < other.microbatches:  # which keep sums of gradients
+            return False
         if mine.microbatches <= other.microbatches:
-            summed = self._estimates[other].sums_bytes - one.sums_bytes
-            needs_more = summed <= 0 or verdict.hbm_bytes - summed > one.limit_bytes
-            return needs_more and _cuts_no_more(mine.mesh, other.mesh)
+            return _cuts_no_more(mine.mesh, other.mesh)
         # What is not the state shrinks at most as the microbatches do.
         rest = verdict.hbm_bytes - self._estimates[other].state_bytes
         least = one.state_bytes + rest * other.microbatches / mine.microbatches

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tftpu.amounts import format_duration, format_duration_range, format_price, format_size
 from tftpu.errors import counted
-from tftpu.launch.plan.bounds import REACHED, Estimate
+from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import ATTENTION, MESH, Candidate, Space
 from tftpu.launch.plan.search import (
     NO_CHEAPER,
@@ -196,14 +196,20 @@ def describe_unpriced(search: Search, space: Space) -> list[str]:
 
 
 def _describe_smallest(search: Search, space: Space, name: str) -> str:
-    """Returns why a slice has no row, with the least memory that a candidate needed there."""
+    """Returns that a slice has no row, with the least memory that a candidate needed there."""
     tried = [one for one in search.verdicts if one.slice == name]
-    large = [one for one in tried if search.verdicts[one].too_large]
+    large = {
+        one: verdict.hbm_bytes
+        for one in tried
+        if (verdict := search.verdicts[one]).too_large and verdict.hbm_bytes
+    }
     if not large:
         return "none of those compiled runs" if tried else "no row"
-    least = min(large, key=lambda one: search.verdicts[one].hbm_bytes)
-    memory = _format_memory(name, search.verdicts[least].hbm_bytes)
-    return f"nothing fits; the least needs {memory}: {space.format_candidate(least)}"
+    least = min(large, key=lambda one: large[one])
+    memory = _format_memory(name, large[least])
+    return (
+        f"no row; of those too large, the smallest needs {memory}: {space.format_candidate(least)}"
+    )
 
 
 def describe_losers(search: Search) -> list[str]:
@@ -220,7 +226,7 @@ def describe_losers(search: Search) -> list[str]:
                 better = "cheaper" if search.goal.budget is None else "faster"
                 said = f"nothing there is {better} than the first row"
             lines.append(
-                f"  {first.slice}: {said}; at {REACHED} a run takes "
+                f"  {first.slice}: {said}; at the chip's peak a run takes "
                 f"{format_duration(seconds)} and costs {format_price(usd)}"
             )
     return lines
@@ -239,7 +245,7 @@ def _format_estimate(search: Search, one: Estimate) -> str:
     expected = search.expect_seconds(one), one.least_seconds
     likely, least = (search.goal.steps * seconds for seconds in expected)
     usd, least_usd = (format_price(one.usd_hour * s / 3600) for s in (likely, least))
-    return f"{format_duration(likely)} and {usd} for the run, at {REACHED} {least_usd}"
+    return f"{format_duration(likely)} and {usd} for the run, at the chip's peak {least_usd}"
 
 
 def explain_nothing(search: Search) -> str:

@@ -206,7 +206,7 @@ def _describe_run(space: Space, goal: Goal, facts: Facts | None) -> str:
         batch += f" of {counted(facts.tokens // facts.examples, 'token')}"
     given = space.experiment
     words = [getattr(given.optimizer, "name", ""), given.train.precision, f"{engine} engine"]
-    method = ", ".join(word for word in words if word)
+    method = ", ".join(word for word in words if word not in ("", "auto"))
     return f"{size}{counted(goal.steps, 'step')} of {batch} ({method}): {goal.aim}"
 
 
@@ -261,7 +261,7 @@ def _print_answer(
     states = journal.facts.states if journal.facts else {}
     undivided = [states[name] for name in space.list_states(targets) if name in states]
     undivided = [reason for reason in undivided if isinstance(reason, str)]
-    lines += table.describe_unpriced(search, space) if rows else []
+    lines += table.describe_unpriced(search, space)
     lines += table.describe_search(search, refusals, undivided)
     if rows:
         lines += [*table.describe_losers(search), *table.describe_next(search, space)]

@@ -60,9 +60,9 @@ class Workload:
         ).lower()
 
     def choose_options(self, target: Slice) -> dict[str, str]:
-        """Returns the compiler's options, as the trainer chooses them for a slice.
+        """Returns the compiler's options that the trainer chooses, without those for SparseCores.
 
-        The exchange stays on the TensorCores, as in the programs that prices were fitted to.
+        Prices were fitted to programs whose exchange is on the TensorCores of v5p and v6e.
         """
         chosen = selection.choose_lowering(self.cluster).choose_compiler_options(target)
         return {name: value for name, value in chosen.items() if name not in ON_SPARSE_CORES}

@@ -43,12 +43,12 @@ def test_the_least_memory_is_the_state_and_the_inputs_of_blocks():
     assert estimate_of(mesh="fsdp:4,tensor:2").least_bytes == state + GIB
 
 
-def test_the_least_time_is_that_of_nine_tenths_of_the_peak():
-    assert estimate_of().least_seconds == pytest.approx(FACTS.flops / 8 / 918e12 / 0.9)
+def test_the_least_time_is_that_of_the_peak():
+    assert estimate_of().least_seconds == pytest.approx(FACTS.flops / 8 / 918e12)
     light = dataclasses.replace(FACTS, flops=1)
     bound = estimate(PLAIN, parse_slice("v6e-8"), light, 21.6)
     # Weights are read, what the optimizer keeps is read and written.
-    assert bound.least_seconds == pytest.approx((30 + 2 * 60) * GIB / 8 / 1638e9 / 0.9)
+    assert bound.least_seconds == pytest.approx((30 + 2 * 60) * GIB / 8 / 1638e9)
 
 
 def test_what_recomputes_or_exchanges_more_is_likely_to_take_longer():
@@ -63,7 +63,6 @@ def test_what_recomputes_or_exchanges_more_is_likely_to_take_longer():
 
 def test_several_microbatches_are_likely_to_keep_the_sums_of_their_gradients():
     one, two = estimate_of(remat="offload"), estimate_of(remat="offload", microbatches=2)
-    assert (one.sums_bytes, two.sums_bytes) == (0, 30 * GIB // 8)
     assert two.likely_bytes == one.likely_bytes + 30 * GIB // 8 - GIB // 2
 
 

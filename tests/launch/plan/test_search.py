@@ -1,6 +1,5 @@
 """The search of a plan, against trying every candidate."""
 
-import dataclasses
 import io
 import itertools
 import random
@@ -34,6 +33,7 @@ class Machine:
         draw = random.Random(seed)
         self.state = draw.choice([200, 900, 2500])
         self.activations = draw.choice([50, 200, 800])
+        self.sums = draw.choice([0, 100, 300])  # of the gradients of several microbatches
         self.slow = {mesh: draw.uniform(1, 2) for mesh in ("data:4", "data:2,fsdp:2", "fsdp:4")}
         self.usd = {"a": draw.uniform(1, 4), "b": draw.uniform(1, 4)}
         self.speed = {"a": draw.uniform(1, 3), "b": draw.uniform(1, 3)}
@@ -52,6 +52,7 @@ class Machine:
         kept, work = REMATS[one.remat]
         plain = one.attention == "plain"
         held = self.activations * (kept + 2 * plain) / one.microbatches
+        held += self.sums * (one.microbatches > 1)
         needs = int(self._measure_state(one) + held)
         if needs > LIMIT:
             return Verdict(False, needs, error="no", too_large=True)
@@ -149,12 +150,12 @@ def test_the_number_of_microbatches_is_raised_until_the_rest_beside_the_state_ca
     assert found == dict.fromkeys(ladder[1:3], plan.NEEDS_MORE)
 
 
-def test_a_single_microbatch_may_fit_where_the_sums_of_gradients_of_two_did_not():
-    one, two = (Candidate("a", "fsdp:4", "offload", n) for n in (1, 2))
-    summed = dataclasses.replace(estimate_of(two), sums_bytes=300)
-    for needed, found in ((1300, {}), (1301, {one: plan.NEEDS_MORE})):
-        failed = Verdict(False, needed, error="no", too_large=True)
-        assert prune([estimate_of(one), summed], verdicts=[(two, failed)]) == found
+def test_a_single_microbatch_may_fit_where_two_with_sums_of_gradients_did_not():
+    one, two, four = (Candidate("a", "fsdp:4", "offload", n) for n in (1, 2, 4))
+    failed = Verdict(False, 9 * LIMIT, error="no", too_large=True)
+    estimates = [estimate_of(each, state=900) for each in (one, two, four)]
+    assert prune(estimates, verdicts=[(two, failed)]) == {four: plan.NEEDS_MORE}
+    assert prune(estimates, verdicts=[(four, failed)]) == {two: plan.NEEDS_MORE}
 
 
 def test_what_runs_is_awaited_by_those_that_need_as_much_with_its_mesh():
@@ -317,14 +318,15 @@ def test_a_verdict_is_a_line_with_the_memory_the_price_and_how_many_are_left():
 def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     left, dear = Candidate("c", "", "none", 1), Candidate("d", "", "none", 1)
     large, larger = (Candidate("v5e-1", "", remat, 1) for remat in ("block", "none"))
-    state = Candidate("v6e-1", "", "none", 1)
+    state, odd = (Candidate(name, "", "none", 1) for name in ("v6e-1", "v6e-4"))
     estimates = [estimate_of(ONE), estimate_of(left, least=0.5), estimate_of(left, least=0.5)]
     unpriced = Candidate("f", "", "none", 1)
     estimates += [estimate_of(dear, usd=99.0), estimate_of(large), estimate_of(larger)]
-    estimates += [estimate_of(state, held=2 * LIMIT), estimate_of(unpriced)]
+    estimates += [estimate_of(state, held=2 * LIMIT), estimate_of(odd), estimate_of(unpriced)]
     search = Search(estimates, Goal(7200))
     fits, fails = Verdict(True, 1, step_seconds=1.0), Verdict(False, 17 << 30, too_large=True)
     search.record_known({ONE: fits, larger: Verdict(False, 20 << 30, too_large=True)})
+    search.record_known({odd: Verdict(False, error="crashed", too_large=True)})
     search.record_known({large: fails, unpriced: Verdict(True, 1)})
     search.choose_next()
     assert {name: found for name, found in search.list_unpriced().items() if found} == {
@@ -334,10 +336,12 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     }
     space = types.SimpleNamespace(format_candidate=lambda one: f"{one.slice} remat={one.remat}")
     assert table.describe_unpriced(search, space) == [
-        "  c: no price yet; roughly 1 h and $1.00 for the run, at 90% of the chip's peak $1.00",
-        "  d: no row; left out: 1 no cheaper than the best even at 90% of the chip's peak",
-        "  v5e-1: nothing fits; the least needs 17 GiB of 15.8 GiB: v5e-1 remat=block",
+        "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
+        "  d: no row; left out: 1 no cheaper than the best even at the chip's peak",
+        "  v5e-1: no row; of those too large, the smallest needs 17 GiB of 15.8 GiB: "
+        "v5e-1 remat=block",
         f"  v6e-1: no row; left out: 1 {plan.STATE}",
+        "  v6e-4: none of those compiled runs",
     ]
 
 
@@ -392,8 +396,8 @@ def test_a_slice_that_cannot_be_cheaper_even_at_its_peak_is_said_to_be_so():
     search.record_known(known)
     search.choose_next()
     assert table.describe_losers(search) == [
-        "  b: nothing there is cheaper than the first row; at 90% of the chip's peak a run takes "
-        "1 h and costs $3.00"
+        "  b: nothing there is cheaper than the first row; at the chip's peak a run takes 1 h and "
+        "costs $3.00"
     ]
 
 
@@ -416,8 +420,7 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
         ("b", 3.0),
     ]
     assert table.describe_losers(search) == [
-        "  b: its row may not be the best there; at 90% of the chip's peak a run takes 1 h and "
-        "costs $1.00"
+        "  b: its row may not be the best there; at the chip's peak a run takes 1 h and costs $1.00"
     ]
     known = {cheap[0]: Verdict(True, step_seconds=2.0), dear: Verdict(True, step_seconds=9.0)}
     slow = [estimate_of(cheap[0]), estimate_of(dear), estimate_of(dearer, least=5.0)]

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.compiled.keras_hub.gemma [--rows=ROW,...] [--batch=N] [--tokens=N]
 
 The rows are the keys of `OURS`, and "keras" for Keras's `fit` under `DataParallel`. "zoo" is the
-zoo's Llama of these widths, and "two-norms" a Gemma with as many norms as that has. All have the
+zoo's Llama of these widths, and "two-norms" a Gemma with the norms of that alone. All have the
 same batch, optimizer and dtype policy, and the same compiler and prices; v5e-8. The rows of `LORA`
 are larger models, of which only adapters are trained, each on its own slice.
 
@@ -48,7 +48,7 @@ GEMMA3_1B: dict[str, Any] = {
     "sliding_window_size": 512,
     "vision_encoder": None,
 }
-# What the zoo's Llama has, beside Gemma's two more norms of a block and those of queries and keys.
+# Without the norms that Gemma has and the zoo's Llama has not.
 TWO_NORMS = dict.fromkeys(
     ("use_query_key_norm", "use_post_ffw_norm", "use_post_attention_norm"), False
 )
