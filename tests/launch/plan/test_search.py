@@ -27,10 +27,13 @@ REMATS = {
 
 
 class Machine:
-    """A made-up model and slices: activations shrink with microbatches, `fsdp` cuts the state."""
+    """A made-up model and slices: activations shrink with microbatches, `fsdp` cuts the state.
+
+    What its closed forms expect, which is the order of compiling, is drawn.
+    """
 
     def __init__(self, seed):
-        draw = random.Random(seed)
+        self._draw = draw = random.Random(seed)
         self.state = draw.choice([200, 900, 2500])
         self.activations = draw.choice([50, 200, 800])
         self.sums = draw.choice([0, 100, 300])  # of the gradients of several microbatches
@@ -43,7 +46,8 @@ class Machine:
     def estimate(self, one):
         state = self._measure_state(one)
         floor = 0.4 / self.speed[one.slice]
-        return Estimate(one, state, state, state, LIMIT, floor, 2 * floor, self.usd[one.slice])
+        held, seconds = int(state * self._draw.uniform(1, 3)), floor * self._draw.uniform(1, 3)
+        return Estimate(one, state, state, held, LIMIT, floor, seconds, self.usd[one.slice])
 
     def _measure_state(self, one):
         return self.state // {"data:4": 1, "data:2,fsdp:2": 2, "fsdp:4": 4}[one.mesh]
