@@ -1,6 +1,7 @@
 """Tables in a terminal, of which a narrow one shows the columns that matter most."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -30,19 +31,36 @@ def build_table(
         for name in rows[0]
     }
     for name in optional:
-        if sum(least.values()) + _GAP * (len(least) - 1) <= width:
+        if _measure_line(least) <= width:
             break
         least.pop(name, None)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in least:
         justify = "left" if name in text else "right"
         if name in wrapped:
-            table.add_column(name, justify=justify, overflow="fold", min_width=_NARROWEST)
+            room = least[name] + max(0, width - _measure_line(least))
+            most = max(_measure_lines(cell, room) for cell in [name, *(r[name] for r in rows)])
+            table.add_column(
+                name,
+                justify=justify,
+                overflow="fold",
+                min_width=_NARROWEST,
+                max_width=max(most, _NARROWEST),
+            )
         else:  # a cell that is cut all the same ends in a mark
             table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*(row[name] for name in least))
     return table
+
+
+def _measure_line(columns: Mapping[str, int]) -> int:
+    return sum(columns.values()) + _GAP * (len(columns) - 1)
+
+
+def _measure_lines(cell: str, room: int) -> int:
+    """Returns the width of the longest line of a cell that is divided at blanks."""
+    return max(map(len, textwrap.wrap(cell, room, break_long_words=False)), default=0)
 
 
 def _measure_cell(cell: str, wraps: bool) -> int:
