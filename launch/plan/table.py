@@ -191,6 +191,8 @@ def describe_unpriced(search: Search, space: Space) -> list[str]:
             said = _describe_smallest(search, space, name)
             reasons = "; ".join(f"{count} {reason}" for reason, count in found.most_common())
             said += f"; left out: {reasons}" if reasons else ""
+            if found.keys() & {NO_CHEAPER, NO_FASTER, TOO_SLOW, OVER_BUDGET}:
+                said += f"; {_format_least(search, name)}"
         lines.append(f"  {name}: {said}")
     return lines
 
@@ -212,6 +214,13 @@ def _describe_smallest(search: Search, space: Space, name: str) -> str:
     )
 
 
+def _format_least(search: Search, name: str) -> str:
+    seconds, usd = search.find_least(name)
+    return (
+        f"at the chip's peak a run takes {format_duration(seconds)} and costs {format_price(usd)}"
+    )
+
+
 def describe_losers(search: Search) -> list[str]:
     """Returns a line about each slice of which the best candidate may not be known."""
     lines = []
@@ -225,10 +234,7 @@ def describe_losers(search: Search) -> list[str]:
             if place > 0 and least >= search.rank(search.list_best()[0]):
                 better = "cheaper" if search.goal.budget is None else "faster"
                 said = f"nothing there is {better} than the first row"
-            lines.append(
-                f"  {first.slice}: {said}; at the chip's peak a run takes "
-                f"{format_duration(seconds)} and costs {format_price(usd)}"
-            )
+            lines.append(f"  {first.slice}: {said}; {_format_least(search, first.slice)}")
     return lines
 
 

@@ -341,7 +341,8 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     space = types.SimpleNamespace(format_candidate=lambda one: f"{one.slice} remat={one.remat}")
     assert table.describe_unpriced(search, space) == [
         "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
-        "  d: no row; left out: 1 no cheaper than the best even at the chip's peak",
+        "  d: no row; left out: 1 no cheaper than the best even at the chip's peak; at the chip's "
+        "peak a run takes 2 h and costs $198.00",
         "  v5e-1: no row; of those too large, the smallest needs 17 GiB of 15.8 GiB: "
         "v5e-1 remat=block",
         f"  v6e-1: no row; left out: 1 {plan.STATE}",
