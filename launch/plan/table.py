@@ -199,22 +199,19 @@ def describe_unpriced(search: Search, space: Space) -> list[str]:
 
 def _describe_smallest(search: Search, space: Space, name: str) -> str:
     """Returns that a slice has no row, with the least memory that a candidate needed there."""
-    tried = [one for one in search.verdicts if one.slice == name]
-    large = {
-        one: verdict.hbm_bytes
-        for one in tried
-        if (verdict := search.verdicts[one]).too_large and verdict.hbm_bytes
-    }
+    tried = {one: verdict for one, verdict in search.verdicts.items() if one.slice == name}
+    large = [one for one, verdict in tried.items() if verdict.too_large and verdict.hbm_bytes]
     if not large:
         return "none of those compiled runs" if tried else "no row"
-    least = min(large, key=lambda one: large[one])
-    memory = _format_memory(name, large[least])
+    least = min(large, key=lambda one: tried[one].hbm_bytes)
+    memory = _format_memory(name, tried[least].hbm_bytes)
     return (
         f"no row; of those too large, the smallest needs {memory}: {space.format_candidate(least)}"
     )
 
 
 def _format_least(search: Search, name: str) -> str:
+    """Returns the least time and price of a run on a slice."""
     seconds, usd = search.find_least(name)
     return (
         f"at the chip's peak a run takes {format_duration(seconds)} and costs {format_price(usd)}"

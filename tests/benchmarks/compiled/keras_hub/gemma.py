@@ -48,10 +48,6 @@ GEMMA3_1B: dict[str, Any] = {
     "sliding_window_size": 512,
     "vision_encoder": None,
 }
-# Without the norms that Gemma has and the zoo's Llama has not.
-TWO_NORMS = dict.fromkeys(
-    ("use_query_key_norm", "use_post_ffw_norm", "use_post_attention_norm"), False
-)
 # google/gemma-3-12b-pt and google/gemma-3-27b-pt, without the encoder of images; with their slices.
 LORA: dict[str, tuple[str, dict[str, Any]]] = {
     "12b-lora": (
@@ -78,13 +74,15 @@ LORA: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Gemma's norms that the zoo's Llama does not have.
+NORMS = ("use_query_key_norm", "use_post_ffw_norm", "use_post_attention_norm")
+OTHERS = LORA | {"two-norms": (SLICE, dict.fromkeys(NORMS, False))}
 OURS = {
     "none": {},
     "block": {"remat": "block"},
     "products": {"remat": "products"},
     "scan": {"scan": "block"},
     "scan-block": {"scan": "block", "remat": "block"},
-    "two-norms": {"scan": "block", "remat": "block"},
     "zoo": {},
 }
 
@@ -107,9 +105,8 @@ def main(arguments: list[str]) -> None:
         spec = (batch // DEVICES, tokens)
         ids, seen = tf.TensorSpec(spec, tf.int32), tf.TensorSpec(spec, tf.bool)
         shard = ({"token_ids": ids, "padding_mask": seen}, ids) if row != "zoo" else (ids, ids)
-        where, sizes = LORA.get(row, (SLICE, None))
+        where, sizes = OTHERS.get(row, (SLICE, None))
         options = TrainConfig(log_every=1, **OURS["scan-block" if sizes else row])
-        sizes = TWO_NORMS if row == "two-norms" else sizes
         build = functools.partial(build_gemma, sizes, row in LORA) if row != "zoo" else build_llama
         step = lowering.build(build, shard, DEVICES, PRECISION, options).lower()
         chosen = lowering.choose_compiler_options(parse_slice(where))
