@@ -76,7 +76,7 @@ LORA: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Gemma's norms that the zoo's Llama does not have.
 NORMS = ("use_query_key_norm", "use_post_ffw_norm", "use_post_attention_norm")
-TWO_NORMS: dict[str, Any] = {name: False for name in NORMS}
+TWO_NORMS = dict[str, Any].fromkeys(NORMS, False)
 OTHERS = LORA | {"two-norms": (SLICE, TWO_NORMS)}
 OURS = {
     "none": {},
