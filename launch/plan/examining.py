@@ -140,6 +140,7 @@ class PlanExaminer:
             KeyboardInterrupt: by Ctrl-C; the verdicts until then are recorded.
         """
         changed, ended = threading.Condition(), threading.Event()
+        ruled_out = set(table.describe_ruled_out(search, self._space))  # known before
         with Progress() as progress:
             processes = Processes(progress)
             parts: dict[Candidate, Processes] = {}  # of what is examined, to end it alone
@@ -179,6 +180,10 @@ class PlanExaminer:
                             journal.write_verdict(candidate, verdict)
                         described = table.describe_verdict(search, self._space, candidate)
                         progress.print_line(f"  {described}")
+                        for line in table.describe_ruled_out(search, self._space):
+                            if line not in ruled_out:
+                                ruled_out.add(line)
+                                progress.print_line(line)
                         for other in parts.keys() & search.pruned.keys():
                             parts.pop(other).stop()
                         changed.notify_all()
@@ -201,7 +206,7 @@ class PlanExaminer:
             lambda: build_model(experiment),
             *(self._batch_spec, options, selection.choose_lowering(experiment.cluster)),
             *(self._caller, processes),
-            f" with {' '.join(other)}" if other else "",
+            f" with {' '.join(other)}" if other else " as configured",
         )
         try:
             report = examiner.examine_once(parse_slice(candidate.slice))

@@ -51,11 +51,13 @@ class Goal:
         steps: the length of the run.
         budget: dollars for the run; None: no limit.
         deadline: seconds for the run; None: no limit.
+        tokens: the tokens of a global batch; None for data of other kinds.
     """
 
     steps: int
     budget: float | None = None
     deadline: float | None = None
+    tokens: int | None = None
 
     def rank(self, step_seconds: float, usd_hour: float) -> tuple[bool, float, float]:
         """Returns the rank of a run, the lowest of the best: (misses the limit, first, second).
@@ -69,6 +71,10 @@ class Goal:
         if self.deadline is not None and seconds > self.deadline:
             return True, seconds, usd
         return False, usd, seconds
+
+    def price_tokens(self, step_seconds: float, usd_hour: float) -> float | None:
+        """Returns the dollars for 1 billion tokens; None for data of other kinds."""
+        return usd_hour * step_seconds / 3600 / self.tokens * 1e9 if self.tokens else None
 
     @property
     def miss(self) -> str:
@@ -121,15 +127,24 @@ class Search:
         estimates: the candidates with their closed forms.
         goal: what is looked for.
         own: the candidates with the config's own settings: the most promising one is tried first.
+        named: the slices that the user named: each gets a price, if anything fits there and keeps
+            the limit.
 
     Attributes:
         verdicts: the verdicts by candidate, in their order.
         pruned: why candidates were not compiled.
     """
 
-    def __init__(self, estimates: Iterable[Estimate], goal: Goal, own: Collection[Candidate] = ()):
+    def __init__(
+        self,
+        estimates: Iterable[Estimate],
+        goal: Goal,
+        own: Collection[Candidate] = (),
+        named: Collection[str] = (),
+    ):
         self.goal = goal
         self._own = set(own)  # until one of them was tried
+        self._named = set(named)  # until one of their candidates has a price
         self._estimates = {one.candidate: one for one in estimates}
         # The most bytes by which programs were above their closed form, or the fewest below, by
         # `_name_memory`.
@@ -143,6 +158,7 @@ class Search:
         self._running: set[Candidate] = set()
         self.verdicts: dict[Candidate, Verdict] = {}
         self.pruned: dict[Candidate, str] = {}
+        self._prune()
 
     @property
     def size(self) -> int:
@@ -170,15 +186,22 @@ class Search:
         Those on a slice and mesh on which nothing runs come first, as the verdict on what runs
         decides about the others there; of these only the ones that need less memory are taken.
         Until something fits, slices on which nothing runs come first: compilers are several times
-        as fast for some generations as for others.
+        as fast for some generations as for others. Then come named slices without a price.
         """
         self._prune()
         busy = {(one.slice, one.mesh) for one in self._running}
-        free = [e for e in self._waiting if (e.candidate.slice, e.candidate.mesh) not in busy]
-        free = free or [e for e in self._waiting if self._may_replace_running(e.candidate)]
+        slices = {one.slice for one in self._running}
+        bar = self._find_bar()
+        # What is compiled for nothing but a price of its slice is compiled alone there.
+        waiting = [
+            e for e in self._waiting if e.candidate.slice not in slices or self._rank_least(e) < bar
+        ]
+        free = [e for e in waiting if (e.candidate.slice, e.candidate.mesh) not in busy]
+        free = free or [e for e in waiting if self._may_replace_running(e.candidate)]
         if not any(verdict.fits for verdict in self.verdicts.values()):
-            slices = {one.slice for one in self._running}
             free.sort(key=lambda e: (self.rank_likely(e)[0], e.candidate.slice in slices))
+        else:
+            free.sort(key=lambda e: e.candidate.slice not in self._named - slices)
         chosen = next(iter(free), None)
         if chosen is None:
             return None
@@ -206,6 +229,7 @@ class Search:
             self._own.clear()
         for one, verdict in known.items():
             if self.has_candidate(one):
+                self.pruned.pop(one, None)
                 self._note(one, verdict)
         self._waiting.sort(key=self.rank_likely)
 
@@ -223,6 +247,7 @@ class Search:
         if candidate.attention == "flash" and not known:
             self._kernels.discard(candidate.slice)
         if verdict.step_seconds:
+            self._named.discard(candidate.slice)
             pace = verdict.step_seconds / self._estimates[candidate].likely_seconds
             paces = self._paces.setdefault(candidate.attention, {})
             paces.setdefault(candidate.slice, []).append(pace)
@@ -296,14 +321,13 @@ class Search:
         return self._estimates[candidate].usd_hour
 
     def find_least(self, name: str) -> tuple[float, float]:
-        """Returns the least seconds and dollars of a run on a slice, at the chip's peak."""
+        """Returns the least seconds of a step on a slice, at peak, and the dollars of an hour."""
         least = [
             e
             for e in self._estimates.values()
             if e.candidate.slice == name and self.pruned.get(e.candidate) != STATE
         ]
-        seconds = self.goal.steps * min(e.least_seconds for e in least)
-        return seconds, seconds * least[0].usd_hour / 3600
+        return min(e.least_seconds for e in least), least[0].usd_hour
 
     def count_pruned(self) -> dict[str, int]:
         """Returns how many candidates were pruned for each reason, the most first."""
@@ -343,9 +367,17 @@ class Search:
         uncounted = self._uncounted.get(_name_memory(candidate), 0) / _count_parts(candidate)
         return one.likely_bytes + uncounted
 
-    def _prune(self) -> None:
+    def _find_bar(self) -> tuple[bool, float, float]:
+        """Returns the rank of the best so far."""
         best = next(iter(self.list_best()), None)
-        bar = self.rank(best) if best else (True, math.inf, math.inf)
+        return self.rank(best) if best else (True, math.inf, math.inf)
+
+    def _rank_least(self, one: Estimate) -> tuple[bool, float, float]:
+        """Returns the rank of a candidate at the chip's peak."""
+        return self.goal.rank(one.least_seconds, one.usd_hour)
+
+    def _prune(self) -> None:
+        bar = self._find_bar()
         for candidate in list(self._running):
             if reason := self._find_reason(self._estimates[candidate], bar):
                 self.pruned[candidate] = reason
@@ -368,10 +400,10 @@ class Search:
         """
         if one.least_bytes > one.limit_bytes:
             return STATE
-        least = self.goal.rank(one.least_seconds, one.usd_hour)
+        least = self._rank_least(one)
         if least[0]:
             return TOO_SLOW if self.goal.budget is None else OVER_BUDGET
-        if least >= bar:
+        if least >= bar and one.candidate.slice not in self._named:
             return NO_CHEAPER if self.goal.budget is None else NO_FASTER
         for other, verdict in self.verdicts.items():
             if verdict.too_large and self._needs_more(one, other, verdict):

@@ -15,6 +15,7 @@ from tftpu.launch.plan.search import (
     NO_FASTER,
     OVER_BUDGET,
     TOO_SLOW,
+    Goal,
     Search,
 )
 from tftpu.preflight import columns
@@ -27,20 +28,19 @@ _TEXT = ("slice", "mesh", _CHANGES, "")  # columns aligned to the left
 _OPTIONAL = ("time/run", "MFU", "range", "host/core", "HBM", "cost/1B tokens")
 
 
-def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> list[dict[str, Any]]:
+def build_rows(search: Search, space: Space, top: int) -> list[dict[str, Any]]:
     """Returns the best candidates, and the best of each other slice, as plain data.
 
     Args:
         search: the search.
         space: the config, and the fields that were chosen.
         top: how many candidates, the best first.
-        tokens: the tokens of a global batch; None for data of other kinds.
     """
     rows, firsts = [], search.list_firsts()
     for candidate in [one for n, one in enumerate(search.list_best()) if n < top or one in firsts]:
         verdict = search.verdicts[candidate]
         seconds = search.goal.steps * (verdict.step_seconds or 0.0)
-        usd = search.find_usd_hour(candidate) * seconds / 3600
+        usd_hour = search.find_usd_hour(candidate)
         rows.append(
             {
                 "slice": candidate.slice,
@@ -54,8 +54,10 @@ def build_rows(search: Search, space: Space, top: int, tokens: int | None) -> li
                 "step_seconds_high": verdict.step_seconds_high,
                 "mfu": verdict.mfu,
                 "hours": seconds / 3600,
-                "usd": usd,
-                "usd_per_1b_tokens": usd / search.goal.steps / tokens * 1e9 if tokens else None,
+                "usd": usd_hour * seconds / 3600,
+                "usd_per_1b_tokens": search.goal.price_tokens(
+                    verdict.step_seconds or 0.0, usd_hour
+                ),
                 "meets_goal": search.meets_goal(candidate),
             }
         )
@@ -135,7 +137,7 @@ def describe_estimates(search: Search, space: Space, parameters: int) -> list[st
         place = f"  {one.candidate.slice} ({chips}, {format_price(one.usd_hour)} an hour)"
         shown = " ".join([place, *space.list_changes(one.candidate)])
         lines.append(f"{shown}: {step} per step, {_format_estimate(search, one)}")
-    return lines
+    return lines + describe_ruled_out(search, space)
 
 
 def describe_hours(search: Search) -> str:
@@ -158,9 +160,16 @@ def describe_verdict(search: Search, space: Space, candidate: Candidate) -> str:
         return f"{shown}: {reason}{held}{left}"
     if verdict.step_seconds is None:
         return f"{shown}: fits{held}, not priced{left}"
-    usd = search.goal.steps * verdict.step_seconds * search.find_usd_hour(candidate) / 3600
     step = format_duration(verdict.step_seconds)
-    return f"{shown}: fits{held}, {step} per step, {format_price(usd)}{left}"
+    prices = _format_prices(search.goal, verdict.step_seconds, search.find_usd_hour(candidate))
+    return f"{shown}: fits{held}, {step} per step, {prices}{left}"
+
+
+def _format_prices(goal: Goal, step_seconds: float, usd_hour: float) -> str:
+    """Returns the price of a run, and that of 1 billion tokens for data that has tokens."""
+    run = f"{format_price(goal.steps * step_seconds * usd_hour / 3600)} a run"
+    per_tokens = goal.price_tokens(step_seconds, usd_hour)
+    return run if per_tokens is None else f"{run} ({format_price(per_tokens)} per 1B tokens)"
 
 
 def _format_memory(name: str, used: int) -> str:
@@ -181,18 +190,26 @@ def describe_next(search: Search, space: Space) -> list[str]:
     return [f"  the most promising that is left{known}, roughly: {shown}"]
 
 
-def describe_unpriced(search: Search, space: Space) -> list[str]:
-    """Returns a line for each slice of which no candidate has a price."""
+def describe_unpriced(search: Search) -> list[str]:
+    """Returns a line for each slice that has no price yet."""
+    return [
+        f"  {name}: no price yet; roughly {_format_estimate(search, found)}"
+        for name, found in search.list_unpriced().items()
+        if isinstance(found, Estimate)
+    ]
+
+
+def describe_ruled_out(search: Search, space: Space) -> list[str]:
+    """Returns a line for each slice that has no price and gets none."""
     lines = []
     for name, found in search.list_unpriced().items():
         if isinstance(found, Estimate):
-            said = f"no price yet; roughly {_format_estimate(search, found)}"
-        else:
-            said = _describe_smallest(search, space, name)
-            reasons = "; ".join(f"{count} {reason}" for reason, count in found.most_common())
-            said += f"; left out: {reasons}" if reasons else ""
-            if found.keys() & {NO_CHEAPER, NO_FASTER, TOO_SLOW, OVER_BUDGET}:
-                said += f"; {_format_least(search, name)}"
+            continue
+        said = _describe_smallest(search, space, name)
+        reasons = "; ".join(f"{count} {reason}" for reason, count in found.most_common())
+        said += f"; left out: {reasons}" if reasons else ""
+        if found.keys() & {NO_CHEAPER, NO_FASTER, TOO_SLOW, OVER_BUDGET}:
+            said += f"; {_format_least(search, name)}"
         lines.append(f"  {name}: {said}")
     return lines
 
@@ -212,10 +229,10 @@ def _describe_smallest(search: Search, space: Space, name: str) -> str:
 
 def _format_least(search: Search, name: str) -> str:
     """Returns the least time and price of a run on a slice."""
-    seconds, usd = search.find_least(name)
-    return (
-        f"at the chip's peak a run takes {format_duration(seconds)} and costs {format_price(usd)}"
-    )
+    seconds, usd_hour = search.find_least(name)
+    prices = _format_prices(search.goal, seconds, usd_hour)
+    run = format_duration(search.goal.steps * seconds)
+    return f"at the chip's peak {run} and {prices}"
 
 
 def describe_losers(search: Search) -> list[str]:
@@ -225,8 +242,7 @@ def describe_losers(search: Search) -> list[str]:
         why = {reason for one, reason in search.pruned.items() if one.slice == first.slice}
         beaten = place > 0 and why & {NO_CHEAPER, NO_FASTER}
         if beaten or (not search.meets_goal(first) and why & {TOO_SLOW, OVER_BUDGET}):
-            seconds, usd = search.find_least(first.slice)
-            least = search.goal.rank(seconds / search.goal.steps, 3600 * usd / seconds)
+            least = search.goal.rank(*search.find_least(first.slice))
             said = "its row may not be the best there"
             if place > 0 and least >= search.rank(search.list_best()[0]):
                 better = "cheaper" if search.goal.budget is None else "faster"
@@ -245,10 +261,13 @@ def describe_ranges(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _format_estimate(search: Search, one: Estimate) -> str:
-    expected = search.expect_seconds(one), one.least_seconds
-    likely, least = (search.goal.steps * seconds for seconds in expected)
-    usd, least_usd = (format_price(one.usd_hour * s / 3600) for s in (likely, least))
-    return f"{format_duration(likely)} and {usd} for the run, at the chip's peak {least_usd}"
+    likely = search.expect_seconds(one)
+    prices, least = (
+        _format_prices(search.goal, seconds, one.usd_hour)
+        for seconds in (likely, one.least_seconds)
+    )
+    run = format_duration(search.goal.steps * likely)
+    return f"{run} and {prices}, at the chip's peak {least}"
 
 
 def explain_nothing(search: Search) -> str:

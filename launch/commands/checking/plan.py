@@ -183,7 +183,7 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
 
 def _build_search(options: Options, space: Space, targets: Sequence[Slice], facts: Facts) -> Search:
     prices = parse_prices(options.price)
-    goal = Goal(space.experiment.train.length, options.budget, options.deadline)
+    goal = Goal(space.experiment.train.length, options.budget, options.deadline, facts.tokens)
     estimates = [
         estimate(
             *(candidate, target, facts),
@@ -194,7 +194,7 @@ def _build_search(options: Options, space: Space, targets: Sequence[Slice], fact
         if not isinstance(facts.states[name_state(candidate.mesh, target)], str)
     ]
     own = [one.candidate for one in estimates if space.has_settings(one.candidate)]
-    return Search(estimates, goal, own)
+    return Search(estimates, goal, own, [one.name for one in targets] if options.slices else [])
 
 
 def _describe_run(space: Space, goal: Goal, facts: Facts | None) -> str:
@@ -243,8 +243,7 @@ def _print_answer(
     options: Options, space: Space, targets: Sequence[Slice], search: Search, journal: Journal
 ) -> None:
     console = build_console()
-    tokens = journal.facts.tokens if journal.facts else None
-    rows = table.build_rows(search, space, options.top, tokens)
+    rows = table.build_rows(search, space, options.top)
     lines: list[str] = []
     if rows:
         described = _describe_run(space, search.goal, journal.facts)
@@ -261,7 +260,7 @@ def _print_answer(
     states = journal.facts.states if journal.facts else {}
     undivided = [states[name] for name in space.list_states(targets) if name in states]
     undivided = [reason for reason in undivided if isinstance(reason, str)]
-    lines += table.describe_unpriced(search, space)
+    lines += [*table.describe_ruled_out(search, space), *table.describe_unpriced(search)]
     lines += table.describe_search(search, refusals, undivided)
     if rows:
         lines += [*table.describe_losers(search), *table.describe_next(search, space)]

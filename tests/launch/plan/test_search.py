@@ -1,5 +1,6 @@
 """The search of a plan, against trying every candidate."""
 
+import dataclasses
 import io
 import itertools
 import random
@@ -65,8 +66,8 @@ class Machine:
         return Verdict(True, needs, step_seconds=seconds)
 
 
-def search_through(machine, goal):
-    search = Search(map(machine.estimate, machine.candidates), goal)
+def search_through(machine, goal, named=()):
+    search = Search(map(machine.estimate, machine.candidates), goal, named=named)
     while (one := search.choose_next()) is not None:
         search.record(one, machine.examine(one))
     return search
@@ -96,6 +97,49 @@ def test_the_best_is_that_of_trying_all_and_few_are_compiled(seed, goal):
         assert search.rank(found[0]) == best
     assert search.size == len(search.verdicts) + len(search.pruned) == len(machine.candidates)
     assert search.left == 0 and len(search.verdicts) < search.size / 2
+
+
+@pytest.mark.parametrize(
+    "goal", [Goal(3600), Goal(3600, budget=2.0), Goal(3600, deadline=2500.0)], ids=str
+)
+@pytest.mark.parametrize("seed", range(20))
+def test_each_named_slice_gets_a_price_if_anything_fits_there(seed, goal):
+    machine = Machine(seed)
+    search = search_through(machine, goal, named=machine.usd)
+    best = try_all(machine, goal)
+    if best is not None and not best[0]:
+        assert search.rank(search.list_best()[0]) == best
+    priced = {one.slice for one, verdict in search.verdicts.items() if verdict.fits}
+    for name in machine.usd:
+        known = Machine(seed)
+        known.candidates = [one for one in known.candidates if one.slice == name]
+        alone = try_all(known, goal)
+        if alone is not None and not alone[0]:
+            assert name in priced
+
+
+def test_for_the_price_of_a_named_slice_one_candidate_is_compiled_at_a_time():
+    dear = [Candidate("b", mesh, "none", 1) for mesh in ("data:4", "fsdp:4")]
+    estimates = [estimate_of(ONE), *(estimate_of(one, usd=99.0) for one in dear)]
+    for named, chosen in (((), None), (("b",), dear[0])):
+        search = Search(estimates, CHEAPEST, named=named)
+        search.record_known({ONE: Verdict(True, step_seconds=1.0)})
+        assert search.choose_next() == chosen and search.choose_next() is None
+    assert search.left == 2
+    search.record(dear[0], Verdict(False, 2 * LIMIT, too_large=True))
+    assert search.choose_next() == dear[1]
+    search.record(dear[1], Verdict(True, step_seconds=1.0))
+    assert search.left == 0
+
+
+def test_a_slice_that_nothing_fits_on_is_known_before_anything_is_compiled():
+    large = Candidate("v5e-1", "", "none", 1)
+    search = Search([estimate_of(ONE), estimate_of(large, held=2 * LIMIT)], CHEAPEST)
+    space = types.SimpleNamespace(list_changes=lambda candidate: [])
+    [known] = table.describe_ruled_out(search, space)
+    assert known == f"  v5e-1: no row; left out: 1 {plan.STATE}"
+    search.record_known({large: Verdict(True, 1, step_seconds=1.0)})
+    assert table.describe_ruled_out(search, space) == [] and not search.pruned
 
 
 def estimate_of(candidate, least=1.0, usd=1.0, held=100, state=100):
@@ -315,8 +359,11 @@ def test_a_verdict_is_a_line_with_the_memory_the_price_and_how_many_are_left():
     said = [table.describe_verdict(search, space, one) for one in (large, fits)]
     assert said == [
         "v5e-1: does not fit, 17 GiB of 15.8 GiB; 1 left",
-        "v6e-1: fits, 3 GiB of 31.2 GiB, 2 s per step, $2.00; 1 left",
+        "v6e-1: fits, 3 GiB of 31.2 GiB, 2 s per step, $2.00 a run; 1 left",
     ]
+    search.goal = dataclasses.replace(CHEAPEST, tokens=1000)
+    line = table.describe_verdict(search, space, fits)
+    assert line.endswith("2 s per step, $2.00 a run ($555.56 per 1B tokens); 1 left")
 
 
 def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
@@ -339,10 +386,12 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
         "v6e-1": {plan.STATE: 1},
     }
     space = types.SimpleNamespace(format_candidate=lambda one: f"{one.slice} remat={one.remat}")
-    assert table.describe_unpriced(search, space) == [
-        "  c: no price yet; roughly 1 h and $1.00 for the run, at the chip's peak $1.00",
+    assert table.describe_unpriced(search) == [
+        "  c: no price yet; roughly 1 h and $1.00 a run, at the chip's peak $1.00 a run"
+    ]
+    assert table.describe_ruled_out(search, space) == [
         "  d: no row; left out: 1 no cheaper than the best even at the chip's peak; at the chip's "
-        "peak a run takes 2 h and costs $198.00",
+        "peak 2 h and $198.00 a run",
         "  v5e-1: no row; of those too large, the smallest needs 17 GiB of 15.8 GiB: "
         "v5e-1 remat=block",
         f"  v6e-1: no row; left out: 1 {plan.STATE}",
@@ -401,8 +450,7 @@ def test_a_slice_that_cannot_be_cheaper_even_at_its_peak_is_said_to_be_so():
     search.record_known(known)
     search.choose_next()
     assert table.describe_losers(search) == [
-        "  b: nothing there is cheaper than the first row; at the chip's peak a run takes 1 h and "
-        "costs $3.00"
+        "  b: nothing there is cheaper than the first row; at the chip's peak 1 h and $3.00 a run"
     ]
 
 
@@ -418,14 +466,14 @@ def test_the_best_of_each_slice_is_shown_and_named_where_it_may_not_be_the_best(
     search.record_known(known)
     assert search.choose_next() is None
     space = types.SimpleNamespace(list_changes=lambda candidate: [])
-    rows = table.build_rows(search, space, 2, None)
+    rows = table.build_rows(search, space, 2)
     assert [(row["slice"], row["step_seconds"]) for row in rows] == [
         ("a", 2.0),
         ("a", 2.0),
         ("b", 3.0),
     ]
     assert table.describe_losers(search) == [
-        "  b: its row may not be the best there; at the chip's peak a run takes 1 h and costs $1.00"
+        "  b: its row may not be the best there; at the chip's peak 1 h and $1.00 a run"
     ]
     known = {cheap[0]: Verdict(True, step_seconds=2.0), dear: Verdict(True, step_seconds=9.0)}
     slow = [estimate_of(cheap[0]), estimate_of(dear), estimate_of(dearer, least=5.0)]
@@ -443,7 +491,7 @@ def test_a_row_has_the_range_of_the_time_and_the_mfu_where_they_are_known():
     search.record_known({one: known, other: Verdict(True, step_seconds=2.0)})
     space = types.SimpleNamespace(list_changes=lambda candidate: [])
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table.build_table(table.build_rows(search, space, 2, None), "", 120))
+    console.print(table.build_table(table.build_rows(search, space, 2), "", 120))
     head, first, second = console.export_text().splitlines()
     assert re.search(r" step +range +MFU +time/run ", head)
     assert re.search(r" 1 GiB of 15.8 GiB +1 s  0.84-1.16 s  42% +1 h ", first)
