@@ -45,7 +45,7 @@ def parse_period(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?([a-z]*)", text.strip())
     unit = _LONGER.get(match[2], match[2] or "s") if match else ""
     if match is None or unit not in _PERIODS:
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"{text!r} is not a time")
     return float(match[1]) * _PERIODS[unit]
 
 

@@ -87,7 +87,7 @@ def _open_rows(data: "Tokens", folder: str, split: str) -> tuple[Manifest, Shard
     """Returns a data set of packed text, and the rows of a split.
 
     Raises:
-        UserError: the data set is no packed text, or is packed for another context.
+        UserError: the data set is not packed text, or is packed for another context.
     """
     found = manifest.read(folder)
     for name in ("tokens", "segments"):

@@ -27,7 +27,7 @@ _PATHS = ("data_dir", "train_text", "eval_text", "tokenizer", "preset", "init_fr
 
 
 def write(workdir: str, flags: Sequence[str]) -> None:
-    """Writes this folder, and digests of the loaded modules that are no part of a package.
+    """Writes this folder, and digests of the loaded modules that belong to no package.
 
     Args:
         workdir: the folder of the run.

@@ -82,7 +82,7 @@ def find_chains(model: keras.Model) -> list[Chain]:
 
 
 def _identify(layer: keras.Layer) -> Any:
-    """Returns what equal blocks have in common; None for a layer that is no block."""
+    """Returns what equal blocks have in common; None for a layer that is not a block."""
     if isinstance(layer, keras.Model) or not layer.trainable_variables:
         return None
     if len(internals.flatten_layers(layer)) == 1:

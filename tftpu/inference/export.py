@@ -52,7 +52,7 @@ def _name_ways(model: keras.Model) -> str:
 
 
 def check_unique_paths(model: keras.Model) -> None:
-    """Raises `UserError` if weights of a model share a path, by which they would be told apart."""
+    """Raises `UserError` if weights of a model share a path, which is their name in the file."""
     for path, count in collections.Counter(v.path for v in model.weights).items():
         if count > 1:
             raise UserError(

@@ -262,7 +262,7 @@ class TensorBoard(Writer):
 
 @contextlib.contextmanager
 def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
-    """Writes events with a writer of TensorFlow, without the flush at the end of its own context.
+    """Writes events with a TensorFlow writer, without the flush that its own context ends with.
 
     The thread's earlier default returns at the end. TensorFlow flushes whatever is the default
     then: a writer with nothing to flush. (Its no-op writer is never a default.)

@@ -104,8 +104,8 @@ def reported_if_long(place: Task, seconds: float) -> contextlib.AbstractContextM
 def ended_if_alone(place: Task, seconds: float) -> Iterator[None]:
     """Ends this process, with exit code 1, if it waits for the others longer than these seconds.
 
-    For what lets no thread of Python run while it waits: it is told before, and ended by a thread
-    of `faulthandler`, which needs no interpreter.
+    For code that lets no Python thread run while it waits: the wait is reported before it begins,
+    and a thread of `faulthandler`, which needs no interpreter, ends the process.
     """
     report_waiting(place, seconds)
     with open(os.devnull, "w") as nowhere:

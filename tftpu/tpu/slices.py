@@ -314,7 +314,7 @@ def _suggest(name: str) -> str:
     if begun and begun[0] in known.values():
         return f" Did you mean {begun[0]!r}?"
     given = _simplify(name)
-    number = re.search(r"\d", given)  # of the generation: v8-8 is no v4-8
+    number = re.search(r"\d", given)  # of the generation: v8-8 is not close to v4-8
     near = find_nearest(given, [k for k in known if number and k.startswith(number[0])])
     if near is None:
         return f" The generations are {', '.join([*GENERATIONS, *ALIASES])}."

@@ -69,7 +69,7 @@ def _quieten_xla() -> None:
 def _compile_replacing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that keeps the state in variables, whose memory XLA writes to.
 
-    It copies an argument that is no variable.
+    It copies arguments that are not variables.
     """
 
     def replace(variables: Any, *args: Any) -> Any:

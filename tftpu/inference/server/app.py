@@ -297,7 +297,7 @@ def _build_refusal(
         counts.count_refusal(status)
         hint = _hint_at_texts(request)
         path = request.url.path
-        # OpenAI's are no misspellings of those that are there.
+        # OpenAI's addresses are not misspellings of the existing ones.
         near = None if path in answers.OPENAI else find_nearest(path, [r.path for r in routes])
         known = f"Did you mean {near!r}?" if near else f"There are {addresses}."
         said = {

@@ -223,7 +223,7 @@ def _takes(given: Input) -> str:
 def _find_some(values: Any) -> Any:
     """Returns a value in nested lists, for a message about what was given.
 
-    It is the first that is no number, else the first float, whole number or truth value.
+    It is the first value that is not a number, else the first float, integer or boolean.
     """
     flat = [values]
     while any(isinstance(value, list) and value for value in flat):

@@ -81,7 +81,7 @@ def load(path: str) -> Served:
         return _load_onnx(files.join(path, names[0]))
     if files.exists(files.join(path, "config.json")):
         raise UserError(f"{path} is a run, not an exported model: `tftpu serve {path}` serves it.")
-    found = f"holds {len(names)} files of ONNX" if names else "is no export that can be served"
+    found = f"holds {len(names)} files of ONNX" if names else "is not an export that can be served"
     raise UserError(
         f"{path} {found}: give an ONNX file (.onnx) or the folder of a SavedModel, as `tftpu "
         "export` writes them."

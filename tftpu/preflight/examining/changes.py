@@ -145,7 +145,7 @@ def suggest_recomputing(
             return seconds, [f"{field}={remat} makes this batch fit: {answer}, the same update."]
         if _exceeds_host(compiled, target):
             kept = count_host_bytes(compiled.memory)
-            return None, [f"{field}={remat} is no help: {describe_host_excess(kept, target)}"]
+            return None, [f"{field}={remat} does not help: {describe_host_excess(kept, target)}"]
     last = examiner.lowering.remats[-1]
     return None, [f"{field}={last} is not enough to make this batch fit."]
 

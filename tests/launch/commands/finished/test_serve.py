@@ -193,7 +193,7 @@ def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
         (["--model=there.onnx", "--port=70000"], "choose another --port"),
         (["--model=there.onnx", "--name=a/b"], "--name=a/b becomes part of addresses: use letters"),
         (["--model=many", "--port=0"], "many holds 2 files of ONNX"),
-        (["--model=there", "--port=0"], "there is no export that can be served"),
+        (["--model=there", "--port=0"], "there is not an export that can be served"),
         (["--model=m.onnx", "--batch=0"], "--batch"),
     ],
 )
