@@ -4,7 +4,7 @@ Requests are retried by the policy of `retry`: on 429, 5xx, broken connections a
 not match their checksum. An upload above 8 MiB continues after the last part that arrived. An
 interrupted upload of a set sends the missing files only.
 
-`files` has what is the same for a path on a disk. TensorFlow reaches buckets by a client of its own
+`files` has what is the same for a path on a disk. TensorFlow reaches buckets by its own client
 for what it reads and writes itself: data sets, events, profiles.
 """
 

@@ -72,7 +72,7 @@ class Phase:
 class Progress:
     """The phases that run now, shown on standard error while the object is a context.
 
-    Several may run at once. A thread of its own shows them, because tracing keeps the caller busy.
+    Several may run at once. A separate thread shows them, because tracing keeps the caller busy.
     """
 
     def __init__(self) -> None:
